@@ -1,0 +1,1 @@
+"""Builds GPU deep-learning images from one matrix; see README.md and docs/architecture.md."""

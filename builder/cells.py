@@ -1,0 +1,197 @@
+"""Cells: the points of the matrix, their ids, components, and how people select them. Pure."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from builder.errors import MatrixError, UsageError
+from builder.matrix import Matrix, nearest
+
+MAX_CELLS = 50_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One point of the matrix. `line` is what people ask for (2.9), `release` what they get (2.9.1)."""
+
+    framework: str
+    short: str
+    line: str
+    release: str
+    cuda: str
+    python: str
+    variant: str
+
+    @property
+    def id(self) -> str:
+        """`pt-2.9-cu128-py311-jupyter`; the plain variant has no suffix."""
+        return f"{self.group}{self.suffix}"
+
+    @property
+    def group(self) -> str:
+        """The id without variant: cells of one group share every wheel that both have."""
+        return f"{self.short}-{self.line}-{self.cuda_tag}-{self.python_tag}"
+
+    @property
+    def suffix(self) -> str:
+        return "" if self.variant == "plain" else f"-{self.variant}"
+
+    @property
+    def cuda_tag(self) -> str:
+        return "cu" + self.cuda.replace(".", "")
+
+    @property
+    def python_tag(self) -> str:
+        return "py" + self.python.replace(".", "")
+
+
+def expand(matrix: Matrix) -> tuple[Cell, ...]:
+    """All cells, in a stable order; raises MatrixError for exclusions and inclusions that do nothing."""
+    product = _product(matrix)
+    known = {cell.id: cell for cell in product}
+    if len(known) != len(product):
+        twice = Counter(cell.id for cell in product).most_common(1)[0][0]
+        raise MatrixError(f"two cells have the id {twice}: two versions differ only by their dots")
+    for number, inclusion in enumerate(matrix.include):
+        where = matrix.where("include", number, "cell")
+        cell = parse(matrix, inclusion.cell, where)
+        if cell.id in known:
+            raise MatrixError(f"{where}: {cell.id} is in the matrix already; delete the entry")
+        known[cell.id] = cell
+    for number, exclusion in enumerate(matrix.exclude):
+        hits = match(exclusion.cells, known)
+        if not hits:
+            where = matrix.where("exclude", number, "cells")
+            raise MatrixError(f"{where}: {exclusion.cells!r} matches no cell; delete it or mend the pattern")
+        for hit in hits:
+            del known[hit]
+    if not known:
+        raise MatrixError("every cell is excluded; there is nothing to build")
+    return tuple(sorted(known.values(), key=_order(matrix)))
+
+
+def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
+    """The cell's components, each after all that it needs: the framework's first, then the variant's."""
+    ordered: list[str] = []
+
+    def add(name: str) -> None:
+        if name in ordered:
+            return
+        for need in matrix.components[name].needs:
+            add(need)
+        ordered.append(name)
+
+    for name in (cell.framework, *matrix.variants[cell.variant]):
+        add(name)
+    return tuple(ordered)
+
+
+def match(pattern: str, ids: Iterable[str]) -> list[str]:
+    """The ids that a shell pattern with braces matches."""
+    alternatives = _braces(pattern)
+    return [id_ for id_ in ids if any(fnmatch.fnmatchcase(id_, one) for one in alternatives)]
+
+
+def select(matrix: Matrix, cells: Sequence[Cell], wanted: Sequence[str]) -> tuple[Cell, ...]:
+    """Cells named by ids, patterns or sets (default: the set `default`, else all); raises UsageError if none."""
+    by_id = {cell.id: cell for cell in cells}
+    chosen: set[str] = set()
+    for want in wanted or (("default",) if "default" in matrix.sets else ("*",)):
+        patterns = matrix.sets.get(want, [want])
+        hits = [hit for pattern in patterns for hit in match(pattern, by_id)]
+        if not hits:
+            for exclusion in matrix.exclude:
+                if fnmatch.fnmatchcase(want, exclusion.cells):
+                    raise UsageError(f"{want} is excluded: {exclusion.reason}")
+            raise UsageError(
+                f"no cell matches {want!r}{nearest(want, [*matrix.sets, *by_id])}",
+                hint="`builder plan all` lists every cell.",
+            )
+        chosen.update(hits)
+    return tuple(cell for cell in cells if cell.id in chosen)
+
+
+def parse(matrix: Matrix, cell_id: str, where: str) -> Cell:
+    """A cell from its id, in or outside the product; raises MatrixError naming the part that is unknown."""
+    found = re.fullmatch(r"([a-z]+)-([0-9.]+)-(cu[0-9]+)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", cell_id, re.ASCII)
+    if not found:
+        raise MatrixError(f"{where}: {cell_id!r} is not a cell id; one looks like pt-2.9-cu128-py311-jupyter")
+    short, line, cuda_tag, python_tag, variant = found.groups()
+    frameworks = {framework.short: (name, framework) for name, framework in matrix.frameworks.items()}
+    if short not in frameworks:
+        raise MatrixError(f"{where}: {cell_id}: no framework is called {short!r}{nearest(short, frameworks)}")
+    name, framework = frameworks[short]
+    if line not in framework.versions:
+        raise MatrixError(f"{where}: {cell_id}: {name} has no version {line!r}{nearest(line, framework.versions)}")
+    cudas = {"cu" + version.replace(".", ""): version for version in matrix.cuda}
+    pythons = {"py" + version.replace(".", ""): version for version in matrix.python}
+    for tag, tags, what in ((cuda_tag, cudas, "CUDA"), (python_tag, pythons, "Python")):
+        if tag not in tags:
+            raise MatrixError(f"{where}: {cell_id}: the matrix has no {what} {tag!r}{nearest(tag, tags)}")
+    variant = variant or "plain"
+    if variant not in matrix.variants:
+        raise MatrixError(f"{where}: {cell_id}: no variant {variant!r}{nearest(variant, matrix.variants)}")
+    return Cell(
+        framework=name,
+        short=short,
+        line=line,
+        release=framework.versions[line].release,
+        cuda=cudas[cuda_tag],
+        python=pythons[python_tag],
+        variant=variant,
+    )
+
+
+def _product(matrix: Matrix) -> list[Cell]:
+    total = sum(
+        len(entry.cuda) * len(entry.python) * len(matrix.variants)
+        for framework in matrix.frameworks.values()
+        for entry in framework.versions.values()
+    )
+    if total > MAX_CELLS:
+        raise MatrixError(f"the matrix has {total} cells; at most {MAX_CELLS} make sense", hint="Shorten an axis.")
+    return [
+        Cell(
+            framework=name,
+            short=framework.short,
+            line=line,
+            release=entry.release,
+            cuda=cuda,
+            python=python,
+            variant=variant,
+        )
+        for name, framework in matrix.frameworks.items()
+        for line, entry in framework.versions.items()
+        for cuda in entry.cuda
+        for python in entry.python
+        for variant in matrix.variants
+    ]
+
+
+_Order = tuple[int, Version, Version, Version, int]
+
+
+def _order(matrix: Matrix) -> Callable[[Cell], _Order]:
+    """Frameworks and variants as the matrix lists them, versions as versions (12.10 after 12.9)."""
+    frameworks, variants = list(matrix.frameworks), list(matrix.variants)
+
+    def key(cell: Cell) -> _Order:
+        versions = (Version(cell.line), Version(cell.cuda), Version(cell.python))
+        return (frameworks.index(cell.framework), *versions, variants.index(cell.variant))
+
+    return key
+
+
+def _braces(pattern: str) -> list[str]:
+    """`a{b,c}` to `ab`, `ac`; one level, as in cibuildwheel's selectors."""
+    found = re.search(r"\{([^{}]*)\}", pattern)
+    if not found:
+        return [pattern]
+    head, tail = pattern[: found.start()], pattern[found.end() :]
+    return [result for option in found[1].split(",") for result in _braces(head + option + tail)]

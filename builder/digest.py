@@ -1,0 +1,36 @@
+"""Digests of inputs: one canonical form, so that the same inputs give the same digest everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+
+def of_bytes(blob: bytes) -> str:
+    """`sha256:<hex>` of bytes."""
+    return "sha256:" + hashlib.sha256(blob).hexdigest()
+
+
+def of_data(data: Any) -> str:
+    """`sha256:<hex>` of JSON data, keys sorted, no spaces."""
+    return of_bytes(json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode())
+
+
+def of_tree(root: Path, folder: Path) -> dict[str, str]:
+    """Path relative to `root` -> digest, for every file below `folder`; a file's execute bit is part of it."""
+    if folder.is_file():
+        return {folder.relative_to(root).as_posix(): _of_file(folder)}
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(root).as_posix(): _of_file(path) for path in files}
+
+
+def _of_file(path: Path) -> str:
+    executable = "x" if path.stat().st_mode & 0o100 else "-"
+    return of_data([executable, hashlib.sha256(path.read_bytes()).hexdigest()])
+
+
+def short(digest: str) -> str:
+    """The first twelve hex digits, as Docker shows them."""
+    return digest.removeprefix("sha256:")[:12]

@@ -1,0 +1,278 @@
+"""Docker Engine, behind one thin interface. All of docker-py and of the Engine's API is in this file.
+
+Every failure of the engine itself (not there, went away, out of disk) becomes an EngineError or a DiskError, so
+that it is never taken for a fault of an image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.models.containers import Container
+from docker.types import DeviceRequest
+
+from builder.errors import DiskError, EngineError
+from builder.reference import ImageRef
+
+LABEL = "gpu-images"
+RUN_LABEL = f"{LABEL}.run"  # on containers that tests started; its value is the checkout
+SILENCE_S = 3600  # a build step may download gigabytes without a word
+CALL_S = 120
+SOCKET = "unix:///var/run/docker.sock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """`store` is overlay2 (image id = config digest) or containerd (image id = manifest digest)."""
+
+    version: str
+    store: str
+    root: str
+    buildkit: bool
+    runtimes: tuple[str, ...]
+    architecture: str
+    cpus: int
+    memory: int
+    is_local: bool
+
+    @property
+    def has_nvidia(self) -> bool:
+        return "nvidia" in self.runtimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageInfo:
+    """An image that the engine has. `created` is RFC 3339; `size` in bytes, unpacked."""
+
+    id: str
+    labels: Mapping[str, str]
+    tags: tuple[str, ...]
+    size: int
+    created: str
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Turns docker-py's errors into ours; `doing` says what was attempted."""
+    try:
+        yield
+    except (DockerException, requests.RequestException, ConnectionError) as error:
+        raise explain(doing, error) from error
+
+
+def explain(doing: str, error: Exception) -> EngineError | DiskError:
+    """Our error for one of docker-py's, or for a message in a stream."""
+    told = str(getattr(error, "explanation", None) or error)
+    if is_disk_full(told):
+        return DiskError(f"{doing}: the disk of Docker Engine is full", hint=FREE_DISK)
+    if isinstance(error, APIError) and error.status_code is not None:
+        return EngineError(f"{doing}: {told}")
+    return EngineError(
+        f"{doing}: Docker Engine does not answer, or went away: {told.splitlines()[0] if told else error!r}",
+        hint="`builder engine` finds or starts one; then run the same command again: it goes on where it stopped.",
+    )
+
+
+FREE_DISK = "Free some: `builder clean`, `docker system df`, `docker builder prune`."
+
+
+def is_disk_full(text: str) -> bool:
+    return "no space left on device" in text.lower() or "disk quota exceeded" in text.lower()
+
+
+class Engine:
+    """One Docker Engine: the one that DOCKER_HOST names, else the local socket."""
+
+    def __init__(self, client: docker.DockerClient) -> None:
+        self._client = client
+
+    @classmethod
+    def connect(cls) -> Engine:
+        """Raises EngineError if none answers."""
+        try:
+            client = docker.from_env(timeout=CALL_S)
+            client.ping()
+        except (DockerException, requests.RequestException) as error:
+            raise EngineError(
+                f"no Docker Engine answers at {os.environ.get('DOCKER_HOST', SOCKET)}",
+                hint="`builder engine` finds one, or installs and starts one.",
+            ) from error
+        return cls(client)
+
+    def info(self) -> EngineInfo:
+        with translated("asking Docker Engine about itself"):
+            info = self._client.info()
+            version = self._client.version()
+        containerd = any("containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or [])
+        numbers = tuple(int(part) for part in version["ApiVersion"].split("."))
+        host = os.environ.get("DOCKER_HOST", SOCKET)
+        return EngineInfo(
+            version=version["Version"],
+            store="containerd" if containerd else info["Driver"],
+            root=info["DockerRootDir"],
+            buildkit=numbers >= (1, 39),  # POST /build?version=2 came with 18.09
+            runtimes=tuple(sorted(info.get("Runtimes") or {})),
+            architecture=info["Architecture"],
+            cpus=info["NCPU"],
+            memory=info["MemTotal"],
+            is_local=host.startswith("unix://") and Path(info["DockerRootDir"]).is_dir(),
+        )
+
+    def build(
+        self,
+        context: bytes,
+        *,
+        dockerfile: str,
+        arguments: Mapping[str, str],
+        labels: Mapping[str, str],
+        network: str = "",
+        target: str = "",
+    ) -> Iterator[dict[str, Any]]:
+        """BuildKit's messages, as they come. No session is opened, so no secret can be asked for.
+
+        Source: Docker Engine API, POST /build with version=2; docker-py's own `build` has no such parameter.
+        Closing the iterator, or the end of this process, cancels the build.
+        """
+        params = {
+            "version": "2",
+            "dockerfile": dockerfile,
+            "buildargs": json.dumps(dict(arguments)),
+            "labels": json.dumps(dict(labels)),
+            "rm": "1",
+        }
+        params |= {name: value for name, value in (("networkmode", network), ("target", target)) if value}
+        api: Any = self._client.api  # its private helpers are the only way to this call
+        with translated("building"):
+            response = api._post(
+                api._url("/build"),
+                data=context,
+                params=params,
+                headers={"Content-Type": "application/x-tar"},
+                stream=True,
+                timeout=SILENCE_S,
+            )
+            api._raise_for_status(response)
+            try:
+                yield from api._stream_helper(response, decode=True)
+            finally:
+                response.close()
+
+    def pull(self, reference: str) -> None:
+        """Raises EngineError, also for an error inside the stream of a 200 answer."""
+        with translated(f"pulling {reference}"):
+            name = ImageRef.parse(reference)
+            for message in self._client.api.pull(name.name, tag=name.digest or name.tag, stream=True, decode=True):
+                if "error" in message:
+                    raise EngineError(f"pulling {reference}: {message['error']}")
+
+    def has_remote(self, reference: str) -> bool:
+        """Whether the registry of an image answers the engine, and has it."""
+        try:
+            api: Any = self._client.api
+            api.inspect_distribution(reference)
+        except (DockerException, requests.RequestException):
+            return False
+        return True
+
+    def import_tar(self, path: Path, reference: ImageRef) -> str:
+        """A root file system as an image; returns its id."""
+        with translated(f"importing {reference}"), path.open("rb") as stream:
+            answer = self._client.api.import_image_from_data(stream, repository=reference.name, tag=reference.tag)
+        lines = [json.loads(line) for line in answer.splitlines() if line.strip()]
+        for line in lines:
+            if "error" in line:
+                raise explain(f"importing {reference}", DockerException(line["error"]))
+        return str(lines[-1]["status"])
+
+    def image(self, reference: str) -> ImageInfo | None:
+        with translated(f"looking for image {reference}"):
+            try:
+                found = self._client.images.get(reference)
+            except ImageNotFound:
+                return None
+        return _image_info(found.attrs)
+
+    def images(self, label: str) -> list[ImageInfo]:
+        """All images with this label (`key` or `key=value`), untagged ones too, newest first."""
+        with translated("listing images"):
+            found = self._client.api.images(filters={"label": label}, all=False)
+            infos = [self.image(entry["Id"]) for entry in found]
+        return sorted((info for info in infos if info), key=lambda info: info.created, reverse=True)
+
+    def tag(self, image_id: str, reference: ImageRef) -> None:
+        with translated(f"tagging {reference}"):
+            self._client.api.tag(image_id, reference.name, reference.tag, force=True)
+
+    def remove_image(self, reference: str) -> bool:
+        """False if a container or a tag still needs it."""
+        with translated(f"removing {reference}"):
+            try:
+                self._client.api.remove_image(reference)
+            except APIError as error:
+                if error.status_code == 409:
+                    return False
+                if error.status_code != 404:
+                    raise
+        return True
+
+    def prune_cache(self) -> int:
+        """Empties BuildKit's cache; returns the bytes freed."""
+        with translated("emptying the build cache"):
+            api: Any = self._client.api
+            answer = api._result(api._post(api._url("/build/prune"), params={"all": "1"}, timeout=SILENCE_S), True)
+        return int(answer.get("SpaceReclaimed") or 0)
+
+    def start(
+        self,
+        image: str,
+        *,
+        checkout: str,
+        command: Sequence[str] | None = None,
+        ports: Sequence[int] = (),
+        gpus: bool = False,
+        **options: Any,
+    ) -> Container:
+        """A container of `image`, labelled so that `sweep` finds it; ports are published on loopback only."""
+        requests_ = [DeviceRequest(count=-1, capabilities=[["gpu"]])] if gpus else None
+        with translated(f"starting {image}"):
+            containers: Any = self._client.containers
+            started: Container = containers.run(
+                image,
+                list(command) if command else None,
+                detach=True,
+                labels={RUN_LABEL: checkout},
+                ports={f"{port}/tcp": ("127.0.0.1", None) for port in ports},
+                device_requests=requests_,
+                **options,
+            )
+            return started
+
+    def sweep(self, checkout: str) -> int:
+        """Removes containers that an earlier, killed run of this checkout left; returns how many."""
+        with translated("removing containers of an earlier run"):
+            found = self._client.containers.list(all=True, filters={"label": f"{RUN_LABEL}={checkout}"})
+            for container in found:
+                try:
+                    container.remove(force=True, v=True)
+                except NotFound:
+                    continue
+        return len(found)
+
+
+def _image_info(attributes: Mapping[str, Any]) -> ImageInfo:
+    return ImageInfo(
+        id=attributes["Id"],
+        labels=attributes.get("Config", {}).get("Labels") or {},
+        tags=tuple(attributes.get("RepoTags") or ()),
+        size=attributes["Size"],
+        created=attributes.get("Created", ""),
+    )

@@ -1,0 +1,51 @@
+"""Test results of one image, kept by its id: what may be tagged, and what was never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from builder import atomic, digest
+
+SUITES = ("tests/images", "tests/gpu")
+
+
+class Evidence(BaseModel):
+    """`suite` is the digest of the tests that ran; `gpu` is never a pass where no GPU was."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    image_id: str
+    cell: str
+    plan: str
+    suite: str
+    passed: tuple[str, ...]
+    failed: tuple[str, ...]
+    gpu: Literal["passed", "failed", "not run"]
+
+    @property
+    def is_pass(self) -> bool:
+        return bool(self.passed) and not self.failed and self.gpu != "failed"
+
+
+def path(state: Path, image_id: str) -> Path:
+    return state / "evidence" / f"{image_id.replace(':', '-')}.json"
+
+
+def write(state: Path, evidence: Evidence) -> None:
+    atomic.write_text(path(state, evidence.image_id), evidence.model_dump_json(indent=1) + "\n")
+
+
+def read(state: Path, image_id: str) -> Evidence | None:
+    """None if there is none, or none that can be read: the tests are then run again."""
+    try:
+        return Evidence.model_validate_json(path(state, image_id).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+
+
+def suite_digest(root: Path) -> str:
+    """Digest of every file of the image tests: other tests, other evidence."""
+    return digest.of_data([digest.of_tree(root, root / suite) for suite in SUITES])

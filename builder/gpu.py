@@ -1,0 +1,44 @@
+"""GPUs of this machine, by NVML. No NVIDIA driver is a normal state, not an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pynvml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """`memory` in bytes."""
+
+    name: str
+    memory: int
+
+
+def read() -> tuple[str, tuple[Gpu, ...]]:
+    """Driver version and GPUs; an empty version where no driver is."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return "", ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        gpus = tuple(
+            Gpu(
+                name=_text(pynvml.nvmlDeviceGetName(handle)),
+                memory=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+            )
+            for handle in handles
+        )
+        return _text(pynvml.nvmlSystemGetDriverVersion()), gpus
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def count() -> int:
+    return len(read()[1])
+
+
+def _text(value: str | bytes) -> str:
+    """NVML's Python binding gave bytes in some releases."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,165 @@
+"""Runs an image's tests: for each of its components the file tests/images/test_<component>.py, in one pytest process.
+
+A failed, skipped or missing test is not a pass. GPU tests (tests/gpu) run where the engine can hand a GPU to a
+container; elsewhere the evidence says `not run`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from shutil import which
+from typing import Literal
+
+from builder import evidence, gpu
+from builder.engine import Engine
+from builder.errors import EngineError, ImageTestError
+from builder.evidence import Evidence
+from builder.plan import PlannedImage
+from builder.project import Project
+from builder.view import View
+
+TIMEOUT_S = 1800
+
+
+class Tester:
+    """Tests images of one project; `stop` ends what runs, from another thread."""
+
+    def __init__(self, engine: Engine, project: Project, view: View) -> None:
+        self._project = project
+        self._view = view
+        self._gpus = gpu.count() if engine.info().has_nvidia else 0
+        self._suite = evidence.suite_digest(project.root)
+        self._children: set[subprocess.Popen[str]] = set()
+        self._lock = threading.Lock()
+
+    def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
+        """Earlier evidence, if it is for this image, by today's tests, on no less hardware."""
+        found = evidence.read(self._project.state, image_id)
+        if found is None or found.suite != self._suite or found.plan != image.digest:
+            return None
+        if found.gpu == "not run" and self._gpus and self._gpu_files(image):
+            return None
+        return found
+
+    def test(self, image: PlannedImage, image_id: str) -> Evidence:
+        """Runs the tests and keeps the evidence; raises ImageTestError unless every one passed."""
+        if not which("docker"):
+            raise EngineError(
+                "the image tests need the `docker` command",
+                hint="On Debian or Ubuntu: apt-get install docker-cli",
+            )
+        self._view.begin(image.id, "testing")
+        files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
+        if missing := [path.name for path in files if not path.is_file()]:
+            raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
+        passed, failed, log = self._run(image, image_id, files, "test")
+        state: Literal["passed", "failed", "not run"] = "not run"
+        if self._gpus and (gpu_files := self._gpu_files(image)):
+            gpu_passed, gpu_failed, log = self._run(image, image_id, gpu_files, "gpu")
+            state = "passed" if gpu_passed and not gpu_failed else "failed"
+            passed, failed = passed + gpu_passed, failed + gpu_failed
+        result = Evidence(
+            image_id=image_id,
+            cell=image.id,
+            plan=image.digest,
+            suite=self._suite,
+            passed=tuple(passed),
+            failed=tuple(failed),
+            gpu=state,
+        )
+        evidence.write(self._project.state, result)
+        if not result.is_pass:
+            shown = "\n".join(f"  {name}" for name in failed[:12]) or "  no test was collected"
+            raise ImageTestError(
+                f"{image.id}: {len(failed)} of {len(passed) + len(failed)} tests failed\n{shown}",
+                hint=f"Whole log: {log.relative_to(self._project.root)}   "
+                f"Look inside: docker run --rm -it {image_id[7:19]} bash",
+            )
+        return result
+
+    def stop(self) -> None:
+        with self._lock:
+            for child in self._children:
+                child.kill()
+
+    def _gpu_files(self, image: PlannedImage) -> list[Path]:
+        files = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
+        return [path for path in files if path.is_file()]
+
+    def _run(
+        self, image: PlannedImage, image_id: str, files: list[Path], kind: str
+    ) -> tuple[list[str], list[str], Path]:
+        """Names of tests that passed and of those that did not; the log."""
+        log_path = self._project.logs / f"{image.id}.{kind}.log"
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="builder-test-") as scratch:
+            subject, report = Path(scratch) / "image.json", Path(scratch) / "report.jsonl"
+            subject.write_text(json.dumps(describe(image, image_id, str(self._project.root))), encoding="utf-8")
+            command = [
+                sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir",
+                str(self._project.root), f"--basetemp={scratch}/pytest", *(str(path) for path in files),
+            ]  # fmt: skip
+            environment = {**os.environ, "IMAGE_TEST_SUBJECT": str(subject), "IMAGE_TEST_REPORT": str(report)}
+            with log_path.open("w", encoding="utf-8") as log:
+                child = subprocess.Popen(
+                    command, cwd=self._project.root, env=environment, text=True,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                )  # fmt: skip
+                with self._lock:
+                    self._children.add(child)
+                timer = threading.Timer(TIMEOUT_S, child.kill)
+                timer.start()
+                try:
+                    assert child.stdout is not None
+                    for line in child.stdout:
+                        log.write(line)
+                        if "::" in line and self._view.is_live:
+                            self._view.note(image.id, line.split("::", 1)[1].strip())
+                    status = child.wait()
+                finally:
+                    timer.cancel()
+                    child.kill()
+                    with self._lock:
+                        self._children.discard(child)
+            return (*outcome(report, status), log_path)
+
+
+def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, object]:
+    """What the tests are told of their subject."""
+    return {
+        "image_id": image_id,
+        "checkout": checkout,
+        "cell": asdict(image.cell),
+        "id": image.id,
+        "plan": image.digest,
+        "lock": image.lock,
+        "components": list(image.components),
+        "references": list(image.references),
+        "requirements": image.requirements,
+        "wheels": {wheel.name: wheel.version for wheel in image.wheels},
+        "cuda_wheels": [wheel.name for wheel in image.wheels if wheel.component == "cuda"],
+    }
+
+
+def outcome(report: Path, status: int) -> tuple[list[str], list[str]]:
+    """Passed and not passed tests from the report that tests/images/conftest.py writes, one JSON line each.
+
+    A test run that ended badly without naming a failed test (killed, collection error) is itself a failure.
+    """
+    results: dict[str, bool] = {}
+    if report.exists():
+        for line in report.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            results[entry["test"]] = results.get(entry["test"], True) and entry["outcome"] == "passed"
+    passed = [name for name, good in results.items() if good]
+    failed = [name for name, good in results.items() if not good]
+    if status != 0 and not failed:
+        failed.append(f"the test run itself (pytest ended with status {status})")
+    return passed, failed

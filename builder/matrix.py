@@ -1,0 +1,292 @@
+"""matrix.yaml as typed models: what exists, checked for shape and for references between its parts.
+
+Values that end up in a Dockerfile, a shell or a path are confined by the patterns here, so that nothing
+further down has to quote or distrust them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from builder import strict_yaml
+from builder.errors import MatrixError
+from builder.reference import ImageRef
+
+
+def _matches(pattern: str, expected: str) -> Callable[[str], str]:
+    compiled = re.compile(pattern, re.ASCII)  # fullmatch and ASCII: `$` admits a newline, `\d` other digits
+
+    def check(value: str) -> str:
+        if not compiled.fullmatch(value):
+            raise ValueError(f"expected {expected}")
+        return value
+
+    return check
+
+
+def _requirement(value: str) -> str:
+    try:
+        requirement = Requirement(value)
+    except InvalidRequirement as error:
+        raise ValueError("expected a Python requirement such as torchvision>=0.24") from error
+    if requirement.url:
+        raise ValueError("expected a requirement without an address: wheels come from the index by name")
+    if not re.fullmatch(r"[A-Za-z0-9 ._,<>=!~;()\[\]'\"+*-]+", value, re.ASCII):
+        raise ValueError("expected a requirement on one line, in plain characters")
+    return value
+
+
+def _pinned(value: str) -> str:
+    if not ImageRef.parse(value).digest:
+        raise ValueError("expected an image pinned by digest: name:tag@sha256:...")
+    return value
+
+
+def _registry(value: str) -> str:
+    if value:
+        ImageRef(registry=value, repository="x")
+    return value
+
+
+def _namespace(value: str) -> str:
+    ImageRef(repository=value)
+    return value
+
+
+Name = Annotated[str, AfterValidator(_matches(r"[a-z][a-z0-9]{0,23}", "a short name of lower-case letters and digits"))]
+Short = Annotated[str, AfterValidator(_matches(r"[a-z]{1,8}", "one to eight lower-case letters"))]
+Line = Annotated[str, AfterValidator(_matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", 'a version such as "2.9"'))]
+Minor = Annotated[str, AfterValidator(_matches(r"[0-9]{1,2}\.[0-9]{1,2}", 'a version of two numbers such as "3.11"'))]
+Release = Annotated[str, AfterValidator(_matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 'a full version such as "2.9.1"'))]
+AptPackage = Annotated[str, AfterValidator(_matches(r"[a-z0-9][a-z0-9+.-]{1,60}", "the name of a Debian package"))]
+PackageName = Annotated[str, AfterValidator(_requirement)]
+Word = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters"))]
+EnvName = Annotated[str, AfterValidator(_matches(r"[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS"))]
+Pattern = Annotated[str, AfterValidator(_matches(r"[a-z0-9.*?\[\]!{},-]{1,200}", "a pattern of cell ids"))]
+Reason = Annotated[str, AfterValidator(_matches(r"[^\x00-\x1f\x7f]{10,300}", "a reason of one line"))]
+PinnedImage = Annotated[str, AfterValidator(_pinned)]
+Registry = Annotated[str, AfterValidator(_registry)]
+Namespace = Annotated[str, AfterValidator(_namespace)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Debian(_Model):
+    image: PinnedImage
+    glibc: Minor
+
+
+class Python(_Model):
+    debian: Name
+
+
+class Cuda(_Model):
+    driver: Release
+
+
+class FrameworkVersion(_Model):
+    release: Release
+    cuda: list[Minor] = Field(min_length=1)
+    python: list[Minor] = Field(min_length=1)
+    packages: list[PackageName] = []
+
+
+class Framework(_Model):
+    short: Short
+    image: Annotated[str, AfterValidator(_matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda"))]
+    package: PackageName
+    versions: dict[Line, FrameworkVersion] = Field(min_length=1)
+
+
+class Component(_Model):
+    needs: list[Name] = []
+    apt: list[AptPackage] = []
+    packages: list[PackageName] = []
+    env: dict[EnvName, Word] = {}
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    command: list[Word] = []
+    healthcheck: list[Word] = []
+
+
+class Exclusion(_Model):
+    cells: Pattern
+    reason: Reason
+
+
+class Inclusion(_Model):
+    cell: Pattern
+    reason: Reason
+
+
+class Matrix(_Model):
+    """The whole of matrix.yaml; `where` gives the place of a part of it, for errors."""
+
+    _located: strict_yaml.Located = PrivateAttr()
+
+    registry: Registry
+    namespace: Namespace
+    debian: dict[Name, Debian] = Field(min_length=1)
+    python: dict[Minor, Python] = Field(min_length=1)
+    cuda: dict[Minor, Cuda] = Field(min_length=1)
+    frameworks: dict[Name, Framework] = Field(min_length=1)
+    components: dict[Name, Component] = Field(min_length=1)
+    variants: dict[Name, list[Name]] = Field(min_length=1)
+    exclude: list[Exclusion] = []
+    include: list[Inclusion] = []
+    sets: dict[Name, list[Pattern]] = {}
+
+    def where(self, *path: str | int) -> str:
+        """`matrix.yaml:line:column` of the part at `path`."""
+        return self._located.where(path)
+
+
+def load(path: Path) -> Matrix:
+    """Reads and checks a matrix; raises one MatrixError that lists every fault with its place."""
+    return check(strict_yaml.load(path))
+
+
+def check(located: strict_yaml.Located) -> Matrix:
+    """Located YAML to a Matrix; raises MatrixError."""
+    if not isinstance(located.data, dict):
+        raise MatrixError(f"{located.name}:1:1: expected `key: value` lines, found {_describe(located.data)}")
+    try:
+        matrix = Matrix.model_validate(located.data)
+    except ValidationError as error:
+        faults = [_explain(dict(item), located) for item in error.errors(include_url=False)]
+        raise MatrixError("\n".join(dict.fromkeys(faults))) from None
+    matrix._located = located
+    if faults := list(_references(matrix, located)):
+        raise MatrixError("\n".join(faults))
+    return matrix
+
+
+def nearest(word: str, known: typing.Iterable[str]) -> str:
+    """`; did you mean ...?` for the nearest known name, or the list of them when few are known."""
+    names = [str(name) for name in known]
+    if close := difflib.get_close_matches(word, names, n=1, cutoff=0.5):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(names)}" if 0 < len(names) <= 12 else ""
+
+
+def _explain(item: dict[str, Any], located: strict_yaml.Located) -> str:
+    loc = tuple(item["loc"])
+    is_key = loc[-1:] == ("[key]",)
+    path = loc[:-1] if is_key else loc
+    label = ".".join(str(part) for part in path)
+    kind = item["type"]
+    if kind == "missing":
+        return f"{located.where(path[:-1])}: {label}: missing"
+    if kind == "extra_forbidden":
+        return f"{located.where(path, key=True)}: {label}: unknown key{nearest(str(path[-1]), _keys(path[:-1]))}"
+    where = located.where(path, key=is_key)
+    typed = located.raw.get(path, "")
+    if kind == "string_type" and typed:
+        return f'{where}: {label}: {typed} is read as {_describe(item["input"])}; quote it: "{typed}"'
+    if kind == "value_error":
+        return f"{where}: {label}: {item['input']!r}: {item['ctx']['error']}"
+    return f"{where}: {label}: {item['msg'][:1].lower()}{item['msg'][1:]}, found {_describe(item['input'])}"
+
+
+def _keys(path: strict_yaml.Key) -> list[str]:
+    """The keys that the model at `path` knows."""
+    current: Any = Matrix
+    for part in path:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            field = current.model_fields.get(str(part))
+            current = field.annotation if field else None
+        else:
+            arguments = typing.get_args(current)
+            current = arguments[-1] if arguments else None
+        if isinstance(current, types.UnionType):
+            current = typing.get_args(current)[0]
+    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+
+
+def _describe(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return f"the truth value {str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:57] + "...")
+    return {"dict": "a mapping", "list": "a list"}.get(type(value).__name__, f"a {type(value).__name__}")
+
+
+def _references(matrix: Matrix, located: strict_yaml.Located) -> typing.Iterator[str]:
+    """Faults between parts: names that name nothing, cycles, names used twice."""
+
+    def unknown(path: strict_yaml.Key, value: str, known: typing.Iterable[str], what: str) -> str:
+        label = ".".join(str(part) for part in path)
+        return f"{located.where(path)}: {label}: no {what} {value!r}{nearest(value, known)}"
+
+    for version, python in matrix.python.items():
+        if python.debian not in matrix.debian:
+            yield unknown(("python", version, "debian"), python.debian, matrix.debian, "Debian release")
+    for name, framework in matrix.frameworks.items():
+        if name not in matrix.components:
+            yield unknown(("frameworks", name), name, matrix.components, "component")
+        for line, entry in framework.versions.items():
+            for axis, known in (("cuda", matrix.cuda), ("python", matrix.python)):
+                values: list[str] = getattr(entry, axis)
+                for index, value in enumerate(values):
+                    path: strict_yaml.Key = ("frameworks", name, "versions", line, axis, index)
+                    if value not in known:
+                        yield unknown(path, value, known, f"{axis} version")
+                    elif value in values[:index]:
+                        yield f"{located.where(path)}: {value} stands twice"
+    for field in ("short", "image"):
+        seen: dict[str, str] = {}
+        for name, framework in matrix.frameworks.items():
+            value = getattr(framework, field)
+            if value in seen:
+                where = located.where(("frameworks", name, field))
+                yield f"{where}: {field} {value!r} is also that of {seen[value]}; tags and ids would collide"
+            seen[value] = name
+    for name, component in matrix.components.items():
+        for index, need in enumerate(component.needs):
+            if need not in matrix.components:
+                yield unknown(("components", name, "needs", index), need, matrix.components, "component")
+    for name, members in matrix.variants.items():
+        for index, member in enumerate(members):
+            if member not in matrix.components:
+                yield unknown(("variants", name, index), member, matrix.components, "component")
+    if "plain" not in matrix.variants:
+        yield f"{located.where(('variants',))}: variants: 'plain' is missing; it is the image without additions"
+    yield from _cycles(matrix, located)
+
+
+def _cycles(matrix: Matrix, located: strict_yaml.Located) -> typing.Iterator[str]:
+    done: set[str] = set()
+    for start in matrix.components:
+        trail: list[str] = []
+        current: str | None = start
+        # Follow first unfinished needs; a repeat on the trail is a cycle.
+        stack = [iter([start])]
+        while stack:
+            current = next(stack[-1], None)
+            if current is None:
+                stack.pop()
+                if trail:
+                    done.add(trail.pop())
+                continue
+            if current in trail:
+                chain = " -> ".join([*trail[trail.index(current) :], current])
+                yield f"{located.where(('components', current))}: components need each other in a circle: {chain}"
+                return
+            if current in done or current not in matrix.components:
+                continue
+            trail.append(current)
+            stack.append(iter(matrix.components[current].needs))

@@ -1,0 +1,55 @@
+"""A checkout: where its files are, its matrix and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from builder import cells, matrix
+from builder.cells import Cell
+from builder.errors import UsageError
+from builder.matrix import Matrix
+
+
+@dataclass(frozen=True)
+class Project:
+    """All paths below one root; `state` is what this machine knows, never committed."""
+
+    root: Path
+
+    @classmethod
+    def find(cls, start: Path) -> Project:
+        """The project at or above `start`; raises UsageError."""
+        for folder in (start, *start.parents):
+            if (folder / "matrix.yaml").is_file():
+                return cls(folder)
+        raise UsageError(f"no matrix.yaml in {start} or above it", hint="Run this inside a checkout, or give --root.")
+
+    @property
+    def state(self) -> Path:
+        return self.root / ".builder"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @cached_property
+    def matrix(self) -> Matrix:
+        return matrix.load(self.root / "matrix.yaml")
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        return cells.expand(self.matrix)
+
+    @cached_property
+    def groups(self) -> dict[str, list[Cell]]:
+        """Cells by group, in order."""
+        result: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            result.setdefault(cell.group, []).append(cell)
+        return result
+
+    def select(self, wanted: Sequence[str]) -> tuple[Cell, ...]:
+        return cells.select(self.matrix, self.cells, wanted)

@@ -1,0 +1,37 @@
+"""Compiles the modules of this Python's site-packages that have no bytecode yet.
+
+Only those, because rewriting a file of a lower layer would store it again. Unchecked-hash files (PEP 552) hold no
+time stamp, so the same sources give the same bytes, and Python reads them without looking at the source.
+Files that are not valid for this Python (templates, tests of syntax errors) are left alone, as pip does.
+"""
+
+import importlib.util
+import py_compile
+import sys
+import sysconfig
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+
+def compile_one(path: str) -> int:
+    """1 if the file was compiled, 0 if it is not valid Python for this version."""
+    try:
+        py_compile.compile(path, doraise=True, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    except (py_compile.PyCompileError, UnicodeDecodeError, RecursionError):
+        return 0
+    return 1
+
+
+def main() -> int:
+    site = Path(sysconfig.get_path("purelib"))
+    # `nvidia` is a link to /opt/nvidia, which no Python owns; rglob does not follow it.
+    sources = [path for path in site.rglob("*.py") if path.is_file()]
+    missing = [str(path) for path in sources if not Path(importlib.util.cache_from_source(str(path))).exists()]
+    with ProcessPoolExecutor() as pool:
+        compiled = sum(pool.map(compile_one, sorted(missing), chunksize=32))
+    print(f"compiled {compiled} of {len(missing)} modules")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
