@@ -5,6 +5,7 @@ Everything goes to standard error; standard output is for what a command was ask
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,8 @@ from rich.text import Text
 
 from builder.progress import BuildProgress, Step, describe, short_name
 
+# Steps that take time; copies and settings do not.
+_WORTH_A_LINE = re.compile(r"\bRUN\b|\binstall\b|^exporting")
 _STYLES = {"done": "green", "failed": "bold red", "blocked": "yellow", "waiting": "dim"}
 
 
@@ -58,6 +61,7 @@ class View:
     console: Console
     rows: dict[str, Row] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _told: set[str] = field(default_factory=set)
 
     @property
     def is_live(self) -> bool:
@@ -96,10 +100,15 @@ class View:
         if self.is_live:
             return
         for step in changed:
-            if step.vertex.name.startswith("[internal]"):
+            name = short_name(step.vertex.name)
+            if not _WORTH_A_LINE.search(name):
                 continue
-            state = describe(step.vertex) if step.vertex.completed else "..."
-            self.say(f"{image}: {short_name(step.vertex.name)} {state}")
+            line = f"{image}: {name} {describe(step.vertex) if step.vertex.completed else '...'}"
+            with self._lock:
+                told = line in self._told  # BuildKit tells of a step again when another build shares it
+                self._told.add(line)
+            if not told:
+                self.say(line)
 
     def end(self, image: str, state: str, note: str = "") -> None:
         """The image is done, failed or blocked; `note` says more."""

@@ -1,0 +1,214 @@
+"""JupyterLab as people meet it: the logged URL works, nothing works without the token, kernels and notebooks run."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import requests
+import testinfra
+import websocket
+from docker.models.containers import Container
+from testinfra.host import Host
+
+START_S = 90
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running image; `port` is the published one on this machine."""
+
+    container: Container
+    port: int
+    token: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def request(self, method: str, path: str, **options: Any) -> requests.Response:
+        headers = {"Authorization": f"token {self.token}"}
+        return requests.request(method, self.url + path, headers=headers, timeout=30, **options)
+
+
+@pytest.fixture(scope="session")
+def server(start: Callable[..., Container], until: Callable[..., None]) -> Server:
+    container = start(ports=[8888])
+    found: dict[str, str] = {}
+
+    def ready() -> bool:
+        container.reload()
+        assert container.status == "running", container.logs().decode()
+        match = re.search(r"http://127\.0\.0\.1:8888/lab\?token=([0-9a-f]{48})", container.logs().decode())
+        if match:
+            found["token"] = match[1]
+        return bool(match)
+
+    until(ready, seconds=START_S, what="a URL with a token in the log")
+    port = int(container.attrs["NetworkSettings"]["Ports"]["8888/tcp"][0]["HostPort"])
+    return Server(container=container, port=port, token=found["token"])
+
+
+def inside(server: Server) -> Host:
+    return testinfra.get_host(f"docker://{server.container.id}")
+
+
+def test_becomes_healthy(server: Server, until: Callable[..., None]) -> None:
+    def healthy() -> bool:
+        server.container.reload()
+        return str(server.container.attrs["State"]["Health"]["Status"]) == "healthy"
+
+    until(healthy, seconds=START_S, what="the health check")
+
+
+def test_log_ends_with_a_usable_url(server: Server) -> None:
+    lines = [line for line in server.container.logs().decode().splitlines() if line.strip()]
+    assert re.search(r"http://127\.0\.0\.1:8888/lab\?token=[0-9a-f]{48}$", lines[-1]), lines[-5:]
+    answer = requests.get(f"{server.url}/lab?token={server.token}", timeout=30)
+    assert answer.status_code == 200
+    assert "JupyterLab" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/api/contents"), ("POST", "/api/kernels"), ("GET", "/api/terminals")]
+)
+def test_nothing_works_without_the_token(server: Server, method: str, path: str) -> None:
+    assert requests.request(method, server.url + path, timeout=30).status_code == 403
+    wrong = {"Authorization": "token 0000"}
+    assert requests.request(method, server.url + path, headers=wrong, timeout=30).status_code == 403
+    assert server.request(method, path).status_code in (200, 201)
+
+
+def test_foreign_origin_is_refused(server: Server) -> None:
+    """Another site's page in the browser of someone who is logged in: their cookie comes along, its origin does too."""
+    with requests.Session() as browser:
+        assert browser.get(f"{server.url}/lab?token={server.token}", timeout=30).status_code == 200
+        headers = {"X-XSRFToken": browser.cookies["_xsrf"]}
+        same = browser.post(f"{server.url}/api/kernels", headers={**headers, "Origin": server.url}, timeout=30)
+        assert same.status_code == 201
+        foreign = {**headers, "Origin": "http://evil.example"}
+        answer = browser.post(f"{server.url}/api/kernels", headers=foreign, timeout=30)
+        assert answer.status_code in (403, 404)
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def test_token_is_in_no_process_list(server: Server) -> None:
+    told = inside(server).check_output("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert "jupyter" in told
+    assert server.token not in told
+
+
+def test_listens_on_its_port_only(server: Server) -> None:
+    told = inside(server).check_output("cat /proc/net/tcp /proc/net/tcp6")
+    rows = [line.split() for line in told.splitlines() if not line.strip().startswith("sl")]
+    # In hex: 0A is the state LISTEN, 0100007F the address 127.0.0.1.
+    listening = [row[1].split(":") for row in rows if row[3] == "0A"]
+    assert {int(port, 16) for address, port in listening if address != "0100007F"} == {8888}
+    exposed = server.container.image.attrs["Config"]["ExposedPorts"] if server.container.image else {}
+    assert set(exposed) == {"8888/tcp"}
+
+
+def execute(server: Server, code: str) -> tuple[str, str]:
+    """Runs code in a new kernel over the Jupyter API; what it printed, and its error."""
+    kernel = server.request("POST", "/api/kernels").json()["id"]
+    address = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels?token={server.token}"
+    channel = websocket.create_connection(address, timeout=60)
+    try:
+        ids = {"msg_id": uuid.uuid4().hex, "session": uuid.uuid4().hex}
+        header = {**ids, "username": "", "msg_type": "execute_request", "version": "5.3"}
+        content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
+        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+        channel.send(json.dumps(message))
+        printed, failure = "", ""
+        while True:
+            reply = json.loads(channel.recv())
+            if reply["parent_header"].get("msg_id") != header["msg_id"]:
+                continue
+            if reply["msg_type"] == "stream":
+                printed += reply["content"]["text"]
+            elif reply["msg_type"] == "error":
+                failure = reply["content"]["ename"]
+            elif reply["msg_type"] == "status" and reply["content"]["execution_state"] == "idle":
+                return printed, failure
+    finally:
+        channel.close()
+        server.request("DELETE", f"/api/kernels/{kernel}")
+
+
+def test_a_kernel_runs_code_over_the_api(server: Server, subject: Any) -> None:
+    printed, failure = execute(server, "import sys; print(sys.prefix, sum(range(101)))")
+    assert (printed, failure) == ("/opt/venv 5050\n", "")
+    assert execute(server, "1 / 0")[1] == "ZeroDivisionError"
+
+
+def test_a_notebook_trains_and_logs_to_tensorboard(server: Server) -> None:
+    cells = [
+        "import torch\nfrom torch.utils.tensorboard import SummaryWriter",
+        "w = torch.zeros(1, requires_grad=True)\nwriter = SummaryWriter('/workspace/runs')\n"
+        "for step in range(20):\n    loss = (w - 3).pow(2).sum()\n    loss.backward()\n"
+        "    w.data -= 0.1 * w.grad\n    w.grad = None\n    writer.add_scalar('loss', loss.item(), step)\n"
+        "writer.close()",
+        "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
+        "events = EventAccumulator('/workspace/runs')\nevents.Reload()\n"
+        "losses = [e.value for e in events.Scalars('loss')]\n"
+        "assert len(losses) == 20 and losses[-1] < losses[0] / 100, losses\nprint('learned')",
+    ]
+    notebook = {
+        "cells": [
+            {
+                "cell_type": "code",
+                "id": f"c{i}",
+                "metadata": {},
+                "outputs": [],
+                "execution_count": None,
+                "source": source,
+            }
+            for i, source in enumerate(cells)
+        ],
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    saved = server.request("PUT", "/api/contents/train.ipynb", json={"type": "notebook", "content": notebook})
+    assert saved.status_code in (200, 201), saved.text
+    done = inside(server).run("cd /workspace && jupyter execute --inplace train.ipynb")
+    assert done.rc == 0, done.stderr[-2000:]
+    outputs = server.request("GET", "/api/contents/train.ipynb").json()["content"]["cells"][2]["outputs"]
+    assert [output.get("text") for output in outputs] == ["learned\n"]
+
+
+def test_an_empty_token_refuses_to_start(start: Callable[..., Container]) -> None:
+    container = start(environment={"JUPYTER_TOKEN": ""})
+    assert container.wait(timeout=START_S)["StatusCode"] != 0
+    assert "JUPYTER_TOKEN is empty" in container.logs().decode()
+
+
+def test_a_given_token_is_used(start: Callable[..., Container], until: Callable[..., None]) -> None:
+    container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
+    container.reload()
+    port = container.attrs["NetworkSettings"]["Ports"]["8888/tcp"][0]["HostPort"]
+    address = f"http://127.0.0.1:{port}/api/contents"
+
+    def answers() -> bool:
+        try:
+            return requests.get(address, timeout=5).status_code == 403
+        except requests.RequestException:
+            return False
+
+    until(answers, seconds=START_S, what="the server")
+    assert requests.get(address, headers={"Authorization": "token chosen-by-me"}, timeout=30).status_code == 200
+
+
+def test_the_health_check_can_fail(start: Callable[..., Container]) -> None:
+    container = start(["sleep", "infinity"])
+    assert container.exec_run(["check-jupyter"]).exit_code == 1
+
+
+def test_sigterm_ends_the_service(server: Server) -> None:
+    server.container.stop(timeout=20)
+    assert server.container.wait()["StatusCode"] != 137
