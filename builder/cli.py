@@ -151,7 +151,8 @@ def plan_command(context: Context, wanted: Sequence[str], form: str) -> None:
         return
     context.out.print(_plan_table(made))
     context.out.print(
-        f"{len(made.images)} images; wheels {size(made.sum_bytes)} if each had its own, {size(made.unique_bytes)} shared"
+        f"{len(made.images)} images; "
+        f"wheels {size(made.sum_bytes)} if each had its own, {size(made.unique_bytes)} shared"
     )
     if made.unlocked:
         context.say(f"not locked yet: {', '.join(made.unlocked)}   (builder lock)")

@@ -33,6 +33,7 @@ from builder.lock import Lock, Wheel
 from builder.matrix import Matrix
 
 TIMEOUT_S = 900
+UV_NEWEST_GLIBC = 40  # uv 0.13 knows platforms up to manylinux_2_40; newer C libraries run what older ones do
 _NVIDIA_RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
 
 
@@ -99,7 +100,9 @@ class Resolver:
         return list(found.values())
 
     def _glibc(self, cell: Cell) -> str:
-        return self._matrix.debian[self._matrix.python[cell.python].debian].glibc
+        """glibc of the cell's Debian release, or the newest that uv can resolve for."""
+        glibc = self._matrix.debian[self._matrix.python[cell.python].debian].glibc
+        return f"2.{min(int(glibc.split('.')[1]), UV_NEWEST_GLIBC)}"
 
     def _compile(
         self, cell: Cell, wanted: Sequence[str], *, constraints: Mapping[str, str], known: Mapping[str, str]

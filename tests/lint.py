@@ -1,0 +1,62 @@
+"""Everything about this repository that can be checked without running it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+
+def _files(*patterns: str) -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return list(filter(lambda name: (ROOT / name).is_file(), listed.stdout.splitlines()))
+
+
+def _shell_scripts() -> list[str]:
+    """By name, and by first line for those without an extension."""
+    named = [name for name in _files("*.sh")]
+    plain = [name for name in _files("templates/**", ".ci/*") if "." not in Path(name).name]
+    return named + [name for name in plain if (ROOT / name).read_bytes()[:64].splitlines()[0].endswith(b"sh")]
+
+
+def checks() -> dict[str, list[str]]:
+    """Name -> command, in the order in which they are run."""
+    workflows = _files(".github/workflows/*")
+    return {
+        "ruff": ["ruff", "check", "."],
+        "ruff format": ["ruff", "format", "--check", "."],
+        "mypy": ["mypy"],
+        "hadolint": ["hadolint", *_files("images/*/Dockerfile")],
+        "shellcheck": ["shellcheck", *_shell_scripts()],
+        "zizmor": ["zizmor", "--offline", "--quiet", "--min-severity=medium", *workflows],
+        "workflow schema": ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
+        "locks": ["builder", "lock", "--check"],
+        "images/": ["builder", "render", "--check"],
+    }
+
+
+def main() -> int:
+    """Runs all checks, shows the output of those that fail, and says how many passed."""
+    failed = []
+    for name, command in checks().items():
+        done = subprocess.run(
+            [str(BIN / command[0]), *command[1:]], cwd=ROOT, text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "NO_COLOR": "1"},
+        )  # fmt: skip
+        if done.returncode:
+            failed.append(name)
+            print(f"lint: {name} failed:\n{done.stdout}\n  again: .venv/bin/{' '.join(command)[:200]}", flush=True)
+    total = len(checks())
+    print(f"lint: {total - len(failed)} of {total} checks passed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Stand-ins for the engine, the image tests, other programs and the terminal, behind the interfaces of the real ones."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from builder import digest
+from builder.build import PLAN_LABEL
+from builder.engine import Engine, EngineInfo, ImageInfo
+from builder.errors import BuilderError, EngineError, ImageTestError
+from builder.evidence import Evidence
+from builder.imagetest import Tester
+from builder.plan import PlannedImage
+from builder.reference import ImageRef
+
+INFO = EngineInfo(
+    version="26.1.5",
+    store="overlay2",
+    root="/nowhere",
+    buildkit=True,
+    runtimes=("runc",),
+    architecture="x86_64",
+    cpus=4,
+    memory=8_000_000_000,
+    is_local=False,
+)
+
+
+class MemoryConsole(Console):
+    """A console whose output is `text`; no terminal unless told so."""
+
+    def __init__(self, *, terminal: bool = False) -> None:
+        self.memory = io.StringIO()
+        super().__init__(file=self.memory, width=200, force_terminal=terminal, color_system=None)
+
+    @property
+    def text(self) -> str:
+        return self.memory.getvalue()
+
+
+class FakeEngine(Engine):
+    """Images in a dict; `calls` says what was done, in order."""
+
+    def __init__(self, *, registry: bool = True, info: EngineInfo = INFO) -> None:
+        self.registry = registry
+        self.told = info
+        self.calls: list[str] = []
+        self.known: dict[str, ImageInfo] = {}
+        self.broken: dict[str, dict[str, Any]] = {}
+        self.contexts: dict[str, bytes] = {}
+        self.before_build: Callable[[str], None] = lambda _: None
+
+    def info(self) -> EngineInfo:
+        return self.told
+
+    def have(self, reference: str, *, labels: Mapping[str, str] | None = None) -> str:
+        """Puts an image in; returns its id, which follows from its labels or else its name."""
+        seed = labels or reference
+        tags = () if reference.startswith("sha256:") else (reference,)
+        made = ImageInfo(id=digest.of_data(seed), labels=dict(labels or {}), tags=tags, size=1, created="2026")
+        self.known[reference] = made
+        return made.id
+
+    def image(self, reference: str) -> ImageInfo | None:
+        return self.known.get(reference)
+
+    def images(self, label: str) -> list[ImageInfo]:
+        key, _, value = label.partition("=")
+        unique = {info.id: info for info in self.known.values()}
+        return [info for info in unique.values() if key in info.labels and value in ("", info.labels[key])]
+
+    def pull(self, reference: str) -> None:
+        self.calls.append(f"pull {reference}")
+        if not self.registry:
+            raise EngineError(f"pulling {reference}: no registry answers")
+        self.have(reference)
+
+    def import_tar(self, path: Path, reference: ImageRef) -> str:
+        self.calls.append(f"import {reference}")
+        return self.have(str(reference))
+
+    def tag(self, image_id: str, reference: ImageRef) -> None:
+        self.calls.append(f"tag {reference}")
+        found = next(info for info in self.known.values() if info.id == image_id)
+        self.known[str(reference)] = replace(found, tags=(*found.tags, str(reference)))
+
+    def remove_image(self, reference: str) -> bool:
+        self.calls.append(f"remove {reference}")
+        return True
+
+    def sweep(self, checkout: str) -> int:
+        self.calls.append("sweep")
+        return 0
+
+    def prune_cache(self) -> int:
+        self.calls.append("prune")
+        return 5_000_000_000
+
+    def has_remote(self, reference: str) -> bool:
+        return self.registry
+
+    def build(
+        self,
+        context: bytes,
+        *,
+        dockerfile: str,
+        arguments: Mapping[str, str],
+        labels: Mapping[str, str],
+        network: str = "",
+        target: str = "",
+    ) -> Iterator[dict[str, Any]]:
+        cell = Path(dockerfile).parent.name
+        self.before_build(cell)
+        self.calls.append(f"build {cell} on {arguments['BASE']}")
+        self.contexts[cell] = context
+        if cell in self.broken:
+            yield self.broken[cell]
+            return
+        with tarfile.open(fileobj=io.BytesIO(context)) as tar:
+            member = tar.extractfile(dockerfile)
+            assert member is not None
+            plan = re.findall(rf'{re.escape(PLAN_LABEL)}="(.*?)"', member.read().decode())
+        image_id = digest.of_data({PLAN_LABEL: plan[0]})
+        self.have(image_id, labels={PLAN_LABEL: plan[0]})
+        yield {"id": "moby.image.id", "aux": {"ID": image_id}}
+
+
+@dataclass
+class FakeTester(Tester):
+    """Passes every image but those in `failing`; keeps what it found as evidence."""
+
+    fake: FakeEngine
+    failing: frozenset[str] = frozenset()
+    kept: dict[str, Evidence] = field(default_factory=dict)
+    stopped: int = 0
+
+    def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
+        return self.kept.get(image_id)
+
+    def test(self, image: PlannedImage, image_id: str) -> Evidence:
+        self.fake.calls.append(f"test {image.id}")
+        bad = image.id in self.failing
+        self.kept[image_id] = evidence_of(image, image_id, failed=("test_it",) if bad else ())
+        if bad:
+            raise ImageTestError(f"{image.id}: 1 of 2 tests failed", hint="look")
+        return self.kept[image_id]
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+def evidence_of(image: PlannedImage, image_id: str, *, failed: tuple[str, ...] = ()) -> Evidence:
+    return Evidence(
+        image_id=image_id,
+        cell=image.id,
+        plan=image.digest,
+        suite="sha256:0",
+        passed=("test_other",),
+        failed=failed,
+        gpu="not run",
+    )
+
+
+@dataclass
+class Programs:
+    """Stands in for subprocess.run: `answer` gives what a command did; `calls` keeps the commands."""
+
+    answer: Callable[[list[str]], tuple[int, str, str]]
+    calls: list[list[str]] = field(default_factory=list)
+
+    def __call__(self, command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        self.calls.append(list(command))
+        code, out, err = self.answer(list(command))
+        return subprocess.CompletedProcess(list(command), code, out, err)
+
+
+def place(error: BuilderError) -> str:
+    """The `file:line:column` that an error's message begins with."""
+    found = re.match(r"[\w./-]+(:[0-9]+){1,2}(?=: )", str(error))
+    assert found, f"no place in: {error}"
+    return found[0]

@@ -1,0 +1,208 @@
+"""matrix.yaml as a whole: hostile and mistaken input gives one MatrixError with its place and what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builder import matrix, strict_yaml
+from builder.errors import MatrixError
+from builder.matrix import Matrix
+from tests.unit.fakes import place
+
+TINY = (Path(__file__).parent / "tiny/matrix.yaml").read_text(encoding="utf-8")
+
+
+def load(text: str) -> Matrix:
+    return matrix.check(strict_yaml.parse(text.encode(), "matrix.yaml"))
+
+
+def refusal(old: str, new: str) -> MatrixError:
+    """The error that the tiny matrix gives with `old` replaced; it must name the line of the change."""
+    assert TINY.count(old) == 1
+    line = TINY[: TINY.index(old)].count("\n") + 1
+    with pytest.raises(MatrixError) as caught:
+        load(TINY.replace(old, new))
+    assert place(caught.value).startswith(f"matrix.yaml:{line}:"), str(caught.value)
+    return caught.value
+
+
+def test_tiny_matrix_is_right() -> None:
+    found = load(TINY)
+    assert list(found.frameworks) == ["ember", "quartz"]
+    assert found.frameworks["ember"].versions["1.10"].cuda == ["12.10", "12.9"]
+    assert found.where("frameworks", "ember", "short").startswith("matrix.yaml:")
+
+
+# Values that would be dangerous further down: (text in the tiny matrix, what stands there instead, what is said).
+HOSTILE = {
+    "parent folder as component": ("board: {needs", '"../x": {needs', "'../x'"),
+    "absolute path as component": ("board: {needs", '"/etc/x": {needs', "'/etc/x'"),
+    "parent folder as variant": ("  board: [board]", '  "../x": [board]', "'../x'"),
+    "parent folder as Debian release": ("  oldbird:\n", '  "../x":\n', "'../x'"),
+    "parent folder as version": ("release: 0.5.3", "release: ../../etc", "'../../etc'"),
+    "absolute path as namespace": ("namespace: team", "namespace: /etc", "'/etc' is not an image name"),
+    "RUN line in a namespace": ("namespace: team", 'namespace: "team\\nRUN id"', "is not an image name"),
+    "RUN line in a release": ("release: 0.5.3", 'release: "0.5.3\\nRUN id"', "expected a full version"),
+    "RUN line in a package": ("packages: [board]", 'packages: ["board\\nRUN id"]', "Python requirement"),
+    "RUN line in a Debian package": ("apt: [python3]", 'apt: ["python3\\nRUN id"]', "name of a Debian package"),
+    "RUN line in a value of env": ("EMBER_HOME: /workspace", 'EMBER_HOME: "/w\\nRUN id"', "one word"),
+    "RUN line in a command": ("command: [start-jupyter]", 'command: ["x\\nRUN id"]', "one word"),
+    "RUN line in a block": ("namespace: team", "namespace: |\n  team\n  RUN id", "is not an image name"),
+    "Jinja in a release": ("release: 0.5.3", 'release: "{{ 7*7 }}"', "expected a full version"),
+    "Jinja in env": ("EMBER_HOME: /workspace", 'EMBER_HOME: "{{ x }}"', "one word"),
+    "Jinja in a pattern": ("boards: [", 'boards: ["{% raw %}", ', "a pattern of cell ids"),
+    "Jinja in an image": ("image: quartz-cuda", 'image: "{{ x }}"', "an image name"),
+    "shell in a Debian package": ("apt: [python3]", 'apt: ["python3;id"]', "name of a Debian package"),
+    "option as a Debian package": ("apt: [python3]", "apt: [--purge]", "name of a Debian package"),
+    "shell in a command": ("command: [start-jupyter]", 'command: ["$(id)"]', "one word"),
+    "variable in env": ("EMBER_HOME: /workspace", 'EMBER_HOME: "$PATH"', "one word"),
+    "name of a variable": ("EMBER_HOME: /w", '"A B": /w', "a variable such as"),
+    "option as a package": ("packages: [board]", "packages: [--extra-index-url=x]", "Python requirement"),
+    "address of a package": ("packages: [board]", 'packages: ["board @ https://e.test/b.whl"]', "without an address"),
+    "newline after a release": ("release: 0.5.3", 'release: "0.5.3\\n"', "expected a full version"),
+    "newline after a short name": ("short: qz", 'short: "qz\\n"', "lower-case letters"),
+    "newline after a registry": ("registry: registry.example.test:5000", 'registry: "e.test\\n"', "not a registry"),
+    "newline after a digest": ('"2.31"', '"2.31\\n"', "a version of two numbers"),
+    "other digits in a release": ("release: 0.5.3", 'release: "0.5.٣"', "expected a full version"),
+    "other digits in glibc": ('"2.31"', '"２.31"', "a version of two numbers"),
+    "other letters in a name": ("short: qz", 'short: "qž"', "lower-case letters"),
+    "NUL in a reason": ('"made up: asked for by one team"', '"made up: asked \\0 for"', "a reason of one line"),
+    "newline in a reason": ('"made up: asked for by one team"', '"made up:\\nasked for"', "a reason of one line"),
+    "short reason": ('"made up: asked for by one team"', '"no"', "a reason of one line"),
+    "bidi in a reason": ('"made up: asked for by one team"', '"made up \\u202e asked for"', ""),
+    "lone surrogate": ("namespace: team", 'namespace: "\\ud800"', ""),
+    "tag of 129 characters": ("example/base:old@", f"example/base:{'a' * 129}@", "is not a tag"),
+    "variant of 129 characters": ("  board: [board]", f"  {'b' * 129}: [board]", "a short name"),
+    "release of 129 digits": ("release: 0.5.3", f"release: 0.5.{'3' * 129}", "expected a full version"),
+    "image without digest": (f"example/base:old@sha256:{'1' * 64}", "example/base:old", "pinned by digest"),
+    "port out of range": ("port: 8888", "port: 65536", "less than or equal to 65535"),
+    "huge port": ("port: 8888", "port: 1" + "0" * 400, "port"),
+    "truth value as port": ("port: 8888", "port: yes", "the truth value true"),
+    "registry with a path": ("registry: registry.example.test:5000", "registry: e.test/x", "not a registry"),
+    "namespace over 255 characters": ("namespace: team", f"namespace: {'a' * 256}", "is not an image name"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "says"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_values(old: str, new: str, says: str) -> None:
+    error = refusal(old, new)
+    assert says in str(error)
+    assert "\n" not in str(error), "one fault, one line"
+
+
+UNQUOTED = {
+    "in a list": ('cuda: ["12.10", "12.9"]', "cuda: [12.10, 12.9]", "12.10 is read as the number 12.1", '"12.10"'),
+    "as a value": ('glibc: "2.31"', "glibc: 2.30", "2.30 is read as the number 2.3", '"2.30"'),
+    "as a whole number": ("namespace: team", "namespace: 17", "17 is read as the number 17", '"17"'),
+    "as a date": ("release: 0.5.3", "release: 2026-01-02", "2026-01-02 is read as a date", '"2026-01-02"'),
+    "as a truth value": ("short: qz", "short: no", "no is read as the truth value false", '"no"'),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "says", "quoted"), UNQUOTED.values(), ids=UNQUOTED.keys())
+def test_unquoted_values(old: str, new: str, says: str, quoted: str) -> None:
+    error = refusal(old, new)
+    assert says in str(error)
+    assert f"quote it: {quoted}" in str(error)
+
+
+def test_unquoted_key() -> None:
+    error = refusal('"3.11": {debian: newbird}', "3.10: {debian: newbird}")
+    assert "key 3.10 is read as a number" in str(error)
+    assert error.hint == 'Quote it: "3.10"'
+
+
+UNKNOWN = {
+    "at the top": ("include:", "includes:", "includes: unknown key; did you mean 'include'?"),
+    "of a framework": ("package: ember\n", "pakage: ember\n", "did you mean 'package'?"),
+    "of a version": ("{release: 0.5.3", "{relase: 0.5.3", "did you mean 'release'?"),
+    "of a component": ("healthcheck: [", "helthcheck: [", "did you mean 'healthcheck'?"),
+    "of an exclusion": ("exclude:\n  - {cells:", "exclude:\n  - {reson: x, cells:", "did you mean 'reason'?"),
+    "of CUDA": ('{driver: "570.1"}', '{driver: "570.1", zzz: 1}', "unknown key; known: driver"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "says"), UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_unknown_keys(old: str, new: str, says: str) -> None:
+    with pytest.raises(MatrixError) as caught:
+        load(TINY.replace(old, new))
+    # A misspelt key is also a missing one; both are told, each with its place.
+    told = [line for line in str(caught.value).splitlines() if says in line]
+    assert len(told) == 1
+    line = TINY[: TINY.index(old) + len(os.path.commonprefix([old, new]))].count("\n") + 1
+    assert told[0].startswith(f"matrix.yaml:{line}:")
+
+
+REFERENCES = {
+    "Debian release": ("{debian: oldbird}", "{debian: oldbirt}", "no Debian release 'oldbirt'; did you mean 'oldbird'?"),
+    "component of a variant": ("[board, jupyter]", "[board, jupiter]", "no component 'jupiter'; did you mean 'jupyter'"),
+    "needed component": ("cuda: {needs: [python]}", "cuda: {needs: [pyton]}", "no component 'pyton'"),
+    "CUDA of a version": ('cuda: ["12.10", "12.9"]', 'cuda: ["12.11", "12.9"]', "no cuda version '12.11'"),
+    "version twice": ('["3.11", "3.9"]', '["3.11", "3.11"]', "3.11 stands twice"),
+    "short name twice": ("short: qz", "short: em", "short 'em' is also that of ember"),
+    "image twice": ("image: quartz-cuda", "image: ember-cuda", "image 'ember-cuda' is also that of ember"),
+    "circle": ("base: {apt: [", "base: {needs: [cuda], apt: [", "circle: base -> cuda -> python -> base"),
+    "need of itself": ("base: {apt: [", "base: {needs: [base], apt: [", "circle: base -> base"),
+    "package with a version": ("package: quartz[cuda]", 'package: "quartz>=0.5"', "package"),
+    "package with a marker": ("package: quartz[cuda]", "package: quartz; python_version>'3'", "package"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "says"), REFERENCES.values(), ids=REFERENCES.keys())
+def test_references_between_parts(old: str, new: str, says: str) -> None:
+    assert says in str(refusal(old, new))
+
+
+def test_every_fault_is_listed() -> None:
+    text = TINY.replace("short: qz", "short: Q").replace("release: 0.5.3", "release: x").replace("port: 8888", "port: 0")
+    with pytest.raises(MatrixError) as caught:
+        load(text)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_no_plain_variant() -> None:
+    with pytest.raises(MatrixError, match=r"^matrix.yaml:\d+:\d+: variants: 'plain' is missing"):
+        load(TINY.replace("  plain: []\n", ""))
+
+
+@pytest.mark.parametrize(("text", "found"), [("", "nothing"), ("[]", "a list"), ("x", "'x'"), ("3.1", "the number 3.1")])
+def test_no_mapping(text: str, found: str) -> None:
+    with pytest.raises(MatrixError, match=f"^matrix.yaml:1:1: expected `key: value` lines, found {found}"):
+        load(text)
+
+
+@pytest.mark.parametrize(
+    "text", [f"registry: {'x ' * 9000}", "\n".join(f"key{n}: 1" for n in range(5000))], ids=["value", "keys"]
+)
+def test_a_flood_of_nonsense_gives_a_short_error(text: str) -> None:
+    with pytest.raises(MatrixError) as caught:
+        load(text)
+    assert len(str(caught.value)) < 10_000
+
+
+def test_missing_parts_are_named() -> None:
+    with pytest.raises(MatrixError) as caught:
+        load("registry: e.test\n")
+    told = str(caught.value).splitlines()
+    assert [line.split(": ")[1] for line in told] == [
+        "namespace", "debian", "python", "cuda", "frameworks", "components", "variants",
+    ]  # fmt: skip
+    assert all(line.endswith(": missing") for line in told)
+
+
+@given(st.text(max_size=20))
+def test_any_text_as_a_value(value: str) -> None:
+    """A release is a version of digits and dots, or the error is a MatrixError."""
+    quoted = '"' + "".join(f"\\U{ord(char):08x}" for char in value) + '"'
+    try:
+        found = load(TINY.replace("release: 0.5.3", f"release: {quoted}"))
+    except MatrixError as error:
+        assert place(error)
+    else:
+        release = found.frameworks["quartz"].versions["0.5"].release
+        assert set(release) <= set("0123456789.")
