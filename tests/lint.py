@@ -16,14 +16,13 @@ def _files(*patterns: str) -> list[str]:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return list(filter(lambda name: (ROOT / name).is_file(), listed.stdout.splitlines()))
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
 
 
 def _shell_scripts() -> list[str]:
     """By name, and by first line for those without an extension."""
-    named = [name for name in _files("*.sh")]
     plain = [name for name in _files("templates/**", ".ci/*") if "." not in Path(name).name]
-    return named + [name for name in plain if (ROOT / name).read_bytes()[:64].splitlines()[0].endswith(b"sh")]
+    return _files("*.sh") + [name for name in plain if (ROOT / name).read_bytes()[:64].splitlines()[0].endswith(b"sh")]
 
 
 def checks() -> dict[str, list[str]]:

@@ -38,7 +38,7 @@ REFUSED = {
     "number as key": (b"a:\n  3.10: x\n", "m.yaml:2:3", "key 3.10 is read as a number, not text"),
     "truth value as key": (b"on: x\n", "m.yaml:1:1", "key on is read as true/false, not text"),
     "date as key": (b"2026-01-02: x\n", "m.yaml:1:1", "key 2026-01-02 is read as a timestamp, not text"),
-    "empty key": (b": x\n", "m.yaml:1:1", "is read as nothing, not text"),
+    "nothing as key": (b"~: x\n", "m.yaml:1:1", "key ~ is read as nothing, not text"),
     "2,000 brackets": (b"a: " + b"[" * 2000 + b"]" * 2000, "m.yaml:1:15", "nested more than 12 deep"),
     "2,000 open brackets": (b"[" * 2000, "m.yaml:1:13", "nested more than 12 deep"),
     "2,000 dashes": (b"- " * 2000, "m.yaml:1:25", "nested more than 12 deep"),

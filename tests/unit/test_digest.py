@@ -1,0 +1,44 @@
+"""Digests of inputs: one for the same data, another for other data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder import digest
+
+
+def test_of_bytes() -> None:
+    assert digest.of_bytes(b"") == "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert digest.short(digest.of_bytes(b"")) == "e3b0c44298fc"
+
+
+def test_order_of_keys_does_not_matter_order_of_lists_does() -> None:
+    assert digest.of_data({"a": 1, "b": "é"}) == digest.of_data({"b": "é", "a": 1})
+    assert digest.of_data([1, 2]) != digest.of_data([2, 1])
+
+
+def test_tree(tmp_path: Path) -> None:
+    for name, text in (("d/b", "1"), ("d/a/c", "2"), ("d/__pycache__/x.pyc", "3"), ("e", "4")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = digest.of_tree(tmp_path, tmp_path / "d")
+    assert list(found) == ["d/a/c", "d/b"]
+    assert digest.of_tree(tmp_path, tmp_path / "d/b") == {"d/b": found["d/b"]}
+    assert digest.of_tree(tmp_path, tmp_path / "absent") == {}
+
+
+@pytest.mark.parametrize("change", ["content", "execute bit"])
+def test_a_change_of_a_file_changes_its_digest(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "f"
+    path.write_text("1")
+    path.chmod(0o644)
+    before = digest.of_tree(tmp_path, path)
+    path.chmod(0o600)
+    assert digest.of_tree(tmp_path, path) == before
+    if change == "content":
+        path.write_text("2")
+    else:
+        path.chmod(0o755)
+    assert digest.of_tree(tmp_path, path) != before

@@ -1,0 +1,61 @@
+"""Names of mirrors and credentials do not get out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builder.hide import Hider
+
+MIRROR = "https://user:secret@mirror.example.test:8443/simple"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GET https://mirror.example.test:8443/simple/x", "GET https://<mirror>/simple/x"),
+        ("lookup mirror.example.test: no such host", "lookup <mirror>: no such host"),
+        ("mirror.example.test.", "<mirror>."),
+        ("(mirror.example.test)", "(<mirror>)"),
+        ("https://user:secret@mirror.example.test/x", "https://<mirror>/x"),
+        ("https://a:b@other.example.test/x", "https://other.example.test/x"),
+        ("https://token@other.example.test/x", "https://other.example.test/x"),
+        ("https://a:b@c@other.example.test/x", "https://other.example.test/x"),
+        ("not-mirror.example.test", "not-mirror.example.test"),
+        ("mirror.example.tests", "mirror.example.tests"),
+        ("mail to a@b", "mail to a@b"),
+        ("MIRROR.Example.test is down", "<mirror> is down"),
+    ],
+)
+def test_hidden(text: str, shown: str) -> None:
+    assert Hider.for_urls([MIRROR])(text) == shown
+
+
+def test_the_longer_name_is_hidden_first() -> None:
+    hide = Hider.for_urls(["http://example.test/", "http://a.example.test:80/"])
+    assert hide("a.example.test:80 a.example.test example.test") == "<mirror> <mirror> <mirror>"
+
+
+@pytest.mark.parametrize("url", ["", "simple", "/srv/wheels", "file:///srv/wheels"])
+def test_addresses_without_a_host(url: str) -> None:
+    assert Hider.for_urls([url]).hosts == ()
+
+
+@pytest.mark.parametrize("url", ["http://mirror.example.test:x/", "http://mirror.example.test:99999/", "http://[::1/"])
+def test_addresses_that_are_none_are_no_crash(url: str) -> None:
+    shown = Hider.for_urls([url])(f"asking {url}")
+    assert shown.startswith("asking ")
+    assert "mirror.example.test" not in shown
+
+
+def test_wrap() -> None:
+    said: list[str] = []
+    Hider.for_urls([MIRROR]).wrap(said.append)("to mirror.example.test")
+    assert said == ["to <mirror>"]
+
+
+@given(st.text(alphabet="ab /.:-_\n", max_size=30), st.text(alphabet=" /:.,\n\"'(", max_size=5))
+def test_the_host_is_never_left(before: str, after: str) -> None:
+    shown = Hider.for_urls([MIRROR])(f"{before} mirror.example.test{after}")
+    assert "mirror.example.test" not in shown

@@ -1,0 +1,72 @@
+"""Tags: computed, complete, and each of one cell only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from builder import tags
+from builder.errors import MatrixError
+from builder.project import Project
+from tests.unit.fakes import place
+
+EMBER = "registry.example.test:5000/team/ember-cuda"
+QUARTZ = "registry.example.test:5000/team/quartz-cuda"
+
+
+@pytest.mark.parametrize(
+    ("cell", "references"),
+    [
+        (
+            "em-1.10-cu1210-py311",  # all defaults
+            [f"{EMBER}:1.10.0-cu1210-py311", f"{EMBER}:1.10-cu1210-py311", f"{EMBER}:1.10.0", f"{EMBER}:1.10"],
+        ),
+        (
+            "em-1.10-cu129-py311-jupyter",  # another CUDA
+            [
+                f"{EMBER}:1.10.0-cu129-py311-jupyter",
+                f"{EMBER}:1.10-cu129-py311-jupyter",
+                f"{EMBER}:1.10.0-cu129-jupyter",
+                f"{EMBER}:1.10-cu129-jupyter",
+            ],
+        ),
+        (
+            "em-1.10-cu1210-py39-board",  # another Python
+            [
+                f"{EMBER}:1.10.0-cu1210-py39-board",
+                f"{EMBER}:1.10-cu1210-py39-board",
+                f"{EMBER}:1.10.0-py39-board",
+                f"{EMBER}:1.10-py39-board",
+            ],
+        ),
+        (
+            "qz-0.5-cu1210-py39-board",  # both others: the alias is the full tag
+            [f"{QUARTZ}:0.5.3-cu1210-py39-board", f"{QUARTZ}:0.5-cu1210-py39-board"],
+        ),
+    ],
+)
+def test_references(tiny: Project, cell: str, references: list[str]) -> None:
+    found = tags.compute(tiny.matrix, tiny.cells)[cell]
+    assert [str(reference) for reference in found] == references
+
+
+def test_every_reference_belongs_to_one_cell(tiny: Project) -> None:
+    found = tags.compute(tiny.matrix, tiny.cells)
+    everything = [reference for references in found.values() for reference in references]
+    assert list(found) == [cell.id for cell in tiny.cells]
+    assert len(everything) == len(set(everything)) > len(found)
+
+
+def test_two_cells_with_one_tag(edit: Callable[[str, str], Project]) -> None:
+    project = edit('"1.9": {release: 1.9.2', '"1.9.2": {release: 1.9.2, cuda: ["12.9"], python: ["3.9"]}\n      "1.9": {release: 1.9.2')
+    with pytest.raises(MatrixError) as caught:
+        tags.compute(project.matrix, project.cells)
+    assert "1.9.2-cu129-py39 would be both em-1.9" in str(caught.value)
+    assert place(caught.value).startswith("matrix.yaml:")
+
+
+def test_without_a_registry(edit: Callable[[str, str], Project]) -> None:
+    project = edit("registry: registry.example.test:5000", 'registry: ""')
+    found = tags.compute(project.matrix, project.cells)
+    assert str(found["em-1.9-cu129-py39"][-1]) == "team/ember-cuda:1.9"
