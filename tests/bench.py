@@ -1,6 +1,6 @@
 """How long things take here: medians of several runs of the real commands, in a copy of this checkout.
 
-The cold build empties BuildKit's cache on this engine first (of all projects), so that nothing is left to reuse but the base
+The cold build first empties BuildKit's cache on this engine (of all projects): nothing is left to reuse but the base
 image. The copy has a namespace of its own; the images that people use are not touched.
 """
 

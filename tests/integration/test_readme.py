@@ -56,7 +56,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: list[str], cwd: Path) -> str:
     done = subprocess.run(
         command, cwd=cwd, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "200"},
+        capture_output=True, env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout

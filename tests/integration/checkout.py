@@ -1,0 +1,239 @@
+"""A small project of two cells in a folder of its own, and the `builder` program run on it as a user would."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from tests.integration import wheels
+from tests.integration.index import Index
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILDER = Path(sys.executable).parent / "builder"
+TIMEOUT_S = 240
+PLAIN, EXTRA = "ty-1.0-cu128-py311", "ty-1.0-cu128-py311-extra"
+MATRIX = """\
+registry: ""
+namespace: {namespace}
+{debian}
+python:
+  "3.11": {{debian: bookworm}}
+cuda:
+  "12.8": {{driver: "525.60.13"}}
+frameworks:
+  tiny:
+    short: ty
+    image: ty-cuda
+    package: tinyframe
+    versions:
+      "1.0": {{release: {release}, cuda: ["12.8"], python: ["3.11"]}}
+components:
+  base: {{apt: [ca-certificates, tini]}}
+  python: {{needs: [base], apt: [python3], packages: [pip]}}
+  cuda: {{needs: [python]}}
+  tiny: {{needs: [cuda]}}
+  extra: {{needs: [python], packages: [tinyextra=={release}]}}
+variants:
+  plain: []
+  extra: [extra]
+"""
+TESTS = {
+    "cuda": """\
+def test_library(host):
+    assert host.file("/opt/nvidia/nvidia/cuda_runtime/lib/libcudart.so.12").is_file
+""",
+    "tiny": """\
+def test_command(host, subject):
+    assert host.check_output("tinyframe") == subject.cell["release"]
+""",
+    "extra": """\
+def test_import(python):
+    assert python("import tinyextra; print(len(tinyextra.VERSION))")
+""",
+}
+USER = """\
+def test_user(host):
+    assert host.check_output("id -un") == "user"
+"""
+# In place of the real ones where the tests of an image are not what is tested.
+SHORT = {"base": USER, "python": USER}
+
+
+def docker(*arguments: str, host: str = "", timeout: int = TIMEOUT_S) -> str:
+    """Runs the `docker` command; what it prints."""
+    environment = {**os.environ, **({"DOCKER_HOST": host} if host else {})}
+    done = subprocess.run(
+        ["docker", *arguments], env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, f"docker {' '.join(arguments)}\n{done.stderr}"
+    return done.stdout.strip()
+
+
+def until(probe: Callable[[], object], what: str, *, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not probe():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.05)
+
+
+@dataclass
+class Running:
+    """A `builder` that was started; `told` is what it printed so far."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    check: Callable[[str], None]
+
+    @property
+    def told(self) -> str:
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def says(self, text: str) -> None:
+        until(lambda: text in self.told or self.process.poll() is not None, f"`{text}`")
+        assert text in self.told, self.told
+
+    def ends(self, code: int) -> str:
+        """Waits for the end; what it printed."""
+        assert self.process.wait(TIMEOUT_S) == code, self.told
+        self.check(self.told)
+        return self.told
+
+
+@dataclass(kw_only=True)
+class Checkout:
+    """`environ` is what `builder` sees; `engine` is the DOCKER_HOST of another engine than the machine's."""
+
+    root: Path
+    namespace: str
+    release: str
+    index: Index
+    environ: dict[str, str]
+    engine: str = ""
+    _outputs: Iterator[int] = field(default_factory=count)
+
+    def builder(self, *arguments: str, code: int = 0, **environ: str) -> str:
+        """Runs `builder` to its end; all that it printed. It never shows a traceback or the index."""
+        with self.running(*arguments, **environ) as run:
+            return run.ends(code)
+
+    @contextmanager
+    def running(self, *arguments: str, **environ: str) -> Iterator[Running]:
+        """A `builder` in a process group of its own; killed at the end if it still runs."""
+        output = self.root.parent / f"output-{next(self._outputs)}.txt"
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                [str(BUILDER), "--root", str(self.root), *arguments], env={**self._environ(), **environ},
+                stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        try:
+            yield Running(process, output, self._check_words)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(10)
+
+    def _environ(self) -> dict[str, str]:
+        return {**self.environ, **({"DOCKER_HOST": self.engine} if self.engine else {})}
+
+    def _check_words(self, told: str) -> None:
+        for never in ("Traceback", "a fault of builder itself", self.index.address):
+            assert never not in told, told
+
+    def docker(self, *arguments: str) -> str:
+        return docker(*arguments, host=self.engine)
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        path = self.root / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {file}"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+    def write_tests(self, tests: Mapping[str, str]) -> None:
+        for name, text in tests.items():
+            (self.root / f"tests/images/test_{name}.py").write_text(text, encoding="utf-8")
+
+    def lock_and_render(self) -> None:
+        self.builder("lock")
+        self.builder("render")
+
+    def references(self, suffix: str = "") -> list[str]:
+        """What the tags of one cell have to be, the full one first."""
+        tags = [f"{self.release}-cu128-py311", "1.0-cu128-py311", self.release, "1.0"]
+        return [f"{self.namespace}/ty-cuda:{tag}{suffix}" for tag in tags]
+
+    def tags(self) -> dict[str, str]:
+        """Reference -> image id, of all tags of this project's namespace."""
+        form = "{{.Repository}}:{{.Tag}} {{.ID}}"
+        listed = self.docker("image", "ls", "--no-trunc", "--format", form, "--filter", f"reference={self.namespace}/*")
+        return dict(line.split(maxsplit=1) for line in listed.splitlines())
+
+    def image_ids(self) -> set[str]:
+        """Ids of all images of this project, tagged or not."""
+        ids: set[str] = set()
+        for suffix in ("", "-extra"):
+            label = f"label=org.opencontainers.image.ref.name={self.references(suffix)[0]}"
+            ids |= set(self.docker("image", "ls", "-q", "--no-trunc", "--filter", label).split())
+        return ids
+
+    def containers(self) -> list[str]:
+        return self.docker("ps", "-aq", "--filter", f"label=gpu-images.run={self.root}").split()
+
+    def files(self, name: str) -> dict[str, bytes]:
+        """Path -> content of a file of the checkout, or of all files below a folder."""
+        place = self.root / name
+        found = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+        return {path.relative_to(self.root).as_posix(): path.read_bytes() for path in found}
+
+    def processes(self) -> dict[int, str]:
+        """Process id -> command line, of those that have to do with this checkout."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.root) in line:
+                found[int(path.parent.name)] = line
+        return found
+
+    def remove(self) -> None:
+        """Nothing of it stays in the engine, or runs."""
+        for process in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        if containers := self.containers():
+            self.docker("rm", "-f", "-v", *containers)
+        if images := self.image_ids():
+            self.docker("image", "rm", "-f", *images)
+
+
+def make(root: Path, *, namespace: str, release: str, index: Index, environ: Mapping[str, str]) -> Checkout:
+    """Writes the project and publishes its wheels."""
+    shutil.copytree(ROOT / "templates", root / "templates", ignore=shutil.ignore_patterns("host", "__pycache__"))
+    copies = ["templates/host/env.sh", "templates/host/README.md", "locks/uv.txt", ".dockerignore", "pyproject.toml"]
+    copies += [f"tests/images/{name}.py" for name in ("conftest", "test_base", "test_python")]
+    for name in copies:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, root / name)
+    found = re.search(r"^debian:\n(?:[ #].*\n)+", (ROOT / "matrix.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found, "matrix.yaml has no block `debian:`"
+    text = MATRIX.format(namespace=namespace, debian=found[0].rstrip(), release=release)
+    (root / "matrix.yaml").write_text(text, encoding="utf-8")
+    index.publish(wheels.framework(release), wheels.extra(release))
+    temporary = root.parent / "tmp"
+    temporary.mkdir()
+    made = Checkout(
+        root=root, namespace=namespace, release=release, index=index, environ={**environ, "TMPDIR": str(temporary)}
+    )
+    made.write_tests(TESTS)
+    return made

@@ -1,0 +1,62 @@
+"""The two real wheels that a build needs, uv and pip, from the index that this machine is set up for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import requests
+
+from builder import index
+from builder.index import IndexSettings
+from tests.integration.wheels import Distribution
+
+TIMEOUT_S = 120
+FITS = re.compile(r".*-(manylinux[0-9a-z_.]*_x86_64|any)\.whl")
+
+
+def fetch(requirement: str, cache: Path) -> Distribution:
+    """The wheel that a requirement gives for this platform; kept in `cache`, hash-checked."""
+    settings = index.read(os.environ, Path.home())
+    package = _resolve(requirement, settings)
+    for entry in package["wheels"]:
+        url, sha256 = str(entry["url"]), str(entry["hashes"]["sha256"])
+        file = url.rsplit("/", 1)[-1]
+        if FITS.fullmatch(file):
+            content = _download(url, sha256, cache / file, settings)
+            return Distribution(project=package["name"], file=file, content=content)
+    raise AssertionError(f"{requirement} has no wheel for this platform")
+
+
+def _resolve(requirement: str, settings: IndexSettings) -> dict[str, Any]:
+    with TemporaryDirectory() as scratch:
+        wanted, out = Path(scratch) / "in.txt", Path(scratch) / "pylock.toml"
+        wanted.write_text(requirement + "\n", encoding="utf-8")
+        subprocess.run(
+            [
+                str(Path(sys.executable).parent / "uv"), "pip", "compile", str(wanted), "--output-file", str(out),
+                "--format", "pylock.toml", "--only-binary", ":all:", "--no-deps", "--quiet",
+            ],
+            env={**os.environ, **settings.environment()}, timeout=TIMEOUT_S, check=True,
+        )  # fmt: skip
+        packages = tomllib.loads(out.read_text(encoding="utf-8"))["packages"]
+    assert len(packages) == 1
+    return dict(packages[0])
+
+
+def _download(url: str, sha256: str, kept: Path, settings: IndexSettings) -> bytes:
+    if kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == sha256:
+        return kept.read_bytes()
+    answer = requests.get(url, timeout=TIMEOUT_S, verify=settings.ca_bundle or True)
+    answer.raise_for_status()
+    assert hashlib.sha256(answer.content).hexdigest() == sha256, f"{kept.name} is not what the index promises"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(answer.content)
+    return answer.content

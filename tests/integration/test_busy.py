@@ -1,0 +1,23 @@
+"""Two builders in one checkout."""
+
+from __future__ import annotations
+
+from tests.integration.checkout import PLAIN, Checkout, until
+from tests.integration.index import Fault, Index
+
+
+def test_the_second_gives_up_or_waits(checkout: Checkout, index: Index) -> None:
+    checkout.lock_and_render()
+    index.faults["tinyframe"] = Fault.FILE_STALLS
+    with checkout.running("images", PLAIN) as first:
+        until(index.stalled.is_set, "the build to ask for the wheel")
+        told = checkout.builder("render", code=9)
+        assert "`builder images`" in told
+        assert f"pid {first.process.pid}" in told
+        assert "--wait" in told
+        with checkout.running("--wait", "render") as second:
+            second.says(f"waiting for another builder: `builder images` (pid {first.process.pid}")
+            index.heal()
+            first.ends(0)
+            second.ends(0)
+    assert set(checkout.tags()) == set(checkout.references())

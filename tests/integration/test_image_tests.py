@@ -1,0 +1,108 @@
+"""What was not tested, or failed, gets no tag; the other image does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.checkout import EXTRA, PLAIN, SHORT, TESTS, Checkout
+from tests.integration.conftest import NewCheckout
+from tests.integration.index import Index
+
+FAILS = {"extra": "def test_fails():\n    assert 1 == 2\n"}
+
+
+@pytest.fixture(scope="module")
+def project(new_checkout: NewCheckout, served: Index, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout with one image that is built and not tested."""
+    made = new_checkout(tmp_path_factory.mktemp("untested"))
+    made.lock_and_render()
+    made.builder("build", PLAIN)
+    assert made.tags() == {}
+    return made
+
+
+@pytest.fixture
+def untested(project: Checkout) -> Iterator[Checkout]:
+    """The checkout, of which no test may tag the image."""
+    project.write_tests({**TESTS, **SHORT})
+    images = project.image_ids()
+    yield project
+    assert project.tags() == {}
+    assert project.image_ids() == images
+    assert project.containers() == []
+
+
+@pytest.fixture
+def ready(checkout: Checkout) -> Checkout:
+    checkout.lock_and_render()
+    return checkout
+
+
+def test_a_failing_test_of_one_image_stops_that_image_alone(ready: Checkout) -> None:
+    ready.write_tests(FAILS)
+    told = ready.builder("images", code=8)
+    assert f"{EXTRA}: 1 of 5 tests failed" in told
+    assert "test_extra.py::test_fails" in told
+    assert f".builder/logs/{EXTRA}.test.log" in told
+    assert set(ready.tags()) == set(ready.references())
+    assert "assert 1 == 2" in (ready.root / f".builder/logs/{EXTRA}.test.log").read_text(encoding="utf-8")
+
+    (untagged,) = ready.image_ids() - set(ready.tags().values())
+    ready.write_tests(TESTS)
+    ready.builder("images")
+    assert {ready.tags()[reference] for reference in ready.references("-extra")} == {untagged}
+
+
+def test_an_earlier_tag_stays_until_the_new_image_has_passed(ready: Checkout) -> None:
+    ready.builder("images")
+    before = ready.tags()
+    ready.edit("matrix.yaml", "packages: [tinyextra", "env: {TINY_MODE: fast}, packages: [tinyextra")
+    ready.builder("render")
+    ready.write_tests(FAILS)
+    assert EXTRA in ready.builder("images", code=8)
+    assert ready.tags() == before
+
+    (new,) = ready.image_ids() - set(before.values())
+    ready.write_tests(TESTS)
+    ready.builder("images")
+    after = ready.tags()
+    assert {after[reference] for reference in ready.references("-extra")} == {new}
+    assert {after[reference] for reference in ready.references()} == {before[ready.references()[0]]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "import pytest\n\n@pytest.mark.skip(reason='no time')\ndef test_skipped():\n    pass\n",
+        "import pytest\n\npytest.skip('not today', allow_module_level=True)\n",
+        "import pytest\n\n@pytest.mark.xfail(reason='known')\ndef test_expected_to_fail():\n    assert False\n",
+        "import no_such_module\n",
+        "import os\n\ndef test_killed():\n    os.kill(os.getpid(), 9)\n",
+    ],
+    ids=["no test", "skipped", "file skipped", "expected to fail", "not importable", "killed"],
+)
+def test_a_component_that_was_not_tested_is_no_pass(untested: Checkout, text: str) -> None:
+    """Beside components that pass."""
+    untested.write_tests({"tiny": text})
+    told = untested.builder("images", PLAIN, code=8)
+    assert PLAIN in told
+    assert f".builder/logs/{PLAIN}.test.log" in told
+
+
+def test_no_test_at_all_is_no_pass(untested: Checkout) -> None:
+    untested.write_tests(dict.fromkeys(("base", "python", "cuda", "tiny"), ""))
+    assert PLAIN in untested.builder("images", PLAIN, code=8)
+
+
+def test_a_component_without_a_file_of_tests_is_no_pass(untested: Checkout) -> None:
+    (untested.root / "tests/images/test_tiny.py").unlink()
+    assert "test_tiny.py" in untested.builder("images", PLAIN, code=8)
+
+
+def test_what_failed_before_is_tested_again(untested: Checkout) -> None:
+    untested.write_tests({"tiny": "def test_fails():\n    assert 1 == 2\n"})
+    for _ in range(2):
+        assert "test_tiny.py::test_fails" in untested.builder("images", PLAIN, code=8)

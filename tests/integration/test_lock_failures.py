@@ -1,0 +1,115 @@
+"""An index that misbehaves while versions are resolved: package and cell are named, no lock is touched."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.integration import wheels
+from tests.integration.checkout import PLAIN, Checkout
+from tests.integration.conftest import NewCheckout
+from tests.integration.index import Fault, Index
+
+IMPATIENT = {"UV_HTTP_TIMEOUT": "2", "UV_HTTP_RETRIES": "0"}
+
+
+@pytest.fixture(scope="module")
+def project(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout with locks, whose `builder` does not wait long."""
+    made = new_checkout(tmp_path_factory.mktemp("locked"))
+    made.builder("lock")
+    made.environ |= IMPATIENT
+    return made
+
+
+@pytest.fixture
+def locked(project: Checkout, index: Index) -> Iterator[Checkout]:
+    """The checkout, which no failure may change."""
+    matrix, locks = project.files("matrix.yaml"), project.files("locks")
+    yield project
+    assert project.files("locks") == locks
+    assert list((project.root.parent / "tmp").iterdir()) == []
+    (project.root / "matrix.yaml").write_bytes(matrix["matrix.yaml"])
+
+
+def upgrade(checkout: Checkout, **environ: str) -> str:
+    """A resolution that has to ask the index for everything, and fails."""
+    told = checkout.builder("lock", "--upgrade", code=4, UV_NO_CACHE="1", **environ)
+    assert PLAIN in told
+    assert "127.0.0.1" not in told
+    return told
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.PAGE_404, Fault.PAGE_500, Fault.PAGE_STALLS, Fault.FILE_404, Fault.FILE_500, Fault.FILE_TRUNCATED]
+)
+def test_a_fault_of_the_index_names_the_package(locked: Checkout, index: Index, fault: Fault) -> None:
+    index.faults["tinyframe"] = fault
+    assert "tinyframe" in upgrade(locked)
+
+
+def test_nobody_listens(locked: Checkout) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = upgrade(locked, UV_DEFAULT_INDEX=f"http://127.0.0.1:{port}/simple/")
+    assert str(port) not in told
+    assert "index did not answer" in told
+
+
+def test_credentials_of_the_index_are_not_shown(locked: Checkout, index: Index) -> None:
+    index.faults["tinyframe"] = Fault.PAGE_500
+    told = upgrade(locked, UV_DEFAULT_INDEX=index.url.replace("://", "://someone:a-secret@"))
+    assert "someone" not in told
+    assert "a-secret" not in told
+
+
+def test_other_bytes_than_the_index_promises(locked: Checkout, index: Index) -> None:
+    """Sizes are all that is asked of the file: the build refuses it, see test_build_failures.py."""
+    index.faults["tinyframe"] = Fault.FILE_HAS_OTHER_BYTES
+    locked.builder("lock", "--upgrade", UV_NO_CACHE="1")
+
+
+def _only_an_sdist(index: Index, release: str) -> None:
+    index.publish(wheels.sdist("tinyframe", release))
+
+
+def _yanked(index: Index, release: str) -> None:
+    index.publish(wheels.framework(release), yanked="it eats data")
+
+
+def _other_cuda(index: Index, release: str) -> None:
+    index.publish(wheels.cuda("12.6.77"), wheels.framework(release, requires=[f"{wheels.CUDA}==12.6.77"]))
+
+
+def _no_cuda(index: Index, release: str) -> None:
+    index.publish(wheels.framework(release, requires=[]))
+
+
+@pytest.mark.parametrize(
+    ("publish", "words"),
+    [
+        (_only_an_sdist, ["tinyframe", "wheel"]),
+        (_yanked, ["tinyframe", "yanked", "it eats data"]),
+        (_other_cuda, ["12.6.77", wheels.CUDA, "12.8"]),
+        (_no_cuda, ["no CUDA runtime", "tiny"]),
+    ],
+    ids=["only an sdist", "yanked", "another CUDA", "no CUDA"],
+)
+def test_a_release_that_cannot_be_what_is_asked_for(
+    locked: Checkout, index: Index, publish: Callable[[Index, str], None], words: list[str]
+) -> None:
+    other = "1.0.9999"
+    publish(index, other)
+    locked.edit("matrix.yaml", f"release: {locked.release}", f"release: {other}")
+    told = upgrade(locked)
+    index.withdraw("tinyframe", other)
+    for word in words:
+        assert word in told
+
+
+def test_a_fault_of_what_one_cell_needs_names_it(locked: Checkout, index: Index) -> None:
+    index.faults["tinyextra"] = Fault.PAGE_404
+    assert "tinyextra" in upgrade(locked)

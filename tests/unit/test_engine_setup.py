@@ -1,0 +1,143 @@
+"""Setting up an engine: when it is refused, and what is said then. Nothing is installed here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder import engine_setup
+from builder.engine import Engine
+from builder.engine_setup import parse_version
+from builder.errors import EngineError
+from builder.host import AptSource, Host
+from tests.unit.fakes import FakeEngine, Programs
+
+DEBIAN = {"ID": "debian", "PRETTY_NAME": "Debian GNU/Linux 12", "VERSION_CODENAME": "bookworm"}
+MINT = {"ID": "linuxmint", "ID_LIKE": "ubuntu debian"}
+FEDORA = {"ID": "fedora", "PRETTY_NAME": "Fedora Linux 41"}
+ABSENT = EngineError("no Docker Engine answers at tcp://build.example.test")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("26.1.5+dfsg1-9+b7", (26, 1)),
+        ("5:27.5.1-1~debian.12~bookworm", (27, 5)),
+        ("20.10.24+dfsg1-1+deb12u1", (20, 10)),
+        ("23.0", (23, 0)),
+        ("(none)", (0, 0)),
+        ("", (0, 0)),
+        ("dev", (0, 0)),
+    ],
+)
+def test_parse_version(text: str, version: tuple[int, int]) -> None:
+    assert parse_version(text) == version
+
+
+def test_versions_compare_as_numbers() -> None:
+    assert parse_version("9.1") < engine_setup.MINIMUM <= parse_version("100.0")
+
+
+@pytest.mark.parametrize(
+    ("environ", "uid", "release", "says", "hint"),
+    [
+        ({"DOCKER_HOST": "tcp://build.example.test"}, 0, DEBIAN, "build.example.test", "unset DOCKER_HOST"),
+        ({"DOCKER_HOST": "tcp://build.example.test"}, 1000, FEDORA, "build.example.test", "unset DOCKER_HOST"),
+        ({}, 0, FEDORA, "on Fedora Linux 41 it has to be installed by hand", "Docker Engine 23 or newer"),
+        ({}, 1000, FEDORA, "on Fedora Linux 41 it has to be installed by hand", "Docker Engine 23 or newer"),
+        ({}, 0, {}, "on this system it has to be installed by hand", "package manager"),
+        ({}, 1000, DEBIAN, "needs root", "sudo make engine"),
+        ({"DOCKER_HOST": ""}, 1000, MINT, "needs root", "sudo make engine"),
+    ],
+)
+def test_refused(environ: dict[str, str], uid: int, release: dict[str, str], says: str, hint: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        engine_setup.refuse_unless_possible(environ, uid, release, ABSENT)
+    assert says in str(caught.value)
+    assert hint in caught.value.hint
+    assert caught.value.__cause__ is ABSENT
+
+
+@pytest.mark.parametrize("release", [DEBIAN, MINT, {"ID": "ubuntu"}])
+def test_possible_as_root_on_debian_and_its_like(release: dict[str, str]) -> None:
+    assert engine_setup.refuse_unless_possible({}, 0, release, ABSENT) is None  # type: ignore[func-returns-value]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A Debian machine without an engine, as root; `calls` keeps what was started on it."""
+    calls: list[str] = []
+
+    def connect() -> FakeEngine:
+        if "start" not in calls:
+            raise ABSENT
+        return FakeEngine()
+
+    monkeypatch.setattr(Engine, "connect", connect)
+    monkeypatch.setattr(engine_setup.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(engine_setup.host, "os_release", lambda: DEBIAN)
+    monkeypatch.setattr(engine_setup.shutil, "which", lambda _: None)
+    monkeypatch.setattr(engine_setup, "start", lambda _: calls.append("start"))
+    return {"calls": calls}
+
+
+def test_one_that_answers_is_left_alone(machine: dict[str, Any], tmp_path: Path) -> None:
+    machine["calls"].append("start")
+    assert isinstance(engine_setup.ensure(tmp_path, pytest.fail), FakeEngine)
+    assert machine["calls"] == ["start"]
+
+
+def apt(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, candidate: str, status: int = 0) -> Programs:
+    def answer(command: list[str]) -> tuple[int, str, str]:
+        if command[0] == "apt-cache":
+            return 0, f"{command[-1]}:\n  Candidate: {candidate}\n", ""
+        return (status if "install" in command else 0), "Err: http://mirror.example.test/debian x\n", ""
+
+    programs = Programs(answer)
+    monkeypatch.setattr(engine_setup.subprocess, "run", programs)
+    archive = AptSource(kind="main", uri="http://mirror.example.test/debian")
+    monkeypatch.setattr(engine_setup.host, "read", lambda: machine.get("host", Host(apt_sources=(archive,))))
+    return programs
+
+
+def test_the_distributions_own_engine_if_it_is_new_enough(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    programs = apt(machine, monkeypatch, candidate="26.1.5+dfsg1-9")
+    engine_setup.ensure(tmp_path, lambda _: None)
+    assert programs.calls[-1] == [
+        "apt-get", "install", "-y", "-q", "--no-install-recommends", *engine_setup.PACKAGES,
+    ]  # fmt: skip
+    assert not (tmp_path / "apt").exists()
+
+
+def test_a_newer_one_is_taken_without_touching_the_machines_sources(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    programs = apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1")
+    engine_setup.ensure(tmp_path, lambda _: None)
+    assert f"Dir::Etc::SourceList={tmp_path / 'apt/sources.list'}" in programs.calls[-1]
+    suites = [line.split()[3] for line in (tmp_path / "apt/sources.list").read_text().splitlines()]
+    assert suites == ["bookworm", "trixie"]
+    assert "Pin-Priority: 100" in (tmp_path / "apt/preferences").read_text()
+
+
+def test_too_old_and_no_archive_to_take_a_newer_one_from(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine["host"] = Host()
+    apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1")
+    with pytest.raises(EngineError, match="older than 23, and no Debian archive is configured") as caught:
+        engine_setup.ensure(tmp_path, lambda _: None)
+    assert "by hand" in caught.value.hint
+
+
+def test_apt_fails(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    apt(machine, monkeypatch, candidate="26.1.5", status=100)
+    with pytest.raises(EngineError, match="apt-get could not install Docker Engine") as caught:
+        engine_setup.ensure(tmp_path, lambda _: None)
+    assert "http://<mirror>/debian" in str(caught.value)
+    assert "mirror.example.test" not in (tmp_path / "logs/engine-setup.log").read_text()
+    assert machine["calls"] == []

@@ -1,0 +1,64 @@
+"""GPUs: none is a normal state."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builder import gpu
+from builder.gpu import Gpu
+
+
+class Library:
+    """Stands in for pynvml."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, names: list[str | bytes] | None) -> None:
+        self.names = names
+        self.is_open = False
+
+    def nvmlInit(self) -> None:  # noqa: N802  pynvml's name, as those below
+        if self.names is None:
+            raise self.NVMLError
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.is_open = False
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.names or ())
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str | bytes:  # noqa: N802
+        return (self.names or [])[handle]
+
+    def nvmlDeviceGetMemoryInfo(self, _: int) -> Any:  # noqa: N802
+        return SimpleNamespace(total=80)
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        return b"570.1"
+
+
+@pytest.mark.parametrize(
+    ("names", "driver", "gpus"),
+    [
+        (None, "", ()),
+        ([], "570.1", ()),
+        (["H", b"A"], "570.1", (Gpu(name="H", memory=80), Gpu(name="A", memory=80))),
+    ],
+    ids=["no driver", "no GPU", "two"],
+)
+def test_read(
+    monkeypatch: pytest.MonkeyPatch, names: list[str | bytes] | None, driver: str, gpus: tuple[Gpu, ...]
+) -> None:
+    library = Library(names)
+    monkeypatch.setattr(gpu, "pynvml", library)
+    assert gpu.read() == (driver, gpus)
+    assert gpu.count() == len(gpus)
+    assert not library.is_open

@@ -1,0 +1,240 @@
+"""Running an image's tests: what counts as passed, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder import evidence, imagetest, plan
+from builder.errors import EngineError, ImageTestError
+from builder.imagetest import describe, outcome
+from builder.plan import PlannedImage
+from builder.project import Project
+from builder.view import View
+from tests.unit.fakes import INFO, FakeEngine, MemoryConsole, evidence_of
+
+CELL = "qz-0.5-cu129-py311-board"
+ID = "sha256:" + "b" * 64
+Lines = list[tuple[str, str]]
+
+
+def report(path: Path, lines: Lines) -> Path:
+    path.write_text("".join(json.dumps({"test": test, "outcome": result}) + "\n" for test, result in lines))
+    return path
+
+
+OUTCOMES: dict[str, tuple[Lines, int, list[str], list[str]]] = {
+    "passed": ([("a", "passed"), ("b", "passed")], 0, ["a", "b"], []),
+    "failed": ([("a", "passed"), ("b", "failed")], 1, ["a"], ["b"]),
+    "skipped": ([("a", "passed"), ("b", "skipped")], 0, ["a"], ["b"]),
+    "all skipped": ([("b", "skipped")], 0, [], ["b"]),
+    "failed in tear-down": ([("a", "passed"), ("a", "failed")], 1, [], ["a"]),
+    "failed in set-up": ([("a", "failed")], 1, [], ["a"]),
+    "fails, then passes": ([("a", "failed"), ("a", "passed")], 0, [], ["a"]),
+    "none collected": ([], 5, [], ["the test run itself (pytest ended with status 5)"]),
+    "collection error": ([("a", "passed")], 2, ["a"], ["the test run itself (pytest ended with status 2)"]),
+    "killed": ([("a", "passed")], -9, ["a"], ["the test run itself (pytest ended with status -9)"]),
+}
+
+
+@pytest.mark.parametrize(("lines", "status", "passed", "failed"), OUTCOMES.values(), ids=OUTCOMES.keys())
+def test_outcome(tmp_path: Path, lines: Lines, status: int, passed: list[str], failed: list[str]) -> None:
+    assert outcome(report(tmp_path / "r", lines), status) == (passed, failed)
+
+
+def test_outcome_without_a_report(tmp_path: Path) -> None:
+    assert outcome(tmp_path / "absent", 3) == ([], ["the test run itself (pytest ended with status 3)"])
+    assert outcome(tmp_path / "absent", 0) == ([], [])
+
+
+def test_outcome_of_a_run_that_was_killed_while_it_wrote(tmp_path: Path) -> None:
+    path = report(tmp_path / "r", [("a", "passed")])
+    path.write_text(path.read_text() + '{"test": "b", "out')
+    passed, failed = outcome(path, -9)
+    assert passed == ["a"]
+    assert len(failed) == 1
+
+
+@pytest.fixture
+def image(tiny: Project) -> PlannedImage:
+    made = plan.make_locked(tiny, tiny.select([CELL])).images[0]
+    for name in made.components:
+        path = tiny.root / f"tests/images/test_{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    return made
+
+
+class Child:
+    """Stands in for the pytest process: reports what `results` has for the file that it is to run."""
+
+    results: Mapping[str, str] = {}
+    status = 0
+    runs: list[list[str]] = []
+
+    def __init__(self, command: list[str], *, env: Mapping[str, str], **_: object) -> None:
+        files = [Path(word).stem for word in command if word.endswith(".py")]
+        self.runs.append(files)
+        report(Path(env["IMAGE_TEST_REPORT"]), [(file, self.results.get(file, "passed")) for file in files])
+        self.subject = json.loads(Path(env["IMAGE_TEST_SUBJECT"]).read_text())
+        self.stdout = iter(f"{file}::test PASSED\n" for file in files)
+
+    def wait(self) -> int:
+        return self.status
+
+    def kill(self) -> None:
+        return
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> type[Child]:
+    class Fresh(Child):
+        runs: list[list[str]] = []
+
+    monkeypatch.setattr(imagetest.subprocess, "Popen", Fresh)
+    monkeypatch.setattr(imagetest, "which", lambda _: "/bin/docker")
+    return Fresh
+
+
+MakeTester = Callable[..., imagetest.Tester]
+
+
+@pytest.fixture
+def tester(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, console: MemoryConsole) -> MakeTester:
+    """A tester on a machine with so many GPUs; the engine has NVIDIA's runtime if it has one."""
+    assert image.id == CELL
+
+    def make(gpus: int = 0, *, runtime: bool = True) -> imagetest.Tester:
+        monkeypatch.setattr(imagetest.gpu, "count", lambda: gpus)
+        info = replace(INFO, runtimes=("nvidia", "runc") if gpus and runtime else ("runc",))
+        return imagetest.Tester(FakeEngine(info=info), tiny, View(console))
+
+    return make
+
+
+def test_a_pass_is_kept(tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
+    found = tester().test(image, ID)
+    assert found.is_pass
+    assert found.gpu == "not run"
+    assert found.passed == tuple(f"test_{name}" for name in ("base", "python", "cuda", "quartz", "board"))
+    assert child.runs == [list(found.passed)]
+    assert evidence.read(tiny.state, ID) == found
+    assert (tiny.logs / f"{CELL}.test.log").read_text().count("PASSED") == 5
+    assert tester().known(image, ID) == found
+
+
+@pytest.mark.parametrize(("result", "status"), [("failed", 1), ("skipped", 0)])
+def test_what_did_not_pass(
+    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester, result: str, status: int
+) -> None:
+    child.results, child.status = {"test_cuda": result}, status
+    with pytest.raises(ImageTestError, match=f"^{CELL}: 1 of 5 tests failed\n  test_cuda$") as caught:
+        tester().test(image, ID)
+    assert f".builder/logs/{CELL}.test.log" in caught.value.hint
+    assert f"docker run --rm -it {'b' * 12} bash" in caught.value.hint
+    found = evidence.read(tiny.state, ID)
+    assert found
+    assert not found.is_pass
+
+
+def test_a_component_without_tests(tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
+    (tiny.root / "tests/images/test_board.py").unlink()
+    with pytest.raises(ImageTestError, match=r"no tests for a component: tests/images/test_board.py"):
+        tester().test(image, ID)
+    assert child.runs == []
+    assert evidence.read(tiny.state, ID) is None
+
+
+def test_a_run_that_collected_nothing_is_no_pass(
+    image: PlannedImage, child: type[Child], tester: MakeTester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imagetest, "outcome", lambda *_: ([], []))
+    with pytest.raises(ImageTestError, match="no test was collected"):
+        tester().test(image, ID)
+    assert len(child.runs) == 1
+
+
+def test_no_docker_command(image: PlannedImage, tester: MakeTester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imagetest, "which", lambda _: None)
+    with pytest.raises(EngineError, match="need the `docker` command") as caught:
+        tester().test(image, ID)
+    assert "docker-cli" in caught.value.hint
+
+
+GPU_CASES: dict[str, tuple[int, bool, str, str]] = {
+    "no GPU": (0, True, "passed", "not run"),
+    "GPU without the engine's runtime": (1, False, "passed", "not run"),
+    "GPU": (1, True, "passed", "passed"),
+    "GPU that fails": (1, True, "failed", "failed"),
+    "GPU whose tests are skipped": (1, True, "skipped", "failed"),
+}
+
+
+@pytest.mark.parametrize(("gpus", "runtime", "result", "state"), GPU_CASES.values(), ids=GPU_CASES.keys())
+def test_gpu(
+    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester,
+    gpus: int, runtime: bool, result: str, state: str,
+) -> None:  # fmt: skip
+    path = tiny.root / "tests/gpu/test_quartz.py"
+    path.parent.mkdir()
+    path.write_text("")
+    made = tester(gpus, runtime=runtime)
+    if gpus and runtime:
+        child.results = {"test_quartz": result}
+    if state == "failed":
+        with pytest.raises(ImageTestError):
+            made.test(image, ID)
+    else:
+        made.test(image, ID)
+    found = evidence.read(tiny.state, ID)
+    assert found
+    assert found.gpu == state
+    assert len(child.runs) == (2 if gpus and runtime else 1)
+
+
+def stale(tiny: Project, image: PlannedImage, change: str) -> dict[str, Any]:
+    if change == "tests":
+        (tiny.root / "tests/images/test_base.py").write_text("assert True")
+    if change == "plan":
+        return {"plan": "sha256:other"}
+    if change == "damaged":
+        evidence.path(tiny.state, ID).write_text("{")
+    return {}
+
+
+@pytest.mark.parametrize("change", ["tests", "plan", "damaged"])
+@pytest.mark.usefixtures("child")
+def test_evidence_that_no_longer_counts(tiny: Project, image: PlannedImage, tester: MakeTester, change: str) -> None:
+    found = tester().test(image, ID)
+    if changes := stale(tiny, image, change):
+        evidence.write(tiny.state, found.model_copy(update=changes))
+    assert tester().known(image, ID) is None
+
+
+def test_evidence_without_gpu_does_not_count_where_a_gpu_is(
+    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
+) -> None:
+    path = tiny.root / "tests/gpu/test_quartz.py"
+    path.parent.mkdir()
+    path.write_text("")
+    found = tester().test(image, ID)
+    assert child.runs
+    assert tester(0).known(image, ID) == found
+    assert tester(1).known(image, ID) is None
+    path.unlink()
+    evidence.write(tiny.state, found.model_copy(update={"suite": evidence.suite_digest(tiny.root)}))
+    assert tester(1).known(image, ID) is not None
+
+
+def test_what_the_tests_are_told(image: PlannedImage) -> None:
+    told = describe(image, ID, "/checkout")
+    assert json.loads(json.dumps(told)) == told
+    assert told["image_id"] == ID
+    assert told["wheels"] == {wheel.name: wheel.version for wheel in image.wheels}
+    assert told["cuda_wheels"] == ["nvidia-cuda-runtime-cu12", "nvidia-sums-cu12"]
+    assert evidence_of(image, ID).cell == told["id"]

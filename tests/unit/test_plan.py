@@ -1,0 +1,201 @@
+"""The plan: layers, digests of inputs, and what it needs to read for it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builder import lock, plan, render
+from builder.errors import LockError, StaleError
+from builder.lock import Lock
+from builder.plan import Plan, PlannedImage
+from builder.project import Project
+from tests.unit import tiny_locks
+from tests.unit.test_cells import big
+
+Edit = Callable[[str, str], Project]
+CELL = "em-1.10-cu1210-py311-jupyter"
+
+
+def made(project: Project, cell: str = CELL) -> PlannedImage:
+    return plan.make_locked(project, project.select([cell])).images[0]
+
+
+def relock(project: Project) -> Project:
+    """Locks that belong to the project's matrix as it is now."""
+    for cell, one in tiny_locks.locks(project).items():
+        lock.path(project.root, cell).write_text(lock.dump(one))
+    return project
+
+
+def test_snapshot(tiny: Project, snapshot: Callable[[str, str], None]) -> None:
+    """As `builder plan --format json` gives it; masked is only what depends on the bytes of templates/."""
+    data = plan.make(tiny, tiny.cells).as_data()
+    for image in data["images"]:
+        image["digest"] = "(masked)"
+        for layer in image["layers"]:
+            if layer["kind"] == "files":
+                layer["inputs"] = "(masked)"
+    snapshot("snapshots/plan.json", json.dumps(data, indent=1) + "\n")
+
+
+def test_two_plans_of_the_same_inputs_are_equal(tiny: Project) -> None:
+    again = Project(tiny.root)
+    assert plan.make(tiny, tiny.cells).as_data() == plan.make(again, again.cells).as_data()
+
+
+def test_nothing_of_the_machine_is_in_it(tiny: Project) -> None:
+    assert str(tiny.root) not in json.dumps(plan.make(tiny, tiny.cells).as_data())
+
+
+def test_layers(tiny: Project) -> None:
+    layers = [(layer.kind, layer.component) for layer in made(tiny).layers]
+    kinds = [kind for kind, _ in layers]
+    assert kinds == sorted(kinds, key=["os", "wheels", "files"].index)
+    assert [name for kind, name in layers if kind == "wheels"] == ["cuda", "python", "ember", "board", "jupyter"]
+    with_files = [name for name in made(tiny).components if (tiny.root / "templates" / name / "files").is_dir()]
+    assert [name for kind, name in layers if kind == "files"] == with_files
+
+
+def test_every_wheel_is_in_one_layer(tiny: Project) -> None:
+    locked = lock.read(tiny.root, CELL)
+    assert locked is not None
+    image = made(tiny)
+    assert sorted(wheel.file for wheel in image.wheels) == sorted(wheel.file for wheel in locked.wheels)
+    assert image.bytes == sum(wheel.size for wheel in locked.wheels)
+
+
+def test_a_wheel_of_an_unknown_component_is_not_left_out(tiny: Project) -> None:
+    locked = lock.read(tiny.root, CELL)
+    assert locked is not None
+    stray = tuple(replace(wheel, component="emberr") if wheel.name == "emberkit" else wheel for wheel in locked.wheels)
+    lock.path(tiny.root, CELL).write_text(lock.dump(replace(locked, wheels=stray)))
+    with pytest.raises(LockError, match="emberr"):
+        made(tiny)
+
+
+def test_sums(tiny: Project) -> None:
+    both = plan.make(tiny, tiny.select([CELL, CELL.removesuffix("-jupyter")]))
+    small, large = sorted(image.bytes for image in both.images)
+    assert (both.sum_bytes, both.unique_bytes) == (small + large, large)
+    assert Plan(images=()).unique_bytes == 0
+
+
+def test_cells_without_a_lock(tiny: Project) -> None:
+    found = plan.make(tiny, tiny.select(["em-1.9-*"]))
+    assert not found.images
+    assert found.unlocked == tuple(cell.id for cell in tiny.select(["em-1.9-*"]))
+    with pytest.raises(LockError, match=r"^not locked: em-1.9-cu129-py39, ") as caught:
+        plan.make_locked(tiny, tiny.select(["*"]))
+    assert str(caught.value).endswith(" ...")
+    assert caught.value.hint == "Resolve first: builder lock em-1.9-cu129-py39"
+
+
+def test_a_stale_lock(edit: Edit) -> None:
+    project = edit("packages: [notebook]", "packages: [notebook>=2]")
+    with pytest.raises(StaleError, match=f"^locks/{CELL}.json does not belong to") as caught:
+        made(project)
+    assert caught.value.hint == f"Resolve it again: builder lock {CELL}"
+
+
+MATRIX_CHANGES = {
+    "driver": ('driver: "570.1"', 'driver: "570.2"'),
+    "base image": ("example/base:new@", "example/base:newer@"),
+    "Debian package": ("apt: [python3]", "apt: [python3, git]"),
+    "command": ("command: [start-jupyter]", "command: [other]"),
+    "health check": ("healthcheck: [check-jupyter]", "healthcheck: [other]"),
+    "port": ("port: 8888", "port: 8889"),
+    "env": ("EMBER_HOME: /workspace", "EMBER_HOME: /home/user"),
+    "namespace": ("namespace: team", "namespace: others"),
+    "release": ("release: 1.10.0", "release: 1.10.1"),
+    "order of components": ("jupyter: [board, jupyter]", "jupyter: [jupyter, board]"),
+    "order of components without packages": ("jupyter: [board, jupyter]", "jupyter: [two, one, board, jupyter]"),
+    "order of env": ("{EMBER_HOME: /workspace}", "{EMBER_B: b, EMBER_A: a}"),
+    "name of the Debian release": ("{debian: newbird}", "{debian: otherbird}"),
+}
+BEFORE = {
+    "order of components without packages": ("jupyter: [board, jupyter]", "jupyter: [one, two, board, jupyter]"),
+    "order of env": ("{EMBER_HOME: /workspace}", "{EMBER_A: a, EMBER_B: b}"),
+}
+
+
+@pytest.mark.parametrize("change", MATRIX_CHANGES)
+def test_another_dockerfile_has_another_digest(edit: Edit, change: str) -> None:
+    """Two plans with one digest give the same Dockerfile: the engine's image of the one is taken for the other."""
+    edit("  board: {needs", "  one: {needs: [base]}\n  two: {needs: [base]}\n  board: {needs")
+    if "otherbird" in MATRIX_CHANGES[change][1]:
+        edit("  newbird:\n", f"  otherbird:\n    image: example/base:new@sha256:{'2' * 64}\n    glibc: \"2.36\"\n  newbird:\n")
+    old, new = MATRIX_CHANGES[change]
+    project = edit(*BEFORE.get(change, (old, old)))
+    image = made(relock(project))
+    before = dockerfile(project)
+    changed = relock(edit(BEFORE.get(change, (old, old))[1], new))
+    assert dockerfile(changed) != before, "this test changes nothing"
+    assert made(changed).digest != image.digest
+
+
+def dockerfile(project: Project) -> str:
+    """The rendered Dockerfile, without the digest of its plan."""
+    found = plan.make_locked(project, project.select([CELL]))
+    text = render.render(project.root, project.matrix, found)[f"images/{CELL}/Dockerfile"]
+    return text.replace(found.images[0].digest, "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*plan.COMMON_INPUTS, "templates/base/files/etc/new", "templates/python/compile.py", "templates/jupyter/new"],
+)
+def test_a_changed_template_changes_the_digest(tiny: Project, name: str) -> None:
+    before = made(tiny).digest
+    path = tiny.root / name
+    path.write_text((path.read_text() if path.exists() else "") + "# more\n")
+    assert made(tiny).digest != before
+
+
+@pytest.mark.parametrize("name", ["templates/pytorch/x", "templates/host/ca.crt", "templates/base/__pycache__/x.pyc", "x"])
+def test_what_is_not_used_does_not_change_the_digest(tiny: Project, name: str) -> None:
+    before = made(tiny).digest
+    (tiny.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (tiny.root / name).write_text("x")
+    assert made(tiny).digest == before
+
+
+def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny.root / "matrix.yaml"
+    text = big(path.read_text(), lines=8, cudas=20, pythons=20)
+    path.write_text(text.replace("versions:\n      \"7.0\": {release: 7.0.0", "versions:\n      \"6.0\": {release: 6.0.0"))
+    project = Project(tiny.root)
+    read: Counter[str] = Counter()
+    wheels = tuple(tiny_locks.wheel("python", f"p{number}", "1", 10) for number in range(3))
+    original = Path.read_bytes
+
+    def locked(root: Path, cell_id: str) -> Lock | None:
+        read[cell_id] += 1
+        cell = by_id[cell_id]
+        if cell.line == "7.1":
+            return None
+        inputs = lock.inputs(project.matrix, cell, project.groups[cell.group])
+        return Lock(cell=cell_id, inputs=inputs, requirements={}, wheels=wheels)
+
+    def count(file: Path) -> bytes:
+        read[file.relative_to(tiny.root).as_posix()] += 1
+        return original(file)
+
+    by_id = {cell.id: cell for cell in project.cells}
+    monkeypatch.setattr(lock, "read", locked)
+    monkeypatch.setattr(Path, "read_bytes", count)
+    found = plan.make(project, project.cells)
+    assert len(project.cells) == 9 * 20 * 20 * 3
+    assert len(found.unlocked) == 20 * 20 * 3
+    assert len(found.images) == 8 * 20 * 20 * 3
+    assert len({image.digest for image in found.images}) == len(found.images)
+    assert (found.sum_bytes, found.unique_bytes) == (30 * len(found.images), 30)
+    # Each lock once; a template at most twice: with its component and with the component's files.
+    assert {read[cell.id] for cell in project.cells} == {1}
+    assert max(read.values()) <= 2, read.most_common(3)
+    assert len(found.as_data()["images"]) == len(found.images)

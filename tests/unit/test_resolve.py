@@ -1,0 +1,316 @@
+"""Resolving, with a stand-in for uv: which wheel is taken, and what is said when it does not work."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.tags import parse_tag
+
+from builder import lock, resolve
+from builder.cells import Cell
+from builder.errors import LockError
+from builder.index import IndexSettings
+from builder.lock import Wheel
+from builder.project import Project
+from builder.resolve import Resolver, tag_ranks
+from tests.unit.fakes import Programs
+
+GROUP = "em-1.10-cu1210-py311"
+CELL = Cell(framework="ember", short="em", line="1", release="1.0", cuda="12.9", python="3.11", variant="plain")
+LINUX = "manylinux_2_28_x86_64"
+
+
+def rank(tag: str, python: str = "3.11", glibc: str = "2.36") -> int | None:
+    ranks = tag_ranks(python, glibc)
+    return min((ranks[one] for one in parse_tag(tag) if one in ranks), default=None)
+
+
+# From the most specific to the least, as pip orders them.
+ORDER = [
+    "cp311-cp311-manylinux_2_36_x86_64",
+    "cp311-cp311-manylinux_2_17_x86_64",
+    "cp311-cp311-manylinux2014_x86_64",
+    "cp311-cp311-manylinux_2_16_x86_64",
+    "cp311-cp311-manylinux_2_12_x86_64",
+    "cp311-cp311-manylinux2010_x86_64",
+    "cp311-cp311-manylinux1_x86_64",
+    "cp311-cp311-linux_x86_64",
+    f"cp311-abi3-{LINUX}",
+    f"cp311-none-{LINUX}",
+    f"cp310-abi3-{LINUX}",
+    f"cp32-abi3-{LINUX}",
+    f"py311-none-{LINUX}",
+    f"py3-none-{LINUX}",
+    f"py30-none-{LINUX}",
+    "cp311-none-any",
+    "py311-none-any",
+    "py3-none-any",
+    "py30-none-any",
+]
+
+
+def test_tags_from_specific_to_general() -> None:
+    ranks = [rank(tag) for tag in ORDER]
+    assert None not in ranks
+    assert ranks == sorted(ranks, key=lambda one: one or 0)
+    assert len(set(ranks)) == len(ranks)
+    assert ranks[0] == 0
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "cp312-cp312-manylinux_2_17_x86_64",
+        "cp310-cp310-manylinux_2_17_x86_64",
+        "cp312-abi3-manylinux_2_17_x86_64",
+        "cp311-cp311-manylinux_2_37_x86_64",
+        "cp311-cp311-manylinux_2_17_aarch64",
+        "cp311-cp311-musllinux_1_2_x86_64",
+        "cp311-cp311t-manylinux_2_17_x86_64",
+        "cp311-cp311-win_amd64",
+        "py2-none-any",
+        "pp311-pypy311_pp73-manylinux_2_17_x86_64",
+    ],
+)
+def test_tags_that_do_not_fit(tag: str) -> None:
+    assert rank(tag) is None
+
+
+def test_tags_of_an_older_machine() -> None:
+    assert rank("cp39-cp39-manylinux_2_31_x86_64", "3.9", "2.31") == 0
+    assert rank("cp39-cp39-manylinux_2_34_x86_64", "3.9", "2.31") is None
+
+
+def entry(file: str, *, sha256: str | None = None) -> dict[str, Any]:
+    hashes = {"sha256": sha256 if sha256 is not None else hashlib.sha256(file.encode()).hexdigest()}
+    return {"url": f"https://files.example.test/a/{file}", "hashes": hashes}
+
+
+def best(*files: str) -> str:
+    package = {"version": "1.0", "wheels": [entry(file) for file in files]}
+    wheel, url = resolve._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36"))
+    assert url.endswith(wheel.file)
+    return wheel.file
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        # The first is to be taken.
+        ["x-1.0-cp311-cp311-manylinux_2_17_x86_64.whl", "x-1.0-py3-none-any.whl"],
+        ["x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl", "x-1.0-cp311-cp311-manylinux_2_17_x86_64.whl"],
+        ["x-1.0-cp39-abi3-manylinux_2_17_x86_64.whl", "x-1.0-py3-none-any.whl"],
+        ["x-1.0-10-py3-none-any.whl", "x-1.0-9-py3-none-any.whl", "x-1.0-py3-none-any.whl"],
+        ["x-1.0-2b-py3-none-any.whl", "x-1.0-2a-py3-none-any.whl"],
+        ["x-1.0-cp311-cp311-linux_x86_64.whl", "x-1.0-9-py3-none-any.whl"],
+        ["x-1.0-py3-none-any.whl", "x-1.0-cp312-cp312-manylinux_2_17_x86_64.whl"],
+        ["x-1.0-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "x-1.0-py3-none-manylinux2014_x86_64.whl"],
+    ],
+)
+def test_the_wheel_that_an_installer_takes(files: list[str]) -> None:
+    assert best(*files) == files[0]
+    assert best(*reversed(files)) == files[0]
+
+
+def test_a_local_version_in_an_address() -> None:
+    package = {"version": "1.0+cu129", "wheels": [entry("x-1.0%2Bcu129-py3-none-any.whl")]}
+    wheel, _ = resolve._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36"))
+    assert (wheel.file, wheel.version) == ("x-1.0+cu129-py3-none-any.whl", "1.0+cu129")
+
+
+SAME = "x-1.0-py3-none-any.whl"
+UNFIT: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "none at all": ([], "x 1.0 has no wheel for Python 3.11 on x86_64"),
+    "none that fits": ([entry("x-1.0-cp312-cp312-win_amd64.whl")], "x 1.0 has no wheel for Python 3.11"),
+    "two builds alike": ([entry(SAME), entry("x-1.0-py2.py3-none-any.whl")], "x has two builds that fit equally"),
+    "one name, two contents": ([entry(SAME), entry(SAME, sha256="0" * 64)], "x has two builds that fit equally"),
+    "no hash": ([entry(SAME, sha256="")], f"the index gives no SHA-256 for {SAME}"),
+    "no wheel's name": ([entry("x.whl")], "the index lists 'x.whl', which is no wheel's name"),
+}
+
+
+@pytest.mark.parametrize(("wheels", "says"), UNFIT.values(), ids=UNFIT.keys())
+def test_no_wheel_can_be_chosen(wheels: list[dict[str, Any]], says: str) -> None:
+    with pytest.raises(LockError) as caught:
+        resolve._best_wheel(CELL, "x", {"version": "1.0", "wheels": wheels}, tag_ranks("3.11", "2.36"))
+    assert str(caught.value).startswith(f"{CELL.id}: ")
+    assert says in str(caught.value)
+
+
+def test_one_file_listed_twice_is_no_conflict() -> None:
+    assert best(SAME, SAME) == SAME
+
+
+def cuda(name: str, version: str) -> Wheel:
+    return Wheel(component="cuda", name=name, version=version, file="x-1-py3-none-any.whl", size=1, sha256="0" * 64)
+
+
+@pytest.mark.parametrize("name", ["nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime"])
+def test_cuda_that_the_cell_names(name: str) -> None:
+    resolve._check_cuda(CELL, [cuda("nvidia-cudnn-cu12", "9.1"), cuda(name, "12.9.37")])  # does not raise
+    with pytest.raises(LockError, match=r"brings CUDA 12.90.1 \(nvidia-cuda-runtime.*, not 12.9$"):
+        resolve._check_cuda(CELL, [cuda(name, "12.90.1")])
+
+
+def test_two_cudas_of_which_one_is_wrong() -> None:
+    wheels = [cuda("nvidia-cuda-runtime-cu12", "12.9.1"), cuda("nvidia-cuda-runtime", "13.0.1")]
+    with pytest.raises(LockError, match=r"brings CUDA 13.0.1") as caught:
+        resolve._check_cuda(CELL, wheels)
+    assert 'frameworks.ember.versions."1".cuda' in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["nvidia-cudnn-cu12", "nvidia-cuda-runtime-cu12-extra"])
+def test_no_cuda(name: str) -> None:
+    with pytest.raises(LockError, match="resolves to no CUDA runtime at all: ember 1.0 would be CPU only"):
+        resolve._check_cuda(CELL, [cuda(name, "12.9.1")])
+
+
+NO_SOLUTION = """\
+warning: something else
+  × No solution found when resolving dependencies:
+  ╰─▶ Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.
+"""
+TOLD = {
+    NO_SOLUTION: "Change a version in matrix.yaml",
+    "error: Failed to fetch: `https://index.example.test/simple/x/`\n  Caused by: dns error": "did not answer as it should",
+    "error: operation timed out": "did not answer as it should",
+    "  × Failed to download `x==1`\n  ╰─▶ Hash mismatch for `x==1`": "other bytes than it promises",
+    "  ╰─▶ Because x==1 has no usable wheels and building from source is disabled": "pin a version that has one",
+    "  ╰─▶ Because x==1 has no wheels with a matching Python version tag": "pin a version that has one",
+}
+
+
+@pytest.mark.parametrize(("told", "hint"), TOLD.items(), ids=list(TOLD.values()))
+def test_hints(told: str, hint: str) -> None:
+    assert hint in resolve._hint(told)
+
+
+def test_uv_in_its_own_words_without_decoration() -> None:
+    assert resolve._explain(NO_SOLUTION).splitlines() == [
+        "  No solution found when resolving dependencies:",
+        "  Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.",
+    ]
+
+
+Answer = Callable[[list[str]], tuple[int, str, str]]
+
+
+def uv(wheels: Path, *, cuda_version: str = "12.10.7", told: tuple[int, str] = (0, "")) -> Answer:
+    """Answers as `uv pip compile` does: every requirement, and the CUDA runtime, has one wheel in a folder."""
+
+    def answer(command: list[str]) -> tuple[int, str, str]:
+        out, wanted = Path(command[command.index("-o") + 1]), Path(command[3]).read_text().splitlines()
+        pairs = {want.split("==")[0].split("[")[0]: "2.0" for want in wanted}
+        pairs |= {"nvidia-cuda-runtime-cu12": cuda_version} if any("ember" in want for want in wanted) else {}
+        if out.name == "pylock.toml":
+            out.write_text("lock-version = '1.0'\n" + "".join(package(*pair) for pair in pairs.items()))
+        else:
+            out.write_text("".join(f"{name}=={version}\n" for name, version in pairs.items()))
+        return told[0], "", told[1]
+
+    def package(name: str, version: str) -> str:
+        tag = f"py3-none-{LINUX}" if name.startswith("nvidia") else "py3-none-any"
+        path = wheels / f"{name.replace('-', '_')}-{version}-{tag}.whl"
+        path.write_bytes(name.encode())
+        sha256 = hashlib.sha256(name.encode()).hexdigest()
+        return (
+            f"[[packages]]\nname = '{name}'\nversion = '{version}'\n"
+            f"wheels = [{{ url = '{path.as_uri()}', hashes = {{ sha256 = '{sha256}' }} }}]\n"
+        )
+
+    return answer
+
+
+def resolver(project: Project, monkeypatch: pytest.MonkeyPatch, answer: Answer, url: str = "") -> tuple[Resolver, Programs]:
+    programs = Programs(answer)
+    monkeypatch.setattr(resolve.subprocess, "run", programs)
+    return Resolver(project.matrix, IndexSettings(url=url), environ={}, say=lambda _: None), programs
+
+
+def test_a_group_is_resolved_together_then_by_cell(
+    tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made, programs = resolver(tiny, monkeypatch, uv(tmp_path))
+    group = tiny.groups[GROUP]
+    locks = made.resolve(group, {})
+    assert [one.cell for one in locks] == [cell.id for cell in group]
+    for one, cell in zip(locks, group, strict=True):
+        assert one.inputs == lock.inputs(tiny.matrix, cell, group)
+        assert list(one.wheels) == sorted(one.wheels, key=lambda wheel: (wheel.component, wheel.name))
+    plain, jupyter, board = ({wheel.name: wheel for wheel in one.wheels} for one in locks)
+    assert set(jupyter) - set(plain) == {"board", "notebook"}
+    assert all(jupyter[name] == wheel for name, wheel in {**plain, **board}.items())
+    runtime = plain["nvidia-cuda-runtime-cu12"]
+    assert (runtime.component, runtime.size) == ("cuda", len("nvidia-cuda-runtime-cu12"))
+    assert plain["emberkit"].component == "ember"
+    # The group once, then each prefix of components that is not known yet.
+    assert len(programs.calls) == 1 + len({"python", "python ember", "… board", "… board jupyter"})
+    assert all("--only-binary" in call and ":all:" in call for call in programs.calls)
+    assert programs.calls[0][programs.calls[0].index("--python-platform") + 1] == "x86_64-manylinux_2_36"
+    assert not any(str(tmp_path) in lock.dump(one) for one in locks)
+
+
+def test_another_cuda_than_the_tag_says(tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made, _ = resolver(tiny, monkeypatch, uv(tmp_path, cuda_version="12.9.7"))
+    with pytest.raises(LockError, match="brings CUDA 12.9.7"):
+        made.resolve(tiny.groups[GROUP], {})
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ((0, 'warning: `ember==1.10.0` is yanked (reason: "broken")\n'), 'ember==1.10.0` is yanked (reason: "broken")'),
+        ((0, "warning: `ember==1.10.0` is yanked\n"), "is yanked"),
+        ((2, NO_SOLUTION), "cannot be resolved to wheels\n  No solution found"),
+    ],
+)
+def test_what_uv_says(
+    tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: tuple[int, str], says: str
+) -> None:
+    made, _ = resolver(tiny, monkeypatch, uv(tmp_path, told=told))
+    with pytest.raises(LockError) as caught:
+        made.resolve(tiny.groups[GROUP], {})
+    assert str(caught.value).startswith(f"{GROUP}: ")
+    assert says in str(caught.value)
+    assert caught.value.hint
+
+
+def test_the_mirror_is_not_named(tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = "error: Failed to fetch: `https://me:pw@mirror.example.test/simple/x/`"
+    made, _ = resolver(
+        tiny, monkeypatch, uv(tmp_path, told=(2, told)), url="https://me:pw@mirror.example.test/simple"
+    )
+    with pytest.raises(LockError) as caught:
+        made.resolve(tiny.groups[GROUP], {})
+    assert "Failed to fetch: `https://<mirror>/simple/x/`" in str(caught.value)
+    assert "pw" not in str(caught.value)
+
+
+def test_an_index_that_stalls(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stall(command: list[str]) -> tuple[int, str, str]:
+        raise subprocess.TimeoutExpired(command, resolve.TIMEOUT_S)
+
+    made, _ = resolver(tiny, monkeypatch, stall)
+    with pytest.raises(LockError, match=f"^{GROUP}: the package index gave no answer in {resolve.TIMEOUT_S} s"):
+        made.resolve(tiny.groups[GROUP], {})
+
+
+def test_a_file_that_the_index_lists_but_does_not_have(
+    tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answer = uv(tmp_path)
+
+    def lose(command: list[str]) -> tuple[int, str, str]:
+        result = answer(command)
+        for path in tmp_path.glob("emberkit-*"):
+            path.unlink()
+        return result
+
+    made, _ = resolver(tiny, monkeypatch, lose)
+    with pytest.raises(LockError, match=f"^{GROUP}: the index does not serve emberkit-2.0-py3-none-any.whl"):
+        made.resolve(tiny.groups[GROUP], {})

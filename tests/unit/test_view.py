@@ -1,0 +1,116 @@
+"""What a person sees: sizes, times, and plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builder import view
+from builder.progress import BuildProgress
+from builder.trace import Status, Vertex
+from builder.view import View
+from tests.unit.fakes import MemoryConsole
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1_499_999, "1.5 MB"),
+        (4_100_000_000, "4.1 GB"),
+        (12_345_000_000_000, "12345.0 GB"),
+    ],
+)
+def test_size(count: int, text: str) -> None:
+    assert view.size(count) == text
+
+
+@given(st.integers(0, 10**12 - 10**9))
+def test_a_size_has_at_most_three_digits_before_the_point(count: int) -> None:
+    number, unit = view.size(count).split()
+    assert unit in ("B", "kB", "MB", "GB")
+    assert float(number) < 1000
+
+
+@pytest.mark.parametrize("count", [999_999, 999_999_999])
+def test_a_size_just_below_the_next_unit(count: int) -> None:
+    assert view.size(count) in ("1.0 MB", "1.0 GB")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (3.24, "3.2 s"), (75.4, "75 s"), (120, "2 min 0 s"), (245.9, "4 min 5 s"), (7200, "120 min 0 s")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert view.duration(seconds) == text
+
+
+
+
+def test_plain_lines(console: MemoryConsole) -> None:
+    shown = View(console)
+    assert not shown.is_live
+    with shown.shown():
+        shown.wait_for(["a", "b"])
+        shown.begin("a", "building")
+        shown.note("a", "half way")
+        shown.begin("a", "testing")
+        shown.end("a", "done", "12 tests passed")
+        shown.end("b", "blocked")
+        shown.say("[not markup] x")
+    lines = console.text.splitlines()
+    assert lines[:3] == ["a: building", "a: half way", "a: testing"]
+    assert lines[3].startswith("a: done in 0.")
+    assert lines[3].endswith(" s: 12 tests passed")
+    assert lines[4:] == ["b: blocked", "[not markup] x"]
+    assert "\x1b" not in console.text
+
+
+def test_long_lines_are_not_folded(console: MemoryConsole) -> None:
+    View(console).say("word " * 100)
+    assert console.text.count("\n") == 1
+
+
+def test_steps_in_plain_lines(console: MemoryConsole) -> None:
+    progress = BuildProgress(log=lambda _: None, hide=str)
+    shown = View(console)
+    for vertex in (
+        Vertex(digest="i", name="[internal] load", started=1, completed=2),
+        Vertex(digest="a", name="RUN --mount=type=cache,id=x true", started=1),
+        Vertex(digest="a", name="RUN --mount=type=cache,id=x true", started=1, completed=4),
+        Vertex(digest="b", name="COPY x", started=1, completed=1),
+        Vertex(digest="c", name="RUN false", started=1, completed=1, cached=True),
+        Vertex(digest="d", name="exporting layers", started=1, completed=1, error="disk"),
+    ):
+        shown.steps("cell", progress.feed(Status(vertices=(vertex,))))
+    assert console.text.splitlines() == [
+        "cell: RUN true ...",
+        "cell: RUN true 3.0 s",
+        "cell: RUN false cached",
+        "cell: exporting layers ...",
+        "cell: exporting layers failed",
+    ]
+
+
+def test_the_table_on_a_terminal() -> None:
+    console = MemoryConsole(terminal=True)
+    shown = View(console)
+    progress = BuildProgress(log=lambda _: None, hide=str)
+    with shown.shown():
+        shown.wait_for(["first-cell", "second-cell"])
+        shown.begin("first-cell", "building", progress)
+        shown.steps("first-cell", progress.feed(Status(vertices=(Vertex(digest="a", name="RUN it", started=1),))))
+        table = MemoryConsole()
+        table.print(shown._table())
+        shown.end("first-cell", "done", "all is well")
+        rest = MemoryConsole()
+        rest.print(shown._table())
+    first, second = table.text.splitlines()
+    assert first.split()[:2] == ["first-cell", "building"]
+    assert first.rstrip().endswith("RUN it")
+    assert second.split() == ["second-cell", "waiting"]
+    assert "first-cell" not in rest.text
+    assert "all is well" in console.text
