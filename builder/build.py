@@ -14,7 +14,7 @@ from builder.host import Host
 from builder.plan import Plan, PlannedImage
 from builder.progress import BuildProgress, short_name
 from builder.project import Project
-from builder.trace import decode
+from builder.trace import Status, decode
 from builder.view import View, size
 
 PLAN_LABEL = "gpu-images.plan"
@@ -93,7 +93,7 @@ def build(
         image_id, error = "", ""
         for message in messages:
             if message.get("id") == "moby.buildkit.trace":
-                view.steps(image.id, progress.feed(decode(message["aux"])))
+                view.steps(image.id, progress.feed(_decoded(image, message["aux"])))
             elif message.get("id") == "moby.image.id":
                 image_id = message["aux"]["ID"]
             elif "error" in message:
@@ -101,6 +101,13 @@ def build(
     if error or not image_id:
         raise _failure(image, progress, hide(error), log_path.relative_to(project.root))
     return Built(image_id=image_id, reused=False)
+
+
+def _decoded(image: PlannedImage, aux: str) -> Status:
+    try:
+        return decode(aux)
+    except ValueError as error:
+        raise EngineError(f"{image.id}: Docker Engine's progress cannot be read: {error}") from error
 
 
 def _failure(image: PlannedImage, progress: BuildProgress, error: str, log: Path) -> BuilderError:

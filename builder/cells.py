@@ -14,6 +14,8 @@ from builder.errors import MatrixError, UsageError
 from builder.matrix import Matrix, nearest
 
 MAX_CELLS = 50_000
+MAX_ALTERNATIVES = 256
+_BRACE = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,9 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
     known = {cell.id: cell for cell in product}
     if len(known) != len(product):
         twice = Counter(cell.id for cell in product).most_common(1)[0][0]
-        raise MatrixError(f"two cells have the id {twice}: two versions differ only by their dots")
+        cell = next(cell for cell in product if cell.id == twice)
+        where = matrix.where("frameworks", cell.framework, "versions", cell.line)
+        raise MatrixError(f"{where}: two cells have the id {twice}: two versions differ only by their dots")
     for number, inclusion in enumerate(matrix.include):
         where = matrix.where("include", number, "cell")
         cell = parse(matrix, inclusion.cell, where)
@@ -65,14 +69,17 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
             raise MatrixError(f"{where}: {cell.id} is in the matrix already; delete the entry")
         known[cell.id] = cell
     for number, exclusion in enumerate(matrix.exclude):
-        hits = match(exclusion.cells, known)
+        where = matrix.where("exclude", number, "cells")
+        try:
+            hits = match(exclusion.cells, known)
+        except UsageError as error:
+            raise MatrixError(f"{where}: {error}") from error
         if not hits:
-            where = matrix.where("exclude", number, "cells")
             raise MatrixError(f"{where}: {exclusion.cells!r} matches no cell; delete it or mend the pattern")
         for hit in hits:
             del known[hit]
     if not known:
-        raise MatrixError("every cell is excluded; there is nothing to build")
+        raise MatrixError(f"{matrix.where('exclude')}: every cell is excluded; there is nothing to build")
     return tuple(sorted(known.values(), key=_order(matrix)))
 
 
@@ -103,11 +110,10 @@ def select(matrix: Matrix, cells: Sequence[Cell], wanted: Sequence[str]) -> tupl
     by_id = {cell.id: cell for cell in cells}
     chosen: set[str] = set()
     for want in wanted or (("default",) if "default" in matrix.sets else ("*",)):
-        patterns = matrix.sets.get(want, [want])
-        hits = [hit for pattern in patterns for hit in match(pattern, by_id)]
+        hits = _members(matrix, want, by_id) if want in matrix.sets else match(want, by_id)
         if not hits:
             for exclusion in matrix.exclude:
-                if fnmatch.fnmatchcase(want, exclusion.cells):
+                if match(exclusion.cells, [want]):
                     raise UsageError(f"{want} is excluded: {exclusion.reason}")
             raise UsageError(
                 f"no cell matches {want!r}{nearest(want, [*matrix.sets, *by_id])}",
@@ -155,7 +161,10 @@ def _product(matrix: Matrix) -> list[Cell]:
         for entry in framework.versions.values()
     )
     if total > MAX_CELLS:
-        raise MatrixError(f"the matrix has {total} cells; at most {MAX_CELLS} make sense", hint="Shorten an axis.")
+        where = matrix.where("frameworks")
+        raise MatrixError(
+            f"{where}: the matrix has {total} cells; at most {MAX_CELLS} make sense", hint="Shorten an axis."
+        )
     return [
         Cell(
             framework=name,
@@ -188,10 +197,28 @@ def _order(matrix: Matrix) -> Callable[[Cell], _Order]:
     return key
 
 
+def _members(matrix: Matrix, name: str, ids: Iterable[str]) -> list[str]:
+    """The ids of a set; raises MatrixError for a pattern of it that matches nothing."""
+    ids = list(ids)
+    hits: list[str] = []
+    for number, pattern in enumerate(matrix.sets[name]):
+        found = match(pattern, ids)
+        if not found:
+            where = matrix.where("sets", name, number)
+            raise MatrixError(f"{where}: {pattern!r} in the set {name!r} matches no cell{nearest(pattern, ids)}")
+        hits += found
+    return hits
+
+
 def _braces(pattern: str) -> list[str]:
-    """`a{b,c}` to `ab`, `ac`; one level, as in cibuildwheel's selectors."""
-    found = re.search(r"\{([^{}]*)\}", pattern)
-    if not found:
-        return [pattern]
-    head, tail = pattern[: found.start()], pattern[found.end() :]
-    return [result for option in found[1].split(",") for result in _braces(head + option + tail)]
+    """`a{b,c}` to `ab`, `ac`, as in cibuildwheel's selectors; raises UsageError for a pattern of too many."""
+    patterns = [pattern]
+    while any(found := [_BRACE.search(one) for one in patterns]):
+        patterns = [
+            one if brace is None else one[: brace.start()] + option + one[brace.end() :]
+            for one, brace in zip(patterns, found, strict=True)
+            for option in (brace[1].split(",") if brace else [""])
+        ]
+        if len(patterns) > MAX_ALTERNATIVES:
+            raise UsageError(f"{pattern!r} stands for more than {MAX_ALTERNATIVES} patterns")
+    return patterns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -32,7 +33,7 @@ from builder import (
     render,
     runlock,
 )
-from builder.engine import Engine
+from builder.engine import FREE_DISK, Engine
 from builder.errors import BuilderError, UsageError
 from builder.host import Host
 from builder.images import Work
@@ -302,6 +303,17 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
+def _fault(console: Console, error: Exception, debug: bool) -> int:
+    """An error that nobody foresaw."""
+    if debug:
+        traceback.print_exc()
+    else:
+        told = f"a fault of builder itself: {type(error).__name__}: {error}"
+        console.print(Text(told, style="bold red"), soft_wrap=True)
+        console.print("  -> Run again with --debug for the traceback, and report it.")
+    return 1
+
+
 def main() -> None:
     """Entry point: catches every error once and ends with its exit code."""
     debug = "--debug" in sys.argv
@@ -326,17 +338,18 @@ def main() -> None:
     except Terminated:
         console.print("terminated; run the same command again to go on")
         code = errors.TERMINATED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except Exception as error:  # noqa: BLE001  the last resort: a fault of ours, said as such
-        code = 1
-        if debug:
-            traceback.print_exc()
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 1
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            code = errors.DiskError.exit_code
+            place = f" ({error.filename})" if error.filename else ""
+            console.print(Text(f"disk: full{place}"), Text(f"\n  -> {FREE_DISK}"), sep="", soft_wrap=True)
         else:
-            told = f"a fault of builder itself: {type(error).__name__}: {error}"
-            console.print(Text(told, style="bold red"), soft_wrap=True)
-            console.print("  -> Run again with --debug for the traceback, and report it.")
+            code = _fault(console, error, debug)
+    except Exception as error:  # noqa: BLE001  the last resort: a fault of ours, said as such
+        code = _fault(console, error, debug)
     sys.stdout.flush()
     sys.stderr.flush()
     if code in (errors.INTERRUPTED, errors.TERMINATED):

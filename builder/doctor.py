@@ -41,9 +41,13 @@ def examine(project: Project, say: Callable[[str], None]) -> list[Finding]:
     except EngineError as error:
         engine = None
         findings.append(Finding(name="engine", state="missing", detail=f"{error}. {error.hint}"))
-    info = engine.info() if engine else None
-    if info:
-        findings += _engine(info)
+    info = None
+    if engine:
+        try:
+            info = engine.info()
+            findings += _engine(info)
+        except EngineError as error:
+            findings.append(Finding(name="engine", state="missing", detail=str(error)))
     findings += [_client(), *_disks(project, info), *_gpus(info)]
     say("asking the package index and the registry ...")
     findings += [_index(), _registry(engine, project), _bootstrap()]

@@ -76,8 +76,9 @@ def explain(doing: str, error: Exception) -> EngineError | DiskError:
         return DiskError(f"{doing}: the disk of Docker Engine is full", hint=FREE_DISK)
     if isinstance(error, APIError) and error.status_code is not None:
         return EngineError(f"{doing}: {told}")
+    first = told.splitlines()[0] if told else repr(error)
     return EngineError(
-        f"{doing}: Docker Engine does not answer, or went away: {told.splitlines()[0] if told else error!r}",
+        f"{doing}: Docker Engine does not answer, or went away: {first}",
         hint="`builder engine` finds or starts one; then run the same command again: it goes on where it stopped.",
     )
 
@@ -172,6 +173,8 @@ class Engine:
             name = ImageRef.parse(reference)
             for message in self._client.api.pull(name.name, tag=name.digest or name.tag, stream=True, decode=True):
                 if "error" in message:
+                    if is_disk_full(message["error"]):
+                        raise DiskError(f"pulling {reference}: the disk of Docker Engine is full", hint=FREE_DISK)
                     raise EngineError(f"pulling {reference}: {message['error']}")
 
     def has_remote(self, reference: str) -> bool:

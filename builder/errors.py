@@ -25,7 +25,7 @@ class UsageError(BuilderError):
 
 
 class MatrixError(BuilderError):
-    """matrix.yaml (or a file it names) cannot be read or does not make sense."""
+    """The matrix cannot be read or does not make sense."""
 
     exit_code = 3
     title = "matrix"

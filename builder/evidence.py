@@ -42,7 +42,7 @@ def read(state: Path, image_id: str) -> Evidence | None:
     """None if there is none, or none that can be read: the tests are then run again."""
     try:
         return Evidence.model_validate_json(path(state, image_id).read_text(encoding="utf-8"))
-    except (OSError, ValidationError):
+    except (OSError, UnicodeDecodeError, ValidationError):
         return None
 
 

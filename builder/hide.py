@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]+@")
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,23 @@ class Hider:
         """A hider for the hosts (with port, and without) of these addresses."""
         found: set[str] = set()
         for url in urls:
-            parts = urlsplit(url)
-            if parts.hostname:
-                found.add(parts.hostname)
-                if parts.port:
-                    found.add(f"{parts.hostname}:{parts.port}")
+            try:
+                parts = urlsplit(url)
+                host = parts.hostname
+            except ValueError:  # no address: nothing of it can appear as a host
+                continue
+            if not host:
+                continue
+            found.add(host)
+            _, _, port = parts.netloc.rpartition(":")
+            if port.isdecimal():
+                found.add(f"{host}:{port}")
         return cls(tuple(sorted(found, key=lambda host: (-len(host), host))))
 
     def __call__(self, text: str) -> str:
         text = _CREDENTIALS.sub("", text)
         for host in self.hosts:
-            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "<mirror>", text)
+            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "<mirror>", text, flags=re.IGNORECASE)
         return text
 
     def wrap(self, say: Callable[[str], None]) -> Callable[[str], None]:

@@ -50,17 +50,19 @@ class Host:
     def hide(self) -> Hider:
         """Keeps every host named here out of logs."""
         addresses = [self.index.url, self.apt_proxy, *(source.uri for source in self.apt_sources)]
-        addresses += [
-            value if "://" in value else f"//{value}" for key, value in self.proxies.items() if "no" not in key.lower()
-        ]
+        addresses += [value if "://" in value else f"//{value}" for value in self._proxy_addresses]
         return Hider.for_urls(addresses)
 
     @property
     def network(self) -> str:
         """`host` if an index or proxy is on this machine's own loopback, which a bridge does not reach."""
-        addresses = [self.apt_proxy, *self.proxies.values()]
-        local = self.index.is_loopback or any(IndexSettings(url=value).is_loopback for value in addresses)
-        return "host" if local else ""
+        addresses = [self.index.url, self.apt_proxy, *self._proxy_addresses]
+        addresses += [source.uri for source in self.apt_sources]
+        return "host" if any(index.is_loopback(address) for address in addresses) else ""
+
+    @property
+    def _proxy_addresses(self) -> list[str]:
+        return [value for name, value in self.proxies.items() if name.upper() != "NO_PROXY"]
 
     def sources_list(self, release: str) -> str:
         """apt's one-line sources for a Debian release from this machine's archives; empty to leave the image's own."""
@@ -71,11 +73,14 @@ class Host:
 
     def files(self, release: str) -> dict[str, bytes]:
         """Path in the build context -> content. Raises UsageError where a secret would enter the build."""
-        if self.index.has_credentials:
-            raise UsageError(
-                "the package index address holds a user name or password, which a build step would see",
-                hint="Use a mirror on this network that needs none, or a local proxy that adds the credentials.",
-            )
+        addresses = {"the package index": self.index.url, "apt's proxy": self.apt_proxy}
+        addresses |= {f"apt's {source.kind} archive": source.uri for source in self.apt_sources}
+        for what, address in addresses.items():
+            if index.has_credentials(address):
+                raise UsageError(
+                    f"the address of {what} holds a user name or password, which a build step would see",
+                    hint="Use a mirror on this network that needs none, or a local proxy that adds the credentials.",
+                )
         lent: dict[str, bytes] = {}
         if self.ca:
             lent["ca.crt"] = self.ca

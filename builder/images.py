@@ -159,7 +159,7 @@ def _each(
         raise
     pool.shutdown()
     if failures:
-        raise join(list(failures.values()))
+        raise join([failures[image.id] for image in images if image.id in failures])
 
 
 def join(errors: Sequence[BuilderError]) -> BuilderError:

@@ -156,7 +156,10 @@ def outcome(report: Path, status: int) -> tuple[list[str], list[str]]:
     results: dict[str, bool] = {}
     if report.exists():
         for line in report.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
+            try:
+                entry = json.loads(line)
+            except ValueError:  # the run was killed while it wrote; its status says so too
+                continue
             results[entry["test"]] = results.get(entry["test"], True) and entry["outcome"] == "passed"
     passed = [name for name, good in results.items() if good]
     failed = [name for name, good in results.items() if not good]

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 UV_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
 
@@ -29,12 +30,11 @@ class IndexSettings:
 
     @property
     def has_credentials(self) -> bool:
-        return "@" in urlsplit(self.url).netloc
+        return has_credentials(self.url)
 
     @property
     def is_loopback(self) -> bool:
-        host = urlsplit(self.url).hostname or ""
-        return host in ("localhost", "::1") or host.startswith("127.")
+        return is_loopback(self.url)
 
     def environment(self) -> dict[str, str]:
         """The variables that make both pip and uv use this index."""
@@ -44,6 +44,24 @@ class IndexSettings:
         if self.ca_bundle:
             variables |= {"SSL_CERT_FILE": self.ca_bundle, "PIP_CERT": self.ca_bundle}
         return variables
+
+
+def has_credentials(url: str) -> bool:
+    """Whether an address holds a user name, a password or a token."""
+    return "@" in _with_scheme(url).netloc
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address (`host:port` too) is on this machine's own loopback."""
+    host = _with_scheme(url).hostname or ""
+    return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.[0-9]{1,3}){3}", host, re.ASCII))
+
+
+def _with_scheme(url: str) -> SplitResult:
+    try:
+        return urlsplit(url if "://" in url else f"//{url}")
+    except ValueError:  # not an address
+        return SplitResult("", "", "", "", "")
 
 
 def pip_config_files(environ: Mapping[str, str], home: Path) -> list[Path]:
@@ -63,16 +81,18 @@ def pip_config_files(environ: Mapping[str, str], home: Path) -> list[Path]:
 
 def read(environ: Mapping[str, str], home: Path) -> IndexSettings:
     """Settings from the environment, then pip's files; raises ValueError for a file that pip could not read."""
-    from_pip: dict[str, str] = {}
+    # pip merges its files section by section; a command's own section counts more than [global].
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}}
     for path in pip_config_files(environ, home):
         parser = configparser.RawConfigParser()
         try:
             parser.read(path, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not a pip configuration file: {error}") from error
-        for section in ("global", "install"):
+        for section, found in sections.items():
             if parser.has_section(section):
-                from_pip |= parser.items(section)
+                found |= {name.replace("_", "-"): value for name, value in parser.items(section)}
+    from_pip = sections["global"] | sections["install"]
     url = next((environ[name] for name in UV_INDEX_VARIABLES if environ.get(name)), "")
     url = url or environ.get("PIP_INDEX_URL", "") or from_pip.get("index-url", "")
     ca_bundle = environ.get("SSL_CERT_FILE") or environ.get("PIP_CERT") or from_pip.get("cert", "")

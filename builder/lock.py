@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as model
 
 from builder import cells, digest
@@ -53,7 +53,7 @@ class Wheel:
     name: _Word
     version: _Word
     file: Annotated[str, AfterValidator(_check_file)]
-    size: int
+    size: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, AfterValidator(_check_hash)]
 
 
@@ -131,7 +131,7 @@ def read(root: Path, cell_id: str) -> Lock | None:
     """The cell's lock, or None if it has none; raises LockError for a damaged file."""
     file = path(root, cell_id)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_bytes().decode("utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

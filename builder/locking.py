@@ -53,7 +53,7 @@ def update(
             continue
         for one in made:
             path, text = lock.path(project.root, one.cell), lock.dump(one)
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
+            if not path.exists() or path.read_bytes() != text.encode():
                 atomic.write_text(path, text)
                 changed.append(path.relative_to(project.root).as_posix())
     for name in strays(project):

@@ -21,6 +21,9 @@ from builder import strict_yaml
 from builder.errors import MatrixError
 from builder.reference import ImageRef
 
+MAX_FAULTS = 20
+_DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
+
 
 def _matches(pattern: str, expected: str) -> Callable[[str], str]:
     compiled = re.compile(pattern, re.ASCII)  # fullmatch and ASCII: `$` admits a newline, `\d` other digits
@@ -105,7 +108,7 @@ class FrameworkVersion(_Model):
 class Framework(_Model):
     short: Short
     image: Annotated[str, AfterValidator(_matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda"))]
-    package: PackageName
+    package: Annotated[str, AfterValidator(_matches(_DISTRIBUTION, "the name of a package, without a version"))]
     versions: dict[Line, FrameworkVersion] = Field(min_length=1)
 
 
@@ -164,11 +167,22 @@ def check(located: strict_yaml.Located) -> Matrix:
         matrix = Matrix.model_validate(located.data)
     except ValidationError as error:
         faults = [_explain(dict(item), located) for item in error.errors(include_url=False)]
-        raise MatrixError("\n".join(dict.fromkeys(faults))) from None
+        raise MatrixError(_listed(faults)) from None
     matrix._located = located
     if faults := list(_references(matrix, located)):
-        raise MatrixError("\n".join(faults))
+        raise MatrixError(_listed(faults))
     return matrix
+
+
+def _listed(faults: list[str]) -> str:
+    """One fault a line, each once, the first twenty."""
+    lines = list(dict.fromkeys(faults))
+    rest = [f"... and {len(lines) - MAX_FAULTS} more"] if len(lines) > MAX_FAULTS else []
+    return "\n".join(lines[:MAX_FAULTS] + rest)
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def nearest(word: str, known: typing.Iterable[str]) -> str:
@@ -183,18 +197,18 @@ def _explain(item: dict[str, Any], located: strict_yaml.Located) -> str:
     loc = tuple(item["loc"])
     is_key = loc[-1:] == ("[key]",)
     path = loc[:-1] if is_key else loc
-    label = ".".join(str(part) for part in path)
+    label = ".".join(_clip(str(part)) for part in path)
     kind = item["type"]
     if kind == "missing":
         return f"{located.where(path[:-1])}: {label}: missing"
     if kind == "extra_forbidden":
         return f"{located.where(path, key=True)}: {label}: unknown key{nearest(str(path[-1]), _keys(path[:-1]))}"
     where = located.where(path, key=is_key)
-    typed = located.raw.get(path, "")
+    typed = _clip(located.raw.get(path, ""))
     if kind == "string_type" and typed:
         return f'{where}: {label}: {typed} is read as {_describe(item["input"])}; quote it: "{typed}"'
     if kind == "value_error":
-        return f"{where}: {label}: {item['input']!r}: {item['ctx']['error']}"
+        return f"{where}: {label}: {_describe(item['input'])}: {item['ctx']['error']}"
     return f"{where}: {label}: {item['msg'][:1].lower()}{item['msg'][1:]}, found {_describe(item['input'])}"
 
 
@@ -219,9 +233,9 @@ def _describe(value: object) -> str:
     if isinstance(value, bool):
         return f"the truth value {str(value).lower()}"
     if isinstance(value, int | float):
-        return f"the number {value}"
+        return f"the number {_clip(str(value)) if isinstance(value, float) or abs(value) < 10**60 else 'it is'}"
     if isinstance(value, str):
-        return repr(value if len(value) <= 60 else value[:57] + "...")
+        return repr(_clip(value))
     return {"dict": "a mapping", "list": "a list"}.get(type(value).__name__, f"a {type(value).__name__}")
 
 

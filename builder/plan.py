@@ -158,6 +158,11 @@ class _Trees:
 def _image(matrix: Matrix, cell: Cell, locked: lock.Lock, references: list[str], trees: _Trees) -> PlannedImage:
     names = cells.components(matrix, cell)
     parts = {name: matrix.components[name] for name in names}
+    if strange := {wheel.component for wheel in locked.wheels} - set(names):
+        raise LockError(
+            f"locks/{cell.id}.json has wheels of {', '.join(sorted(strange))}, which is no component of the cell",
+            hint=f"Make it again: builder lock {cell.id}",
+        )
     base = matrix.debian[matrix.python[cell.python].debian].image
     layers = [_os_layer(parts, base)]
     # CUDA first: it is what most images share. Then in the order of the components.
@@ -177,10 +182,13 @@ def _image(matrix: Matrix, cell: Cell, locked: lock.Lock, references: list[str],
     inputs = {
         "format": FORMAT,
         "cell": asdict(cell),
-        "base": base,
+        "base": [base, matrix.python[cell.python].debian],
         "image": references[0].rsplit(":", 1)[0],
         "driver": matrix.cuda[cell.cuda].driver,
-        "components": {name: part.model_dump() for name, part in parts.items()},
+        # As lists: the order of components and of their variables is the order in the Dockerfile.
+        "components": [
+            [name, part.model_dump(exclude={"env"}), list(part.env.items())] for name, part in parts.items()
+        ],
         "lock": locked.digest,
         "files": [trees.of(name) for name in (*COMMON_INPUTS, *(f"templates/{name}" for name in names))],
     }

@@ -84,7 +84,7 @@ class BuildProgress:
             step.unfinished = ""
 
     def _line(self, step: Step, line: str) -> None:
-        clean = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.hide(line.rsplit("\r", 1)[-1])).rstrip()
+        clean = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.hide(line.rstrip("\r").rsplit("\r", 1)[-1])).rstrip()
         if clean:
             step.tail.append(clean)
             self.log(f"    {clean}")

@@ -30,11 +30,11 @@ class ImageRef:
             ("tag", self.tag, _TAG),
             ("digest", self.digest, _DIGEST),
         )
-        if not _NAME.fullmatch(self.repository):
-            raise ValueError(f"{self.repository!r} is not an image name")
+        if len(self.repository) > 255 or not _NAME.fullmatch(self.repository):
+            raise ValueError(f"{self.repository[:60]!r} is not an image name")
         for label, value, pattern in checks:
             if value and not pattern.fullmatch(value):
-                raise ValueError(f"{value!r} is not a {label}")
+                raise ValueError(f"{value[:60]!r} is not a {label}")
 
     def __str__(self) -> str:
         prefix = f"{self.registry}/" if self.registry else ""

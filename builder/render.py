@@ -56,7 +56,7 @@ def _image(root: Path, environment: jinja2.Environment, matrix: Matrix, image: P
         dockerfile = environment.get_template("Dockerfile.j2").render(context)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"templates/{error.name}:{error.lineno}: {error.message} ({image.id})") from error
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise TemplateError(f"{_template_place(error)}: {error} ({image.id})") from error
     files = {f"{folder}/Dockerfile": dockerfile}
     for layer in wheel_layers:
@@ -69,7 +69,7 @@ def _last(values: list[list[str]]) -> list[str]:
     return next((value for value in reversed(values) if value), [])
 
 
-def _template_place(error: jinja2.TemplateError) -> str:
+def _template_place(error: Exception) -> str:
     """`templates/<file>:<line>` of the innermost template frame."""
     place, trace = "templates", error.__traceback__
     while trace:
@@ -85,12 +85,12 @@ def write(root: Path, files: Mapping[str, str]) -> list[str]:
     changed = []
     for name, text in files.items():
         path = root / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        if _differs(path, text):
             atomic.write_text(path, text)
             changed.append(name)
     for stray in _strays(root, files):
         path = root / stray
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         changed.append(stray)
     return changed
 
@@ -108,7 +108,7 @@ def check(root: Path, files: Mapping[str, str]) -> None:
 
 
 def _differs(path: Path, text: str) -> bool:
-    return not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text
+    return path.is_symlink() or not path.is_file() or path.read_bytes() != text.encode()
 
 
 def _state(path: Path) -> str:
@@ -123,6 +123,6 @@ def _strays(root: Path, files: Mapping[str, str]) -> list[str]:
     folders = {Path(name).parts[1] for name in files}
     strays = [f"images/{path.name}" for path in sorted(images.iterdir()) if path.name not in folders]
     for folder in sorted(folders):
-        inside = (images / folder).rglob("*")
-        strays += [name for path in sorted(inside) if (name := path.relative_to(root).as_posix()) not in files]
+        inside = sorted((images / folder).iterdir()) if (images / folder).is_dir() else []
+        strays += [name for path in inside if (name := path.relative_to(root).as_posix()) not in files]
     return strays

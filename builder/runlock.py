@@ -39,5 +39,5 @@ def _holder(path: str) -> str:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         return f"`{data['command']}` (pid {data['pid']}, since {data['since']})"
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "one that has just begun"

@@ -20,7 +20,9 @@ from builder.errors import MatrixError
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 12
 # Characters that change how a line is displayed without being seen (Unicode TR36 and CVE-2021-42574).
-INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+HIDDEN = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+# What no value may hold, also not by an escape such as "\\u202e" or "\\0".
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 Key = tuple[str | int, ...]
 
@@ -73,7 +75,7 @@ def parse(blob: bytes, name: str) -> Located:
     except UnicodeDecodeError as error:
         line = blob[: error.start].count(b"\n") + 1
         raise MatrixError(f"{name}:{line}: not UTF-8 (byte {blob[error.start]:#04x})") from error
-    if found := INVISIBLE.search(text):
+    if found := HIDDEN.search(text):
         line = text.count("\n", 0, found.start()) + 1
         column = found.start() - (text.rfind("\n", 0, found.start()) + 1) + 1
         raise MatrixError(
@@ -89,13 +91,23 @@ def parse(blob: bytes, name: str) -> Located:
         raise MatrixError(f"{name}{place}: not YAML: {error.problem or error.context}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise MatrixError(f"{name}:{line}: character U+{ord(str(error.character)):04X} is not allowed") from error
+        character = error.character  # documented as a character, but PyYAML gives its number
+        number = character if isinstance(character, int) else ord(character[:1] or b"\0")
+        raise MatrixError(f"{name}:{line}: character U+{number:04X} is not allowed") from error
 
 
 def _check_events(text: str, name: str) -> None:
     """Walks the event stream, which does not recurse, before anything that does."""
     depth = documents = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    loader = yaml.SafeLoader(text)
+    while True:
+        try:
+            if not loader.check_event():
+                return
+            event: yaml.Event = loader.get_event()  # type: ignore[no-untyped-call]
+        except (ValueError, OverflowError) as error:  # an escape for a number that is no character
+            here = loader.get_mark()
+            raise MatrixError(f"{name}:{here.line + 1}:{here.column + 1}: not YAML: {error}") from error
         mark = event.start_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         if isinstance(event, yaml.DocumentStartEvent):
@@ -141,7 +153,7 @@ def _construct(node: yaml.Node, path: Key, loader: yaml.SafeLoader, located: Loc
                     f"{place}: key {key_node.value} is read as {_kind(key_node)}, not text",
                     hint=f'Quote it: "{key_node.value}"',
                 )
-            key = str(key_node.value)
+            key = _plain(str(key_node.value), place)
             if key in result:
                 first = located.keys[(*path, key)]
                 raise MatrixError(f"{place}: key {key!r} stands twice; first on line {first.line}")
@@ -150,12 +162,19 @@ def _construct(node: yaml.Node, path: Key, loader: yaml.SafeLoader, located: Loc
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_construct(item, (*path, index), loader, located) for index, item in enumerate(node.value)]
-    located.raw[path] = str(node.value)
+    place = f"{located.name}:{_mark(node).line}:{_mark(node).column}"
+    located.raw[path] = _plain(str(node.value), place)
     try:
         return loader.construct_object(node, deep=True)
     except ValueError as error:  # a date such as 2026-13-45
-        place = f"{located.name}:{_mark(node).line}:{_mark(node).column}"
-        raise MatrixError(f"{place}: {node.value!r}: {error}", hint="Quote it if it is text.") from error
+        shown = located.raw[path][:40]
+        raise MatrixError(f"{place}: {shown!r}: {str(error)[:80]}", hint="Quote it if it is text.") from error
+
+
+def _plain(text: str, place: str) -> str:
+    if found := UNPRINTABLE.search(text):
+        raise MatrixError(f"{place}: an escape stands for U+{ord(found.group()):04X}, which is not allowed")
+    return text
 
 
 def _mark(node: yaml.Node) -> Mark:

@@ -24,7 +24,8 @@ def compute(matrix: Matrix, cells: Iterable[Cell]) -> Mapping[str, tuple[ImageRe
         for reference in references:
             other = owners.setdefault(reference, cell)
             if other is not cell:
-                raise MatrixError(f"{reference} would be both {other.id} and {cell.id}")
+                where = matrix.where("frameworks", cell.framework, "versions", cell.line)
+                raise MatrixError(f"{where}: {reference} would be both {other.id} and {cell.id}")
         result[cell.id] = references
     return result
 
@@ -43,4 +44,5 @@ def _reference(matrix: Matrix, cell: Cell, tag: str) -> ImageRef:
     try:
         return ImageRef(registry=matrix.registry, repository=repository, tag=tag)
     except ValueError as error:
-        raise MatrixError(f"{cell.id}: {error}") from error
+        where = matrix.where("frameworks", cell.framework, "versions", cell.line)
+        raise MatrixError(f"{where}: {cell.id}: {error}") from error

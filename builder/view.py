@@ -28,7 +28,7 @@ def size(count: int) -> str:
     """Bytes as people write them: 4.1 GB (decimal, as registries and disks count)."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
+        if value < (999.5 if unit in ("B", "kB") else 999.95) or unit == "GB":
             return f"{value:.0f} {unit}" if unit in ("B", "kB") else f"{value:.1f} {unit}"
         value /= 1000
     raise AssertionError

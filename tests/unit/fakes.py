@@ -1,4 +1,4 @@
-"""Stand-ins for the engine, the image tests, other programs and the terminal, behind the interfaces of the real ones."""
+"""Stand-ins for the engine, the image tests, other programs and the terminal."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def test_new_file_in_a_new_folder(tmp_path: Path) -> None:
     atomic.write_text(path, "é\n", mode=0o640)
     assert path.read_bytes() == "é\n".encode()
     assert path.stat().st_mode & 0o777 == 0o640
-    assert os.listdir(path.parent) == ["c.txt"]
+    assert [found.name for found in path.parent.iterdir()] == ["c.txt"]
 
 
 def test_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_crash_in_the_middle(
     monkeypatch.setattr(call, fail)
     with pytest.raises(type(crash)):
         atomic.write_text(path, "new and longer")
-    assert os.listdir(tmp_path) == (["f"] if existing else [])
+    assert [found.name for found in tmp_path.iterdir()] == (["f"] if existing else [])
     assert not existing or path.read_text() == "old"
 
 
@@ -51,5 +51,5 @@ def test_text_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("old")
     with pytest.raises(UnicodeEncodeError):
         atomic.write_text(tmp_path / "f", "begin \ud800")
-    assert os.listdir(tmp_path) == ["f"]
+    assert [found.name for found in tmp_path.iterdir()] == ["f"]
     assert (tmp_path / "f").read_text() == "old"

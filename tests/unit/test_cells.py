@@ -69,7 +69,12 @@ def test_components_come_after_what_they_need(tiny: Project, id_: str, component
 
 USELESS = {
     "exclusion of nothing": ('"em-1.10-cu129-py39*"', '"em-2.*"', "'em-2.*' matches no cell"),
-    "inclusion of what is there": ("qz-0.5-cu1210-py39-board,", "qz-0.5-cu129-py311-board,", "is in the matrix already"),
+    "exclusion by too many braces": ('"em-1.10-cu129-py39*"', f'"{"{a,b}" * 13}"', "stands for"),
+    "inclusion of what is there": (
+        "qz-0.5-cu1210-py39-board,",
+        "qz-0.5-cu129-py311-board,",
+        "is in the matrix already",
+    ),
     "inclusion of a pattern": ("qz-0.5-cu1210-py39-board,", '"qz-*",', "'qz-*' is not a cell id"),
     "inclusion, framework": ("cell: qz-0.5-cu1210-py39", "cell: qx-0.5-cu1210-py39", "no framework is called 'qx'"),
     "inclusion, version": ("cell: qz-0.5-cu1210-py39", "cell: qz-0.6-cu1210-py39", "quartz has no version '0.6'"),
@@ -101,7 +106,9 @@ def test_exclusions_and_inclusions_that_do_nothing(edit: Edit, old: str, new: st
 def test_faults_of_the_whole_have_a_place(edit: Edit, old: str, new: str, says: str) -> None:
     project = edit(old, new)
     path = project.root / "matrix.yaml"
-    path.write_text(path.read_text().replace('{release: 0.5.3, cuda: ["12.9"]', '{release: 0.5.3, cuda: ["12.9", "1.29"]'))
+    path.write_text(
+        path.read_text().replace('{release: 0.5.3, cuda: ["12.9"]', '{release: 0.5.3, cuda: ["12.9", "1.29"]')
+    )
     if "1.29" not in new:
         path.write_text(path.read_text().replace('"12.9", "1.29"', '"12.9"'))
     with pytest.raises(MatrixError) as caught:
@@ -112,7 +119,9 @@ def test_faults_of_the_whole_have_a_place(edit: Edit, old: str, new: str, says: 
 
 def big(text: str, *, lines: int, cudas: int, pythons: int) -> str:
     """The tiny matrix with long axes, every framework line with all of both."""
-    names = {axis: [f"{n // 100 + 1}.{n % 100}" for n in range(count)] for axis, count in (("c", cudas), ("p", pythons))}
+    names = {
+        axis: [f"{n // 100 + 1}.{n % 100}" for n in range(count)] for axis, count in (("c", cudas), ("p", pythons))
+    }
     axes = {axis: "[" + ", ".join(f'"{name}"' for name in names[axis]) + "]" for axis in names}
     rows = {
         "python:\n": "".join(f'  "{name}": {{debian: newbird}}\n' for name in names["p"]),
@@ -120,7 +129,9 @@ def big(text: str, *, lines: int, cudas: int, pythons: int) -> str:
     }
     for head, more in rows.items():
         text = re.sub(rf"(?m)^{head}(  .*\n)+", head + more, text)
-    more = "".join(f'      "7.{n}": {{release: 7.{n}.0, cuda: {axes["c"]}, python: {axes["p"]}}}\n' for n in range(lines))
+    more = "".join(
+        f'      "7.{n}": {{release: 7.{n}.0, cuda: {axes["c"]}, python: {axes["p"]}}}\n' for n in range(lines)
+    )
     text = re.sub(r"(?ms)(package: ember\n    versions:\n).*?(?=  quartz:)", lambda found: found[1] + more, text)
     text = re.sub(r'(?m)^      "0.5": .*$', more.splitlines()[0], text)
     return re.sub(r"(?ms)^exclude:.*\Z", "", text)
@@ -142,7 +153,15 @@ def test_a_million_cells_are_refused_before_they_are_made(tiny: Project, monkeyp
 
 @pytest.mark.parametrize(
     ("pattern", "count"),
-    [("*", 16), ("em-*", 12), ("em-1.9-*", 3), ("*-{jupyter,board}", 11), ("em-1.1?-cu129-*", 3), ("[pq]z-*", 4), ("", 0)],
+    [
+        ("*", 16),
+        ("em-*", 12),
+        ("em-1.9-*", 3),
+        ("*-{jupyter,board}", 11),
+        ("em-1.1?-cu129-*", 3),
+        ("[pq]z-*", 4),
+        ("", 0),
+    ],
 )
 def test_patterns(tiny: Project, pattern: str, count: int) -> None:
     assert len(cells.match(pattern, TINY_IDS)) == count
@@ -150,7 +169,13 @@ def test_patterns(tiny: Project, pattern: str, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "alternatives"),
-    [("a", ["a"]), ("a{b,c}d", ["abd", "acd"]), ("{a,b}{c,d}", ["ac", "ad", "bc", "bd"]), ("{a}", ["a"]), ("{a", ["{a"])],
+    [
+        ("a", ["a"]),
+        ("a{b,c}d", ["abd", "acd"]),
+        ("{a,b}{c,d}", ["ac", "ad", "bc", "bd"]),
+        ("{a}", ["a"]),
+        ("{a", ["{a"]),
+    ],
 )
 def test_braces(pattern: str, alternatives: list[str]) -> None:
     assert [id_ for id_ in ["abd", "acd", "ac", "ad", "bc", "bd", "a", "{a"] if cells.match(pattern, [id_])] == sorted(
@@ -167,7 +192,7 @@ def test_braces_do_not_multiply_without_end(tiny: Project, monkeypatch: pytest.M
         compared += 1
         return original(name, pattern)
 
-    monkeypatch.setattr(cells.fnmatch, "fnmatchcase", count)
+    monkeypatch.setattr("fnmatch.fnmatchcase", count)
     with pytest.raises((MatrixError, UsageError)):
         tiny.select(["{a,b}" * 13])
     assert compared <= 1000 * len(TINY_IDS)
@@ -202,7 +227,10 @@ def test_without_a_default_set_all_are_selected(edit: Edit) -> None:
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ("em-1.9-cu129-py39-jupiter", "no cell matches 'em-1.9-cu129-py39-jupiter'; did you mean 'em-1.9-cu129-py39-jupyter'?"),
+        (
+            "em-1.9-cu129-py39-jupiter",
+            "no cell matches 'em-1.9-cu129-py39-jupiter'; did you mean 'em-1.9-cu129-py39-jupyter'?",
+        ),
         ("bords", "did you mean 'boards'?"),
         ("em-1.10-cu129-py39", "em-1.10-cu129-py39 is excluded: made up: no wheels for this pair"),
     ],
@@ -222,5 +250,5 @@ def test_an_exclusion_with_braces_tells_its_reason_too(edit: Edit) -> None:
 def test_a_set_that_names_a_cell_that_is_not_there(edit: Edit) -> None:
     """One typing error in a set must not silently make it smaller."""
     project = edit('default: [em-1.10-cu1210-py311, "qz-*"]', 'default: [em-1.10-cu1210-py3111, "qz-*"]')
-    with pytest.raises((MatrixError, UsageError), match="em-1.10-cu1210-py3111"):
+    with pytest.raises((MatrixError, UsageError), match=r"em-1.10-cu1210-py3111"):
         project.select([])

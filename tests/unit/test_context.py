@@ -54,7 +54,13 @@ def test_contents(tiny: Project, image: PlannedImage) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["matrix.yaml", "templates/host/ca.crt", "templates/host/index.env", "templates/pytorch/x", "images/other/Dockerfile"],
+    [
+        "matrix.yaml",
+        "templates/host/ca.crt",
+        "templates/host/index.env",
+        "templates/pytorch/x",
+        "images/other/Dockerfile",
+    ],
 )
 def test_other_files_stay_out(tiny: Project, image: PlannedImage, name: str) -> None:
     before = context.make(tiny.root, image, {})

@@ -76,9 +76,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return FakeEngine()
 
     monkeypatch.setattr(Engine, "connect", connect)
-    monkeypatch.setattr(engine_setup.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(engine_setup.host, "os_release", lambda: DEBIAN)
-    monkeypatch.setattr(engine_setup.shutil, "which", lambda _: None)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("builder.host.os_release", lambda: DEBIAN)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(engine_setup, "start", lambda _: calls.append("start"))
     return {"calls": calls}
 
@@ -96,9 +96,9 @@ def apt(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, candidate: 
         return (status if "install" in command else 0), "Err: http://mirror.example.test/debian x\n", ""
 
     programs = Programs(answer)
-    monkeypatch.setattr(engine_setup.subprocess, "run", programs)
+    monkeypatch.setattr("subprocess.run", programs)
     archive = AptSource(kind="main", uri="http://mirror.example.test/debian")
-    monkeypatch.setattr(engine_setup.host, "read", lambda: machine.get("host", Host(apt_sources=(archive,))))
+    monkeypatch.setattr("builder.host.read", lambda: machine.get("host", Host(apt_sources=(archive,))))
     return programs
 
 

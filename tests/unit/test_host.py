@@ -35,7 +35,9 @@ def test_one_archive_of_each_kind() -> None:
     assert host.parse_targets(TARGETS) == (MAIN, UPDATES, SECURITY)
 
 
-@pytest.mark.parametrize("listed", ["", "x", "file:/srv/debian/ Debian trixie main", "http://e.test/ Ubuntu noble main"])
+@pytest.mark.parametrize(
+    "listed", ["", "x", "file:/srv/debian/ Debian trixie main", "http://e.test/ Ubuntu noble main"]
+)
 def test_no_archive(listed: str) -> None:
     assert host.parse_targets(listed) == ()
 
@@ -120,7 +122,11 @@ def test_the_network_of_the_host_where_something_is_on_its_loopback(settings: di
 def test_hosts_are_hidden() -> None:
     lender = Host(
         index=IndexSettings(url="https://index.example.test/simple"),
-        proxies={"HTTP_PROXY": "proxy.example.test:1", "HTTPS_PROXY": "http://tls.example.test", "NO_PROXY": "corp.example.test"},
+        proxies={
+            "HTTP_PROXY": "proxy.example.test:1",
+            "HTTPS_PROXY": "http://tls.example.test",
+            "NO_PROXY": "corp.example.test",
+        },
         apt_sources=(MAIN, SECURITY),
         apt_proxy="http://cacher.example.test:3142",
     )
@@ -168,5 +174,5 @@ def test_a_bundle_that_is_not_there(elsewhere: Path) -> None:
 
 def test_a_broken_pip_configuration(elsewhere: Path) -> None:
     (elsewhere / "pip.conf").write_text("no section")
-    with pytest.raises(UsageError, match="pip.conf is not a pip configuration file"):
+    with pytest.raises(UsageError, match=r"pip.conf is not a pip configuration file"):
         host.read({"PIP_CONFIG_FILE": str(elsewhere / "pip.conf")})

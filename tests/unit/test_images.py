@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from subprocess import CompletedProcess
@@ -118,7 +119,7 @@ def test_build_only(bench: Bench) -> None:
 
 def test_a_failed_test_gives_no_tag(bench: Bench) -> None:
     bench.tester.failing = frozenset({FIRST})
-    with pytest.raises(ImageTestError, match=f"^{FIRST}: 1 of 2 tests failed"):
+    with pytest.raises(ImageTestError, match=rf"^{FIRST}: 1 of 2 tests failed"):
         bench.run(jobs=1)
     assert bench.calls("test", "tag") == [
         f"test {FIRST}",
@@ -131,7 +132,7 @@ def test_a_failed_test_gives_no_tag(bench: Bench) -> None:
 
 def test_a_failed_build_does_not_stop_the_others_and_a_rerun_goes_on(bench: Bench) -> None:
     bench.engine.broken[FIRST] = {"error": "process x did not complete successfully: exit code: 1"}
-    with pytest.raises(BuildError, match=f"^{FIRST}: failed at the build"):
+    with pytest.raises(BuildError, match=rf"^{FIRST}: failed at the build"):
         bench.run()
     assert f"tag {bench.references(SECOND)[0]}" in bench.calls("tag")
     bench.engine.broken.clear()
@@ -185,8 +186,8 @@ def test_a_base_for_each_release_once(bench: Bench) -> None:
 
 def test_the_disk_is_looked_at_before_anything_is_built(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.engine.told = replace(bench.engine.told, is_local=True)
-    usage = images.shutil.disk_usage(".")
-    monkeypatch.setattr(images.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(DiskError, match=r"building 2 image\(s\) takes about 2.0 GB in /nowhere, which has 1 kB"):
         bench.run()
     assert bench.calls("build") == []
@@ -244,8 +245,8 @@ def test_revision(
         code, out = head if "rev-parse" in command else (0, status)
         return CompletedProcess(command, code, out, "")
 
-    monkeypatch.setattr(images.shutil, "which", lambda _: "/bin/git")
-    monkeypatch.setattr(images.subprocess, "run", git)
+    monkeypatch.setattr("shutil.which", lambda _: "/bin/git")
+    monkeypatch.setattr("subprocess.run", git)
     assert images.revision(tiny) == expected
 
 

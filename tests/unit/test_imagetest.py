@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -73,9 +73,9 @@ def image(tiny: Project) -> PlannedImage:
 class Child:
     """Stands in for the pytest process: reports what `results` has for the file that it is to run."""
 
-    results: Mapping[str, str] = {}
+    results: ClassVar[Mapping[str, str]] = {}
     status = 0
-    runs: list[list[str]] = []
+    runs: ClassVar[list[list[str]]] = []
 
     def __init__(self, command: list[str], *, env: Mapping[str, str], **_: object) -> None:
         files = [Path(word).stem for word in command if word.endswith(".py")]
@@ -94,9 +94,9 @@ class Child:
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch) -> type[Child]:
     class Fresh(Child):
-        runs: list[list[str]] = []
+        runs: ClassVar[list[list[str]]] = []
 
-    monkeypatch.setattr(imagetest.subprocess, "Popen", Fresh)
+    monkeypatch.setattr("subprocess.Popen", Fresh)
     monkeypatch.setattr(imagetest, "which", lambda _: "/bin/docker")
     return Fresh
 
@@ -110,7 +110,7 @@ def tester(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, 
     assert image.id == CELL
 
     def make(gpus: int = 0, *, runtime: bool = True) -> imagetest.Tester:
-        monkeypatch.setattr(imagetest.gpu, "count", lambda: gpus)
+        monkeypatch.setattr("builder.gpu.count", lambda: gpus)
         info = replace(INFO, runtimes=("nvidia", "runc") if gpus and runtime else ("runc",))
         return imagetest.Tester(FakeEngine(info=info), tiny, View(console))
 
@@ -133,7 +133,7 @@ def test_what_did_not_pass(
     tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester, result: str, status: int
 ) -> None:
     child.results, child.status = {"test_cuda": result}, status
-    with pytest.raises(ImageTestError, match=f"^{CELL}: 1 of 5 tests failed\n  test_cuda$") as caught:
+    with pytest.raises(ImageTestError, match=rf"^{CELL}: 1 of 5 tests failed\n  test_cuda$") as caught:
         tester().test(image, ID)
     assert f".builder/logs/{CELL}.test.log" in caught.value.hint
     assert f"docker run --rm -it {'b' * 12} bash" in caught.value.hint

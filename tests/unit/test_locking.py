@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -23,8 +23,8 @@ GROUP = "em-1.10-cu1210-py311"
 class FakeResolver:
     """Gives a cell a lock without wheels, but for groups that are broken."""
 
-    known: Mapping[str, str] = {}
-    asked: list[str] = []
+    known: ClassVar[Mapping[str, str]] = {}
+    asked: ClassVar[list[str]] = []
     broken: frozenset[str] = frozenset()
 
     def __init__(self, matrix: Any, *_: object, **__: object) -> None:
@@ -49,7 +49,7 @@ class FakeResolver:
 @pytest.fixture(autouse=True)
 def resolver(monkeypatch: pytest.MonkeyPatch) -> type[FakeResolver]:
     class Fresh(FakeResolver):
-        asked: list[str] = []
+        asked: ClassVar[list[str]] = []
 
     monkeypatch.setattr(locking, "Resolver", Fresh)
     return Fresh

@@ -98,7 +98,7 @@ def test_cells_without_a_lock(tiny: Project) -> None:
 
 def test_a_stale_lock(edit: Edit) -> None:
     project = edit("packages: [notebook]", "packages: [notebook>=2]")
-    with pytest.raises(StaleError, match=f"^locks/{CELL}.json does not belong to") as caught:
+    with pytest.raises(StaleError, match=rf"^locks/{CELL}.json does not belong to") as caught:
         made(project)
     assert caught.value.hint == f"Resolve it again: builder lock {CELL}"
 
@@ -129,7 +129,10 @@ def test_another_dockerfile_has_another_digest(edit: Edit, change: str) -> None:
     """Two plans with one digest give the same Dockerfile: the engine's image of the one is taken for the other."""
     edit("  board: {needs", "  one: {needs: [base]}\n  two: {needs: [base]}\n  board: {needs")
     if "otherbird" in MATRIX_CHANGES[change][1]:
-        edit("  newbird:\n", f"  otherbird:\n    image: example/base:new@sha256:{'2' * 64}\n    glibc: \"2.36\"\n  newbird:\n")
+        edit(
+            "  newbird:\n",
+            f'  otherbird:\n    image: example/base:new@sha256:{"2" * 64}\n    glibc: "2.36"\n  newbird:\n',
+        )
     old, new = MATRIX_CHANGES[change]
     project = edit(*BEFORE.get(change, (old, old)))
     image = made(relock(project))
@@ -157,7 +160,9 @@ def test_a_changed_template_changes_the_digest(tiny: Project, name: str) -> None
     assert made(tiny).digest != before
 
 
-@pytest.mark.parametrize("name", ["templates/pytorch/x", "templates/host/ca.crt", "templates/base/__pycache__/x.pyc", "x"])
+@pytest.mark.parametrize(
+    "name", ["templates/pytorch/x", "templates/host/ca.crt", "templates/base/__pycache__/x.pyc", "x"]
+)
 def test_what_is_not_used_does_not_change_the_digest(tiny: Project, name: str) -> None:
     before = made(tiny).digest
     (tiny.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +173,7 @@ def test_what_is_not_used_does_not_change_the_digest(tiny: Project, name: str) -
 def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny.root / "matrix.yaml"
     text = big(path.read_text(), lines=8, cudas=20, pythons=20)
-    path.write_text(text.replace("versions:\n      \"7.0\": {release: 7.0.0", "versions:\n      \"6.0\": {release: 6.0.0"))
+    path.write_text(text.replace('versions:\n      "7.0": {release: 7.0.0', 'versions:\n      "6.0": {release: 6.0.0'))
     project = Project(tiny.root)
     read: Counter[str] = Counter()
     wheels = tuple(tiny_locks.wheel("python", f"p{number}", "1", 10) for number in range(3))

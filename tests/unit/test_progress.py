@@ -19,7 +19,9 @@ class Build:
     def vertex(self, digest: str, *, name: str = "", started: float = 0, completed: float = 0, error: str = "",
                cached: bool = False) -> list[str]:  # fmt: skip
         """Returns names of the steps that began or ended."""
-        vertex = Vertex(digest=digest, name=name or digest, started=started, completed=completed, error=error, cached=cached)
+        vertex = Vertex(
+            digest=digest, name=name or digest, started=started, completed=completed, error=error, cached=cached
+        )
         return [step.vertex.name for step in self.state.feed(Status(vertices=(vertex,)))]
 
     def prints(self, digest: str, *texts: str) -> None:
@@ -115,8 +117,14 @@ def test_messages_about_unknown_steps_are_skipped(build: Build) -> None:
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("[os 2/3] RUN --mount=type=cache,id=x . /mnt/host/env.sh && apt-get install -q x", "[os 2/3] install Debian packages"),
-        ("[image 1/4] RUN --mount=type=bind,source=images/x/wheels-cuda.txt,target=/m x", "[image 1/4] install cuda wheels"),
+        (
+            "[os 2/3] RUN --mount=type=cache,id=x . /mnt/host/env.sh && apt-get install -q x",
+            "[os 2/3] install Debian packages",
+        ),
+        (
+            "[image 1/4] RUN --mount=type=bind,source=images/x/wheels-cuda.txt,target=/m x",
+            "[image 1/4] install cuda wheels",
+        ),
         ("[image 4/4] COPY  templates/base/files/ /", "[image 4/4] COPY templates/base/files/ /"),
         ("RUN --mount=type=bind,source=a,target=b   true", "RUN true"),
         ("exporting to image", "exporting to image"),

@@ -136,7 +136,9 @@ def test_every_difference_is_seen_and_mended(tiny: Project, name: str, content: 
     assert caught.value.hint == "Write it again: builder render"
     assert render.write(tiny.root, files) == [says.partition(":")[0]]
     render.check(tiny.root, files)
-    found = {file.relative_to(tiny.root).as_posix(): file for file in (tiny.root / "images").rglob("*") if file.is_file()}
+    found = {
+        file.relative_to(tiny.root).as_posix(): file for file in (tiny.root / "images").rglob("*") if file.is_file()
+    }
     assert {file: path.read_bytes().decode() for file, path in found.items()} == files
 
 

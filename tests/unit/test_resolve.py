@@ -166,20 +166,20 @@ def test_two_cudas_of_which_one_is_wrong() -> None:
 
 @pytest.mark.parametrize("name", ["nvidia-cudnn-cu12", "nvidia-cuda-runtime-cu12-extra"])
 def test_no_cuda(name: str) -> None:
-    with pytest.raises(LockError, match="resolves to no CUDA runtime at all: ember 1.0 would be CPU only"):
+    with pytest.raises(LockError, match=r"resolves to no CUDA runtime at all: ember 1.0 would be CPU only"):
         resolve._check_cuda(CELL, [cuda(name, "12.9.1")])
 
 
 NO_SOLUTION = """\
 warning: something else
-  × No solution found when resolving dependencies:
+  \u00d7 No solution found when resolving dependencies:
   ╰─▶ Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.
 """
 TOLD = {
     NO_SOLUTION: "Change a version in matrix.yaml",
-    "error: Failed to fetch: `https://index.example.test/simple/x/`\n  Caused by: dns error": "did not answer as it should",
+    "error: Failed to fetch: `https://index.example.test/x/`\n  Caused by: dns error": "did not answer as it should",
     "error: operation timed out": "did not answer as it should",
-    "  × Failed to download `x==1`\n  ╰─▶ Hash mismatch for `x==1`": "other bytes than it promises",
+    "  \u00d7 Failed to download `x==1`\n  ╰─▶ Hash mismatch for `x==1`": "other bytes than it promises",
     "  ╰─▶ Because x==1 has no usable wheels and building from source is disabled": "pin a version that has one",
     "  ╰─▶ Because x==1 has no wheels with a matching Python version tag": "pin a version that has one",
 }
@@ -226,9 +226,11 @@ def uv(wheels: Path, *, cuda_version: str = "12.10.7", told: tuple[int, str] = (
     return answer
 
 
-def resolver(project: Project, monkeypatch: pytest.MonkeyPatch, answer: Answer, url: str = "") -> tuple[Resolver, Programs]:
+def resolver(
+    project: Project, monkeypatch: pytest.MonkeyPatch, answer: Answer, url: str = ""
+) -> tuple[Resolver, Programs]:
     programs = Programs(answer)
-    monkeypatch.setattr(resolve.subprocess, "run", programs)
+    monkeypatch.setattr("subprocess.run", programs)
     return Resolver(project.matrix, IndexSettings(url=url), environ={}, say=lambda _: None), programs
 
 
@@ -257,7 +259,7 @@ def test_a_group_is_resolved_together_then_by_cell(
 
 def test_another_cuda_than_the_tag_says(tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made, _ = resolver(tiny, monkeypatch, uv(tmp_path, cuda_version="12.9.7"))
-    with pytest.raises(LockError, match="brings CUDA 12.9.7"):
+    with pytest.raises(LockError, match=r"brings CUDA 12.9.7"):
         made.resolve(tiny.groups[GROUP], {})
 
 
@@ -282,9 +284,7 @@ def test_what_uv_says(
 
 def test_the_mirror_is_not_named(tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = "error: Failed to fetch: `https://me:pw@mirror.example.test/simple/x/`"
-    made, _ = resolver(
-        tiny, monkeypatch, uv(tmp_path, told=(2, told)), url="https://me:pw@mirror.example.test/simple"
-    )
+    made, _ = resolver(tiny, monkeypatch, uv(tmp_path, told=(2, told)), url="https://me:pw@mirror.example.test/simple")
     with pytest.raises(LockError) as caught:
         made.resolve(tiny.groups[GROUP], {})
     assert "Failed to fetch: `https://<mirror>/simple/x/`" in str(caught.value)
@@ -296,7 +296,7 @@ def test_an_index_that_stalls(tiny: Project, monkeypatch: pytest.MonkeyPatch) ->
         raise subprocess.TimeoutExpired(command, resolve.TIMEOUT_S)
 
     made, _ = resolver(tiny, monkeypatch, stall)
-    with pytest.raises(LockError, match=f"^{GROUP}: the package index gave no answer in {resolve.TIMEOUT_S} s"):
+    with pytest.raises(LockError, match=rf"^{GROUP}: the package index gave no answer in {resolve.TIMEOUT_S} s"):
         made.resolve(tiny.groups[GROUP], {})
 
 
@@ -312,5 +312,5 @@ def test_a_file_that_the_index_lists_but_does_not_have(
         return result
 
     made, _ = resolver(tiny, monkeypatch, lose)
-    with pytest.raises(LockError, match=f"^{GROUP}: the index does not serve emberkit-2.0-py3-none-any.whl"):
+    with pytest.raises(LockError, match=rf"^{GROUP}: the index does not serve emberkit-2.0-py3-none-any.whl"):
         made.resolve(tiny.groups[GROUP], {})

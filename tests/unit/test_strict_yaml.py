@@ -87,7 +87,7 @@ def test_errors_are_short(name: str) -> None:
 
 
 def test_too_large() -> None:
-    with pytest.raises(MatrixError, match=f"m.yaml: {MAX_BYTES + 1} bytes; a matrix has at most {MAX_BYTES}"):
+    with pytest.raises(MatrixError, match=rf"m.yaml: {MAX_BYTES + 1} bytes; a matrix has at most {MAX_BYTES}"):
         strict_yaml.parse(b"#" * (MAX_BYTES + 1), "m.yaml")
 
 
@@ -122,7 +122,7 @@ def test_empty(blob: bytes) -> None:
 
 
 def test_absent_file(tmp_path: Path) -> None:
-    with pytest.raises(MatrixError, match="^matrix.yaml: No such file"):
+    with pytest.raises(MatrixError, match=r"^matrix.yaml: No such file"):
         strict_yaml.load(tmp_path / "matrix.yaml")
 
 
@@ -134,8 +134,7 @@ def test_folder_instead_of_file(tmp_path: Path) -> None:
 @given(st.binary(max_size=60) | st.text(alphabet="ab:-[]{}&*!?|>%@\"'\\x0U \n\t#,<=~", max_size=60).map(str.encode))
 def test_any_input_gives_data_or_one_error(blob: bytes) -> None:
     try:
-        located = strict_yaml.parse(blob, "m.yaml")
+        name = strict_yaml.parse(blob, "m.yaml").name + ":"
     except MatrixError as error:
-        assert place(error).startswith("m.yaml:")
-    else:
-        assert located.name == "m.yaml"
+        name = place(error)
+    assert name.startswith("m.yaml:")

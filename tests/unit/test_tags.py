@@ -59,7 +59,10 @@ def test_every_reference_belongs_to_one_cell(tiny: Project) -> None:
 
 
 def test_two_cells_with_one_tag(edit: Callable[[str, str], Project]) -> None:
-    project = edit('"1.9": {release: 1.9.2', '"1.9.2": {release: 1.9.2, cuda: ["12.9"], python: ["3.9"]}\n      "1.9": {release: 1.9.2')
+    project = edit(
+        '"1.9": {release: 1.9.2',
+        '"1.9.2": {release: 1.9.2, cuda: ["12.9"], python: ["3.9"]}\n      "1.9": {release: 1.9.2',
+    )
     with pytest.raises(MatrixError) as caught:
         tags.compute(project.matrix, project.cells)
     assert "1.9.2-cu129-py39 would be both em-1.9" in str(caught.value)

@@ -48,8 +48,6 @@ def test_duration(seconds: float, text: str) -> None:
     assert view.duration(seconds) == text
 
 
-
-
 def test_plain_lines(console: MemoryConsole) -> None:
     shown = View(console)
     assert not shown.is_live
@@ -90,7 +88,6 @@ def test_steps_in_plain_lines(console: MemoryConsole) -> None:
         "cell: RUN true ...",
         "cell: RUN true 3.0 s",
         "cell: RUN false cached",
-        "cell: exporting layers ...",
         "cell: exporting layers failed",
     ]
 

@@ -1,0 +1,313 @@
+"""The command line: exit codes, what goes to which stream, and no traceback unless asked for."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from builder import cli, doctor, errors, images, lock, locking, plan, runlock
+from builder.engine import Engine
+from builder.errors import BuilderError, EngineError
+from builder.host import Host
+from builder.project import Project
+from tests.unit import tiny_locks
+from tests.unit.fakes import FakeEngine
+from tests.unit.test_cells import TINY_IDS
+
+CELL = "qz-0.5-cu129-py311"
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(tiny: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Calls `main` in this process, in the tiny project."""
+    monkeypatch.chdir(tiny.root)
+    monkeypatch.setenv("COLUMNS", "120")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def leave(code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["builder", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Done(ended.value.code, out, err)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Makes `builder plan` end with an exception."""
+
+    def fail(error: BaseException) -> None:
+        def make(*_: object) -> NoReturn:
+            raise error
+
+        monkeypatch.setattr(plan, "make", make)
+
+    return fail
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_commands_and_exit_codes(run: Run, flag: str) -> None:
+    done = run(flag)
+    assert (done.code, done.err) == (0, "")
+    for name in cli.cli.commands:
+        assert f"\n  {name} " in done.out
+    for kind in errors.ALL[1:]:
+        assert re.search(rf"\n +{kind.exit_code}  [A-Za-z]", done.out), kind
+    assert f"{errors.INTERRUPTED}  Interrupted" in done.out
+    assert "Traceback" not in done.out
+
+
+@pytest.mark.parametrize("command", sorted(cli.cli.commands))
+def test_every_command_has_help(run: Run, command: str) -> None:
+    done = run(command, "--help")
+    assert done.code == 0
+    assert cli.cli.commands[command].help
+    assert done.out.startswith(f"Usage: builder {command}") or f"{command} [OPTIONS]" in done.out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["plan", "--nothing"], ["plan", "--format", "x"], ["build", "-j", "0"]]
+)
+def test_a_wrong_command_line(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert "Error: " in done.err
+
+
+def test_ids(run: Run) -> None:
+    done = run("plan", "--format", "ids", "*")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == TINY_IDS
+
+
+def test_json(run: Run, tiny: Project) -> None:
+    done = run("plan", "--format", "json", "*")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out) == plan.make(tiny, tiny.cells).as_data()
+
+
+def test_table(run: Run) -> None:
+    done = run("plan", CELL, "em-1.9-cu129-py39")
+    assert done.code == 0
+    assert CELL in done.out
+    assert "1 images; wheels " in done.out
+    assert "registry.example.test:5000/team/quartz-cuda:0.5.3-cu129-py311" in done.out
+    assert done.err.strip() == "not locked yet: em-1.9-cu129-py39   (builder lock)"
+
+
+def test_root(run: Run, tmp_path: Path, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("plan", "--format", "ids")
+    assert done.code == 2
+    assert "no matrix.yaml in " in done.err
+    assert run("--root", str(tiny.root), "plan", "--format", "ids").code == 0
+
+
+def test_an_unknown_cell(run: Run) -> None:
+    done = run("plan", "qz-0.5-cu129-py312")
+    assert (done.code, done.out) == (2, "")
+    assert "no cell matches 'qz-0.5-cu129-py312'; did you mean 'qz-0.5-cu129-py311'?" in done.err
+    assert "  -> `builder plan all`" in done.err
+
+
+@pytest.mark.parametrize("kind", errors.ALL)
+@pytest.mark.parametrize("debug", [False, True])
+def test_errors(run: Run, failing: Callable[[BaseException], None], kind: type[BuilderError], debug: bool) -> None:
+    failing(kind("it is [bold]wrong[/bold]", hint="do this"))
+    done = run(*(["--debug"] if debug else []), "plan", CELL)
+    assert (done.code, done.out) == (kind.exit_code, "")
+    assert f"{kind.title}: it is [bold]wrong[/bold]\n  -> do this\n" in done.err
+    assert ("Traceback" in done.err) is debug
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_fault_of_ours(run: Run, failing: Callable[[BaseException], None], debug: bool) -> None:
+    failing(ZeroDivisionError("oh"))
+    done = run(*(["--debug"] if debug else []), "plan", CELL)
+    assert done.code == 1
+    assert ("Traceback" in done.err) is debug
+    assert ("a fault of builder itself: ZeroDivisionError: oh" in done.err) is not debug
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"), [(KeyboardInterrupt(), 130, "interrupted;"), (cli.Terminated(), 143, "terminated;")]
+)
+def test_signals(
+    run: Run, failing: Callable[[BaseException], None], error: BaseException, code: int, says: str
+) -> None:
+    failing(error)
+    done = run("plan", CELL)
+    assert done.code == code
+    assert says in done.err
+    assert "Traceback" not in done.err
+
+
+def test_sigterm_becomes_terminated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("SIGTERM did nothing")
+
+    monkeypatch.setattr(plan, "make", kill)
+    assert run("plan", CELL).code == 143
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments", "code", "says"),
+    [
+        ("matrix.yaml", "registry: 1\n", ["plan"], 3, "matrix.yaml:1:11: registry: 1 is read as the number 1"),
+        ("matrix.yaml", "a: \x01\n", ["plan"], 3, "matrix.yaml:1"),
+        (f"locks/{CELL}.json", "{", ["plan", CELL], 4, f"Make it again: builder lock {CELL}"),
+        ("locks/gone.json", "{}", ["lock", "--check", CELL], 5, "locks/gone.json: belongs to no cell"),
+        ("templates/Dockerfile.j2", "{{ x }}", ["render"], 4, "not locked: em-1.9-cu129-py39"),
+    ],
+)
+def test_faults_of_files(
+    run: Run, tiny: Project, name: str, text: str, arguments: list[str], code: int, says: str
+) -> None:
+    (tiny.root / name).write_text(text)
+    done = run(*arguments)
+    assert (done.code, done.out) == (code, "")
+    assert says in done.err
+
+
+@pytest.fixture
+def locked(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The tiny project with a lock for every cell."""
+    monkeypatch.setattr(tiny_locks, "LOCKED", TINY_IDS)
+    for cell, made in tiny_locks.locks(tiny).items():
+        lock.path(tiny.root, cell).write_text(lock.dump(made))
+    return tiny
+
+
+def test_render(run: Run, locked: Project) -> None:
+    stale = run("render", "--check")
+    assert stale.code == 5
+    assert f"images/{TINY_IDS[0]}/Dockerfile: missing" in stale.err
+    assert not (locked.root / "images").exists()
+    written = run("render")
+    assert written.code == 0
+    assert f"written: images/{CELL}/Dockerfile" in written.err
+    assert "up to date" in run("render", "--check").err
+    assert run("render").err.strip().endswith("files, 0 changed")
+
+
+def test_a_wrong_template(run: Run, locked: Project) -> None:
+    (locked.root / "templates/Dockerfile.j2").write_text("{{ x }}")
+    done = run("render")
+    assert done.code == 11
+    assert "templates/Dockerfile.j2:1: 'x' is undefined" in done.err
+
+
+@pytest.mark.usefixtures("locked")
+def test_a_full_disk_is_said_as_such(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(_: int) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    done = run("render")
+    assert done.code == errors.DiskError.exit_code
+    assert "disk" in done.err
+
+
+@pytest.mark.parametrize("command", ["render", "lock", "images", "build", "test", "clean"])
+def test_another_builder(run: Run, locked: Project, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.host.read", Host)
+    assert run("render").code == 0
+    with runlock.held(locked.state, "builder images", wait=False, say=pytest.fail):
+        done = run(command)
+    assert done.code == 9
+    assert f"`builder images` (pid {os.getpid()}" in done.err
+    assert "--wait" in done.err
+
+
+@pytest.mark.usefixtures("locked")
+def test_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[list[str], object]] = []
+
+    def fake(_: object, made: plan.Plan, **options: object) -> int:
+        seen.append(([image.id for image in made.images], options))
+        return 1
+
+    monkeypatch.setattr(Engine, "connect", FakeEngine)
+    monkeypatch.setattr("builder.host.read", Host)
+    monkeypatch.setattr(images, "run", fake)
+    stale = run("images")
+    assert (stale.code, seen) == (5, [])
+    run("render")
+    done = run("images", "-j", "3")
+    assert (done.code, done.out) == (0, "")
+    assert "1 images built, tested and tagged, 4 images up to date (" in done.err
+    assert run("build", CELL).code == 0
+    assert seen == [
+        ([TINY_IDS[9], *TINY_IDS[12:]], {"jobs": 3, "test": True, "tag": True}),
+        ([CELL], {"jobs": 2, "test": False, "tag": False}),
+    ]
+
+
+@pytest.mark.usefixtures("locked")
+def test_no_engine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect() -> NoReturn:
+        raise EngineError("no Docker Engine answers at x", hint="`builder engine` finds one.")
+
+    monkeypatch.setattr(Engine, "connect", connect)
+    monkeypatch.setattr("builder.host.read", Host)
+    run("render")
+    done = run("images")
+    assert done.code == 6
+    assert "engine: no Docker Engine answers at x\n  -> `builder engine` finds one." in done.err
+
+
+def test_lock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.host.read", Host)
+    monkeypatch.setattr(locking, "update", lambda *_, **__: ["locks/x.json"])
+    assert run("lock").err.strip() == "written: locks/x.json"
+    monkeypatch.setattr(locking, "update", lambda *_, **__: [])
+    assert run("lock").err.strip() == "every lock is as it was"
+
+
+def test_base_prints_its_name_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "connect", FakeEngine)
+    monkeypatch.setattr("builder.host.read", Host)
+    assert run("base").out == f"example/base:old@sha256:{'1' * 64}\n"
+    assert run("base", "newbird").out == f"example/base:new@sha256:{'2' * 64}\n"
+    done = run("base", "otherbird")
+    assert (done.code, done.out) == (2, "")
+    assert "it has: oldbird, newbird" in done.err
+
+
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("missing", 6)])
+def test_doctor(run: Run, monkeypatch: pytest.MonkeyPatch, state: doctor.State, code: int) -> None:
+    finding = doctor.Finding(name="thing", state=state, detail="[detail]")
+    monkeypatch.setattr(doctor, "examine", lambda *_: [finding])
+    done = run("doctor")
+    assert done.code == code
+    assert done.out.split() == [state, "thing", "[detail]"]
+    assert ("missing: thing" in done.err) is bool(code)
