@@ -346,6 +346,10 @@ def main() -> None:
             code = errors.DiskError.exit_code
             place = f" ({error.filename})" if error.filename else ""
             console.print(Text(f"disk: full{place}"), Text(f"\n  -> {FREE_DISK}"), sep="", soft_wrap=True)
+        elif error.filename:
+            code = errors.UsageError.exit_code
+            told = f"{error.filename}: {(error.strerror or str(error)).lower()}"
+            console.print(Text("file: ", style="bold red"), Text(told), sep="", soft_wrap=True)
         else:
             code = _fault(console, error, debug)
     except Exception as error:  # noqa: BLE001  the last resort: a fault of ours, said as such

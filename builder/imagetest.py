@@ -76,7 +76,7 @@ class Tester:
         )
         evidence.write(self._project.state, result)
         if not result.is_pass:
-            shown = "\n".join(f"  {name}" for name in failed[:12]) or "  no test was collected"
+            shown = "\n".join(f"  {name}" for name in failed[:12])
             raise ImageTestError(
                 f"{image.id}: {len(failed)} of {len(passed) + len(failed)} tests failed\n{shown}",
                 hint=f"Whole log: {log.relative_to(self._project.root)}   "
@@ -128,7 +128,8 @@ class Tester:
                     child.kill()
                     with self._lock:
                         self._children.discard(child)
-            return (*outcome(report, status), log_path)
+            passed, failed = outcome(report, status)
+            return passed, failed + untested(files, self._project.root, passed + failed), log_path
 
 
 def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, object]:
@@ -146,6 +147,12 @@ def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, obj
         "wheels": {wheel.name: wheel.version for wheel in image.wheels},
         "cuda_wheels": [wheel.name for wheel in image.wheels if wheel.component == "cuda"],
     }
+
+
+def untested(files: list[Path], root: Path, tests: list[str]) -> list[str]:
+    """Of these test files, those that had no test: a component that was not tested has not passed."""
+    names = [path.relative_to(root).as_posix() for path in files]
+    return [f"{name}: no test" for name in names if not any(test.startswith(f"{name}::") for test in tests)]
 
 
 def outcome(report: Path, status: int) -> tuple[list[str], list[str]]:

@@ -72,11 +72,11 @@ def pip_config_files(environ: Mapping[str, str], home: Path) -> list[Path]:
     override = environ.get("PIP_CONFIG_FILE")
     if override == os.devnull:
         return []
-    files = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"), home / ".pip/pip.conf"]
-    files.append(Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip/pip.conf")
-    if override:
-        files.append(Path(override))
-    return files
+    everyone = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf")]
+    if override and Path(override).is_file():
+        return [*everyone, Path(override)]  # then pip does not read the user's
+    user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip/pip.conf"
+    return [*everyone, home / ".pip/pip.conf", user]
 
 
 def read(environ: Mapping[str, str], home: Path) -> IndexSettings:

@@ -98,9 +98,13 @@ class Running:
     def told(self) -> str:
         return self.output.read_text(encoding="utf-8", errors="replace")
 
+    def reaches(self, probe: Callable[[], bool], *, seconds: float = 60) -> None:
+        """Waits until `probe`; a program that ended before did not reach it."""
+        until(lambda: probe() or self.process.poll() is not None, self.told, seconds=seconds)
+        assert probe(), self.told
+
     def says(self, text: str) -> None:
-        until(lambda: text in self.told or self.process.poll() is not None, f"`{text}`")
-        assert text in self.told, self.told
+        self.reaches(lambda: text in self.told)
 
     def ends(self, code: int) -> str:
         """Waits for the end; what it printed."""

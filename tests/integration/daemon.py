@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import socket
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +14,23 @@ from pathlib import Path
 from tests.integration.checkout import until
 
 START_S = 60
+SIOCBRADDBR, SIOCBRDELBR = 0x89A0, 0x89A1  # linux/sockios.h
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
+
+
+@contextmanager
+def bridge(name: str) -> Iterator[None]:
+    """A network bridge, removed afterwards; by ioctl, since a bare machine has no `ip`."""
+    encoded = name.encode() + b"\0"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, SIOCBRADDBR, encoded)
+        try:
+            yield
+        finally:
+            request = struct.pack("16sh", name.encode(), 0)
+            _, flags = struct.unpack("16sh", fcntl.ioctl(control, SIOCGIFFLAGS, request))
+            fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh", name.encode(), flags & ~IFF_UP))
+            fcntl.ioctl(control, SIOCBRDELBR, encoded)
 
 
 @dataclass(kw_only=True)
@@ -34,8 +54,15 @@ class Daemon:
         """The same engine by an address that does not say on which machine it is."""
         return f"tcp://127.0.0.1:{self.port}"
 
+    @property
+    def bridge(self) -> str:
+        """A bridge of its own: with `--bridge none`, dockerd deletes docker0, which is the machine's engine's."""
+        return f"builder-{self.port}"
+
     def start(self) -> None:
-        """In its own process namespace, so that nothing of it survives it, and its own mount namespace likewise."""
+        """Unless it runs. In namespaces of its own for processes and mounts, so that nothing of it survives it."""
+        if self._process is not None:
+            return
         # Left by one that was killed; a number in it may be that of another process now.
         (self.folder / "docker.pid").unlink(missing_ok=True)
         with (self.folder / "log").open("ab") as log:
@@ -44,7 +71,8 @@ class Daemon:
                     "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
                     "dockerd", "--data-root", str(self.root), "--exec-root", str(self.folder / "exec"),
                     "--pidfile", str(self.folder / "docker.pid"), "--host", self.host, "--host", self.tcp,
-                    "--bridge", "none", "--iptables=false", "--ip6tables=false", "--tls=false",
+                    "--bridge", self.bridge, "--iptables=false", "--ip6tables=false", "--ip-forward=false",
+                    "--tls=false",
                     "--containerd-namespace", "builder-test", "--containerd-plugins-namespace", "builder-test-plugins",
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -60,22 +88,28 @@ class Daemon:
             self._process = None
 
     @contextmanager
-    def disk(self, size: str) -> Iterator[None]:
+    def disk(self, size: int) -> Iterator[None]:
+        """The disk for its data, and the bridge for its containers."""
         self.root.mkdir(parents=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(self.root)], check=True, timeout=30)
+        _as_root("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(self.root))
         try:
-            yield
+            with bridge(self.bridge):
+                try:
+                    yield
+                finally:
+                    self.kill()
         finally:
-            self.kill()
-            subprocess.run(["umount", str(self.root)], check=True, timeout=30)
+            _as_root("umount", str(self.root))
 
     def resize(self, size: int) -> None:
-        subprocess.run(["mount", "-o", f"remount,size={size}", str(self.root)], check=True, timeout=30)
+        _as_root("mount", "-o", f"remount,size={size}", str(self.root))
 
     def take_image(self, reference: str) -> None:
         """Copies an image from the machine's engine."""
         with subprocess.Popen(["docker", "save", reference], stdout=subprocess.PIPE) as save:
-            subprocess.run(["docker", "--host", self.host, "load"], stdin=save.stdout, check=True, timeout=120)
+            subprocess.run(
+                ["docker", "--host", self.host, "load"], stdin=save.stdout, capture_output=True, check=True, timeout=120
+            )
 
     def _answers_or_ended(self) -> bool:
         assert self._process is not None
@@ -85,3 +119,8 @@ class Daemon:
             ["docker", "--host", self.host, "version"], capture_output=True, timeout=START_S, check=False
         )
         return done.returncode == 0
+
+
+def _as_root(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.checkout import PLAIN, Checkout, until
+from tests.integration.checkout import PLAIN, Checkout
 from tests.integration.index import Fault, Index
 
 
@@ -10,7 +10,7 @@ def test_the_second_gives_up_or_waits(checkout: Checkout, index: Index) -> None:
     checkout.lock_and_render()
     index.faults["tinyframe"] = Fault.FILE_STALLS
     with checkout.running("images", PLAIN) as first:
-        until(index.stalled.is_set, "the build to ask for the wheel")
+        first.reaches(index.stalled.is_set)
         told = checkout.builder("render", code=9)
         assert "`builder images`" in told
         assert f"pid {first.process.pid}" in told

@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.integration import wheels
-from tests.integration.checkout import PLAIN, Checkout, until
+from tests.integration.checkout import PLAIN, Checkout
 from tests.integration.conftest import NewCheckout
 from tests.integration.daemon import Daemon
 from tests.integration.index import Fault, Index
 
-DISK = "8g"  # a limit, not memory taken
+ENOUGH = 8 << 30  # a limit, not memory taken
 ROOM = 150_000_000
 
 
@@ -31,7 +31,7 @@ def daemon(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) 
         port = free.getsockname()[1]
     with TemporaryDirectory(prefix="dockerd-") as folder:
         made = Daemon(folder=Path(folder), port=port)
-        with made.disk(DISK):
+        with made.disk(ENOUGH):
             made.start()
             if "@" not in base:  # one that was pulled is pulled again: saved, it would lose its digest
                 made.take_image(base)
@@ -41,6 +41,8 @@ def daemon(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture
 def there(checkout: Checkout, daemon: Daemon) -> Checkout:
     """A checkout that builds on that engine."""
+    daemon.resize(ENOUGH)
+    daemon.start()
     checkout.lock_and_render()
     checkout.engine = daemon.host
     return checkout
@@ -49,7 +51,7 @@ def there(checkout: Checkout, daemon: Daemon) -> Checkout:
 def test_killed_during_a_build(there: Checkout, daemon: Daemon, index: Index) -> None:
     index.faults["tinyframe"] = Fault.FILE_STALLS
     with there.running("images", PLAIN) as run:
-        until(index.stalled.is_set, "the build to ask for the wheel", seconds=180)
+        run.reaches(index.stalled.is_set, seconds=180)
         daemon.kill()
         told = run.ends(6)
     assert PLAIN in told
@@ -67,7 +69,7 @@ def test_killed_during_the_tests(there: Checkout, daemon: Daemon, tmp_path: Path
     waits = f"from pathlib import Path\n\ndef test_waits(host):\n    Path({str(started)!r}).touch()\n"
     there.write_tests({"tiny": f"{waits}    assert host.run('sleep 300').rc == 0\n"})
     with there.running("images", PLAIN) as run:
-        until(started.exists, "the image's test to begin")
+        run.reaches(started.exists)
         daemon.kill()
         run.ends(6)
     daemon.start()
@@ -106,6 +108,6 @@ def test_a_disk_that_fills_up_is_said_to_be_full(there: Checkout, daemon: Daemon
     assert "docker builder prune" in told
     assert there.image_ids() == set()
 
-    daemon.resize(8 << 30)
+    daemon.resize(ENOUGH)
     there.builder("images", PLAIN)
     assert set(there.tags()) == set(there.references())

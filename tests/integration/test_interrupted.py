@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.checkout import PLAIN, Checkout, until
+from tests.integration.checkout import PLAIN, Checkout
 from tests.integration.index import Fault, Index
 
 WAITS = """\
@@ -39,7 +39,7 @@ def test_stopped_at_each_step(
 ) -> None:
     index.faults["tinyframe"] = Fault.PAGE_STALLS
     with checkout.running("lock") as run:
-        until(index.stalled.is_set, "the resolver to ask for the page")
+        run.reaches(index.stalled.is_set)
         run.process.send_signal(number)
         run.ends(code)
     assert not list((checkout.root / "locks").glob("*.json"))
@@ -49,7 +49,7 @@ def test_stopped_at_each_step(
 
     index.faults["tinyframe"] = Fault.FILE_STALLS
     with checkout.running("images", PLAIN) as run:
-        until(index.stalled.is_set, "the build to ask for the wheel")
+        run.reaches(index.stalled.is_set)
         run.process.send_signal(number)
         run.ends(code)
     assert checkout.image_ids() == set()
@@ -58,7 +58,7 @@ def test_stopped_at_each_step(
     seen = tmp_path / "seen"
     checkout.write_tests({"tiny": WAITS.format(seen=str(seen))})
     with checkout.running("images", PLAIN) as run:
-        until(seen.exists, "the image's test to begin")
+        run.reaches(seen.exists)
         run.process.send_signal(number)
         run.ends(code)
     assert checkout.tags() == {}

@@ -1,4 +1,4 @@
-"""A rendered Dockerfile with plain `docker build`, as templates/host/README.md says: the files are those of our build."""
+"""A rendered Dockerfile with plain `docker build`, as templates/host/README.md says: the same files as ours."""
 
 from __future__ import annotations
 

@@ -14,17 +14,21 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from builder import strict_yaml
 from builder.project import Project
+from builder.strict_yaml import Located
 from tests.unit.fakes import MemoryConsole
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+PARSE = strict_yaml.parse
 
 settings.register_profile("unit", deadline=None, max_examples=60, derandomize=True, database=None)
 settings.load_profile("unit")
@@ -47,9 +51,16 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@cache
+def _parse(blob: bytes, name: str) -> Located:
+    """As the real one; to parse the same bytes for every test would take most of the suite's time."""
+    return PARSE(blob, name)
+
+
 @pytest.fixture
-def tiny(tmp_path: Path) -> Project:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A writable copy of the tiny project, with the real templates."""
+    monkeypatch.setattr(strict_yaml, "parse", _parse)
     root = tmp_path / "project"
     shutil.copytree(HERE / "tiny", root)
     # What a person put into templates/host is not part of the project.

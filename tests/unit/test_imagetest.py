@@ -70,6 +70,11 @@ def image(tiny: Project) -> PlannedImage:
     return made
 
 
+def node(stem: str, folder: str = "images") -> str:
+    """The id of the one test of a file."""
+    return f"tests/{folder}/{stem}.py::test"
+
+
 class Child:
     """Stands in for the pytest process: reports what `results` has for the file that it is to run."""
 
@@ -78,9 +83,13 @@ class Child:
     runs: ClassVar[list[list[str]]] = []
 
     def __init__(self, command: list[str], *, env: Mapping[str, str], **_: object) -> None:
-        files = [Path(word).stem for word in command if word.endswith(".py")]
+        paths = [Path(word) for word in command if word.endswith(".py")]
+        files = [path.stem for path in paths]
         self.runs.append(files)
-        report(Path(env["IMAGE_TEST_REPORT"]), [(file, self.results.get(file, "passed")) for file in files])
+        report(
+            Path(env["IMAGE_TEST_REPORT"]),
+            [(node(path.stem, path.parent.name), self.results.get(path.stem, "passed")) for path in paths],
+        )
         self.subject = json.loads(Path(env["IMAGE_TEST_SUBJECT"]).read_text())
         self.stdout = iter(f"{file}::test PASSED\n" for file in files)
 
@@ -121,8 +130,9 @@ def test_a_pass_is_kept(tiny: Project, image: PlannedImage, child: type[Child], 
     found = tester().test(image, ID)
     assert found.is_pass
     assert found.gpu == "not run"
-    assert found.passed == tuple(f"test_{name}" for name in ("base", "python", "cuda", "quartz", "board"))
-    assert child.runs == [list(found.passed)]
+    files = [f"test_{name}" for name in ("base", "python", "cuda", "quartz", "board")]
+    assert found.passed == tuple(node(file) for file in files)
+    assert child.runs == [files]
     assert evidence.read(tiny.state, ID) == found
     assert (tiny.logs / f"{CELL}.test.log").read_text().count("PASSED") == 5
     assert tester().known(image, ID) == found
@@ -133,7 +143,7 @@ def test_what_did_not_pass(
     tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester, result: str, status: int
 ) -> None:
     child.results, child.status = {"test_cuda": result}, status
-    with pytest.raises(ImageTestError, match=rf"^{CELL}: 1 of 5 tests failed\n  test_cuda$") as caught:
+    with pytest.raises(ImageTestError, match=rf"^{CELL}: 1 of 5 tests failed\n  {node('test_cuda')}$") as caught:
         tester().test(image, ID)
     assert f".builder/logs/{CELL}.test.log" in caught.value.hint
     assert f"docker run --rm -it {'b' * 12} bash" in caught.value.hint
@@ -154,9 +164,19 @@ def test_a_run_that_collected_nothing_is_no_pass(
     image: PlannedImage, child: type[Child], tester: MakeTester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(imagetest, "outcome", lambda *_: ([], []))
-    with pytest.raises(ImageTestError, match="no test was collected"):
+    with pytest.raises(ImageTestError, match="5 of 5 tests failed\n  tests/images/test_base.py: no test\n"):
         tester().test(image, ID)
     assert len(child.runs) == 1
+
+
+def test_a_component_that_had_no_test_is_no_pass(
+    image: PlannedImage, child: type[Child], tester: MakeTester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [node(f"test_{name}") for name in ("base", "python", "cuda", "quartz")]
+    monkeypatch.setattr(imagetest, "outcome", lambda *_: (others, []))
+    with pytest.raises(ImageTestError, match="1 of 5 tests failed\n  tests/images/test_board.py: no test$"):
+        tester().test(image, ID)
+    assert child.runs
 
 
 def test_no_docker_command(image: PlannedImage, tester: MakeTester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_no_mapping(text: str, found: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [f"registry: {'x ' * 9000}", "\n".join(f"key{n}: 1" for n in range(5000))], ids=["value", "keys"]
+    "text", [f"registry: {'x ' * 9000}", "\n".join(f"key{n}: 1" for n in range(1500))], ids=["value", "keys"]
 )
 def test_a_flood_of_nonsense_gives_a_short_error(text: str) -> None:
     with pytest.raises(MatrixError) as caught:
