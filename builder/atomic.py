@@ -6,11 +6,13 @@ import os
 import tempfile
 from pathlib import Path
 
+SUFFIX = ".tmp"
+
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Replaces `path` with `text`; a crash at any point leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=SUFFIX, dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from builder import digest
 from builder.engine import Engine
-from builder.errors import DiskError, EngineError
+from builder.errors import FREE_DISK, DiskError, EngineError
 from builder.host import Host
+from builder.project import Project
 from builder.reference import ImageRef
 
 # As in Debian's own slim images: no manuals, no translations, but licences.
@@ -37,44 +37,43 @@ TIMEOUT_S = 900
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """What a build passes as BASE: `reference` names it, `id` is the engine's id, `origin` says where it is from."""
+    """What a build passes as BASE: `reference` for the engine, `name` for the image's label."""
 
     reference: str
-    id: str
-    origin: str
+    name: str
 
 
 def ensure(
-    engine: Engine, image: str, release: str, host: Host, say: Callable[[str], None], *, fresh: bool = False
+    engine: Engine, project: Project, release: str, host: Host, say: Callable[[str], None], *, fresh: bool = False
 ) -> Base:
-    """The base image in the engine; `image` is pinned by digest. Raises EngineError saying how to get one.
+    """The base image of a Debian release of the matrix, in the engine. Raises EngineError saying how to get one.
 
     `fresh` makes a bootstrapped base again, with the packages that the release has now.
     """
-    if found := engine.image(image):
-        return Base(reference=image, id=found.id, origin="registry")
+    image = project.matrix.debian[release].image
+    if engine.image(image):
+        return Base(reference=image, name=image)
     local = ImageRef(repository="gpu-images/base", tag=f"{release}-{digest.short(_recipe(release))}")
-    found = engine.image(str(local))
-    if found and not fresh:
-        return Base(reference=str(local), id=found.id, origin="bootstrap")
+    if engine.image(str(local)) and not fresh:
+        return _bootstrapped(local, release)
     try:
         say(f"base: pulling {image}")
         engine.pull(image)
-        if pulled := engine.image(image):
-            return Base(reference=image, id=pulled.id, origin="registry")
+        if engine.image(image):
+            return Base(reference=image, name=image)
         raise EngineError(f"{image} was pulled but is not there")
     except EngineError as refusal:
         say("base: no registry answers; putting it together from Debian's packages (some 15 s)")
-        return _bootstrap(engine, local, release, host, refusal)
+        return _bootstrap(engine, project, local, release, host, host.hide(str(refusal)))
 
 
 def _recipe(release: str) -> str:
     return digest.of_data([1, release, SLIM, REMOVE])
 
 
-def _bootstrap(engine: Engine, local: ImageRef, release: str, host: Host, refusal: EngineError) -> Base:
+def _bootstrap(engine: Engine, project: Project, local: ImageRef, release: str, host: Host, refusal: str) -> Base:
     program = _mmdebstrap(refusal)
-    with tempfile.TemporaryDirectory(prefix="builder-base-") as scratch:
+    with project.scratch() as scratch:
         here = Path(scratch)
         tar = here / "base.tar"
         command = [
@@ -93,7 +92,7 @@ def _bootstrap(engine: Engine, local: ImageRef, release: str, host: Host, refusa
             command.append(f'--aptopt=Acquire::http::Proxy "{host.apt_proxy}";')
         command.append(f'--customize-hook=cd "$1" && rm -rf {REMOVE} etc/apt/apt.conf.d/99mmdebstrap')
         command += [release, str(tar)]
-        environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH}
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH, "TMPDIR": scratch}
         try:
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -103,13 +102,17 @@ def _bootstrap(engine: Engine, local: ImageRef, release: str, host: Host, refusa
         if done.returncode:
             told = "\n".join(f"  {line}" for line in host.hide(done.stderr).strip().splitlines()[-8:])
             if "no space left on device" in told.lower():
-                raise DiskError(f"base: the disk of {scratch} is full\n{told}", hint="TMPDIR names another place.")
+                raise DiskError(f"base: the disk of {scratch} is full\n{told}", hint=FREE_DISK)
             raise EngineError(f"base: mmdebstrap failed for {release}\n{told}", hint=f"The registry said: {refusal}")
-        image_id = engine.import_tar(tar, local)
-    return Base(reference=str(local), id=image_id, origin="bootstrap")
+        engine.import_tar(tar, local)
+    return _bootstrapped(local, release)
 
 
-def _mmdebstrap(refusal: EngineError) -> str:
+def _bootstrapped(local: ImageRef, release: str) -> Base:
+    return Base(reference=str(local), name=f"debian:{release} (made by mmdebstrap)")
+
+
+def _mmdebstrap(refusal: str) -> str:
     """Its path, after installing it where that is possible."""
     if program := shutil.which("mmdebstrap"):
         return program
@@ -129,4 +132,4 @@ def _mmdebstrap(refusal: EngineError) -> str:
     raise EngineError(
         f"base: cannot be pulled ({refusal}) and mmdebstrap, which would make it, is not installed",
         hint="As root on Debian or Ubuntu: apt-get install mmdebstrap",
-    ) from refusal
+    )

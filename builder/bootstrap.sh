@@ -26,8 +26,11 @@ need_pip() {
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         say "installing python3-pip from the distribution's packages"
         mkdir -p .builder
-        { apt-get update -q && apt-get install -y -q --no-install-recommends python3-pip ca-certificates; } \
-            >.builder/setup-apt.log 2>&1 || die "apt-get failed; see .builder/setup-apt.log"
+        # Hosts of mirrors stay out of the log.
+        { { apt-get update -q && apt-get install -y -q --no-install-recommends python3-pip ca-certificates; } 2>&1 ||
+            touch .builder/setup-failed; } | sed 's,//[^/ ]*/,//<mirror>/,g' >.builder/setup-apt.log
+        [ ! -e .builder/setup-failed ] ||
+            { rm .builder/setup-failed; die "apt-get failed; see .builder/setup-apt.log"; }
         "$python" -m pip --version >/dev/null 2>&1 || python=/usr/bin/python3
     else
         die "this Python has no pip. As root run: apt-get install python3-pip   (then run make again)"
@@ -50,8 +53,9 @@ fi
 uv=$tools/bin/uv
 
 say "making .venv from locks/builder.txt"
-[ -x .venv/bin/python ] && .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     "$uv" venv --quiet --clear --no-config --python "$python" .venv
+fi
 VIRTUAL_ENV=$PWD/.venv "$uv" pip sync --quiet --require-hashes --only-binary :all: locks/builder.txt
 # The project itself, editable; its build backend comes from the locked requirements too.
 VIRTUAL_ENV=$PWD/.venv "$uv" pip install --quiet --no-deps --no-build-isolation --offline -e .

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
 from pathlib import Path
 
-from builder import context
+from builder import atomic
 from builder.base import Base
-from builder.engine import FREE_DISK, Engine, is_disk_full
-from builder.errors import BuilderError, BuildError, DiskError, EngineError
+from builder.engine import Engine, is_disk_full
+from builder.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError
 from builder.host import Host
 from builder.plan import Plan, PlannedImage
 from builder.progress import BuildProgress, short_name
@@ -18,6 +17,8 @@ from builder.trace import Status, decode
 from builder.view import View, size
 
 PLAN_LABEL = "gpu-images.plan"
+OCI = "org.opencontainers.image"  # label prefix of the OCI image specification, "Pre-Defined Annotation Keys"
+_IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}")
 # While a first build runs, a wheel's bytes are on the disk unpacked in uv's cache and in the image. Measured for
 # torch 2.9.1: 4.2 GB of wheels, 7.5 GB unpacked.
 UNPACKED = 1.8
@@ -31,30 +32,42 @@ _INFRASTRUCTURE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Built:
-    """`reused` is true if the engine had the image of this plan already."""
+def find(engine: Engine, state: Path, image: PlannedImage) -> str:
+    """Id of the image that this checkout built for exactly this plan, if the engine still has it; empty if not.
 
-    image_id: str
-    reused: bool
-
-
-def find(engine: Engine, image: PlannedImage) -> str:
-    """Id of an image that the engine has for exactly this plan, tested or not; empty if none."""
-    found = engine.images(f"{PLAN_LABEL}={image.digest}")
-    return found[0].id if found else ""
-
-
-def need(plan: Plan) -> int:
-    """Bytes of disk that building these images for the first time takes, wheels that they share counted once."""
-    return int(plan.unique_bytes * UNPACKED * 2) + SPARE
+    By our own record, not by label: an image that someone derives from ours inherits its labels.
+    """
+    try:
+        image_id = _record(state, image.digest).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    found = engine.image(image_id) if _IMAGE_ID.fullmatch(image_id) else None
+    return image_id if found and found.labels.get(PLAN_LABEL) == image.digest else ""
 
 
-def check_disk(free: int, plan: Plan, where: str) -> None:
+def built_ids(state: Path) -> set[str]:
+    """Ids of all images that this checkout has built."""
+    return {path.read_text(encoding="ascii").strip() for path in (state / "built").glob("*")}
+
+
+def _record(state: Path, plan_digest: str) -> Path:
+    return state / "built" / plan_digest.replace(":", "-")
+
+
+def need(plan: Plan, cached: int = 0) -> int:
+    """Bytes of disk that building these images takes, wheels that they share counted once.
+
+    `cached` bytes are in BuildKit's cache already, from an earlier build or one that was interrupted.
+    """
+    return max(int(plan.unique_bytes * UNPACKED * 2) - cached, 0) + SPARE
+
+
+def check_disk(free: int, plan: Plan, where: str, cached: int = 0) -> None:
     """Raises DiskError before anything is begun if it cannot end well."""
-    if free < need(plan):
+    wanted = need(plan, cached)
+    if free < wanted:
         raise DiskError(
-            f"building {len(plan.images)} image(s) takes about {size(need(plan))} in {where}, which has {size(free)}",
+            f"building {len(plan.images)} image(s) takes about {size(wanted)} in {where}, which has {size(free)}",
             hint=FREE_DISK,
         )
 
@@ -63,14 +76,16 @@ def build(
     engine: Engine,
     project: Project,
     image: PlannedImage,
+    context: bytes,
     base: Base,
     host: Host,
-    labels: Mapping[str, str],
+    revision: str,
     view: View,
-) -> Built:
-    """Builds `image`; raises BuildError with the last lines of the step that failed, EngineError or DiskError."""
-    if existing := find(engine, image):
-        return Built(image_id=existing, reused=True)
+) -> str:
+    """Builds `image` and returns its id.
+
+    Raises BuildError with the last lines of the step that failed, EngineError or DiskError.
+    """
     log_path = project.logs / f"{image.id}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("w", encoding="utf-8") as log:
@@ -82,12 +97,11 @@ def build(
 
         progress = BuildProgress(log=write, hide=hide)
         view.begin(image.id, "building", progress)
-        lent = host.files(project.matrix.python[image.cell.python].debian)
         messages = engine.build(
-            context.make(project.root, image, lent),
+            context,
             dockerfile=f"images/{image.id}/Dockerfile",
             arguments={**host.proxies, "BASE": base.reference},
-            labels=labels,
+            labels={f"{OCI}.revision": revision, f"{OCI}.base.name": base.name},
             network=host.network,
         )
         image_id, error = "", ""
@@ -100,7 +114,8 @@ def build(
                 error = str(message["error"])
     if error or not image_id:
         raise _failure(image, progress, hide(error), log_path.relative_to(project.root))
-    return Built(image_id=image_id, reused=False)
+    atomic.write_text(_record(project.state, image.digest), image_id + "\n")
+    return image_id
 
 
 def _decoded(image: PlannedImage, aux: str) -> Status:

@@ -9,7 +9,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -33,7 +34,7 @@ from builder import (
     render,
     runlock,
 )
-from builder.engine import FREE_DISK, Engine
+from builder.engine import Engine
 from builder.errors import BuilderError, UsageError
 from builder.host import Host
 from builder.images import Work
@@ -74,6 +75,13 @@ class Context:
 
     def say(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)
+
+    @contextmanager
+    def alone(self, project: Project, command: str) -> Iterator[None]:
+        """Holds the checkout's lock, after removing what a killed holder left."""
+        with runlock.held(project.state, f"builder {command}", wait=self.wait, say=self.say):
+            project.sweep()
+            yield
 
     def work(self, project: Project, view: View, lent: Host) -> Work:
         return Work(engine=Engine.connect(), project=project, host=lent, view=view)
@@ -127,8 +135,8 @@ def lock_command(context: Context, wanted: Sequence[str], check: bool, upgrade: 
         locking.check(project, chosen)
         context.say(f"{len(chosen)} locks belong to matrix.yaml")
         return
-    with runlock.held(project.state, "builder lock", wait=context.wait, say=context.say):
-        changed = locking.update(project, chosen, host.read().index, upgrade=upgrade, say=context.say)
+    with context.alone(project, "lock"):
+        changed = locking.update(project, chosen, host.read(), upgrade=upgrade, say=context.say)
     for name in changed:
         context.say(f"written: {name}")
     if not changed:
@@ -190,7 +198,7 @@ def render_command(context: Context, check: bool) -> None:
         render.check(project.root, files)
         context.say(f"images/ is up to date ({len(files)} files)")
         return
-    with runlock.held(project.state, "builder render", wait=context.wait, say=context.say):
+    with context.alone(project, "render"):
         changed = render.write(project.root, files)
     for name in changed:
         context.say(f"written: {name}")
@@ -201,8 +209,8 @@ def _run(context: Context, wanted: Sequence[str], command: str, *, jobs: int, te
     began = time.monotonic()
     project = context.project
     chosen = project.select(wanted)
-    made = _current_plan(project, chosen)
-    with runlock.held(project.state, f"builder {command}", wait=context.wait, say=context.say):
+    with context.alone(project, command):
+        made = _current_plan(project, chosen)
         work = context.work(project, View(context.err), host.read())
         count = images.run(work, made, jobs=jobs, test=test, tag=tag)
     took = duration(time.monotonic() - began)
@@ -245,8 +253,9 @@ def build_command(context: Context, wanted: Sequence[str], jobs: int) -> None:
 def test_command(context: Context, wanted: Sequence[str], jobs: int) -> None:
     """Run the tests of images that are built, again."""
     project = context.project
-    made = _current_plan(project, project.select(wanted))
-    with runlock.held(project.state, "builder test", wait=context.wait, say=context.say):
+    chosen = project.select(wanted)
+    with context.alone(project, "test"):
+        made = _current_plan(project, chosen)
         images.retest(context.work(project, View(context.err), host.read()), made, jobs=jobs)
 
 
@@ -261,7 +270,8 @@ def base_command(context: Context, release: str | None, fresh: bool) -> None:
     release = release or next(iter(known))
     if release not in known:
         raise UsageError(f"matrix.yaml has no Debian release {release!r}; it has: {', '.join(known)}")
-    made = base.ensure(Engine.connect(), known[release].image, release, host.read(), context.say, fresh=fresh)
+    with context.alone(project, "base"):
+        made = base.ensure(Engine.connect(), project, release, host.read(), context.say, fresh=fresh)
     click.echo(made.reference)
 
 
@@ -269,7 +279,7 @@ def base_command(context: Context, release: str | None, fresh: bool) -> None:
 @click.pass_obj
 def engine_command(context: Context) -> None:
     """Find a Docker Engine; on Debian and Ubuntu, as root, install and start one if none answers."""
-    info = engine_setup.ensure(context.project.state, context.say).info()
+    info = engine_setup.ensure(context.say).info()
     context.say(f"engine: Docker Engine {info.version} answers ({info.store})")
 
 
@@ -294,13 +304,22 @@ def doctor_command(context: Context) -> None:
 def clean_command(context: Context, cache: bool) -> None:
     """Remove test containers and images of ours that no tag names, and logs; tagged images stay."""
     project = context.project
-    with runlock.held(project.state, "builder clean", wait=context.wait, say=context.say):
+    with context.alone(project, "clean"):
         freed = images.clean(Engine.connect(), project, cache=cache)
     context.say(freed)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
     raise Terminated
+
+
+def _show(console: Console, error: BuilderError, debug: bool) -> int:
+    console.print(Text(f"{error.title}: ", style="bold red"), Text(str(error)), sep="", soft_wrap=True)
+    if error.hint:
+        console.print(Text(f"  -> {error.hint}"), soft_wrap=True)
+    if debug:
+        traceback.print_exc()
+    return error.exit_code
 
 
 def _fault(console: Console, error: Exception, debug: bool) -> int:
@@ -323,12 +342,7 @@ def main() -> None:
     try:
         cli.main(standalone_mode=False)
     except BuilderError as error:
-        code = error.exit_code
-        console.print(Text(f"{error.title}: ", style="bold red"), Text(str(error)), sep="", soft_wrap=True)
-        if error.hint:
-            console.print(Text(f"  -> {error.hint}"), soft_wrap=True)
-        if debug:
-            traceback.print_exc()
+        code = _show(console, error, debug)
     except click.ClickException as error:
         error.show()
         code = error.exit_code
@@ -338,18 +352,12 @@ def main() -> None:
     except Terminated:
         console.print("terminated; run the same command again to go on")
         code = errors.TERMINATED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 1
-        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-            code = errors.DiskError.exit_code
-            place = f" ({error.filename})" if error.filename else ""
-            console.print(Text(f"disk: full{place}"), Text(f"\n  -> {FREE_DISK}"), sep="", soft_wrap=True)
-        elif error.filename:
-            code = errors.UsageError.exit_code
-            told = f"{error.filename}: {(error.strerror or str(error)).lower()}"
-            console.print(Text("file: ", style="bold red"), Text(told), sep="", soft_wrap=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or error.filename:
+            code = _show(console, errors.of_file(error), debug)
         else:
             code = _fault(console, error, debug)
     except Exception as error:  # noqa: BLE001  the last resort: a fault of ours, said as such

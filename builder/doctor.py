@@ -16,7 +16,7 @@ import requests
 from builder import build, gpu, host, plan
 from builder.engine import Engine, EngineInfo
 from builder.engine_setup import MINIMUM, parse_version
-from builder.errors import BuilderError, EngineError
+from builder.errors import BuilderError, EngineError, UsageError
 from builder.project import Project
 from builder.view import size
 
@@ -91,7 +91,11 @@ def _engine(info: EngineInfo) -> list[Finding]:
 def _client() -> Finding:
     if path := shutil.which("docker"):
         return Finding(name="docker", state="ok", detail=path)
-    return Finding(name="docker", state="missing", detail="the image tests need it: apt-get install docker-cli")
+    return Finding(
+        name="docker",
+        state="missing",
+        detail="the image tests need it: apt-get install docker.io",
+    )
 
 
 def _disks(project: Project, info: EngineInfo | None) -> list[Finding]:
@@ -135,15 +139,21 @@ def _gpus(info: EngineInfo | None) -> list[Finding]:
 
 def _index() -> Finding:
     """Never shows the address: it may be a mirror's."""
-    settings = host.read().index
+    try:
+        settings = host.read().index
+    except UsageError as error:
+        return Finding(name="index", state="missing", detail=str(error))
     which = "the configured mirror" if settings.url else "PyPI"
     uv = Path(sys.executable).parent / "uv"
     # uv itself asks, so that what answers here is what `builder lock` asks.
-    done = subprocess.run(
-        [str(uv), "pip", "compile", "-", "--quiet", "--no-header", "--refresh-package", "pip"],
-        input="pip\n", capture_output=True, text=True, check=False, timeout=120,
-        env={**os.environ, **settings.environment(), "UV_HTTP_TIMEOUT": str(TIMEOUT_S)},
-    )  # fmt: skip
+    command = [str(uv), "pip", "compile", "-", "--quiet", "--no-header", "--no-config", "--refresh-package", "pip"]
+    environment = {**os.environ, **settings.environment(), "UV_HTTP_TIMEOUT": str(TIMEOUT_S), "UV_HTTP_RETRIES": "1"}
+    try:
+        done = subprocess.run(
+            command, input="pip\n", capture_output=True, text=True, check=False, timeout=4 * TIMEOUT_S, env=environment
+        )
+    except (subprocess.TimeoutExpired, OSError):
+        return Finding(name="index", state="missing", detail=f"{which} does not answer")
     if done.returncode == 0:
         ca = ", with a CA bundle of this machine" if settings.ca_bundle else ""
         return Finding(name="index", state="ok", detail=f"{which} answers{ca}")

@@ -16,11 +16,12 @@ from typing import Any
 
 import docker
 import requests
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound, StreamParseError
 from docker.models.containers import Container
 from docker.types import DeviceRequest
+from urllib3.exceptions import HTTPError
 
-from builder.errors import DiskError, EngineError
+from builder.errors import FREE_DISK, DiskError, EngineError, NoEngineError
 from builder.reference import ImageRef
 
 LABEL = "gpu-images"
@@ -65,7 +66,8 @@ def translated(doing: str) -> Iterator[None]:
     """Turns docker-py's errors into ours; `doing` says what was attempted."""
     try:
         yield
-    except (DockerException, requests.RequestException, ConnectionError) as error:
+    except (DockerException, StreamParseError, requests.RequestException, HTTPError, ConnectionError) as error:
+        # A stream that breaks off is urllib3's own error, a line of it that is cut short docker-py's StreamParseError.
         raise explain(doing, error) from error
 
 
@@ -81,9 +83,6 @@ def explain(doing: str, error: Exception) -> EngineError | DiskError:
         f"{doing}: Docker Engine does not answer, or went away: {first}",
         hint="`builder engine` finds or starts one; then run the same command again: it goes on where it stopped.",
     )
-
-
-FREE_DISK = "Free some: `builder clean`, `docker system df`, `docker builder prune`."
 
 
 def is_disk_full(text: str) -> bool:
@@ -103,7 +102,7 @@ class Engine:
             client = docker.from_env(timeout=CALL_S)
             client.ping()
         except (DockerException, requests.RequestException) as error:
-            raise EngineError(
+            raise NoEngineError(
                 f"no Docker Engine answers at {os.environ.get('DOCKER_HOST', SOCKET)}",
                 hint="`builder engine` finds one, or installs and starts one.",
             ) from error
@@ -136,7 +135,6 @@ class Engine:
         arguments: Mapping[str, str],
         labels: Mapping[str, str],
         network: str = "",
-        target: str = "",
     ) -> Iterator[dict[str, Any]]:
         """BuildKit's messages, as they come. No session is opened, so no secret can be asked for.
 
@@ -150,7 +148,8 @@ class Engine:
             "labels": json.dumps(dict(labels)),
             "rm": "1",
         }
-        params |= {name: value for name, value in (("networkmode", network), ("target", target)) if value}
+        if network:
+            params["networkmode"] = network
         api: Any = self._client.api  # its private helpers are the only way to this call
         with translated("building"):
             response = api._post(
@@ -233,6 +232,12 @@ class Engine:
             api: Any = self._client.api
             answer = api._result(api._post(api._url("/build/prune"), params={"all": "1"}, timeout=SILENCE_S), True)
         return int(answer.get("SpaceReclaimed") or 0)
+
+    def cache_bytes(self) -> int:
+        """Size of BuildKit's cache."""
+        with translated("asking for the size of the build cache"):
+            told: Any = self._client.api.df()
+        return sum(int(entry.get("Size") or 0) for entry in told.get("BuildCache") or ())
 
     def start(
         self,

@@ -13,14 +13,16 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from builder import host
 from builder.engine import Engine
-from builder.errors import EngineError
+from builder.errors import EngineError, NoEngineError
 
 MINIMUM = (23, 0)
 START_S = 60
 DAEMON_LOG = Path("/var/log/dockerd.log")
+SETUP_LOG = Path("/var/log/gpu-images-engine-setup.log")
 PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "iptables")
 TRIXIE = "trixie"
 PREFERENCES = """\
@@ -34,16 +36,30 @@ Pin-Priority: 990
 """
 
 
-def ensure(state: Path, say: Callable[[str], None]) -> Engine:
-    """An engine that answers; raises EngineError with the command that a person has to run."""
+def ensure(say: Callable[[str], None]) -> Engine:
+    """An engine that answers; raises EngineError with the command that a person has to run.
+
+    Writes nothing into the checkout: under sudo, its files would be root's.
+    """
     try:
-        return Engine.connect()
-    except EngineError as absent:
+        return new_enough(Engine.connect())
+    except NoEngineError as absent:
         refuse_unless_possible(os.environ, os.geteuid(), host.os_release(), absent)
     if not shutil.which("dockerd"):
-        install(state, say)
+        install(say)
     start(say)
-    return Engine.connect()
+    return new_enough(Engine.connect())
+
+
+def new_enough(engine: Engine) -> Engine:
+    """Raises EngineError for an engine that is too old; it is not ours to replace."""
+    version = engine.info().version
+    if parse_version(version) < MINIMUM:
+        raise EngineError(
+            f"Docker Engine {version} answers, but {MINIMUM[0]} or newer is needed",
+            hint="Upgrade it with the packages that it was installed from.",
+        )
+    return engine
 
 
 def refuse_unless_possible(
@@ -62,23 +78,24 @@ def refuse_unless_possible(
     if uid != 0:
         raise EngineError(
             "no Docker Engine answers, and installing or starting one needs root",
-            hint="Run: sudo make engine   (to use it as this user: sudo usermod -aG docker $USER, then log in again)",
+            hint="Run: sudo .venv/bin/builder engine   "
+            "(to use it as this user: sudo usermod -aG docker $USER, then log in again)",
         ) from absent
 
 
-def install(state: Path, say: Callable[[str], None]) -> None:
+def install(say: Callable[[str], None]) -> None:
     """Installs the engine's packages; raises EngineError with the end of apt's output."""
-    log = state / "logs" / "engine-setup.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log = SETUP_LOG
     log.write_text("")
     say("engine: installing Docker Engine from the distribution's packages (about a minute)")
     _apt(["update", "-q"], log)
-    options: list[str] = []
-    if _candidate() < MINIMUM:
-        options = _trixie(state)
-        _apt([*options, "update", "-q"], log)
-    known = [name for name in PACKAGES if _exists(name, options)]
-    _apt([*options, "install", "-y", "-q", "--no-install-recommends", *known], log)
+    with TemporaryDirectory(prefix="builder-engine-") as folder:
+        options: list[str] = []
+        if _candidate() < MINIMUM:
+            options = _trixie(Path(folder))
+            _apt([*options, "update", "-q"], log)
+        known = [name for name in PACKAGES if _exists(name, options)]
+        _apt([*options, "install", "-y", "-q", "--no-install-recommends", *known], log)
 
 
 def start(say: Callable[[str], None]) -> None:
@@ -127,7 +144,7 @@ def _exists(name: str, options: Sequence[str]) -> bool:
     return bool(re.search(r"Candidate: (?!\(none\))\S", done.stdout))
 
 
-def _trixie(state: Path) -> list[str]:
+def _trixie(folder: Path) -> list[str]:
     """apt options that add Debian's trixie, for the engine's packages only, without changing the machine's sources."""
     release = host.os_release()
     sources = host.read().apt_sources
@@ -138,7 +155,6 @@ def _trixie(state: Path) -> list[str]:
             "the distribution's Docker Engine is older than 23, and no Debian archive is configured here",
             hint="Install Docker Engine 23 or newer by hand, start it, and run this again.",
         )
-    folder = (state / "apt").resolve()
     (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
     lines = [f"deb [signed-by={host.KEYRING}] {main} {suite} main\n" for suite in (codename, TRIXIE)]
     (folder / "sources.list").write_text("".join(lines))

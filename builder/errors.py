@@ -5,6 +5,11 @@ Caught once, in `builder.cli.main`. A message says what is wrong; `hint` says wh
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Sequence
+
+FREE_DISK = "Free some: `builder clean`, `docker system df`, `docker builder prune`."
+
 
 class BuilderError(Exception):
     """Base of all errors that are shown without a traceback."""
@@ -52,6 +57,10 @@ class EngineError(BuilderError):
     title = "engine"
 
 
+class NoEngineError(EngineError):
+    """No Docker Engine answers at all."""
+
+
 class BuildError(BuilderError):
     """A step of an image's Dockerfile failed."""
 
@@ -87,6 +96,13 @@ class TemplateError(BuilderError):
     title = "template"
 
 
+class FileError(BuilderError):
+    """A file of the checkout, or a temporary one, cannot be read or written."""
+
+    exit_code = 12
+    title = "file"
+
+
 ALL: tuple[type[BuilderError], ...] = (
     BuilderError,
     UsageError,
@@ -99,6 +115,24 @@ ALL: tuple[type[BuilderError], ...] = (
     BusyError,
     DiskError,
     TemplateError,
+    FileError,
 )
 INTERRUPTED = 130  # 128 + SIGINT, what shells report
 TERMINATED = 143  # 128 + SIGTERM
+
+
+def join(errors: Sequence[BuilderError]) -> BuilderError:
+    """One error for several: of their common kind if they have one, else of the first one's."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    parts = [f"{error}{chr(10) + '  -> ' + error.hint if error.hint else ''}" for error in errors]
+    return type(first)(f"{len(errors)} images failed\n" + "\n".join(parts))
+
+
+def of_file(error: OSError) -> BuilderError:
+    """An error of the file system in our words: a full disk, or what is wrong with which file."""
+    place = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskError(f"full{place}", hint=FREE_DISK)
+    return FileError(f"{(error.strerror or str(error)).lower()}{place}")

@@ -40,8 +40,8 @@ class AptSource:
 class Host:
     """`ca` is PEM text; `proxies` are build arguments that Docker keeps out of history."""
 
-    index: IndexSettings = field(default_factory=IndexSettings)
-    ca: bytes = b""
+    index: IndexSettings = field(default_factory=IndexSettings, repr=False)
+    ca: bytes = field(default=b"", repr=False)
     proxies: Mapping[str, str] = field(default_factory=dict)
     apt_sources: tuple[AptSource, ...] = ()
     apt_proxy: str = ""
@@ -84,9 +84,9 @@ class Host:
         lent: dict[str, bytes] = {}
         if self.ca:
             lent["ca.crt"] = self.ca
-        if self.index.url:
-            names = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX")
-            lent["index.env"] = "".join(f"export {name}={quote(self.index.url)}\n" for name in names).encode()
+        if variables := self.index.for_builds():
+            lines = [f"export {name}={quote(value)}\n" for name, value in sorted(variables.items())]
+            lent["index.env"] = "".join(lines).encode()
         settings = []
         if sources := self.sources_list(release):
             lent["sources.list"] = sources.encode()
@@ -111,10 +111,15 @@ def read(environ: Mapping[str, str] | None = None) -> Host:
     return Host(
         index=settings,
         ca=_ca(settings),
-        proxies={name: value for name, value in environ.items() if name.upper() in PROXY_NAMES and value},
+        proxies=_proxies(environ, settings),
         apt_sources=sources,
         apt_proxy=apt_proxy,
     )
+
+
+def _proxies(environ: Mapping[str, str], settings: IndexSettings) -> dict[str, str]:
+    found = {name: value for name, value in environ.items() if name.upper() in PROXY_NAMES and value}
+    return {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy, **found} if settings.proxy else found
 
 
 def _ca(settings: IndexSettings) -> bytes:
@@ -129,7 +134,7 @@ def _ca(settings: IndexSettings) -> bytes:
     except OSError as error:
         raise UsageError(
             f"the certificate bundle {path} cannot be read: {error.strerror}",
-            hint="It is named by SSL_CERT_FILE, PIP_CERT or pip's `cert` setting.",
+            hint="It is named by SSL_CERT_FILE, PIP_CERT, REQUESTS_CA_BUNDLE or pip's `cert` setting.",
         ) from error
 
 
@@ -145,6 +150,9 @@ def _apt() -> tuple[tuple[AptSource, ...], str]:
         "Created-By: Packages",
     ]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    if not listed and os.geteuid() == 0:  # lists were never fetched, or were cleaned away
+        subprocess.run(["apt-get", "update", "-q"], capture_output=True, check=False)
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     proxy = subprocess.run(
         ["apt-config", "shell", "PROXY", "Acquire::http::Proxy"], capture_output=True, text=True, check=False
     ).stdout

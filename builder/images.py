@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from builder import base, build
+from builder import base, build, context, errors
 from builder.base import Base
 from builder.cells import Cell
 from builder.engine import Engine
@@ -37,29 +37,35 @@ def run(work: Work, plan: Plan, *, jobs: int, test: bool = True, tag: bool = Tru
     Failures do not stop the other images; they are raised together at the end.
     """
     work.engine.sweep(str(work.project.root))
-    tester = Tester(work.engine, work.project, work.view)
+    tester = Tester(work.engine, work.project, work.view, work.host.hide)
     todo = [image for image in plan.images if not is_done(work, tester, image, test=test, tag=tag)]
     if not todo:
         return 0
-    missing = Plan(images=tuple(image for image in todo if not build.find(work.engine, image)))
-    bases = _bases(work, [image.cell for image in missing.images])
-    if missing.images:
-        _check_disk(work.engine, missing)
-    labels = {"org.opencontainers.image.revision": revision(work.project)}
+    if test:
+        _need_client()
+    missing = [image for image in todo if not build.find(work.engine, work.project.state, image)]
+    # All contexts now: a file that is edited while images are built belongs to the next plan.
+    contexts = {image.id: context.make(work.project.root, image, _lent(work, image)) for image in missing}
+    bases = _bases(work, [image.cell for image in missing])
+    if missing:
+        _check_disk(work.engine, Plan(images=tuple(missing)))
+    commit = revision(work.project)
 
     def one(image: PlannedImage) -> None:
-        release = work.project.matrix.python[image.cell.python].debian
-        # An image that is only to be tested needs no base.
-        from_ = bases.get(release) or Base(reference="", id="", origin="")
-        made = build.build(work.engine, work.project, image, from_, work.host, labels, work.view)
-        note = made.image_id.removeprefix("sha256:")[:12]
+        image_id = build.find(work.engine, work.project.state, image)
+        if not image_id:
+            from_ = bases[_release(work, image)]
+            image_id = build.build(
+                work.engine, work.project, image, contexts[image.id], from_, work.host, commit, work.view
+            )
+        note = image_id.removeprefix("sha256:")[:12]
         if test:
-            proof = tester.known(image, made.image_id)
+            proof = tester.known(image, image_id)
             if proof is None or not proof.is_pass:
-                proof = tester.test(image, made.image_id)
+                proof = tester.test(image, image_id)
             note += f", {len(proof.passed)} tests passed, gpu: {proof.gpu}"
             if tag:
-                _tag(work.engine, image, made.image_id)
+                _tag(work.engine, image, image_id)
                 note += f"\n  {'  '.join(image.references)}"
         work.view.end(image.id, "done", note)
 
@@ -70,7 +76,7 @@ def run(work: Work, plan: Plan, *, jobs: int, test: bool = True, tag: bool = Tru
 
 def is_done(work: Work, tester: Tester, image: PlannedImage, *, test: bool, tag: bool) -> bool:
     """Whether the engine has this plan's image, with passing evidence, under every tag."""
-    image_id = build.find(work.engine, image)
+    image_id = build.find(work.engine, work.project.state, image)
     if not image_id:
         return False
     proof = tester.known(image, image_id) if test else None
@@ -83,11 +89,12 @@ def is_done(work: Work, tester: Tester, image: PlannedImage, *, test: bool, tag:
 
 def retest(work: Work, plan: Plan, *, jobs: int) -> None:
     """Tests images that are built, whatever evidence there is; tags nothing."""
+    _need_client()
     work.engine.sweep(str(work.project.root))
-    tester = Tester(work.engine, work.project, work.view)
+    tester = Tester(work.engine, work.project, work.view, work.host.hide)
 
     def one(image: PlannedImage) -> None:
-        image_id = build.find(work.engine, image)
+        image_id = build.find(work.engine, work.project.state, image)
         if not image_id:
             raise EngineError(f"{image.id}: not built", hint=f"builder build {image.id}")
         proof = tester.test(image, image_id)
@@ -109,19 +116,32 @@ def revision(project: Project) -> str:
     return commit + ("-dirty" if git("status", "--porcelain") else "")
 
 
+def _need_client() -> None:
+    """Before minutes of building, not after."""
+    if not shutil.which("docker"):
+        raise EngineError(
+            "the image tests need the `docker` command",
+            hint="On Debian or Ubuntu: apt-get install docker.io   (docker-cli since Debian 13)",
+        )
+
+
+def _release(work: Work, image: PlannedImage) -> str:
+    return work.project.matrix.python[image.cell.python].debian
+
+
+def _lent(work: Work, image: PlannedImage) -> dict[str, bytes]:
+    return work.host.files(_release(work, image))
+
+
 def _bases(work: Work, cells: Sequence[Cell]) -> dict[str, Base]:
-    matrix = work.project.matrix
-    releases = dict.fromkeys(matrix.python[cell.python].debian for cell in cells)
-    return {
-        release: base.ensure(work.engine, matrix.debian[release].image, release, work.host, work.view.say)
-        for release in releases
-    }
+    releases = dict.fromkeys(work.project.matrix.python[cell.python].debian for cell in cells)
+    return {release: base.ensure(work.engine, work.project, release, work.host, work.view.say) for release in releases}
 
 
 def _check_disk(engine: Engine, plan: Plan) -> None:
     info = engine.info()
     if info.is_local:  # of an engine elsewhere we cannot know
-        build.check_disk(shutil.disk_usage(info.root).free, plan, info.root)
+        build.check_disk(shutil.disk_usage(info.root).free, plan, info.root, engine.cache_bytes())
 
 
 def _tag(engine: Engine, image: PlannedImage, image_id: str) -> None:
@@ -149,8 +169,8 @@ def _each(
             for future in finished:
                 try:
                     future.result()
-                except BuilderError as error:
-                    failures[futures[future].id] = error
+                except (BuilderError, OSError) as error:
+                    failures[futures[future].id] = errors.of_file(error) if isinstance(error, OSError) else error
                     view.end(futures[future].id, "failed")
     except BaseException:
         # Do not wait for threads that read from the engine: they end with this process, and their builds with them.
@@ -159,22 +179,14 @@ def _each(
         raise
     pool.shutdown()
     if failures:
-        raise join([failures[image.id] for image in images if image.id in failures])
-
-
-def join(errors: Sequence[BuilderError]) -> BuilderError:
-    """One error for several: of their common kind if they have one, else of the first one's."""
-    first = errors[0]
-    if len(errors) == 1:
-        return first
-    parts = [f"{error}{chr(10) + '  -> ' + error.hint if error.hint else ''}" for error in errors]
-    return type(first)(f"{len(errors)} images failed\n" + "\n".join(parts))
+        raise errors.join([failures[image.id] for image in images if image.id in failures])
 
 
 def clean(engine: Engine, project: Project, *, cache: bool) -> str:
     """Removes what no tag names; returns a sentence on what was freed."""
     containers = engine.sweep(str(project.root))
-    untagged = [image for image in engine.images(build.PLAN_LABEL) if not image.tags]
+    ours = build.built_ids(project.state)
+    untagged = [image for image in engine.images(build.PLAN_LABEL) if image.id in ours and not image.tags]
     removed = [image for image in untagged if engine.remove_image(image.id)]
     for log in project.logs.glob("*.log"):
         log.unlink()

@@ -10,17 +10,16 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from shutil import which
 from typing import Literal
 
 from builder import evidence, gpu
-from builder.engine import Engine
-from builder.errors import EngineError, ImageTestError
+from builder.engine import SOCKET, Engine
+from builder.errors import ImageTestError
 from builder.evidence import Evidence
+from builder.hide import Hider
 from builder.plan import PlannedImage
 from builder.project import Project
 from builder.view import View
@@ -31,8 +30,11 @@ TIMEOUT_S = 1800
 class Tester:
     """Tests images of one project; `stop` ends what runs, from another thread."""
 
-    def __init__(self, engine: Engine, project: Project, view: View) -> None:
+    def __init__(self, engine: Engine, project: Project, view: View, hide: Hider) -> None:
+        self._engine = engine
         self._project = project
+        self._hide = hide
+        self._stopped = False
         self._view = view
         self._gpus = gpu.count() if engine.info().has_nvidia else 0
         self._suite = evidence.suite_digest(project.root)
@@ -50,11 +52,6 @@ class Tester:
 
     def test(self, image: PlannedImage, image_id: str) -> Evidence:
         """Runs the tests and keeps the evidence; raises ImageTestError unless every one passed."""
-        if not which("docker"):
-            raise EngineError(
-                "the image tests need the `docker` command",
-                hint="On Debian or Ubuntu: apt-get install docker-cli",
-            )
         self._view.begin(image.id, "testing")
         files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
         if missing := [path.name for path in files if not path.is_file()]:
@@ -65,6 +62,10 @@ class Tester:
             gpu_passed, gpu_failed, log = self._run(image, image_id, gpu_files, "gpu")
             state = "passed" if gpu_passed and not gpu_failed else "failed"
             passed, failed = passed + gpu_passed, failed + gpu_failed
+        if failed:
+            self._engine.info()  # raises EngineError if that is why they failed
+        if self._stopped:
+            raise ImageTestError(f"{image.id}: the tests were interrupted")
         result = Evidence(
             image_id=image_id,
             cell=image.id,
@@ -85,6 +86,7 @@ class Tester:
         return result
 
     def stop(self) -> None:
+        self._stopped = True
         with self._lock:
             for child in self._children:
                 child.kill()
@@ -99,14 +101,20 @@ class Tester:
         """Names of tests that passed and of those that did not; the log."""
         log_path = self._project.logs / f"{image.id}.{kind}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="builder-test-") as scratch:
+        with self._project.scratch() as scratch:
             subject, report = Path(scratch) / "image.json", Path(scratch) / "report.jsonl"
             subject.write_text(json.dumps(describe(image, image_id, str(self._project.root))), encoding="utf-8")
             command = [
                 sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir",
                 str(self._project.root), f"--basetemp={scratch}/pytest", *(str(path) for path in files),
             ]  # fmt: skip
-            environment = {**os.environ, "IMAGE_TEST_SUBJECT": str(subject), "IMAGE_TEST_REPORT": str(report)}
+            environment = {
+                **os.environ,
+                "DOCKER_HOST": os.environ.get("DOCKER_HOST", SOCKET),  # the engine that we ask, whatever the context
+                "PYTEST_ADDOPTS": "",  # a person's own options must not leave tests out
+                "IMAGE_TEST_SUBJECT": str(subject),
+                "IMAGE_TEST_REPORT": str(report),
+            }
             with log_path.open("w", encoding="utf-8") as log:
                 child = subprocess.Popen(
                     command, cwd=self._project.root, env=environment, text=True,
@@ -119,9 +127,9 @@ class Tester:
                 try:
                     assert child.stdout is not None
                     for line in child.stdout:
-                        log.write(line)
+                        log.write(self._hide(line))
                         if "::" in line and self._view.is_live:
-                            self._view.note(image.id, line.split("::", 1)[1].strip())
+                            self._view.note(image.id, self._hide(line.split("::", 1)[1].strip()))
                     status = child.wait()
                 finally:
                     timer.cancel()

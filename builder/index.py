@@ -13,34 +13,43 @@ import os
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 UV_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
+PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSettings:
-    """`url` is empty when the clients' own default (PyPI) applies; `ca_bundle` likewise."""
+    """`url` is empty when the clients' own default (PyPI) applies; `ca_bundle` likewise.
+
+    `trusted_host` may be reached without a certificate; `proxy` is pip's own, where the environment names none.
+    """
 
     url: str = ""
     ca_bundle: str = ""
+    trusted_host: str = ""
+    proxy: str = ""
 
-    @property
-    def has_credentials(self) -> bool:
-        return has_credentials(self.url)
-
-    @property
-    def is_loopback(self) -> bool:
-        return is_loopback(self.url)
-
-    def environment(self) -> dict[str, str]:
-        """The variables that make both pip and uv use this index."""
+    def for_builds(self) -> dict[str, str]:
+        """Variables that make pip and uv use this index inside a build step, where certificates lie elsewhere."""
         variables: dict[str, str] = {}
         if self.url:
             variables |= {"UV_DEFAULT_INDEX": self.url, "PIP_INDEX_URL": self.url}
+        if self.trusted_host:
+            variables |= {"UV_INSECURE_HOST": self.trusted_host, "PIP_TRUSTED_HOST": self.trusted_host}
+        return variables
+
+    def environment(self) -> dict[str, str]:
+        """The variables that make both pip and uv on this machine use this index."""
+        variables = self.for_builds()
+        if self.proxy:
+            variables |= {"HTTP_PROXY": self.proxy, "HTTPS_PROXY": self.proxy}
         if self.ca_bundle:
             variables |= {"SSL_CERT_FILE": self.ca_bundle, "PIP_CERT": self.ca_bundle}
         return variables
@@ -94,9 +103,35 @@ def read(environ: Mapping[str, str], home: Path) -> IndexSettings:
                 found |= {name.replace("_", "-"): value for name, value in parser.items(section)}
     from_pip = sections["global"] | sections["install"]
     url = next((environ[name] for name in UV_INDEX_VARIABLES if environ.get(name)), "")
-    url = url or environ.get("PIP_INDEX_URL", "") or from_pip.get("index-url", "")
-    ca_bundle = environ.get("SSL_CERT_FILE") or environ.get("PIP_CERT") or from_pip.get("cert", "")
-    return IndexSettings(url=url.strip(), ca_bundle=ca_bundle.strip())
+    url = url or _from_uv(environ, home) or environ.get("PIP_INDEX_URL", "") or from_pip.get("index-url", "")
+    ca_bundle = next((environ[name] for name in CA_VARIABLES if environ.get(name)), "") or from_pip.get("cert", "")
+    trusted = environ.get("UV_INSECURE_HOST") or environ.get("PIP_TRUSTED_HOST") or from_pip.get("trusted-host", "")
+    has_proxy = any(environ.get(name) for name in PROXY_VARIABLES)
+    return IndexSettings(
+        url=url.strip(),
+        ca_bundle=ca_bundle.strip(),
+        trusted_host=" ".join(trusted.split()),
+        proxy="" if has_proxy else (environ.get("PIP_PROXY") or from_pip.get("proxy", "")).strip(),
+    )
+
+
+def _from_uv(environ: Mapping[str, str], home: Path) -> str:
+    """The default index of uv's configuration files, the user's before the system's."""
+    named = environ.get("UV_CONFIG_FILE")
+    user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "uv/uv.toml"
+    for path in [Path(named)] if named else [user, Path("/etc/uv/uv.toml")]:
+        try:
+            settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not a uv configuration file: {error}") from error
+        for entry in settings.get("index", []):
+            if entry.get("default") and entry.get("url"):
+                return str(entry["url"])
+        if url := settings.get("index-url") or settings.get("pip", {}).get("index-url"):
+            return str(url)
+    return ""
 
 
 def main() -> int:

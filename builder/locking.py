@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 from builder import atomic, lock
 from builder.cells import Cell
-from builder.errors import LockError, StaleError
-from builder.images import join
-from builder.index import IndexSettings
+from builder.errors import LockError, StaleError, join
+from builder.host import Host
 from builder.project import Project
 from builder.resolve import Resolver
 
@@ -32,7 +31,7 @@ def check(project: Project, chosen: Sequence[Cell]) -> None:
 def update(
     project: Project,
     chosen: Sequence[Cell],
-    index: IndexSettings,
+    host: Host,
     *,
     upgrade: bool,
     say: Callable[[str], None],
@@ -41,7 +40,7 @@ def update(
 
     Groups that fail do not stop the others; their errors are raised together at the end.
     """
-    resolver = Resolver(project.matrix, index, environ=os.environ, say=say)
+    resolver = Resolver(project, host, environ=os.environ, say=say)
     changed: list[str] = []
     failures: list[LockError] = []
     for group in dict.fromkeys(cell.group for cell in chosen):

@@ -69,10 +69,6 @@ class BuildProgress:
         own = [step for step in broken if "context canceled" not in step.vertex.error]
         return next(iter(own or broken), None)
 
-    @property
-    def done(self) -> int:
-        return sum(1 for step in self.steps.values() if step.vertex.completed)
-
     def _print(self, step: Step, text: str) -> None:
         *lines, step.unfinished = (step.unfinished + text).split("\n")
         for line in lines:

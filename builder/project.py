@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from builder import cells, matrix
+from builder import atomic, cells, matrix
 from builder.cells import Cell
 from builder.errors import UsageError
 from builder.matrix import Matrix
@@ -34,6 +36,19 @@ class Project:
     @property
     def logs(self) -> Path:
         return self.state / "logs"
+
+    def scratch(self) -> TemporaryDirectory[str]:
+        """A folder for temporary files; `sweep` removes what a killed run left there."""
+        parent = self.state / "tmp"
+        parent.mkdir(parents=True, exist_ok=True)
+        return TemporaryDirectory(dir=parent)
+
+    def sweep(self) -> None:
+        """Removes temporary files of runs that were killed. Only for who holds the lock of the checkout."""
+        shutil.rmtree(self.state / "tmp", ignore_errors=True)
+        for folder in ("locks", "images", ".builder/evidence", ".builder/built"):
+            for path in (self.root / folder).rglob(f".*{atomic.SUFFIX}"):
+                path.unlink()
 
     @cached_property
     def matrix(self) -> Matrix:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -28,11 +27,13 @@ from builder import lock
 from builder.cells import Cell
 from builder.errors import LockError
 from builder.hide import Hider
+from builder.host import Host
 from builder.index import IndexSettings
 from builder.lock import Lock, Wheel
-from builder.matrix import Matrix
+from builder.project import Project
 
 TIMEOUT_S = 900
+OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
 UV_NEWEST_GLIBC = 40  # uv 0.13 knows platforms up to manylinux_2_40; newer C libraries run what older ones do
 _NVIDIA_RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
 
@@ -40,14 +41,15 @@ _NVIDIA_RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
 class Resolver:
     """Resolves groups of cells; remembers sizes so that a wheel shared by many cells is asked for once."""
 
-    def __init__(
-        self, matrix: Matrix, index: IndexSettings, *, environ: Mapping[str, str], say: Callable[[str], None]
-    ) -> None:
-        self._matrix = matrix
-        self._index = index
-        self._environ = {**environ, **index.environment()}
+    def __init__(self, project: Project, host: Host, *, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+        self._project = project
+        self._matrix = project.matrix
+        self._index = host.index
+        # The main index alone: uv would take a package from the first index that has it.
+        own = {name: value for name, value in environ.items() if name not in OTHER_INDEXES}
+        self._environ = {**own, **host.index.environment()}
         self._say = say
-        self._hide = Hider.for_urls([index.url])
+        self._hide = host.hide
         self._sizes: dict[str, int] = {}
 
     def resolve(self, group: Sequence[Cell], known: Mapping[str, str]) -> list[Lock]:
@@ -109,14 +111,14 @@ class Resolver:
     ) -> dict[str, Any]:
         """Runs `uv pip compile`; canonical name -> package table of its pylock output (PEP 751)."""
         glibc = self._glibc(cell)
-        with TemporaryDirectory(prefix="builder-lock-") as scratch:
+        with self._project.scratch() as scratch:
             here = Path(scratch)
             (here / "in.txt").write_text("\n".join(wanted) + "\n")
             pins = constraints or known
             (here / "pins.txt").write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
             out = here / ("pylock.toml" if constraints else "pins.txt")
             command = [
-                _uv(), "pip", "compile", str(here / "in.txt"), "-o", str(out), "--no-header",
+                _uv(), "pip", "compile", str(here / "in.txt"), "-o", str(out), "--no-header", "--no-config",
                 "--only-binary", ":all:", "--prerelease", "disallow", "--no-annotate", "--color", "never",
                 "--python-version", cell.python, "--no-sources", "--no-python-downloads",
                 "--python-platform", f"{lock.PLATFORM}-manylinux_{glibc.replace('.', '_')}",
@@ -168,7 +170,7 @@ class Resolver:
                 sha256, url = item
                 try:
                     return sha256, _size(session, url)
-                except (requests.RequestException, OSError, ValueError) as error:
+                except (requests.RequestException, OSError, ValueError, KeyError) as error:
                     file = _file_name(url)
                     raise LockError(
                         f"{cell.id}: the index does not serve {file}: {Hider.for_urls([url])(str(error))}",

@@ -21,7 +21,7 @@ from builder.progress import BuildProgress, Step, describe, short_name
 
 # Steps that take time; copies and settings do not.
 _WORTH_A_LINE = re.compile(r"\bRUN\b|\binstall\b|^exporting")
-_STYLES = {"done": "green", "failed": "bold red", "blocked": "yellow", "waiting": "dim"}
+_STYLES = {"done": "green", "failed": "bold red", "waiting": "dim"}
 
 
 def size(count: int) -> str:
@@ -45,7 +45,7 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class Row:
-    """One image's line. `state` is waiting, building, testing, done, failed or blocked."""
+    """One image's line. `state` is waiting, building, testing, done or failed."""
 
     state: str = "waiting"
     note: str = ""
@@ -111,7 +111,7 @@ class View:
                 self.say(line)
 
     def end(self, image: str, state: str, note: str = "") -> None:
-        """The image is done, failed or blocked; `note` says more."""
+        """The image is done or failed; `note` says more."""
         with self._lock:
             row = self.rows.setdefault(image, Row())
             row.state, row.note, row.ended = state, note, time.monotonic()
@@ -135,7 +135,7 @@ class View:
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         with self._lock:
             for image, row in self.rows.items():
-                if row.state in ("done", "failed", "blocked"):
+                if row.state in ("done", "failed"):
                     continue  # has its own line above
                 elapsed = duration(time.monotonic() - row.began) if row.began else ""
                 table.add_row(

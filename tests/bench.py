@@ -30,7 +30,7 @@ def main() -> int:
     """Runs the benchmarks and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5, help="runs of each step (default 5)")
-    parser.add_argument("--cold", type=int, default=1, help="runs of the cold build; 0 leaves it out (default 1)")
+    parser.add_argument("--cold", type=int, default=3, help="runs of the cold build; 0 leaves it out (default 3)")
     chosen = parser.parse_args()
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="builder-bench-") as scratch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import socket
 import struct
 import subprocess
@@ -61,16 +62,16 @@ class Daemon:
 
     def start(self) -> None:
         """Unless it runs. In namespaces of its own for processes and mounts, so that nothing of it survives it."""
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             return
-        # Left by one that was killed; a number in it may be that of another process now.
-        (self.folder / "docker.pid").unlink(missing_ok=True)
+        # Of one that was killed; process ids in it are those of a namespace that is gone.
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-                    "dockerd", "--data-root", str(self.root), "--exec-root", str(self.folder / "exec"),
-                    "--pidfile", str(self.folder / "docker.pid"), "--host", self.host, "--host", self.tcp,
+                    "dockerd", "--data-root", str(self.root), "--exec-root", str(self.folder / "run"),
+                    "--pidfile", str(self.folder / "run/docker.pid"), "--host", self.host, "--host", self.tcp,
                     "--bridge", self.bridge, "--iptables=false", "--ip6tables=false", "--ip-forward=false",
                     "--tls=false",
                     "--containerd-namespace", "builder-test", "--containerd-plugins-namespace", "builder-test-plugins",

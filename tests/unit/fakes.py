@@ -57,6 +57,7 @@ class FakeEngine(Engine):
         self.known: dict[str, ImageInfo] = {}
         self.broken: dict[str, dict[str, Any]] = {}
         self.contexts: dict[str, bytes] = {}
+        self.labels: dict[str, dict[str, str]] = {}
         self.before_build: Callable[[str], None] = lambda _: None
 
     def info(self) -> EngineInfo:
@@ -101,6 +102,9 @@ class FakeEngine(Engine):
         self.calls.append("sweep")
         return 0
 
+    def cache_bytes(self) -> int:
+        return 0
+
     def prune_cache(self) -> int:
         self.calls.append("prune")
         return 5_000_000_000
@@ -116,12 +120,12 @@ class FakeEngine(Engine):
         arguments: Mapping[str, str],
         labels: Mapping[str, str],
         network: str = "",
-        target: str = "",
     ) -> Iterator[dict[str, Any]]:
         cell = Path(dockerfile).parent.name
         self.before_build(cell)
         self.calls.append(f"build {cell} on {arguments['BASE']}")
         self.contexts[cell] = context
+        self.labels[cell] = dict(labels)
         if cell in self.broken:
             yield self.broken[cell]
             return
@@ -172,13 +176,21 @@ def evidence_of(image: PlannedImage, image_id: str, *, failed: tuple[str, ...] =
 
 @dataclass
 class Programs:
-    """Stands in for subprocess.run: `answer` gives what a command did; `calls` keeps the commands."""
+    """Stands in for subprocess.run: `answer` gives what a command did.
+
+    `calls` keeps the commands, `files` the text of the files that they named by `setting=path`.
+    """
 
     answer: Callable[[list[str]], tuple[int, str, str]]
     calls: list[list[str]] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
         self.calls.append(list(command))
+        for word in command:
+            name = word.partition("=")[2]
+            if name.startswith("/") and Path(name).is_file():
+                self.files[name] = Path(name).read_text()
         code, out, err = self.answer(list(command))
         return subprocess.CompletedProcess(list(command), code, out, err)
 

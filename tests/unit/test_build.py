@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builder import build, plan, render
+from builder import build, context, plan, render
 from builder.base import Base
 from builder.errors import BuildError, DiskError, EngineError
 from builder.host import Host
@@ -21,7 +21,7 @@ from tests.unit.test_context import members
 from tests.unit.test_trace import encode
 
 CELL = "qz-0.5-cu129-py311"
-BASE = Base(reference="local/base:1", id="sha256:1", origin="bootstrap")
+BASE = Base(reference="local/base:1", name="example (made here)")
 LENDER = Host(
     index=IndexSettings(url="http://mirror.example.test/simple"),
     ca=b"pem",
@@ -36,8 +36,9 @@ def image(tiny: Project) -> PlannedImage:
     return made.images[0]
 
 
-def run(engine: FakeEngine, project: Project, image: PlannedImage) -> build.Built:
-    return build.build(engine, project, image, BASE, LENDER, {}, View(MemoryConsole()))
+def run(engine: FakeEngine, project: Project, image: PlannedImage) -> str:
+    made = context.make(project.root, image, LENDER.files("bookworm"))
+    return build.build(engine, project, image, made, BASE, LENDER, "abc", View(MemoryConsole()))
 
 
 def trace(*, error: str = "", text: str = "") -> dict[str, Any]:
@@ -50,13 +51,39 @@ def trace(*, error: str = "", text: str = "") -> dict[str, Any]:
     }
 
 
-def test_built_once(tiny: Project, image: PlannedImage) -> None:
+def test_built_and_found_again(tiny: Project, image: PlannedImage) -> None:
     engine = FakeEngine()
-    first = run(engine, tiny, image)
-    again = run(engine, tiny, image)
-    assert (first.reused, again.reused) == (False, True)
-    assert first.image_id == again.image_id == build.find(engine, image)
+    assert build.find(engine, tiny.state, image) == ""
+    made = run(engine, tiny, image)
+    assert build.find(engine, tiny.state, image) == made
+    assert build.built_ids(tiny.state) == {made}
     assert engine.calls == [f"build {CELL} on local/base:1"]
+    assert engine.labels[CELL] == {
+        "org.opencontainers.image.revision": "abc",
+        "org.opencontainers.image.base.name": "example (made here)",
+    }
+
+
+def test_an_image_with_our_labels_that_we_did_not_build_is_not_taken(tiny: Project, image: PlannedImage) -> None:
+    """Whoever writes FROM one of our images inherits its labels."""
+    engine = FakeEngine()
+    engine.have("sha256:derived", labels={build.PLAN_LABEL: image.digest})
+    assert build.find(engine, tiny.state, image) == ""
+
+
+@pytest.mark.parametrize("record", ["", "sha256:0", "../x", "\xff"])
+def test_a_damaged_record_is_none(tiny: Project, image: PlannedImage, record: str) -> None:
+    engine = FakeEngine()
+    run(engine, tiny, image)
+    next((tiny.state / "built").iterdir()).write_text(record, encoding="latin-1")
+    assert build.find(engine, tiny.state, image) == ""
+
+
+def test_an_image_that_was_removed_is_not_found(tiny: Project, image: PlannedImage) -> None:
+    engine = FakeEngine()
+    run(engine, tiny, image)
+    engine.known.clear()
+    assert build.find(engine, tiny.state, image) == ""
 
 
 def test_what_is_lent_is_in_the_context_and_not_in_the_checkout(tiny: Project, image: PlannedImage) -> None:
@@ -86,7 +113,7 @@ def test_whose_fault_it_is(
     with pytest.raises(kind, match=says) as caught:
         run(engine, tiny, image)
     assert str(caught.value).startswith(f"{CELL}: ")
-    assert build.find(engine, image) == ""
+    assert build.find(engine, tiny.state, image) == ""
 
 
 def test_a_full_disk_that_only_the_step_tells_of(tiny: Project, image: PlannedImage) -> None:

@@ -81,7 +81,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "old engine": ({"engine": FakeEngine(info=replace(INFO, version="20.10.24"))}, "engine", "missing", "23 or newer"),
     "no BuildKit": ({"engine": FakeEngine(info=replace(INFO, buildkit=False))}, "buildkit", "missing", "has none"),
     "arm64": ({"engine": FakeEngine(info=replace(INFO, architecture="aarch64"))}, "machine", "missing", "aarch64"),
-    "no client": ({"which": set()}, "docker", "missing", "apt-get install docker-cli"),
+    "no client": ({"which": set()}, "docker", "missing", "apt-get install docker.io"),
     "no mmdebstrap": ({"which": {"docker"}}, "mmdebstrap", "note", "absent"),
     "no index": ({"index": 2}, "index", "missing", "the configured mirror does not answer"),
     "no registry": ({}, "registry", "note", "registry.example.test:5000 does not answer"),

@@ -10,14 +10,14 @@ import pytest
 from builder import engine_setup
 from builder.engine import Engine
 from builder.engine_setup import parse_version
-from builder.errors import EngineError
+from builder.errors import EngineError, NoEngineError
 from builder.host import AptSource, Host
 from tests.unit.fakes import FakeEngine, Programs
 
 DEBIAN = {"ID": "debian", "PRETTY_NAME": "Debian GNU/Linux 12", "VERSION_CODENAME": "bookworm"}
 MINT = {"ID": "linuxmint", "ID_LIKE": "ubuntu debian"}
 FEDORA = {"ID": "fedora", "PRETTY_NAME": "Fedora Linux 41"}
-ABSENT = EngineError("no Docker Engine answers at tcp://build.example.test")
+ABSENT = NoEngineError("no Docker Engine answers at tcp://build.example.test")
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_versions_compare_as_numbers() -> None:
         ({}, 0, FEDORA, "on Fedora Linux 41 it has to be installed by hand", "Docker Engine 23 or newer"),
         ({}, 1000, FEDORA, "on Fedora Linux 41 it has to be installed by hand", "Docker Engine 23 or newer"),
         ({}, 0, {}, "on this system it has to be installed by hand", "package manager"),
-        ({}, 1000, DEBIAN, "needs root", "sudo make engine"),
-        ({"DOCKER_HOST": ""}, 1000, MINT, "needs root", "sudo make engine"),
+        ({}, 1000, DEBIAN, "needs root", "sudo .venv/bin/builder engine"),
+        ({"DOCKER_HOST": ""}, 1000, MINT, "needs root", "sudo .venv/bin/builder engine"),
     ],
 )
 def test_refused(environ: dict[str, str], uid: int, release: dict[str, str], says: str, hint: str) -> None:
@@ -66,7 +66,7 @@ def test_possible_as_root_on_debian_and_its_like(release: dict[str, str]) -> Non
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """A Debian machine without an engine, as root; `calls` keeps what was started on it."""
     calls: list[str] = []
 
@@ -76,6 +76,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return FakeEngine()
 
     monkeypatch.setattr(Engine, "connect", connect)
+    monkeypatch.setattr(engine_setup, "SETUP_LOG", tmp_path / "setup.log")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("builder.host.os_release", lambda: DEBIAN)
     monkeypatch.setattr("shutil.which", lambda _: None)
@@ -83,9 +84,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"calls": calls}
 
 
-def test_one_that_answers_is_left_alone(machine: dict[str, Any], tmp_path: Path) -> None:
+def test_one_that_answers_is_left_alone(machine: dict[str, Any]) -> None:
     machine["calls"].append("start")
-    assert isinstance(engine_setup.ensure(tmp_path, pytest.fail), FakeEngine)
+    assert isinstance(engine_setup.ensure(pytest.fail), FakeEngine)
     assert machine["calls"] == ["start"]
 
 
@@ -106,22 +107,24 @@ def test_the_distributions_own_engine_if_it_is_new_enough(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     programs = apt(machine, monkeypatch, candidate="26.1.5+dfsg1-9")
-    engine_setup.ensure(tmp_path, lambda _: None)
+    engine_setup.ensure(lambda _: None)
     assert programs.calls[-1] == [
         "apt-get", "install", "-y", "-q", "--no-install-recommends", *engine_setup.PACKAGES,
     ]  # fmt: skip
-    assert not (tmp_path / "apt").exists()
+    assert not any("Dir::" in word for word in programs.calls[-1])
 
 
 def test_a_newer_one_is_taken_without_touching_the_machines_sources(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     programs = apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1")
-    engine_setup.ensure(tmp_path, lambda _: None)
-    assert f"Dir::Etc::SourceList={tmp_path / 'apt/sources.list'}" in programs.calls[-1]
-    suites = [line.split()[3] for line in (tmp_path / "apt/sources.list").read_text().splitlines()]
+    engine_setup.ensure(lambda _: None)
+    settings = dict(word.split("=", 1) for word in programs.calls[-1] if word.startswith("Dir::"))
+    assert settings["Dir::Etc::SourceParts"] == "-"
+    suites = [line.split()[3] for line in programs.files[settings["Dir::Etc::SourceList"]].splitlines()]
     assert suites == ["bookworm", "trixie"]
-    assert "Pin-Priority: 100" in (tmp_path / "apt/preferences").read_text()
+    assert "Pin-Priority: 100" in programs.files[settings["Dir::Etc::Preferences"]]
+    assert not Path(settings["Dir::State::Lists"]).exists(), "it is left behind"
 
 
 def test_too_old_and_no_archive_to_take_a_newer_one_from(
@@ -130,14 +133,14 @@ def test_too_old_and_no_archive_to_take_a_newer_one_from(
     machine["host"] = Host()
     apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1")
     with pytest.raises(EngineError, match="older than 23, and no Debian archive is configured") as caught:
-        engine_setup.ensure(tmp_path, lambda _: None)
+        engine_setup.ensure(lambda _: None)
     assert "by hand" in caught.value.hint
 
 
 def test_apt_fails(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     apt(machine, monkeypatch, candidate="26.1.5", status=100)
     with pytest.raises(EngineError, match="apt-get could not install Docker Engine") as caught:
-        engine_setup.ensure(tmp_path, lambda _: None)
+        engine_setup.ensure(lambda _: None)
     assert "http://<mirror>/debian" in str(caught.value)
-    assert "mirror.example.test" not in (tmp_path / "logs/engine-setup.log").read_text()
+    assert "mirror.example.test" not in (tmp_path / "setup.log").read_text()
     assert machine["calls"] == []

@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from builder import build, images, plan, render
+from builder import build, errors, images, plan, render
 from builder.errors import BuilderError, BuildError, DiskError, EngineError, ImageTestError, LockError
 from builder.host import Host
 from builder.images import Work
@@ -36,6 +36,7 @@ class Bench:
         self.plan = plan.make_locked(project, project.select([FIRST, SECOND]))
         monkeypatch.setattr(images, "Tester", lambda *_: self.tester)
         monkeypatch.setattr(images, "revision", lambda _: "abc")
+        monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
 
     def run(self, *, test: bool = True, tag: bool = True, jobs: int = 2) -> int:
         return images.run(self.work, self.plan, jobs=jobs, test=test, tag=tag)
@@ -104,7 +105,7 @@ def test_a_tag_that_is_on_another_image_is_moved(bench: Bench) -> None:
 def test_evidence_that_is_no_pass_is_made_again(bench: Bench) -> None:
     bench.run()
     image = bench.plan.images[0]
-    image_id = build.find(bench.engine, image)
+    image_id = build.find(bench.engine, bench.work.project.state, image)
     bench.tester.kept[image_id] = evidence_of(image, image_id, failed=("x",))
     bench.calls(*ALL)
     assert bench.run() == 1
@@ -214,8 +215,8 @@ def test_left_containers_are_swept_first(bench: Bench) -> None:
 
 def test_join() -> None:
     one, two = BuildError("a failed", hint="look"), LockError("b failed")
-    assert images.join([one]) is one
-    both = images.join([one, two])
+    assert errors.join([one]) is one
+    both = errors.join([one, two])
     assert isinstance(both, BuildError)
     assert str(both) == "2 images failed\na failed\n  -> look\nb failed"
 
@@ -223,12 +224,15 @@ def test_join() -> None:
 def test_clean(bench: Bench) -> None:
     bench.run()
     untagged = bench.engine.have("sha256:old", labels={build.PLAN_LABEL: "sha256:0"})
+    others = bench.engine.have("sha256:others", labels={build.PLAN_LABEL: "sha256:1"})
+    (bench.work.project.state / "built/sha256-0").write_text(untagged)
     bench.work.project.logs.mkdir(parents=True, exist_ok=True)
     (bench.work.project.logs / "x.log").write_text("")
     bench.engine.calls.clear()
     said = images.clean(bench.engine, bench.work.project, cache=True)
     assert bench.engine.calls[0] == "sweep"
     assert f"remove {untagged}" in bench.engine.calls
+    assert f"remove {others}" not in bench.engine.calls, "another checkout's image"
     assert not any(reference in call for call in bench.engine.calls for reference in bench.references(FIRST))
     assert list(bench.work.project.logs.glob("*.log")) == []
     assert said.endswith("freed 5.0 GB of build cache")

@@ -144,8 +144,7 @@ def test_a_file_that_is_not_text(home: Path) -> None:
     ],
 )
 def test_what_an_address_tells(url: str, credentials: bool, loopback: bool) -> None:
-    found = IndexSettings(url=url)
-    assert (found.has_credentials, found.is_loopback) == (credentials, loopback)
+    assert (index.has_credentials(url), index.is_loopback(url)) == (credentials, loopback)
 
 
 def test_main_prints_shell_lines(
@@ -154,7 +153,8 @@ def test_main_prints_shell_lines(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PIP_INDEX_URL", "https://a.example.test/$(id)")
     monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for name in ("XDG_CONFIG_HOME", "UV_CONFIG_FILE", *index.CA_VARIABLES, *index.PROXY_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "argv", ["index.py"])
     assert index.main() == 0
     assert capsys.readouterr().out == (
@@ -163,3 +163,54 @@ def test_main_prints_shell_lines(
     conf(home / USER, "broken")
     assert index.main() == 1
     assert "is not a pip configuration file" in capsys.readouterr().err
+
+
+UV = ".config/uv/uv.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        (f'index-url = "{A}"\n', A),
+        (f'[pip]\nindex-url = "{A}"\n', A),
+        (f'[[index]]\nurl = "{B}"\n[[index]]\nurl = "{A}"\ndefault = true\n', A),
+        (f'[[index]]\nurl = "{A}"\n', ""),
+        ("", ""),
+    ],
+    ids=["old setting", "of uv pip", "default index", "an extra index", "nothing"],
+)
+def test_uvs_own_configuration(home: Path, text: str, url: str) -> None:
+    conf(home / UV, text)
+    assert index.read({}, home).url == url
+
+
+def test_uvs_own_configuration_counts_more_than_pips(home: Path) -> None:
+    conf(home / UV, f'index-url = "{A}"\n')
+    conf(home / USER, f"[global]\nindex-url = {B}\n")
+    assert index.read({}, home).url == A
+
+
+def test_a_broken_uv_configuration(home: Path) -> None:
+    conf(home / UV, "index-url = ")
+    with pytest.raises(ValueError, match="is not a uv configuration file"):
+        index.read({}, home)
+
+
+def test_a_mirror_without_certificate_and_a_proxy(home: Path) -> None:
+    """The usual pip.conf of a closed network; uv has other names for it."""
+    proxy = "http://proxy.example.test:3128"
+    conf(home / USER, f"[global]\nindex-url = {A}\ntrusted-host = a.example.test\n  b.example.test\nproxy = {proxy}\n")
+    found = index.read({}, home)
+    assert found.for_builds() == {
+        "UV_DEFAULT_INDEX": A,
+        "PIP_INDEX_URL": A,
+        "UV_INSECURE_HOST": "a.example.test b.example.test",
+        "PIP_TRUSTED_HOST": "a.example.test b.example.test",
+    }
+    assert found.environment()["HTTPS_PROXY"] == proxy
+    assert "HTTPS_PROXY" not in index.read({"https_proxy": "http://other.example.test"}, home).environment()
+
+
+@pytest.mark.parametrize("name", index.CA_VARIABLES)
+def test_the_certificates_that_are_configured(home: Path, name: str) -> None:
+    assert index.read({name: "/x.pem"}, home).environment()["SSL_CERT_FILE"] == "/x.pem"

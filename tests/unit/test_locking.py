@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from builder import lock, locking
 from builder.cells import Cell
 from builder.errors import LockError, StaleError
-from builder.index import IndexSettings
+from builder.host import Host
 from builder.lock import Lock
 from builder.project import Project
 from tests.unit import tiny_locks
@@ -27,8 +27,8 @@ class FakeResolver:
     asked: ClassVar[list[str]] = []
     broken: frozenset[str] = frozenset()
 
-    def __init__(self, matrix: Any, *_: object, **__: object) -> None:
-        self.matrix = matrix
+    def __init__(self, project: Project, *_: object, **__: object) -> None:
+        self.matrix = project.matrix
 
     def resolve(self, group: Sequence[Cell], known: Mapping[str, str]) -> list[Lock]:
         type(self).known = dict(known)
@@ -56,7 +56,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> type[FakeResolver]:
 
 
 def update(project: Project, *wanted: str, upgrade: bool = False) -> list[str]:
-    return locking.update(project, project.select(wanted), IndexSettings(), upgrade=upgrade, say=lambda _: None)
+    return locking.update(project, project.select(wanted), Host(), upgrade=upgrade, say=lambda _: None)
 
 
 def test_check(tiny: Project) -> None:

@@ -14,6 +14,7 @@ from packaging.tags import parse_tag
 from builder import lock, resolve
 from builder.cells import Cell
 from builder.errors import LockError
+from builder.host import Host
 from builder.index import IndexSettings
 from builder.lock import Wheel
 from builder.project import Project
@@ -231,7 +232,7 @@ def resolver(
 ) -> tuple[Resolver, Programs]:
     programs = Programs(answer)
     monkeypatch.setattr("subprocess.run", programs)
-    return Resolver(project.matrix, IndexSettings(url=url), environ={}, say=lambda _: None), programs
+    return Resolver(project, Host(index=IndexSettings(url=url)), environ={}, say=lambda _: None), programs
 
 
 def test_a_group_is_resolved_together_then_by_cell(

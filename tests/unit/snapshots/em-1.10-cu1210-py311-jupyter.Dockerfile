@@ -9,7 +9,7 @@ ARG BASE=example/base:new@sha256:22222222222222222222222222222222222222222222222
 
 # ---- os: Debian packages, the user and the folders that all that follows is put into
 FROM ${BASE} AS os
-# apt takes whatever version the release has now: security fixes come with a rebuild.
+# apt takes whatever version the release has now; a build from an empty cache takes the newest.
 # hadolint ignore=DL3008
 RUN --mount=type=bind,source=templates/host,target=/mnt/host \
     --mount=type=cache,id=apt-cache-newbird,target=/var/cache/apt,sharing=locked \
@@ -130,7 +130,6 @@ CMD ["start-jupyter"]
 LABEL org.opencontainers.image.title="em-1.10-cu1210-py311-jupyter" \
       org.opencontainers.image.version="1.10.0" \
       org.opencontainers.image.ref.name="registry.example.test:5000/team/ember-cuda:1.10.0-cu1210-py311-jupyter" \
-      org.opencontainers.image.base.name="example/base:new" \
       gpu-images.cell="em-1.10-cu1210-py311-jupyter" \
       gpu-images.framework="ember" \
       gpu-images.framework.version="1.10.0" \

@@ -9,7 +9,7 @@ ARG BASE=example/base:new@sha256:22222222222222222222222222222222222222222222222
 
 # ---- os: Debian packages, the user and the folders that all that follows is put into
 FROM ${BASE} AS os
-# apt takes whatever version the release has now: security fixes come with a rebuild.
+# apt takes whatever version the release has now; a build from an empty cache takes the newest.
 # hadolint ignore=DL3008
 RUN --mount=type=bind,source=templates/host,target=/mnt/host \
     --mount=type=cache,id=apt-cache-newbird,target=/var/cache/apt,sharing=locked \
@@ -100,7 +100,6 @@ CMD ["bash"]
 LABEL org.opencontainers.image.title="qz-0.5-cu129-py311" \
       org.opencontainers.image.version="0.5.3" \
       org.opencontainers.image.ref.name="registry.example.test:5000/team/quartz-cuda:0.5.3-cu129-py311" \
-      org.opencontainers.image.base.name="example/base:new" \
       gpu-images.cell="qz-0.5-cu129-py311" \
       gpu-images.framework="quartz" \
       gpu-images.framework.version="0.5.3" \
