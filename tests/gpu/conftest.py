@@ -10,6 +10,7 @@ from docker.models.containers import Container
 from tests.images.conftest import (  # noqa: F401  pytest finds fixtures and hooks by name
     engine,
     host,
+    pytest_configure,
     pytest_runtest_logreport,
     python,
     start,

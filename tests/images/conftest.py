@@ -5,8 +5,10 @@ A test file is named after the component that it tests; an image runs the files 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +41,12 @@ class Subject:
     def wheels(self) -> dict[str, str]:
         """Locked distributions: name -> version."""
         return dict(self.data["wheels"])
+
+
+def pytest_configure() -> None:
+    """Ends this process with the builder that started it, even if that is killed: it would start more containers."""
+    pr_set_pdeathsig = 1  # linux/prctl.h
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
