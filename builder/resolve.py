@@ -6,7 +6,9 @@ resolved together first; each cell then gets the part that it needs, so that sib
 
 from __future__ import annotations
 
+import ctypes
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -35,6 +37,7 @@ from builder.project import Project
 TIMEOUT_S = 900
 OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
 UV_NEWEST_GLIBC = 40  # uv 0.13 knows platforms up to manylinux_2_40; newer C libraries run what older ones do
+_LIBC = ctypes.CDLL(None)
 _NVIDIA_RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
 
 
@@ -143,6 +146,7 @@ class Resolver:
                 text=True,
                 timeout=TIMEOUT_S,
                 check=False,
+                preexec_fn=_end_with_parent,  # no thread of ours runs yet
             )
         except subprocess.TimeoutExpired as error:
             raise LockError(
@@ -178,6 +182,11 @@ class Resolver:
                     ) from error
 
             self._sizes |= dict(pool.map(ask, missing.items()))
+
+
+def _end_with_parent() -> None:
+    """Called in the child: a builder that is killed must not leave a uv that waits for an index."""
+    _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, linux/prctl.h
 
 
 def _uv() -> str:
