@@ -22,6 +22,7 @@ from builder.errors import EngineError, NoEngineError
 MINIMUM = (23, 0)
 START_S = 60
 DAEMON_LOG = Path("/var/log/dockerd.log")
+PID_FILE = Path("/var/run/docker.pid")
 SETUP_LOG = Path("/var/log/gpu-images-engine-setup.log")
 PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "iptables")
 TRIXIE = "trixie"
@@ -104,6 +105,7 @@ def start(say: Callable[[str], None]) -> None:
         say("engine: starting docker.service")
         subprocess.run(["systemctl", "start", "docker"], capture_output=True, check=False)
     else:
+        forget_dead(PID_FILE)
         say(f"engine: starting dockerd; it is left running, its log is {DAEMON_LOG}")
         with DAEMON_LOG.open("ab") as log:
             # A session of its own: it must outlive this program and its terminal.
@@ -123,6 +125,20 @@ def start(say: Callable[[str], None]) -> None:
         f"dockerd was started but does not answer after {START_S} s\n" + "\n".join(f"  {line}" for line in told),
         hint=f"Look into {DAEMON_LOG} (or `journalctl -u docker`).",
     )
+
+
+def forget_dead(pid_file: Path) -> None:
+    """Removes the file of a dockerd that was killed: its number may be that of another process now, and dockerd
+    would then refuse to start."""
+    try:
+        number = int(pid_file.read_text())
+        running = Path(f"/proc/{number}/comm").read_text().strip()
+    except FileNotFoundError:  # no file, or no such process, which dockerd sees itself
+        return
+    except ValueError:
+        running = ""
+    if running != "dockerd":
+        pid_file.unlink()
 
 
 def parse_version(text: str) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,16 @@ def test_apt_fails(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp
     assert "http://<mirror>/debian" in str(caught.value)
     assert "mirror.example.test" not in (tmp_path / "setup.log").read_text()
     assert machine["calls"] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "stays"),
+    [(str(os.getpid()), False), ("not a number", False), ("99999999", True)],
+    ids=["another process", "damaged", "no process"],
+)
+def test_the_pid_file_of_a_dockerd_that_was_killed(tmp_path: Path, content: str, stays: bool) -> None:
+    file = tmp_path / "docker.pid"
+    file.write_text(content)
+    engine_setup.forget_dead(file)
+    assert file.exists() == stays
+    engine_setup.forget_dead(tmp_path / "none")
