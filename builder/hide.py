@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -39,7 +39,3 @@ class Hider:
         for host in self.hosts:
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "<mirror>", text, flags=re.IGNORECASE)
         return text
-
-    def wrap(self, say: Callable[[str], None]) -> Callable[[str], None]:
-        """`say`, but for hidden text."""
-        return lambda text: say(self(text))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from builder import base, build, context, errors
 from builder.base import Base
-from builder.cells import Cell
 from builder.engine import Engine
 from builder.errors import BuilderError, EngineError
 from builder.host import Host
@@ -46,7 +45,7 @@ def run(work: Work, plan: Plan, *, jobs: int, test: bool = True, tag: bool = Tru
     missing = [image for image in todo if not build.find(work.engine, work.project.state, image)]
     # All contexts now: a file that is edited while images are built belongs to the next plan.
     contexts = {image.id: context.make(work.project.root, image, _lent(work, image)) for image in missing}
-    bases = _bases(work, [image.cell for image in missing])
+    bases = _bases(work, missing)
     if missing:
         _check_disk(work.engine, Plan(images=tuple(missing)))
     commit = revision(work.project)
@@ -133,8 +132,8 @@ def _lent(work: Work, image: PlannedImage) -> dict[str, bytes]:
     return work.host.files(_release(work, image))
 
 
-def _bases(work: Work, cells: Sequence[Cell]) -> dict[str, Base]:
-    releases = dict.fromkeys(work.project.matrix.python[cell.python].debian for cell in cells)
+def _bases(work: Work, images: Sequence[PlannedImage]) -> dict[str, Base]:
+    releases = dict.fromkeys(_release(work, image) for image in images)
     return {release: base.ensure(work.engine, work.project, release, work.host, work.view.say) for release in releases}
 
 
