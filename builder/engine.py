@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import docker
 import requests
@@ -135,8 +135,12 @@ class Engine:
         arguments: Mapping[str, str],
         labels: Mapping[str, str],
         network: str = "",
+        target: str = "",
+        fresh: bool = False,
     ) -> Iterator[dict[str, Any]]:
         """BuildKit's messages, as they come. No session is opened, so no secret can be asked for.
+
+        `target` is the stage to build, by default the last; `fresh` takes nothing from the cache.
 
         Source: Docker Engine API, POST /build with version=2; docker-py's own `build` has no such parameter.
         Closing the iterator, or the end of this process, cancels the build.
@@ -150,6 +154,10 @@ class Engine:
         }
         if network:
             params["networkmode"] = network
+        if target:
+            params["target"] = target
+        if fresh:
+            params["nocache"] = "1"
         api: Any = self._client.api  # its private helpers are the only way to this call
         with translated("building"):
             response = api._post(
@@ -194,6 +202,71 @@ class Engine:
             if "error" in line:
                 raise explain(f"importing {reference}", DockerException(line["error"]))
         return str(lines[-1]["status"])
+
+    def save(self, image_id: str, out: BinaryIO) -> None:
+        """Writes `docker save` of one image."""
+        with translated(f"saving {image_id}"):
+            api: Any = self._client.api
+            for chunk in api.get_image(image_id, chunk_size=1 << 20):
+                out.write(chunk)
+
+    def load(self, archive: Iterable[bytes]) -> None:
+        """Loads an archive as `docker load` does. Raises EngineError, also for an error inside a 200 answer."""
+        with translated("loading"):
+            api: Any = self._client.api
+            response = api._post(
+                api._url("/images/load"),
+                data=archive,
+                params={"quiet": True},
+                headers={"Content-Type": "application/x-tar"},
+                stream=True,
+                timeout=SILENCE_S,
+            )
+            api._raise_for_status(response)
+            for message in api._stream_helper(response, decode=True):
+                if "error" in message:
+                    raise explain("loading", DockerException(message["error"]))
+
+    def chains(self) -> set[tuple[str, ...]]:
+        """Diff ids, lowest first, of every image that the engine has."""
+        with translated("listing images"):
+            ids = {entry["Id"] for entry in self._client.api.images(all=False)}
+            found = set()
+            for image_id in ids:
+                try:
+                    attributes = self._client.images.get(image_id).attrs
+                except ImageNotFound:
+                    continue
+                found.add(tuple((attributes.get("RootFS") or {}).get("Layers") or ()))
+        return found
+
+    def transform(
+        self, image: str, *, checkout: str, command: Sequence[str], files: BinaryIO, result: str, out: BinaryIO
+    ) -> None:
+        """Runs a command in a new container without network, given a tar of `files`; writes a tar of `result` to `out`.
+
+        Raises EngineError with what the command printed if it fails.
+        """
+        with translated(f"running {command[0]}"):
+            containers: Any = self._client.containers
+            container = containers.create(
+                image,
+                list(command),
+                labels={RUN_LABEL: checkout},
+                network_mode="none",
+                environment={"PYTHONHASHSEED": "0"},
+            )
+            try:
+                container.put_archive("/", files)
+                container.start()
+                status = container.wait(timeout=SILENCE_S)["StatusCode"]
+                if status:
+                    told = container.logs(tail=15).decode("utf-8", "replace")
+                    raise EngineError(f"{' '.join(command)} ended with status {status}\n{told}")
+                for chunk in container.get_archive(result, chunk_size=1 << 20)[0]:
+                    out.write(chunk)
+            finally:
+                container.remove(force=True, v=True)
 
     def image(self, reference: str) -> ImageInfo | None:
         with translated(f"looking for image {reference}"):

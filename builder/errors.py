@@ -103,6 +103,27 @@ class FileError(BuilderError):
     title = "file"
 
 
+class FetchError(BuilderError):
+    """The index does not serve a wheel of a lock, or serves other bytes than the lock says."""
+
+    exit_code = 13
+    title = "wheels"
+
+
+class RegistryError(BuilderError):
+    """A registry did not do what it was asked to, or a tag is not what it has to be."""
+
+    exit_code = 14
+    title = "registry"
+
+
+class VerifyError(BuilderError):
+    """An image is not what its history says."""
+
+    exit_code = 15
+    title = "verify"
+
+
 ALL: tuple[type[BuilderError], ...] = (
     BuilderError,
     UsageError,
@@ -116,6 +137,9 @@ ALL: tuple[type[BuilderError], ...] = (
     DiskError,
     TemplateError,
     FileError,
+    FetchError,
+    RegistryError,
+    VerifyError,
 )
 INTERRUPTED = 130  # 128 + SIGINT, what shells report
 TERMINATED = 143  # 128 + SIGTERM

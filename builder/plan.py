@@ -6,63 +6,59 @@ Dockerfile is made from, so two plans with one digest give the same Dockerfile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from builder import cells, digest, lock, tags
+from builder import cells, digest, layers, lock, settings, splice, tags
 from builder.cells import Cell
 from builder.errors import LockError, StaleError
+from builder.layers import Parts, PlannedLayer
 from builder.lock import Wheel
 from builder.matrix import Component, Matrix
 from builder.project import Project
+from builder.settings import Settings
 
-FORMAT = 1
+FORMAT = 2
 # What every image is made from besides its components' folders.
-COMMON_INPUTS = ("templates/Dockerfile.j2", "templates/macros.j2", "templates/host/env.sh", "locks/uv.txt")
-
-LayerKind = Literal["os", "wheels", "files"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedLayer:
-    """`inputs` is the digest of what the layer is made from; `bytes` is known for wheels only (as downloaded)."""
-
-    kind: LayerKind
-    component: str
-    inputs: str
-    wheels: tuple[Wheel, ...] = ()
-
-    @property
-    def bytes(self) -> int:
-        return sum(wheel.size for wheel in self.wheels)
+OS_INPUTS = ("templates/os.j2", "templates/macros.j2", "templates/host/env.sh")
+COMMON_INPUTS = (*OS_INPUTS, "templates/Dockerfile.j2", "locks/uv.txt")
+COMPILER = "templates/python/compile.py"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedImage:
-    """One image to be. `references` are its full tag and its aliases; `requirements` what its lock was asked for."""
+    """One image to be.
+
+    `references` are its full tag and its aliases; `requirements` what its lock was asked for; `layers` its stack,
+    lowest first; `file_components` the components with files of their own; `os` the digest of the os stage's inputs.
+    """
 
     cell: Cell
     components: tuple[str, ...]
     references: tuple[str, ...]
     base: str
+    debian: str
+    os: str
     lock: str
     digest: str
+    wheels: tuple[Wheel, ...]
     layers: tuple[PlannedLayer, ...]
+    file_components: tuple[str, ...]
     requirements: dict[str, list[str]]
+    settings: Settings
 
     @property
     def id(self) -> str:
         return self.cell.id
 
-    @property
-    def wheels(self) -> tuple[Wheel, ...]:
-        return tuple(wheel for layer in self.layers for wheel in layer.wheels)
+    def of_component(self, component: str) -> tuple[Wheel, ...]:
+        return tuple(wheel for wheel in self.wheels if wheel.component == component)
 
     @property
     def bytes(self) -> int:
-        return sum(layer.bytes for layer in self.layers)
+        return sum(wheel.size for wheel in self.wheels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +92,7 @@ class Plan:
                     "layers": [
                         {
                             "kind": layer.kind,
-                            "component": layer.component,
+                            "name": layer.name,
                             "inputs": layer.inputs,
                             "wheels": [wheel.file for wheel in layer.wheels],
                             "bytes": layer.bytes,
@@ -112,22 +108,30 @@ class Plan:
 
 
 def make(project: Project, chosen: Sequence[Cell]) -> Plan:
-    """The plan for `chosen`; cells without a lock are listed in `unlocked`. Raises LockError, StaleError."""
+    """The plan for `chosen`; cells without a lock are listed in `unlocked`. Raises LockError, StaleError.
+
+    All locks of the matrix are read: the order of an image's layers depends on what other images share with it.
+    """
     references = tags.compute(project.matrix, project.cells)
     trees = _Trees(project.root)
-    images, unlocked = [], []
-    for cell in chosen:
+    drafts: dict[str, _Draft] = {}
+    for cell in project.cells:
         locked = lock.read(project.root, cell.id)
         if locked is None:
-            unlocked.append(cell.id)
             continue
         if locked.inputs != lock.inputs(project.matrix, cell, project.groups[cell.group]):
             raise StaleError(
                 f"locks/{cell.id}.json does not belong to what matrix.yaml asks for now",
                 hint=f"Resolve it again: builder lock {cell.id}",
             )
-        images.append(_image(project.matrix, cell, locked, [str(ref) for ref in references[cell.id]], trees))
-    return Plan(images=tuple(images), unlocked=tuple(unlocked))
+        drafts[cell.id] = _draft(project.matrix, cell, locked, trees)
+    stacks = layers.arrange({cell_id: draft.parts for cell_id, draft in drafts.items()})
+    images = [
+        _image(project.matrix, drafts[cell.id], stacks[cell.id], [str(ref) for ref in references[cell.id]], trees)
+        for cell in chosen
+        if cell.id in drafts
+    ]
+    return Plan(images=tuple(images), unlocked=tuple(cell.id for cell in chosen if cell.id not in drafts))
 
 
 def make_locked(project: Project, chosen: Sequence[Cell]) -> Plan:
@@ -155,55 +159,92 @@ class _Trees:
         return self._known[name]
 
 
-def _image(matrix: Matrix, cell: Cell, locked: lock.Lock, references: list[str], trees: _Trees) -> PlannedImage:
+@dataclass(frozen=True, kw_only=True)
+class _Draft:
+    """A cell with what its layers are made from."""
+
+    cell: Cell
+    locked: lock.Lock
+    components: dict[str, Component]
+    file_components: tuple[str, ...]
+    parts: Parts
+
+
+def _draft(matrix: Matrix, cell: Cell, locked: lock.Lock, trees: _Trees) -> _Draft:
     names = cells.components(matrix, cell)
-    parts = {name: matrix.components[name] for name in names}
+    components = {name: matrix.components[name] for name in names}
     if strange := {wheel.component for wheel in locked.wheels} - set(names):
         raise LockError(
             f"locks/{cell.id}.json has wheels of {', '.join(sorted(strange))}, which is no component of the cell",
             hint=f"Make it again: builder lock {cell.id}",
         )
-    base = matrix.debian[matrix.python[cell.python].debian].image
-    layers = [_os_layer(parts, base)]
-    # CUDA first: it is what most images share. Then in the order of the components.
-    for name in sorted(names, key=lambda name: name != "cuda"):
-        if wheels := locked.of_component(name):
-            layers.append(
-                PlannedLayer(
-                    kind="wheels",
-                    component=name,
-                    inputs=digest.of_data([wheel.sha256 for wheel in wheels]),
-                    wheels=wheels,
-                )
-            )
-    for name in names:
-        if files := trees.of(f"templates/{name}/files"):
-            layers.append(PlannedLayer(kind="files", component=name, inputs=digest.of_data(files)))
+    files = {name: found for name in names if (found := trees.of(f"templates/{name}/files"))}
+    return _Draft(
+        cell=cell,
+        locked=locked,
+        components=components,
+        file_components=tuple(files),
+        parts=Parts(
+            framework=cell.framework,
+            components=names,
+            python=cell.python,
+            wheels=locked.wheels,
+            os=digest.of_data(_os_inputs(matrix, cell, components, trees)),
+            files=digest.of_data([splice.FORMAT, cell.python, files]),
+            compiler=digest.of_data(trees.of(COMPILER)),
+        ),
+    )
+
+
+def _os_inputs(matrix: Matrix, cell: Cell, components: dict[str, Component], trees: _Trees) -> list[Any]:
+    release = matrix.python[cell.python].debian
+    return [
+        [release, matrix.debian[release].image, cell.python],
+        apt_packages(components.values()),
+        [trees.of(name) for name in OS_INPUTS],
+    ]
+
+
+def apt_packages(components: Iterable[Component]) -> list[str]:
+    """Debian packages of all components, each once, in alphabetical order."""
+    return sorted({package for component in components for package in component.apt})
+
+
+def _image(
+    matrix: Matrix, draft: _Draft, stack: tuple[PlannedLayer, ...], references: list[str], trees: _Trees
+) -> PlannedImage:
+    cell, components = draft.cell, draft.components
+    release = matrix.python[cell.python].debian
+    base = matrix.debian[release].image
     inputs = {
         "format": FORMAT,
         "cell": asdict(cell),
-        "base": [base, matrix.python[cell.python].debian],
+        "base": [base, release],
         "image": references[0].rsplit(":", 1)[0],
         "driver": matrix.cuda[cell.cuda].driver,
         # As lists: the order of components and of their variables is the order in the Dockerfile.
         "components": [
-            [name, part.model_dump(exclude={"env"}), list(part.env.items())] for name, part in parts.items()
+            [name, part.model_dump(exclude={"env"}), list(part.env.items())] for name, part in components.items()
         ],
-        "lock": locked.digest,
-        "files": [trees.of(name) for name in (*COMMON_INPUTS, *(f"templates/{name}" for name in names))],
+        "lock": draft.locked.digest,
+        "layers": [[layer.name, layer.inputs] for layer in stack],
+        "files": [trees.of(name) for name in (*COMMON_INPUTS, *(f"templates/{name}" for name in components))],
     }
+    plan_digest = digest.of_data(inputs)
     return PlannedImage(
         cell=cell,
-        components=names,
+        components=tuple(components),
         references=tuple(references),
         base=base,
-        lock=locked.digest,
-        digest=digest.of_data(inputs),
-        layers=tuple(layers),
-        requirements=locked.requirements,
+        debian=release,
+        os=draft.parts.os,
+        lock=draft.locked.digest,
+        digest=plan_digest,
+        wheels=draft.locked.wheels,
+        layers=stack,
+        file_components=draft.file_components,
+        requirements=draft.locked.requirements,
+        settings=settings.of_image(
+            matrix, cell, components, reference=references[0], lock=draft.locked.digest, plan=plan_digest
+        ),
     )
-
-
-def _os_layer(parts: dict[str, Component], base: str) -> PlannedLayer:
-    apt = sorted({package for part in parts.values() for package in part.apt})
-    return PlannedLayer(kind="os", component="base", inputs=digest.of_data({"base": base, "apt": apt}))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import jinja2
 
-from builder import atomic
+from builder import atomic, layers, splice
 from builder.errors import StaleError, TemplateError
 from builder.matrix import Matrix
-from builder.plan import Plan, PlannedImage
+from builder.plan import Plan, PlannedImage, apt_packages
 
 
 def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
@@ -37,20 +37,19 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
 
 def _image(root: Path, environment: jinja2.Environment, matrix: Matrix, image: PlannedImage) -> dict[str, str]:
     folder = f"images/{image.id}"
-    parts = {name: matrix.components[name] for name in image.components}
-    wheel_layers = [layer for layer in image.layers if layer.kind == "wheels"]
+    # CUDA first: what the others need is then in place.
+    order = sorted(image.components, key=lambda name: name != layers.CUDA)
+    groups = [(name, wheels) for name in order if (wheels := image.of_component(name))]
     context = {
         "image": image,
         "folder": folder,
-        "apt": sorted({package for part in parts.values() for package in part.apt}),
-        "env": {name: value for part in parts.values() for name, value in part.env.items()},
-        "ports": [part.port for part in parts.values() if part.port],
-        "command": _last([part.command for part in parts.values()]) or ["bash"],
-        "healthcheck": _last([part.healthcheck for part in parts.values()]),
-        "wheel_layers": wheel_layers,
-        "file_components": [layer.component for layer in image.layers if layer.kind == "files"],
-        "debian": matrix.python[image.cell.python].debian,
-        "driver": matrix.cuda[image.cell.cuda].driver,
+        "apt": apt_packages(matrix.components[name] for name in image.components),
+        "epoch": splice.MTIME,
+        "settings": image.settings,
+        "groups": groups,
+        "file_components": image.file_components,
+        "debian": image.debian,
+        "python": image.cell.python,
     }
     try:
         dockerfile = environment.get_template("Dockerfile.j2").render(context)
@@ -59,14 +58,10 @@ def _image(root: Path, environment: jinja2.Environment, matrix: Matrix, image: P
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise TemplateError(f"{_template_place(error)}: {error} ({image.id})") from error
     files = {f"{folder}/Dockerfile": dockerfile}
-    for layer in wheel_layers:
-        lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in layer.wheels]
-        files[f"{folder}/wheels-{layer.component}.txt"] = "".join(lines)
+    for name, wheels in groups:
+        lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
+        files[f"{folder}/wheels-{name}.txt"] = "".join(lines)
     return files
-
-
-def _last(values: list[list[str]]) -> list[str]:
-    return next((value for value in reversed(values) if value), [])
 
 
 def _template_place(error: Exception) -> str:

@@ -147,6 +147,37 @@ class View:
         return table
 
 
+class Meter:
+    """Bytes that come or go, shown in a row of a view: often on a terminal, every few seconds elsewhere.
+
+    `total` 0 is one that nobody knows. Safe to call from several threads.
+    """
+
+    PLAIN_S, LIVE_S = 5.0, 0.2
+
+    def __init__(self, view: View, row: str, verb: str, total: int) -> None:
+        self._view, self._row, self._verb, self._total = view, row, verb, total
+        self._count = 0
+        self._told = time.monotonic()
+        self._lock = threading.Lock()
+        if total:
+            view.begin(row, f"{size(total)} to be {verb}")
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._count += count
+            now, pause = time.monotonic(), self.LIVE_S if self._view.is_live else self.PLAIN_S
+            is_whole = bool(self._total) and self._count >= self._total
+            if now - self._told < pause and not is_whole:
+                return
+            self._told = now
+            text = f"{size(self._count)}{f' of {size(self._total)}' if self._total else ''} {self._verb}"
+        if is_whole:
+            self._view.end(self._row, "done", text)
+        else:
+            self._view.note(self._row, text)
+
+
 def _what(row: Row) -> str:
     step = row.progress.running if row.progress else None
     if step is None:

@@ -3,23 +3,28 @@
 Only those, because rewriting a file of a lower layer would store it again. Unchecked-hash files (PEP 552) hold no
 time stamp, so the same sources give the same bytes, and Python reads them without looking at the source.
 Files that are not valid for this Python (templates, tests of syntax errors) are left alone, as pip does.
+
+With a path as argument, what was compiled is also put into a zip file there, as it is to lie in /.
 """
 
 import importlib.util
 import py_compile
 import sys
 import sysconfig
+import zipfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 
-def compile_one(path: str) -> int:
-    """1 if the file was compiled, 0 if it is not valid Python for this version."""
+def compile_one(path: str) -> str:
+    """Path of the bytecode; empty if the file is not valid Python for this version."""
     try:
-        py_compile.compile(path, doraise=True, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        made = py_compile.compile(
+            path, doraise=True, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
     except (py_compile.PyCompileError, UnicodeDecodeError, RecursionError):
-        return 0
-    return 1
+        return ""
+    return made or ""
 
 
 def main() -> int:
@@ -28,8 +33,14 @@ def main() -> int:
     sources = [path for path in site.rglob("*.py") if path.is_file()]
     missing = [str(path) for path in sources if not Path(importlib.util.cache_from_source(str(path))).exists()]
     with ProcessPoolExecutor() as pool:
-        compiled = sum(pool.map(compile_one, sorted(missing), chunksize=32))
-    print(f"compiled {compiled} of {len(missing)} modules")
+        made = [path for path in pool.map(compile_one, sorted(missing), chunksize=32) if path]
+    if len(sys.argv) > 1:
+        with zipfile.ZipFile(sys.argv[1], "w") as archive:
+            for path in made:
+                item = zipfile.ZipInfo(path.lstrip("/"))  # with the constant time of 1980
+                item.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(item, Path(path).read_bytes(), compresslevel=3)
+    print(f"compiled {len(made)} of {len(missing)} modules")
     return 0
 
 

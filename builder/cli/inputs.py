@@ -1,0 +1,103 @@
+"""Commands before building: lock, plan, render."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from builder import host, locking, plan, render
+from builder.cli.context import Context, cells_argument
+from builder.plan import Plan
+from builder.view import size
+
+
+@click.command(name="lock")
+@cells_argument
+@click.option("--check", is_flag=True, help="Only say whether the locks belong to matrix.yaml; asks nobody.")
+@click.option("--upgrade", is_flag=True, help="Take the newest versions, not those of the present locks.")
+@click.pass_obj
+def lock_command(context: Context, wanted: Sequence[str], check: bool, upgrade: bool) -> None:
+    """Resolve cells to exact wheels and write locks/ (default: all cells)."""
+    project = context.project
+    chosen = project.select(wanted or ("*",))
+    if check:
+        locking.check(project, chosen)
+        context.say(f"{len(chosen)} locks belong to matrix.yaml")
+        return
+    with context.alone(project, "lock"):
+        changed = locking.update(project, chosen, host.read(), upgrade=upgrade, say=context.say)
+    for name in changed:
+        context.say(f"written: {name}")
+    if not changed:
+        context.say("every lock is as it was")
+
+
+@click.command(name="plan")
+@cells_argument
+@click.option("--format", "form", type=click.Choice(["table", "json", "ids"]), default="table", show_default=True)
+@click.pass_obj
+def plan_command(context: Context, wanted: Sequence[str], form: str) -> None:
+    """Show what would be built: cells, tags, layers, sizes. Asks no engine and no network."""
+    project = context.project
+    chosen = project.select(wanted)
+    if form == "ids":
+        click.echo("\n".join(cell.id for cell in chosen))
+        return
+    made = plan.make(project, chosen)
+    if form == "json":
+        click.echo(json.dumps(made.as_data(), indent=1))
+        return
+    context.out.print(_plan_table(made))
+    context.out.print(
+        f"{len(made.images)} images; "
+        f"wheels {size(made.sum_bytes)} if each had its own, {size(made.unique_bytes)} shared"
+    )
+    if made.unlocked:
+        context.say(f"not locked yet: {', '.join(made.unlocked)}   (builder lock)")
+
+
+def _plan_table(made: Plan) -> Table:
+    """A row a layer, the image's tags beside them."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("CELL", no_wrap=True)
+    table.add_column("LAYER", no_wrap=True)
+    table.add_column("WHEELS", justify="right")
+    table.add_column("SIZE", justify="right", no_wrap=True)
+    table.add_column("TAGS", overflow="fold")
+    for image in made.images:
+        rows = [
+            (
+                f"{layer.kind} {layer.name}" if layer.kind == "wheels" else layer.name,
+                str(len(layer.wheels) or ""),
+                size(layer.bytes) if layer.wheels else "",
+            )
+            for layer in image.layers
+        ]
+        rows.append(("sum", str(len(image.wheels)), size(image.bytes)))
+        for number, (row, tag) in enumerate(zip_longest(rows, image.references, fillvalue=None)):
+            table.add_row(Text(image.id, style="bold") if number == 0 else "", *(row or ("", "", "")), tag or "")
+        table.add_section()
+    return table
+
+
+@click.command(name="render")
+@click.option("--check", is_flag=True, help="Write nothing; fail if images/ is not what the inputs give.")
+@click.pass_obj
+def render_command(context: Context, check: bool) -> None:
+    """Write images/ from templates/ and locks/, for every cell."""
+    project = context.project
+    files = render.render(project.root, project.matrix, plan.make_locked(project, project.cells))
+    if check:
+        render.check(project.root, files)
+        context.say(f"images/ is up to date ({len(files)} files)")
+        return
+    with context.alone(project, "render"):
+        changed = render.write(project.root, files)
+    for name in changed:
+        context.say(f"written: {name}")
+    context.say(f"{len(files)} files, {len(changed)} changed")

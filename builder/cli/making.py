@@ -1,0 +1,118 @@
+"""Commands that make images: images, build, test, rebase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from builder import host, images
+from builder.assemble import Assembler, missing_bytes
+from builder.build import DockerfileBuilder
+from builder.cli.context import CELLS_HELP, Context, cells_argument, current_plan, jobs_option
+from builder.images import Method
+from builder.plan import Plan
+from builder.view import View, duration
+from builder.work import Work
+
+ASSEMBLE, DOCKERFILE = "assemble", "dockerfile"
+
+
+def _method_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--method",
+        type=click.Choice([ASSEMBLE, DOCKERFILE]),
+        default=ASSEMBLE,
+        show_default=True,
+        help="Assemble layers from wheels, or build the rendered Dockerfile step by step.",
+    )(command)
+
+
+@contextmanager
+def _making(context: Context, work: Work, made: Plan, method: str, *, fresh: bool = False) -> Iterator[Method]:
+    if method == DOCKERFILE:
+        yield DockerfileBuilder(work)
+        return
+    store = context.store
+    store.prepare()
+    store.make_room(missing_bytes(store, made.images))
+    with store.used():
+        yield Assembler(work, store, fresh=fresh)
+
+
+def _run(
+    context: Context,
+    wanted: Sequence[str],
+    command: str,
+    method: str,
+    *,
+    jobs: int,
+    test: bool = True,
+    tag: bool = True,
+    fresh: bool = False,
+) -> None:
+    began = time.monotonic()
+    project = context.project
+    chosen = project.select(wanted)
+    with context.alone(project, command):
+        made = current_plan(project, chosen)
+        work = context.work(project, View(context.err), host.read())
+        with _making(context, work, made, method, fresh=fresh) as maker:
+            count = images.run(work, maker, made, jobs=jobs, test=test, tag=tag)
+    took = duration(time.monotonic() - began)
+    rest = len(made.images) - count
+    what = "built, tested and tagged" if tag else "built"
+    done = f"{count} images {what}, " if count else ""
+    context.say(f"{done}{rest} images up to date ({took})")
+
+
+@click.command(name="images", epilog=CELLS_HELP)
+@cells_argument
+@jobs_option
+@_method_option
+@click.pass_obj
+def images_command(context: Context, wanted: Sequence[str], jobs: int, method: str) -> None:
+    """Build, test and tag; what is done already is not done again."""
+    _run(context, wanted, "images", method, jobs=jobs)
+
+
+@click.command(name="build", epilog=CELLS_HELP)
+@cells_argument
+@jobs_option
+@_method_option
+@click.pass_obj
+def build_command(context: Context, wanted: Sequence[str], jobs: int, method: str) -> None:
+    """Build only: no tests, no tags."""
+    _run(context, wanted, "build", method, jobs=jobs, test=False, tag=False)
+
+
+@click.command(name="rebase", epilog=CELLS_HELP)
+@cells_argument
+@jobs_option
+@click.pass_obj
+def rebase_command(context: Context, wanted: Sequence[str], jobs: int) -> None:
+    """Make images anew on today's Debian packages; every other layer stays as it is.
+
+    The base image is pulled or put together again, Debian's packages are installed from an empty cache, and the images
+    are assembled on the result, tested and tagged. If no package changed, nothing changes.
+    """
+    _run(context, wanted, "rebase", ASSEMBLE, jobs=jobs, fresh=True)
+
+
+@click.command(name="test", epilog=CELLS_HELP)
+@cells_argument
+@jobs_option
+@_method_option
+@click.pass_obj
+def test_command(context: Context, wanted: Sequence[str], jobs: int, method: str) -> None:
+    """Run the tests of images that are built, again."""
+    project = context.project
+    chosen = project.select(wanted)
+    with context.alone(project, "test"):
+        made = current_plan(project, chosen)
+        work = context.work(project, View(context.err), host.read())
+        with _making(context, work, made, method) as maker:
+            images.retest(work, maker, made, jobs=jobs)

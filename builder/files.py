@@ -1,0 +1,39 @@
+"""Makes `files` layers: the plain files of an image's components, and the link to the CUDA libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from builder import layers, wheel
+from builder.errors import BuildError
+from builder.plan import PlannedImage
+from builder.splice import Entry
+from builder.wheel import Place
+
+
+def entries(root: Path, image: PlannedImage, place: Place, folders: tuple[str, ...]) -> Iterator[Entry]:
+    """Sorted by path, each folder before what is in it. A later component's file counts more than an earlier one's.
+
+    `folders` are those of the operating system that a layer must not write as 0755 root:root; raises BuildError for a
+    file in one of them.
+    """
+    found: dict[str, Entry] = {}
+    for component in image.file_components:
+        top = root / f"templates/{component}/files"
+        for path in top.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                name = path.relative_to(top).as_posix()
+                mode = wheel.PROGRAM_MODE if path.stat().st_mode & 0o100 else wheel.FILE_MODE
+                found[name] = Entry(path=name, mode=mode, content=path.read_bytes())
+    if image.of_component(layers.CUDA):
+        link, metadata = f"{place.site}/{place.link}", f"{place.site}/{place.link}.pth"
+        found[link] = Entry(path=link, mode=0o777, link=f"/{wheel.CUDA.site}/{place.link}")
+        found[metadata] = Entry(path=metadata, mode=wheel.FILE_MODE, content=f"/{wheel.CUDA.site}\n".encode())
+    seen: set[str] = set()
+    for name in sorted(found):
+        for entry in wheel.new_folders(name, seen):
+            if entry.path in folders:
+                raise BuildError(f"{image.id}: a file for /{name}, but /{entry.path} has an owner or mode of its own")
+            yield entry
+        yield found[name]

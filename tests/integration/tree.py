@@ -1,0 +1,74 @@
+"""The file tree of an image, as a container sees it, for comparing two ways of building one."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+
+# What Docker itself puts into every container's root.
+ENGINE_OWN = {".dockerenv", "dev", "dev/console", "dev/pts", "dev/shm", "etc/hostname", "etc/hosts", "etc/mtab",
+              "etc/resolv.conf", "proc", "sys"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Node:
+    """`kind` is tar's, `content` a SHA-256 or where a link leads."""
+
+    kind: str
+    mode: int
+    owner: tuple[int, int]
+    content: str
+
+
+def tree(image: str) -> dict[str, Node]:
+    """Path without a leading slash -> what is there."""
+    container = _docker("create", image, "true").strip()
+    try:
+        with (
+            subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as process,
+            tarfile.open(fileobj=process.stdout, mode="r|") as archive,
+        ):
+            found = dict(_nodes(archive))
+        assert process.returncode == 0
+    finally:
+        _docker("rm", container)
+    return found
+
+
+def _nodes(archive: tarfile.TarFile) -> list[tuple[str, Node]]:
+    found: dict[str, Node] = {}
+    for item in archive:
+        path = item.name.removeprefix("./").rstrip("/")
+        if path in ENGINE_OWN:
+            continue
+        if item.islnk():  # another name of a file: as good as a file of its own
+            found[path] = found[item.linkname.removeprefix("./")]
+            continue
+        content = item.linkname
+        if item.isreg():
+            source = archive.extractfile(item)
+            assert source is not None
+            content = hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
+        found[path] = Node(item.type.decode(), item.mode & 0o7777, (item.uid, item.gid), content)
+    return list(found.items())
+
+
+def _docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def differences(one: dict[str, Node], other: dict[str, Node]) -> dict[str, tuple[Node | None, Node | None]]:
+    """Paths that are not the same in both."""
+    return {
+        path: (one.get(path), other.get(path))
+        for path in sorted({*one, *other})
+        if one.get(path) != other.get(path)
+    }
+
+
+if __name__ == "__main__":
+    for path, (left, right) in differences(tree(sys.argv[1]), tree(sys.argv[2])).items():
+        print(path, left, right, sep="\n    ")
