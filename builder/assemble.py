@@ -102,6 +102,7 @@ class Assembler:
         """The image in the store, under its full tag. Raises what making one of its layers raised."""
         system = self._os[image.os].result()
         stack = tuple(self._layer(layer, image, system) for layer in image.layers)
+        made.check_paths(self._store, image.id, [layer for layer in stack if layer.key], set(system.taken))
         labels = {f"{OCI}.base.name": system.base}
         config = oci.config(image.settings, stack, created=system.created, labels=labels)
         config_blob = self._store.put(config, CONFIG_TYPE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -21,7 +21,13 @@ def recall(store: Store, layer: PlannedLayer, key: str = "") -> BuiltLayer | Non
     found = store.recall(key or layer.inputs)
     if found is None:
         return None
-    return BuiltLayer(planned=layer, digest=found["digest"], diff_id=found["diff_id"], size=found["size"])
+    return BuiltLayer(
+        planned=layer,
+        digest=found["digest"],
+        diff_id=found["diff_id"],
+        size=found["size"],
+        key=key or layer.inputs,
+    )
 
 
 def remember(store: Store, layer: PlannedLayer, write: Callable[[BinaryIO], splice.Layer], key: str = "") -> BuiltLayer:
@@ -34,9 +40,17 @@ def remember(store: Store, layer: PlannedLayer, write: Callable[[BinaryIO], spli
 
     store.write(run)
     sources = [[one.path, one.offset, one.length] for one in made[0].sources]
-    data = {"digest": made[0].digest, "diff_id": made[0].diff_id, "size": made[0].size, "sources": sources}
+    data = {
+        "digest": made[0].digest,
+        "diff_id": made[0].diff_id,
+        "size": made[0].size,
+        "sources": sources,
+        "files": made[0].files,
+    }
     store.remember(key or layer.inputs, data)
-    return BuiltLayer(planned=layer, digest=made[0].digest, diff_id=made[0].diff_id, size=made[0].size)
+    return BuiltLayer(
+        planned=layer, digest=made[0].digest, diff_id=made[0].diff_id, size=made[0].size, key=key or layer.inputs
+    )
 
 
 def sources_of(store: Store, layer: PlannedLayer) -> list[Source]:
@@ -45,6 +59,24 @@ def sources_of(store: Store, layer: PlannedLayer) -> list[Source]:
     if found is None:
         raise BuildError(f"the store lost the layer {layer.name} during the build", hint="Run the same command again.")
     return [Source(path=path, offset=offset, length=length) for path, offset, length in found["sources"]]
+
+
+def check_paths(store: Store, image_id: str, layers: Sequence[BuiltLayer], taken: Collection[str]) -> None:
+    """Raises BuildError if two layers have different files for one path: which one counts would depend on their order.
+
+    `taken` are paths of the operating system where wheels go too. Wheels of one namespace may share a file.
+    """
+    found: dict[str, tuple[BuiltLayer, list[object]]] = {}
+    for layer in layers:
+        for path, *what in (store.recall(layer.key) or {}).get("files", ()):
+            first, known = found.setdefault(path, (layer, what))
+            if path in taken:
+                raise BuildError(f"{image_id}: /{path} is in the os layer and in {layer.planned.name}")
+            if known != what:
+                raise BuildError(
+                    f"{image_id}: {first.planned.name} and {layer.planned.name} have different files for /{path}",
+                    hint="Two of their wheels do not fit together: pin other versions in matrix.yaml.",
+                )
 
 
 def place_of(layer: PlannedLayer) -> Place:

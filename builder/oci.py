@@ -25,12 +25,16 @@ _HISTORY = re.compile(r"wheels format=([0-9]+) python=([0-9.]+|none): (.+)", re.
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltLayer:
-    """A layer that the store has; `digest` of the blob, `diff_id` of the tar in it, `size` of the blob."""
+    """A layer that the store has; `digest` of the blob, `diff_id` of the tar in it, `size` of the blob.
+
+    `key` is what the store remembers it by; empty if that is not needed.
+    """
 
     planned: PlannedLayer
     digest: str
     diff_id: str
     size: int
+    key: str = ""
 
     @property
     def descriptor(self) -> Descriptor:

@@ -63,14 +63,21 @@ class Source:
     length: int
 
 
+File = tuple[str, int, int, int]  # path, mode, size and CRC-32 of the content; of a link, of where it leads
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """`digest` and `size` of the compressed blob, `diff_id` of the tar inside; both digests as `sha256:<hex>`."""
+    """`digest` and `size` of the compressed blob, `diff_id` of the tar inside; both digests as `sha256:<hex>`.
+
+    `files` are its paths without folders.
+    """
 
     digest: str
     diff_id: str
     size: int
     sources: tuple[Source, ...] = ()
+    files: tuple[File, ...] = ()
 
 
 class SpliceError(ValueError):
@@ -92,6 +99,7 @@ def write(entries: Iterable[Entry], out: BinaryIO) -> Layer:
         diff_id="sha256:" + tar.hash.hexdigest(),
         size=writer.size,
         sources=tuple(writer.sources),
+        files=tuple(writer.files),
     )
 
 
@@ -104,11 +112,15 @@ class _Writer:
         self._plain = bytearray()  # tar bytes that wait for a member of stored blocks
         self.size = 0
         self.sources: list[Source] = []
+        self.files: list[File] = []
 
     def add(self, entry: Entry) -> None:
         content = entry.content
         size = content.size if isinstance(content, Zipped) else len(content or b"")
         self._plain += _tar_header(entry, size)
+        if entry.link or content is not None:
+            crc = content.crc if isinstance(content, Zipped) else zlib.crc32(content or entry.link.encode())
+            self.files.append((entry.path, entry.mode, size, crc))
         is_source = entry.path.endswith(SOURCES) and not entry.link and content is not None
         if is_source or (isinstance(content, Zipped) and content.is_deflated and size):
             self._flush()
