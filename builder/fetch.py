@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import random
 import threading
 import time
@@ -123,11 +124,12 @@ class Fetcher:
         while chunk := part.read(CHUNK):
             hashed.update(chunk)
             start += len(chunk)
-        if start > wheel.size:
+        wanted = wheel.size or math.inf  # 0: nobody knows
+        if start > wanted:
             start = _restart(part)
             hashed = hashlib.sha256()
         was_resumed = start > 0
-        if start < wheel.size or not wheel.size:
+        if start < wanted:
             headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
             with self._get(file.url, headers) as answer:
                 if answer.status_code == requests.codes.range_not_satisfiable:
@@ -140,7 +142,7 @@ class Fetcher:
         else:
             come = start
             self._got(start)
-        if come < wheel.size:
+        if come < wheel.size:  # where the size is not known, the hash tells
             self._got(-come)
             raise _BrokenError(f"was cut off after {come} of {wheel.size} bytes")
         if hashed.hexdigest() != wheel.sha256:
@@ -164,14 +166,14 @@ class Fetcher:
                 hashed.update(chunk)
                 come += len(chunk)
                 self._got(len(chunk))
-                if come > wheel.size:
+                if come > (wheel.size or math.inf):
                     break
         except requests.RequestException:
             part.flush()
             self._got(-come)
             raise
         part.flush()
-        if come > wheel.size:
+        if come > (wheel.size or math.inf):
             _restart(part)
             self._got(-come)
             raise FetchError(

@@ -5,6 +5,7 @@ Everything goes to standard error; standard output is for what a command was ask
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -158,6 +159,7 @@ class Meter:
     def __init__(self, view: View, row: str, verb: str, total: int) -> None:
         self._view, self._row, self._verb, self._total = view, row, verb, total
         self._count = 0
+        self._ended = False
         self._told = time.monotonic()
         self._lock = threading.Lock()
         if total:
@@ -167,9 +169,9 @@ class Meter:
         with self._lock:
             self._count += count
             now, pause = time.monotonic(), self.LIVE_S if self._view.is_live else self.PLAIN_S
-            is_whole = bool(self._total) and self._count >= self._total
-            if now - self._told < pause and not is_whole:
+            if self._ended or (now - self._told < pause and self._count < (self._total or math.inf)):
                 return
+            self._ended = is_whole = bool(self._total) and self._count >= self._total
             self._told = now
             text = f"{size(self._count)}{f' of {size(self._total)}' if self._total else ''} {self._verb}"
         if is_whole:

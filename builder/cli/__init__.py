@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from builder import errors
-from builder.cli import inputs, machine, making
+from builder.cli import inputs, machine, making, publishing
 from builder.cli.context import Context, Size
 from builder.errors import BuilderError
 
@@ -69,9 +69,10 @@ def cli(
       lock    matrix.yaml -> locks/     exact wheels of every cell (asks the package index)
       plan    matrix.yaml, locks/       what would be built
       render  locks/, templates/ -> images/   a Dockerfile for every cell
-      build   images/ -> Docker         without tests, without tags
+      build   wheels, os -> store -> Docker   without tests, without tags
       test    Docker -> evidence        the image tests
       images  all that is needed of build, test and tagging; does nothing where nothing changed
+      push    store -> registry         what passed its tests, by digest
     """
     del debug  # read in `main`, which catches what is raised here too
     context.obj = Context(root=root, wait=wait, store_root=store, store_limit=store_limit)
@@ -85,6 +86,8 @@ for _command in (
     making.build_command,
     making.test_command,
     making.rebase_command,
+    publishing.push_command,
+    publishing.verify_command,
     machine.base_command,
     machine.engine_command,
     machine.doctor_command,

@@ -1,0 +1,390 @@
+"""A registry on the loopback (Debian's docker-registry), and a proxy in front that misbehaves where it is told to."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import random
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import cast
+from urllib.parse import parse_qs, urlsplit
+
+from builder import digest as digests
+from builder.push import Blob
+from tests.integration.checkout import until
+
+PROGRAM = "docker-registry"
+START_S = 20
+STALL_S = 300  # longer than any test
+USER, PASSWORD = "tester", "correct horse"
+HTPASSWD = f"{USER}:$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2\n"  # bcrypt of PASSWORD
+IMAGE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG = """\
+version: 0.1
+log: {{level: error, accesslog: {{disabled: true}}}}
+storage:
+  filesystem: {{rootdirectory: {data}}}
+  delete: {{enabled: true}}
+http: {{addr: "127.0.0.1:{port}", secret: the same after a restart{tls}}}
+{auth}
+"""
+
+
+def install() -> None:
+    """Debian's package, unless there is the program already. Nothing of it is started."""
+    if shutil.which(PROGRAM):
+        return
+    for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", PROGRAM]):
+        subprocess.run(command, capture_output=True, timeout=300, check=False)
+    assert shutil.which(PROGRAM), f"`apt-get install {PROGRAM}` did not bring it"
+
+
+@dataclass(kw_only=True)
+class Server:
+    """The registry itself. Its storage is in `folder`; `auth` and `tls` are parts of its configuration."""
+
+    folder: Path
+    auth: str = ""
+    tls: str = ""
+    port: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None)
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+
+    @contextmanager
+    def serving(self) -> Iterator[Server]:
+        self.data.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        config = self.folder / "config.yml"
+        config.write_text(CONFIG.format(data=self.data, port=self.port, auth=self.auth, tls=self.tls), encoding="utf-8")
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [PROGRAM, "serve", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        try:
+            until(self._answers, "the registry to answer", seconds=START_S)
+            yield self
+        finally:
+            self._process.kill()
+            self._process.wait(10)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+
+def htpasswd(folder: Path) -> str:
+    """Configuration for USER and PASSWORD."""
+    (folder / "htpasswd").write_text(HTPASSWD, encoding="utf-8")
+    return f"auth: {{htpasswd: {{realm: tests, path: {folder}/htpasswd}}}}"
+
+
+def certificate(folder: Path, name: str) -> str:
+    """Configuration for https under a name, by a certificate that is its own authority: `cert.pem`."""
+    _make_key(folder, name)
+    return f", tls: {{certificate: {folder}/cert.pem, key: {folder}/key.pem}}"
+
+
+def _make_key(folder: Path, name: str) -> None:
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+            "-addext", f"subjectAltName=DNS:{name}",
+            "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem"),
+        ],
+        capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+
+
+class Fault(Enum):
+    """What goes wrong with a request."""
+
+    STATUS_401 = auto()
+    STATUS_429 = auto()
+    STATUS_500 = auto()
+    STALLS = auto()
+    CUT = auto()  # in the middle of the body, of which the registry gets the part that came
+    CUT_BEFORE_A_PROXY = auto()  # the same, where a proxy hands on whole bodies only
+    ANSWER_LOST = auto()  # the registry does what it is asked to, but nobody hears
+    MEANWHILE = auto()  # all is well, but `meanwhile` happens before the answer
+
+
+@dataclass(kw_only=True)
+class Trouble:
+    """What goes wrong with which requests: so many (`times`), after others of the kind went well (`after`)."""
+
+    fault: Fault
+    method: str
+    path: str
+    times: int = 1
+    after: int = 0
+    meanwhile: Callable[[], object] = lambda: None
+
+
+class Proxy:
+    """Between client and registry. `troubles` may change while it serves; `got` counts bytes of bodies by method."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.troubles: list[Trouble] = []
+        self.requests: list[str] = []
+        self.got: Counter[str] = Counter()
+        self.stalled, self.released = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._http = _Server(("127.0.0.1", 0), _Handler)
+        self._http.proxy = self
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._http.server_address[1]}"
+
+    @contextmanager
+    def serving(self) -> Iterator[Proxy]:
+        thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.heal()
+            self._http.shutdown()
+            self._http.server_close()
+            thread.join(10)
+
+    def heal(self) -> None:
+        """No troubles any more, nothing counted; whoever waits is sent away."""
+        self.troubles.clear()
+        self.requests.clear()
+        self.got.clear()
+        self.released.set()
+        self.stalled, self.released = threading.Event(), threading.Event()
+
+    def count(self, method: str, path: str = "") -> int:
+        """How many requests of a kind came."""
+        return sum(bool(re.match(rf"{method} .*{path}", one)) for one in self.requests)
+
+    def trouble(self, method: str, path: str) -> Trouble | None:
+        """What goes wrong with this request; notes that it came."""
+        with self._lock:
+            self.requests.append(f"{method} {path}")
+            for one in self.troubles:
+                if one.method == method and re.search(one.path, path) and one.times:
+                    if one.after:
+                        one.after -= 1
+                        return None
+                    one.times -= 1
+                    return one
+        return None
+
+    def took(self, method: str, size: int) -> None:
+        with self._lock:
+            self.got[method] += size
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    proxy: Proxy
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that was killed in the middle is what the tests do."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        proxy = cast("_Server", self.server).proxy
+        trouble = proxy.trouble(self.command, self.path)
+        fault = trouble.fault if trouble else None
+        size = int(self.headers.get("Content-Length", "0"))
+        if fault is Fault.STALLS:
+            proxy.stalled.set()
+            proxy.released.wait(STALL_S)
+            self.close_connection = True
+        elif fault in _STATUS:
+            proxy.took(self.command, len(self.rfile.read(size)))
+            self._answer(_STATUS[fault], [("Retry-After", "1")] if fault is Fault.STATUS_429 else [], b"{}")
+        elif fault is Fault.CUT_BEFORE_A_PROXY:
+            proxy.took(self.command, len(self.rfile.read(size // 2)))
+            self.close_connection = True
+        else:
+            self._forward(proxy, size, trouble)
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815  the names are the base class's
+
+    def _forward(self, proxy: Proxy, size: int, trouble: Trouble | None) -> None:
+        fault = trouble.fault if trouble else None
+        registry = http.client.HTTPConnection("127.0.0.1", proxy.server.port, timeout=STALL_S)
+        try:
+            registry.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                registry.putheader(name, value)  # Host too: the registry names addresses that lead here again
+            registry.endheaders()
+            left = size // 2 if fault is Fault.CUT else size
+            while left and (piece := self.rfile.read(min(left, 65536))):
+                proxy.took(self.command, len(piece))
+                registry.send(piece)
+                left -= len(piece)
+            if fault is Fault.CUT:
+                self.close_connection = True
+                return
+            answer = registry.getresponse()
+            body = answer.read()
+        finally:
+            registry.close()
+        if trouble:
+            trouble.meanwhile()
+        if fault is Fault.ANSWER_LOST:
+            self.close_connection = True
+            return
+        dropped = ("transfer-encoding", "connection") + (() if self.command == "HEAD" else ("content-length",))
+        headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in dropped]
+        self._answer(answer.status, headers, body)
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if self.command != "HEAD" and status != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
+        """Nothing: pytest shows what matters."""
+
+
+_STATUS = {Fault.STATUS_401: 401, Fault.STATUS_429: 429, Fault.STATUS_500: 500}
+
+
+class Tokens:
+    """A token service for USER, with a key of its own. `stale` tokens are past their time when they are given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked: list[str] = []
+        self.stale = 0
+        self._http = _TokenServer(("127.0.0.1", 0), _TokenHandler)
+        self._http.tokens = self
+        _make_key(folder, "tokens")
+
+    @property
+    def auth(self) -> str:
+        """Configuration of a registry that trusts these tokens."""
+        realm = f"http://127.0.0.1:{self._http.server_address[1]}/token"
+        options = f"realm: {realm}, service: tests, issuer: tests, rootcertbundle: {self.folder}/cert.pem"
+        return f"auth: {{token: {{{options}}}}}"
+
+    @contextmanager
+    def serving(self) -> Iterator[Tokens]:
+        thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._http.shutdown()
+            self._http.server_close()
+            thread.join(10)
+
+    def token(self, scopes: list[str]) -> str:
+        """A JWT, as the registry wants it (distribution, "Token Authentication Implementation")."""
+        self.asked.append(" ".join(scopes))
+        access = []
+        for scope in scopes:
+            kind, name, actions = scope.split(":")
+            access.append({"type": kind, "name": name, "actions": actions.split(",")})
+        now = int(time.time()) - (3600 if self.stale else 0)
+        self.stale = max(0, self.stale - 1)
+        pem = (self.folder / "cert.pem").read_text(encoding="ascii")
+        head = {"typ": "JWT", "alg": "RS256", "x5c": ["".join(pem.splitlines()[1:-1])]}
+        claims = {
+            "iss": "tests", "aud": "tests", "sub": USER, "jti": str(len(self.asked)),
+            "iat": now, "nbf": now, "exp": now + 300, "access": access,
+        }  # fmt: skip
+        signed = b".".join(_base64(json.dumps(part).encode()) for part in (head, claims))
+        signature = subprocess.run(
+            ["openssl", "dgst", "-sha256", "-sign", str(self.folder / "key.pem")],
+            input=signed, capture_output=True, timeout=60, check=True,
+        )  # fmt: skip
+        return (signed + b"." + _base64(signature.stdout)).decode("ascii")
+
+
+class _TokenServer(ThreadingHTTPServer):
+    daemon_threads = True
+    tokens: Tokens
+
+
+class _TokenHandler(_Handler):
+    def do_GET(self) -> None:
+        expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        if self.headers.get("Authorization") != expected:
+            self._answer(401, [], b"{}")
+            return
+        scopes = parse_qs(urlsplit(self.path).query).get("scope", [])
+        token = cast("_TokenServer", self.server).tokens.token(scopes)
+        self._answer(200, [], json.dumps({"token": token}).encode())
+
+
+def _base64(data: bytes) -> bytes:
+    return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """A manifest, and blobs that are files."""
+
+    manifest: bytes
+    blobs: tuple[Blob, ...]
+
+    @property
+    def digest(self) -> str:
+        return digests.of_bytes(self.manifest)
+
+    @property
+    def size(self) -> int:
+        return sum(blob.size for blob in self.blobs)
+
+
+def image(folder: Path, *sizes: int, seed: int = 0) -> Image:
+    """An image with layers of these sizes: noise, the same for the same size and seed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.dumps({"architecture": "amd64", "os": "linux", "config": {}, "seed": seed}).encode()
+    contents = [config, *(random.Random(f"{seed}-{size}").randbytes(size) for size in sizes)]
+    blobs = []
+    for content in contents:
+        sha256 = hashlib.sha256(content).hexdigest()
+        (folder / sha256).write_bytes(content)
+        blobs.append(Blob(digest=f"sha256:{sha256}", size=len(content), path=folder / sha256))
+    kinds = ["application/vnd.oci.image.config.v1+json", *["application/vnd.oci.image.layer.v1.tar"] * len(sizes)]
+    listed = [
+        {"mediaType": kind, "digest": blob.digest, "size": blob.size} for kind, blob in zip(kinds, blobs, strict=True)
+    ]
+    manifest = {"schemaVersion": 2, "mediaType": IMAGE, "config": listed[0], "layers": listed[1:]}
+    return Image(manifest=json.dumps(manifest).encode(), blobs=tuple(blobs))
