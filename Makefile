@@ -3,7 +3,7 @@ BUILDER := .venv/bin/builder
 CELLS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help images test lint unit integration lock plan render build check doctor engine bench clean
+.PHONY: help images test lint unit integration lock plan render build rebase push check doctor engine bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -40,13 +40,19 @@ render: .venv/.ready ## write images/ from templates/ and locks/
 build: engine ## build without testing or tagging
 	@$(BUILDER) build $(CELLS)
 
+rebase: engine ## the same images on today's Debian packages
+	@$(BUILDER) rebase $(CELLS)
+
+push: .venv/.ready ## publish what passed its tests to the registry of matrix.yaml
+	@$(BUILDER) push $(CELLS)
+
 check: engine ## run the image tests again on what is built
 	@$(BUILDER) test $(CELLS)
 
 doctor: .venv/.ready ## what this machine has and what it lacks
 	@$(BUILDER) doctor
 
-bench: engine ## cold build, no-op and per-step times
+bench: engine ## cold builds to a registry by both methods, wheel to layer, no-op, per-step times
 	@.venv/bin/python tests/bench.py
 
 clean: .venv/.ready ## remove this checkout's untagged images, containers, logs

@@ -7,6 +7,7 @@ built meanwhile. What the store already has is not made again.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ from builder.store import CONFIG_TYPE, MANIFEST_TYPE, Store
 from builder.view import Meter
 from builder.work import Work
 
+_LOADED = build.UNPACKED + 1  # the engine keeps the archive until it has unpacked it
 _WITH_WHEELS = 1.5  # wheels are removed when their layer is there; the first ones go while the last ones come
 
 
@@ -59,6 +61,7 @@ class Assembler:
 
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         """Begins everything that the images need and the store lacks."""
+        self._check_room(images)
         systems = {image.os: image for image in images}
         releases = sorted(
             {image.debian for image in images if self._fresh or not osstage.recall(self._store, image.os)}
@@ -84,6 +87,19 @@ class Assembler:
                 if layer.compiled and self._compiled_key(layer, image) not in self._layers:
                     key = self._compiled_key(layer, image)
                     self._layers[key] = self._running.submit(self._compile, layer, image)
+
+    def _check_room(self, images: Sequence[PlannedImage]) -> None:
+        """Raises DiskError if the engine has no room for what it lacks, before anything is begun."""
+        info = self._work.engine.info()
+        if not info.is_local:  # of an engine elsewhere we cannot know
+            return
+        there = {diff_id for chain in self._work.engine.chains() for diff_id in chain}
+        wanted = 0
+        for layer in {layer.inputs: layer for image in images for layer in image.layers if layer.wheels}.values():
+            known = made.recall(self._store, layer)
+            if known is None or known.diff_id not in there:
+                wanted += layer.bytes
+        build.check_room(shutil.disk_usage(info.root).free, int(wanted * _LOADED) + build.SPARE, len(images), info.root)
 
     def build(self, image: PlannedImage) -> str:
         """Puts the image together and has it in the engine; returns its id."""

@@ -29,8 +29,11 @@ SLIM = (
     "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/locale/*",
 )
-# Files that Docker mounts over, and logs: they would only differ between two runs.
-REMOVE = "etc/hostname etc/resolv.conf var/log/apt var/log/bootstrap.log var/log/dpkg.log var/log/alternatives.log"
+# Files that Docker mounts over, logs, and folders that apt makes as whoever it ran as: they differ between two runs.
+REMOVE = (
+    "etc/hostname etc/resolv.conf var/log/apt var/log/bootstrap.log var/log/dpkg.log var/log/alternatives.log "
+    "var/cache/apt/archives/partial var/lib/apt/lists/partial"
+)
 EPOCH = "946684800"  # 2000-01-01: a constant, so that the same packages give the same tar
 TIMEOUT_S = 900
 

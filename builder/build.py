@@ -98,10 +98,14 @@ def need(plan: Plan, cached: int = 0) -> int:
 
 def check_disk(free: int, plan: Plan, where: str, cached: int = 0) -> None:
     """Raises DiskError before anything is begun if it cannot end well."""
-    wanted = need(plan, cached)
+    check_room(free, need(plan, cached), len(plan.images), where)
+
+
+def check_room(free: int, wanted: int, count: int, where: str) -> None:
+    """Raises DiskError if `wanted` bytes for `count` images are more than are free."""
     if free < wanted:
         raise DiskError(
-            f"building {len(plan.images)} image(s) takes about {size(wanted)} in {where}, which has {size(free)}",
+            f"building {count} image(s) takes about {size(wanted)} in {where}, which has {size(free)}",
             hint=FREE_DISK,
         )
 

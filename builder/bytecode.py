@@ -89,4 +89,4 @@ def _entries(file: BinaryIO, place: Place) -> Iterator[Entry]:
             if not item.filename.startswith(f"{place.site}/") or not item.filename.endswith(".pyc"):
                 raise BuildError(f"the container that compiles bytecode gave back {item.filename!r}")
             yield from wheel.new_folders(item.filename, folders)
-            yield Entry(path=item.filename, mode=wheel.FILE_MODE, content=wheel.zipped(file, item))
+            yield Entry(path=item.filename, mode=wheel.FILE_MODE, content=wheel.zipped(file, item, "bytecode.zip"))

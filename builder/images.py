@@ -36,7 +36,7 @@ class Method(Protocol):
 
 
 def run(work: Work, method: Method, plan: Plan, *, jobs: int, test: bool = True, tag: bool = True) -> int:
-    """Makes every image of the plan; returns how many there was something to do for.
+    """Makes every image of the plan; returns how many it changed anything for.
 
     Failures do not stop the other images; they are raised together at the end.
     """
@@ -49,9 +49,15 @@ def run(work: Work, method: Method, plan: Plan, *, jobs: int, test: bool = True,
     if test:
         _need_client()
 
+    unchanged: list[str] = []
+
     def one(image: PlannedImage) -> None:
         image_id = found[image.id] or method.build(image)
         note = image_id.removeprefix("sha256:")[:12]
+        if test and not found[image.id] and is_done(work, tester, image, image_id, test=test, tag=tag):
+            unchanged.append(image.id)
+            work.view.end(image.id, "done", f"{note}, as it was")
+            return
         if test:
             proof = tester.known(image, image_id)
             if proof is None or not proof.is_pass:
@@ -69,7 +75,7 @@ def run(work: Work, method: Method, plan: Plan, *, jobs: int, test: bool = True,
             _each(todo, one, work.view, jobs, on_interrupt=tester.stop)
         finally:
             method.close()
-    return len(todo)
+    return len(todo) - len(unchanged)
 
 
 def is_done(work: Work, tester: Tester, image: PlannedImage, image_id: str, *, test: bool, tag: bool) -> bool:

@@ -34,7 +34,10 @@ _PIECE = 2 * CHUNK  # of what is inflated, at a time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Zipped:
-    """Content as it lies in a zip file: `length` bytes at `offset`, deflated or stored, and what they come to."""
+    """Content as it lies in a zip file: `length` bytes at `offset`, deflated or stored, and what they come to.
+
+    `name` is what errors call it.
+    """
 
     file: BinaryIO
     offset: int
@@ -42,6 +45,7 @@ class Zipped:
     is_deflated: bool
     crc: int
     size: int
+    name: str = "an entry"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +130,7 @@ class _Writer:
             self._flush()
         start = self.size
         if isinstance(content, Zipped):
-            self._zipped(entry.path, content)
+            self._zipped(content)
         elif content:
             self._stored(content)
         if is_source:
@@ -142,22 +146,23 @@ class _Writer:
         self._blob.put(data)
         self.size += len(data)
 
-    def _zipped(self, path: str, content: Zipped) -> None:
-        if content.is_deflated and content.size:
-            self._emit(_HEADER)
-            inflater = _Inflater(path, content)
+    def _zipped(self, content: Zipped) -> None:
+        if content.is_deflated:
+            emit = self._emit if content.size else lambda _: None  # an empty file is checked, but has no member
+            emit(_HEADER)
+            inflater = _Inflater(content)
             for chunk in _chunks(content):
-                self._emit(chunk)
+                emit(chunk)
                 self._tar.put(inflater, chunk)
             self._tar.put(inflater, b"")
-            self._emit(struct.pack("<II", content.crc, content.size & 0xFFFFFFFF))
+            emit(struct.pack("<II", content.crc, content.size & 0xFFFFFFFF))
             return
         crc = size = 0
-        for chunk in _chunks(content) if content.size else ():
+        for chunk in _chunks(content):
             crc, size = zlib.crc32(chunk, crc), size + len(chunk)
             self._stored(chunk)
         if (crc, size) != (content.crc, content.size):
-            raise SpliceError(f"{path}: holds other bytes than its entry says")
+            raise SpliceError(f"{content.name}: holds other bytes than its entry says")
 
     def _stored(self, content: bytes) -> None:
         self._plain += content
@@ -186,7 +191,7 @@ def _chunks(content: Zipped) -> Iterable[bytes]:
     while left:
         chunk = content.file.read(min(CHUNK, left))
         if not chunk:
-            raise SpliceError("the zip file ends in the middle of an entry")
+            raise SpliceError(f"{content.name}: the zip file ends in the middle of it")
         left -= len(chunk)
         yield chunk
 
@@ -194,8 +199,7 @@ def _chunks(content: Zipped) -> Iterable[bytes]:
 class _Inflater:
     """Inflates one entry, chunk by chunk, into the hash of the tar."""
 
-    def __init__(self, path: str, content: Zipped) -> None:
-        self._path = path
+    def __init__(self, content: Zipped) -> None:
         self._content = content
         self._stream = isal_zlib.decompressobj(-zlib.MAX_WBITS)
         self._crc = self._size = 0
@@ -214,14 +218,14 @@ class _Inflater:
                 if not chunk and len(plain) < _PIECE:
                     return
         except _InflateError as error:
-            raise SpliceError(f"{self._path}: {error}") from error
+            raise SpliceError(f"{self._content.name}: {error}") from error
 
     def end(self) -> None:
         if not self._stream.eof or (self._size, self._crc) != (self._content.size, self._content.crc):
             raise self._wrong()
 
     def _wrong(self) -> SpliceError:
-        return SpliceError(f"{self._path}: inflates to other bytes than its entry says")
+        return SpliceError(f"{self._content.name}: inflates to other bytes than its entry says")
 
 
 class _Worker:
@@ -251,10 +255,12 @@ class _Worker:
         self._batch, self._held = [], 0
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None and self._failure is None:
-            self._dispatch()
-        self._jobs.put(None)
-        self._thread.join()
+        try:
+            if kind is None:
+                self._dispatch()
+        finally:  # whatever interrupts the wait for room: no thread stays behind
+            self._jobs.put(None)
+            self._thread.join()
         if self._failure and kind is None:
             raise self._failure
 
@@ -327,12 +333,15 @@ def _tar_header(entry: Entry, size: int) -> bytes:
 
 def read(content: Zipped) -> bytes:
     """The whole of a small content; raises SpliceError."""
-    data = b"".join(_chunks(content))
-    try:
+    plain = data = b"".join(_chunks(content))
+    is_whole = True
+    if content.is_deflated:
         stream = isal_zlib.decompressobj(-zlib.MAX_WBITS)
-        plain = stream.decompress(data, content.size + 1) if content.is_deflated else data
-    except _InflateError as error:
-        raise SpliceError(str(error)) from error
-    if (len(plain), zlib.crc32(plain)) != (content.size, content.crc):
-        raise SpliceError("an entry inflates to other bytes than it says")
+        try:
+            plain = stream.decompress(data, content.size + 1)
+        except _InflateError as error:
+            raise SpliceError(f"{content.name}: {error}") from error
+        is_whole = stream.eof and not stream.unused_data
+    if not is_whole or (len(plain), zlib.crc32(plain)) != (content.size, content.crc):
+        raise SpliceError(f"{content.name}: holds other bytes than its entry says")
     return plain

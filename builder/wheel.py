@@ -99,13 +99,17 @@ def layer_entries(wheels: Iterable[tuple[str, BinaryIO]], place: Place) -> Itera
                 _same(known, (entry, name))
                 continue
             if entry.path in folders:
-                raise WheelError(f"{name}: /{entry.path} is a file here and a folder in another wheel")
+                raise WheelError(f"{name}: has /{entry.path} as a file, which is a folder there or in an earlier wheel")
+            for folder in new_folders(entry.path, folders):
+                if folder.path in seen:
+                    first = seen[folder.path][1]
+                    raise WheelError(f"{name}: has /{folder.path} as a folder, which is a file in {first}")
+                yield folder
             seen[entry.path] = (entry, name)
-            yield from new_folders(entry.path, folders, seen)
             yield entry
 
 
-def new_folders(path: str, folders: set[str], files: Iterable[str] = ()) -> Iterator[Entry]:
+def new_folders(path: str, folders: set[str]) -> Iterator[Entry]:
     """Entries for the folders above `path` that `folders` lacks, outermost first; adds them to it."""
     missing = []
     name = path.rpartition("/")[0]
@@ -113,8 +117,6 @@ def new_folders(path: str, folders: set[str], files: Iterable[str] = ()) -> Iter
         missing.append(name)
         name = name.rpartition("/")[0]
     for name in reversed(missing):
-        if name in files:
-            raise WheelError(f"/{name} is a file in one wheel and a folder in another")
         folders.add(name)
         yield Entry(path=name, mode=FOLDER_MODE)
 
@@ -122,7 +124,13 @@ def new_folders(path: str, folders: set[str], files: Iterable[str] = ()) -> Iter
 def _same(one: tuple[Entry, str], other: tuple[Entry, str]) -> None:
     """Two wheels of one namespace may both have a file, if it is the same; raises WheelError if not."""
     (first, first_name), (second, second_name) = one, other
-    if first.mode != second.mode or read(first) != read(second):
+    if first.mode != second.mode:
+        raise WheelError(f"{first_name} and {second_name} both have /{first.path}, with different modes")
+    try:
+        is_same = _size(first) == _size(second) and read(first) == read(second)
+    except SpliceError as error:
+        raise WheelError(str(error)) from error
+    if not is_same:
         raise WheelError(f"{first_name} and {second_name} both have /{first.path}, with different bytes")
 
 
@@ -130,7 +138,12 @@ def install(name: str, file: BinaryIO, place: Place) -> Iterator[Entry]:
     """Entries for one wheel, in the order of its zip, what an installer adds last. Raises WheelError."""
     try:
         yield from _Wheel(name, file, place).entries()
-    except (zipfile.BadZipFile, SpliceError, struct.error, UnicodeDecodeError, csv.Error) as error:
+    except WheelError:
+        raise
+    except SpliceError as error:
+        raise WheelError(str(error)) from error
+    # What the standard library raises for zip files and texts that are none, or not as it knows them.
+    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, csv.Error) as error:
         raise WheelError(f"{name}: {error}") from error
 
 
@@ -142,11 +155,16 @@ class _Wheel:
         try:
             self._project, self._version, _, _ = parse_wheel_filename(name)
         except InvalidWheelFilename as error:
-            raise WheelError(str(error)) from error
+            raise WheelError(f"{name}: is no name of a wheel") from error
         self._items: dict[str, zipfile.ZipInfo] = {}
+        end = 0
         with zipfile.ZipFile(file) as archive:
+            for item in sorted(archive.infolist(), key=lambda item: item.header_offset):
+                if item.header_offset < end:
+                    raise WheelError(f"{name}: {item.filename!r} begins before the entry in front of it ends")
+                end = item.header_offset + item.compress_size
             for item in archive.infolist():
-                if not item.is_dir():
+                if not item.filename.endswith("/"):  # `is_dir` fails for an empty name
                     self._check(item)
                     self._items[item.filename] = item
         self._info = self._find_info()
@@ -163,7 +181,7 @@ class _Wheel:
             if path in replaced:
                 continue
             target, is_script = self._target(path)
-            if target in programs:
+            if target in programs or (is_script and any(target.removesuffix(end) in programs for end in _WRAPPERS)):
                 continue  # a declared entry point counts more than a file of its name
             entry = Entry(path=target, mode=_mode(item, is_script=is_script), content=self._zipped(item))
             row = self._records.get(path, ("", ""))
@@ -242,19 +260,22 @@ class _Wheel:
         """Where a path of the wheel goes, and whether it is a script."""
         first, _, rest = path.partition("/")
         if not first.endswith(".data"):
-            if first == self._place.link:
-                raise WheelError(
-                    f"{self._name}: has {path}, and {first} in this environment is a link to the shared libraries"
-                )
-            return f"{self._place.site}/{path}", False
+            return self._checked(path, f"{self._place.site}/{path}"), False
         scheme, _, inside = rest.partition("/")
         if canonicalize_name(first.split("-")[0]) != self._project or not inside:
             raise WheelError(f"{self._name}: holds {path}, which belongs to no scheme")
         try:
-            folder = self._place.scheme(scheme, first.split("-")[0])
+            folder = self._place.scheme(scheme, self._project)
         except KeyError:
             raise WheelError(f"{self._name}: holds {path}, and there is no scheme {scheme!r}") from None
-        return f"{folder}/{inside}", scheme == "scripts"
+        return self._checked(path, f"{folder}/{inside}"), scheme == "scripts"
+
+    def _checked(self, path: str, target: str) -> str:
+        """The target, unless it lies where the link is."""
+        link = f"{self._place.site}/{self._place.link}"
+        if self._place.link and f"{target}/".startswith(f"{link}/"):
+            raise WheelError(f"{self._name}: has {path}, and /{link} is a link to the shared libraries")
+        return target
 
     def _relative(self, target: str) -> str:
         """A path as RECORD has it: relative to the folder that .dist-info is in."""
@@ -262,7 +283,7 @@ class _Wheel:
         return target[len(inside) :] if target.startswith(inside) else os.path.relpath(target, self._place.site)
 
     def _zipped(self, item: zipfile.ZipInfo) -> Zipped:
-        return zipped(self._file, item)
+        return zipped(self._file, item, self._name)
 
     def _with_our_python(self, entry: Entry) -> Entry | None:
         """The script with its first line made to name our Python, if it begins with the placeholder `#!python`."""
@@ -272,17 +293,19 @@ class _Wheel:
         text = splice.read(entry.content)
         if not text.startswith(b"#!python"):
             return None
-        first, end, rest = text.partition(b"\n")
-        del first
-        fixed = b"#!" + self._place.python.encode() + end + rest
+        fixed = b"#!" + self._place.python.encode() + b"\n" + text.partition(b"\n")[2]
         return Entry(path=entry.path, mode=entry.mode, content=fixed)
 
     def _programs(self) -> Iterator[tuple[str, bytes]]:
         """Path and text of every console and GUI script."""
-        for point in _EntryPoints(self._text("entry_points.txt")).entry_points:
+        try:
+            points = _EntryPoints(self._text("entry_points.txt")).entry_points
+        except TypeError as error:  # the standard library's, for a line without `=`
+            raise WheelError(f"{self._name}: its entry_points.txt cannot be read") from error
+        for point in points:
             if point.group not in ("console_scripts", "gui_scripts"):
                 continue
-            if "/" in point.name or point.name in ("", ".", "..") or not point.name.isprintable():
+            if point.name in ("", ".", "..") or not point.name.isprintable() or set(point.name) & set(" /\\'\""):
                 raise WheelError(f"{self._name}: declares a script named {point.name!r}")
             try:
                 module, attribute = point.module, point.attr
@@ -298,6 +321,8 @@ class _Wheel:
                 yield f"{self._place.prefix}/bin/pip{self._place.version}", text  # as ensurepip and uv do
 
 
+# What setuptools may call a script that it made for an entry point; pip and uv know these names too.
+_WRAPPERS = (".exe", "-script.py", ".pya")
 # uv's name, since the readable Dockerfiles use uv; nothing that reads this file cares which installer it was.
 _ADDED = {"INSTALLER": b"uv", "REQUESTED": b""}
 
@@ -315,14 +340,22 @@ class _EntryPoints(importlib.metadata.Distribution):
         raise NotImplementedError
 
 
-def zipped(file: BinaryIO, item: zipfile.ZipInfo) -> Zipped:
-    """Where the entry's data begin: after its local header, which has a length of its own (APPNOTE.TXT, 4.3.7)."""
+def zipped(file: BinaryIO, item: zipfile.ZipInfo, archive: str) -> Zipped:
+    """Where the entry's data begin: after its local header, which has a length of its own (APPNOTE.TXT, 4.3.7).
+
+    `archive` is for messages. Raises WheelError for a header that is another entry's than the directory says.
+    """
     file.seek(item.header_offset)
     header = file.read(30)
-    if header[:4] != b"PK\x03\x04":
-        raise WheelError(f"{item.filename!r} has no header where it should be")
+    if len(header) < 30 or header[:4] != b"PK\x03\x04":
+        raise WheelError(f"{archive}: {item.filename!r} has no header where it should be")
+    flags, method = struct.unpack("<HH", header[6:10])
     name, extra = struct.unpack("<HH", header[26:30])
+    own = file.read(name).decode("utf-8" if flags & 0x800 else "cp437", "replace")
+    if (own, method) != (item.orig_filename, item.compress_type):
+        raise WheelError(f"{archive}: {item.filename!r} is another file by its own header: {own!r}")
     return Zipped(
+        name=f"{archive}: {item.filename}",
         file=file,
         offset=item.header_offset + 30 + name + extra,
         length=item.compress_size,
@@ -335,6 +368,10 @@ def zipped(file: BinaryIO, item: zipfile.ZipInfo) -> Zipped:
 def read(entry: Entry) -> bytes:
     """The whole content of a small entry."""
     return splice.read(entry.content) if isinstance(entry.content, Zipped) else entry.content or b""
+
+
+def _size(entry: Entry) -> int:
+    return entry.content.size if isinstance(entry.content, Zipped) else len(entry.content or b"")
 
 
 def _mode(item: zipfile.ZipInfo, *, is_script: bool) -> int:

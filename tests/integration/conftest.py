@@ -21,7 +21,7 @@ from tests.integration.fetched import fetch
 from tests.integration.index import Index
 
 NewCheckout = Callable[[Path], Checkout]
-OURS = ("UV_", "PIP_", "DOCKER_", "COLUMNS")
+OURS = ("UV_", "PIP_", "DOCKER_", "GPU_IMAGES_", "COLUMNS")
 # Every checkout has a release of its own: no wheel of one test is in a cache because of another.
 RELEASES = count(random.randrange(9000))
 
@@ -71,6 +71,7 @@ def environ(served: Index, authority: Path, tmp_path_factory: pytest.TempPathFac
         "UV_DEFAULT_INDEX": served.url,
         "PIP_INDEX_URL": served.url,
         "UV_CACHE_DIR": str(folder / "uv-cache"),
+        "GPU_IMAGES_STORE": str(folder / "store"),
         "SSL_CERT_FILE": str(bundle),
         "PIP_CERT": str(bundle),
     }

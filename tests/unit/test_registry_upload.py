@@ -199,14 +199,15 @@ def test_an_upload_that_is_gone_begins_anew(monkeypatch: pytest.MonkeyPatch, blo
     assert uploads.blobs == {DIGEST}
 
 
-def test_a_registry_that_lies_about_what_it_has(monkeypatch: pytest.MonkeyPatch, blob: Path) -> None:
-    """Resumed where it said, and the digest is wrong in the end: from the start, once more."""
+@pytest.mark.parametrize("size", [400, 5000])
+def test_a_registry_that_lies_about_what_it_has(monkeypatch: pytest.MonkeyPatch, blob: Path, size: int) -> None:
+    """Resumed where it said, and the digest is wrong in the end, or it is more than there is: from the start again."""
     uploads = Uploads()
     broke = once("PATCH", 2, broken())
 
     def trouble(sent: Sent) -> Reply | Exception | None:
         if sent.method == "GET" and len(uploads.parts) == 1:
-            uploads.parts["1"] = b"x" * 400
+            uploads.parts["1"] = b"x" * size
         return broke(sent)
 
     uploads.before = trouble
@@ -228,6 +229,19 @@ def test_a_registry_without_chunks_gets_all_at_once(monkeypatch: pytest.MonkeyPa
     wire.seen.clear()
     upload(blob, registry)
     assert methods(wire) == ["POST", "PUT"], "it is not asked for chunks twice"
+
+
+def test_a_later_chunk_that_does_not_fit_is_resumed(monkeypatch: pytest.MonkeyPatch, blob: Path) -> None:
+    uploads = Uploads()
+    uploads.before = once("PATCH", 2, Reply(status=416))
+    wire = Wire.lay(monkeypatch, uploads)
+    upload(blob)
+    assert methods(wire) == ["POST", "PATCH", "PATCH", "HEAD", "GET", "PATCH", "PATCH", "PUT"]
+    uploads = Uploads()
+    uploads.before = once("PATCH", 2, Reply(status=400))
+    wire = Wire.lay(monkeypatch, uploads)
+    with pytest.raises(RefusedError, match="400 Bad Request"):
+        upload(blob)
 
 
 def test_an_upload_gives_up_without_progress_only(monkeypatch: pytest.MonkeyPatch, blob: Path) -> None:
