@@ -243,7 +243,9 @@ class Assembler:
         with self._lock:
             if system.digest not in self._os_images:
                 layer = next(layer for layer in image.layers if layer.kind == "os")
-                self._os_images[system.digest] = load.load_bare(self._work.engine, self._store, system.built(layer))
+                self._os_images[system.digest] = load.load_bare(
+                    self._work.engine, self._store, system.built(layer), str(self._work.project.root)
+                )
             return self._os_images[system.digest]
 
 

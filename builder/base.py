@@ -29,11 +29,10 @@ SLIM = (
     "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/locale/*",
 )
-# Files that Docker mounts over, logs, and folders that apt makes as whoever it ran as: they differ between two runs.
-REMOVE = (
-    "etc/hostname etc/resolv.conf var/log/apt var/log/bootstrap.log var/log/dpkg.log var/log/alternatives.log "
-    "var/cache/apt/archives/partial var/lib/apt/lists/partial"
-)
+# Files that Docker mounts over, and logs: they would only differ between two runs.
+REMOVE = "etc/hostname etc/resolv.conf var/log/apt var/log/bootstrap.log var/log/dpkg.log var/log/alternatives.log"
+# Whether apt can fetch as its own user depends on the folder's permissions here, and shows in the owner of its folders.
+AS_ROOT = 'APT::Sandbox::User "root";'
 EPOCH = "946684800"  # 2000-01-01: a constant, so that the same packages give the same tar
 TIMEOUT_S = 900
 
@@ -71,7 +70,7 @@ def ensure(
 
 
 def _recipe(release: str) -> str:
-    return digest.of_data([1, release, SLIM, REMOVE])
+    return digest.of_data([2, release, SLIM, REMOVE, AS_ROOT])
 
 
 def _bootstrap(engine: Engine, project: Project, local: ImageRef, release: str, host: Host, refusal: str) -> Base:
@@ -84,6 +83,7 @@ def _bootstrap(engine: Engine, project: Project, local: ImageRef, release: str, 
             "--variant=minbase",
             "--skip=check/qemu",
             *(f"--dpkgopt={option}" for option in SLIM),
+            f"--aptopt={AS_ROOT}",
         ]
         if sources := host.sources_list(release):
             # Our archives while packages are fetched, Debian's own addresses in the result.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from builder import atomic, base, context
 from builder.base import Base
-from builder.engine import is_disk_full
+from builder.engine import RUN_LABEL, is_disk_full
 from builder.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError
 from builder.plan import Plan, PlannedImage
 from builder.progress import BuildProgress, short_name
@@ -130,7 +130,7 @@ def run(
             context_tar,
             dockerfile=f"images/{folder}/Dockerfile",
             arguments={**host.proxies, "BASE": from_.reference},
-            labels={} if target else {f"{OCI}.base.name": from_.name},
+            labels={RUN_LABEL: str(work.project.root)} if target else {f"{OCI}.base.name": from_.name},
             network=host.network,
             target=target,
             fresh=fresh,

@@ -25,7 +25,7 @@ from builder.errors import FREE_DISK, DiskError, EngineError, NoEngineError
 from builder.reference import ImageRef
 
 LABEL = "gpu-images"
-RUN_LABEL = f"{LABEL}.run"  # on containers that tests started; its value is the checkout
+RUN_LABEL = f"{LABEL}.run"  # on containers and images that only a run of a checkout needs; its value is the checkout
 SILENCE_S = 3600  # a build step may download gigabytes without a word
 CALL_S = 120
 SOCKET = "unix:///var/run/docker.sock"
@@ -338,7 +338,7 @@ class Engine:
             return started
 
     def sweep(self, checkout: str) -> int:
-        """Removes containers that an earlier, killed run of this checkout left; returns how many."""
+        """Removes containers and images that an earlier, killed run of this checkout left; returns how many containers."""
         with translated("removing containers of an earlier run"):
             found = self._client.containers.list(all=True, filters={"label": f"{RUN_LABEL}={checkout}"})
             for container in found:
@@ -346,6 +346,8 @@ class Engine:
                     container.remove(force=True, v=True)
                 except NotFound:
                     continue
+        for image in self.images(f"{RUN_LABEL}={checkout}"):
+            self.remove_image(image.id)
         return len(found)
 
 

@@ -19,13 +19,6 @@ from urllib.parse import unquote, urlsplit
 
 import requests
 from packaging.utils import canonicalize_name
-from pypi_simple import (
-    PYPI_SIMPLE_ENDPOINT,
-    NoSuchProjectError,
-    PyPISimple,
-    UnsupportedContentTypeError,
-    UnsupportedRepoVersionError,
-)
 from requests.adapters import HTTPAdapter
 
 from builder.errors import FetchError
@@ -70,6 +63,9 @@ class Fetcher:
         got: Callable[[int], None] = lambda _: None,
         patience: Patience = Patience(),
     ) -> None:
+        # Not at the top: it takes 0.1 s, which every command would pay.
+        from pypi_simple import PYPI_SIMPLE_ENDPOINT, PyPISimple  # noqa: PLC0415
+
         self._index = settings.url or PYPI_SIMPLE_ENDPOINT
         self._folder = folder
         self._hide = hide
@@ -205,6 +201,8 @@ class Fetcher:
         return file
 
     def _page(self, project: str) -> Mapping[str, _File]:
+        from pypi_simple import NoSuchProjectError, UnsupportedContentTypeError, UnsupportedRepoVersionError  # noqa: PLC0415
+
         try:
             page = self._simple.get_project_page(project, timeout=(self._patience.connect, self._patience.silence))
         except NoSuchProjectError:
@@ -254,8 +252,8 @@ def _session(settings: IndexSettings, index: str) -> requests.Session:
     session = requests.Session()
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
-    host = urlsplit(index).hostname
-    if host and host in settings.trusted_host.split():
+    parts = urlsplit(index)
+    if {parts.hostname, parts.netloc.rpartition("@")[2]} & set(settings.trusted_host.split()):
         session.verify = False
     elif settings.ca_bundle:
         session.verify = settings.ca_bundle

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
-LEVEL = 6  # of zlib: a third smaller than the fastest, and this layer moves with every security fix
+LEVEL = 4  # of zlib: half the time of level 6 and 3 % more bytes, measured for Debian 12 with Python
 _ROOT_FOLDER = (0o755, 0, 0)
 
 

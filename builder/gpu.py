@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pynvml
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
@@ -17,6 +15,8 @@ class Gpu:
 
 def read() -> tuple[str, tuple[Gpu, ...]]:
     """Driver version and GPUs; an empty version where no driver is."""
+    import pynvml  # noqa: PLC0415  0.05 s, which every command would pay
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

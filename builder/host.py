@@ -71,9 +71,12 @@ class Host:
             f"deb [signed-by={KEYRING}] {source.uri} {suites[source.kind]} main\n" for source in self.apt_sources
         )
 
-    def files(self, release: str) -> dict[str, bytes]:
-        """Path in the build context -> content. Raises UsageError where a secret would enter the build."""
-        addresses = {"the package index": self.index.url, "apt's proxy": self.apt_proxy}
+    def files(self, release: str, *, index_too: bool = True) -> dict[str, bytes]:
+        """Path in the build context -> content. Raises UsageError where a secret would enter the build.
+
+        `index_too` for steps that install Python packages; others are not told of the index.
+        """
+        addresses = {"apt's proxy": self.apt_proxy} | ({"the package index": self.index.url} if index_too else {})
         addresses |= {f"apt's {source.kind} archive": source.uri for source in self.apt_sources}
         for what, address in addresses.items():
             if index.has_credentials(address):
@@ -84,7 +87,7 @@ class Host:
         lent: dict[str, bytes] = {}
         if self.ca:
             lent["ca.crt"] = self.ca
-        if variables := self.index.for_builds():
+        if index_too and (variables := self.index.for_builds()):
             lines = [f"export {name}={quote(value)}\n" for name, value in sorted(variables.items())]
             lent["index.env"] = "".join(lines).encode()
         settings = []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from builder import oci
-from builder.engine import Engine
+from builder.engine import RUN_LABEL, Engine
 from builder.errors import EngineError
 from builder.layers import PlannedLayer
 from builder.oci import BuiltLayer
@@ -55,9 +55,9 @@ def read(store: Store, digest: str, planned: Sequence[PlannedLayer]) -> Assemble
     )
 
 
-def load_bare(engine: Engine, store: Store, layer: BuiltLayer) -> str:
-    """An image of one layer, to run a program of ours in; returns its id."""
-    config = store.put(oci.bare_config(layer), CONFIG_TYPE)
+def load_bare(engine: Engine, store: Store, layer: BuiltLayer, checkout: str) -> str:
+    """An image of one layer, to run a program of ours in; returns its id. It is this checkout's alone, see `sweep`."""
+    config = store.put(oci.bare_config(layer, {RUN_LABEL: checkout}), CONFIG_TYPE)
     manifest = store.put(oci.manifest(config, [layer]), MANIFEST_TYPE)
     return load(engine, store, Assembled(config=config, manifest=manifest, layers=(layer,)))
 

@@ -82,13 +82,13 @@ def config(settings: Settings, layers: Sequence[BuiltLayer], *, created: str, la
     )
 
 
-def bare_config(layer: BuiltLayer) -> bytes:
+def bare_config(layer: BuiltLayer, labels: Mapping[str, str] | None = None) -> bytes:
     """The configuration of an image of one layer that nobody is meant to run but us."""
     return _json(
         {
             "architecture": ARCHITECTURE,
             "os": "linux",
-            "config": {},
+            "config": {"Labels": dict(labels)} if labels else {},
             "rootfs": {"type": "layers", "diff_ids": [layer.diff_id]},
         }
     )

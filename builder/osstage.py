@@ -60,7 +60,7 @@ def recall(store: Store, inputs: str) -> OsLayer | None:
 
 def make(work: Work, store: Store, image: PlannedImage, from_: Base, *, fresh: bool) -> OsLayer:
     """Builds the image's `os` stage and remembers its layer. Raises BuildError, EngineError or DiskError."""
-    tar = context.make(work.project.root, image, work.host.files(image.debian))
+    tar = context.make(work.project.root, image, work.host.files(image.debian, index_too=False))
     image_id = build.run(work, image.id, row(image), tar, from_, target="os", fresh=fresh)
     try:
         with work.project.scratch() as scratch:

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 NAME = "org.opencontainers.image.ref.name"  # annotation by which skopeo finds an image: oci:<store>:<name>
+JUST_MADE_S = 2  # a temporary file may not be locked yet
 FREE_STORE = "Free some: `builder gc` shows what the store holds and what no image uses; or give another --store."
 
 
@@ -92,6 +94,7 @@ class Store:
         """Holds the store against `gc` while the block runs."""
         self.prepare()
         with self._locked("lock", fcntl.LOCK_SH):
+            self._sweep()
             yield
 
     # ---- blobs
@@ -129,6 +132,7 @@ class Store:
         handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
         try:
             with os.fdopen(handle, "wb") as out:
+                fcntl.flock(out, fcntl.LOCK_EX)  # dies with this process: see _sweep
                 blob = make(cast("BinaryIO", out))
                 out.flush()
                 os.fsync(out.fileno())
@@ -139,6 +143,17 @@ class Store:
             raise _of_store(error, self.root) from error
         finally:
             Path(temporary).unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Removes temporary files of processes that were killed: nobody holds a lock on them."""
+        for path in (self.root / "tmp").iterdir():
+            try:
+                with path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if time.time() - path.stat().st_mtime > JUST_MADE_S:
+                        path.unlink()
+            except (BlockingIOError, FileNotFoundError):
+                continue
 
     # ---- what layers were made from
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
-import sys
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 # What Docker itself puts into every container's root.
 ENGINE_OWN = {".dockerenv", "dev", "dev/console", "dev/pts", "dev/shm", "etc/hostname", "etc/hosts", "etc/mtab",
               "etc/resolv.conf", "proc", "sys"}  # fmt: skip
+
+
+HOW_BUILT = {"ArgsEscaped"}  # BuildKit's, of no meaning on Linux
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,15 +66,15 @@ def _docker(*arguments: str) -> str:
     return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def differences(one: dict[str, Node], other: dict[str, Node]) -> dict[str, tuple[Node | None, Node | None]]:
-    """Paths that are not the same in both."""
+def inspect(image: str) -> dict[str, Any]:
+    """What its configuration says, but for what tells how it was built."""
+    found = json.loads(_docker("image", "inspect", image))[0]
+    config = {name: value for name, value in found["Config"].items() if name not in HOW_BUILT}
+    return {**config, "Architecture": found["Architecture"], "Os": found["Os"]}
+
+
+def differences(one: Mapping[str, T], other: Mapping[str, T]) -> dict[str, tuple[T | None, T | None]]:
+    """What is not the same in both."""
     return {
-        path: (one.get(path), other.get(path))
-        for path in sorted({*one, *other})
-        if one.get(path) != other.get(path)
+        name: (one.get(name), other.get(name)) for name in sorted({*one, *other}) if one.get(name) != other.get(name)
     }
-
-
-if __name__ == "__main__":
-    for path, (left, right) in differences(tree(sys.argv[1]), tree(sys.argv[2])).items():
-        print(path, left, right, sep="\n    ")

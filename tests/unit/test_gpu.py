@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_read(
     monkeypatch: pytest.MonkeyPatch, names: list[str | bytes] | None, driver: str, gpus: tuple[Gpu, ...]
 ) -> None:
     library = Library(names)
-    monkeypatch.setattr(gpu, "pynvml", library)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
     assert gpu.read() == (driver, gpus)
     assert gpu.count() == len(gpus)
     assert not library.is_open

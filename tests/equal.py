@@ -1,0 +1,64 @@
+"""Builds cells by both methods and compares the images: every path, and the configuration.
+
+    .venv/bin/python tests/equal.py pt-2.9-cu128-py311
+
+Takes some minutes for a real image. The one by Dockerfile is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from builder import images, plan
+from builder.assemble import Assembler
+from builder.build import DockerfileBuilder
+from builder.cli.context import Context
+from builder.engine import Engine
+from builder.host import read
+from builder.plan import Plan, PlannedImage
+from builder.view import View
+from builder.work import Work
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.integration.tree import differences, inspect, tree  # noqa: E402  after the path
+
+SHOWN = 40
+
+
+def main(cells: list[str]) -> int:
+    """Compares; 1 if there is a difference."""
+    context = Context(root=ROOT)
+    project = context.project
+    work = Work(engine=Engine.connect(), project=project, host=read(), view=View(context.err))
+    store = context.store
+    status = 0
+    for image in plan.make_locked(project, project.select(cells)).images:
+        with store.used():
+            assembled = _built(work, Assembler(work, store), image)
+        by_dockerfile = _built(work, DockerfileBuilder(work), image)
+        found: dict[str, tuple[Any, Any]] = {
+            **differences(tree(assembled), tree(by_dockerfile)),
+            **differences(inspect(assembled), inspect(by_dockerfile)),
+        }
+        for path, (one, other) in list(found.items())[:SHOWN]:
+            context.say(f"{path}\n  assembled:     {one}\n  by Dockerfile: {other}")
+        context.say(f"{image.id}: {len(found)} differences between {assembled[7:19]} and {by_dockerfile[7:19]}")
+        status |= bool(found)
+        subprocess.run(["docker", "rmi", by_dockerfile], check=False, capture_output=True)
+    return status
+
+
+def _built(work: Work, method: images.Method, image: PlannedImage) -> str:
+    images.run(work, method, Plan(images=(image,)), jobs=1, test=False, tag=False)
+    found = method.find(image)
+    assert found, f"{image.id} was built but is not found"
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
