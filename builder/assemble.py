@@ -99,7 +99,7 @@ class Assembler:
             known = made.recall(self._store, layer)
             if known is None or known.diff_id not in there:
                 wanted += layer.bytes
-        build.check_room(shutil.disk_usage(info.root).free, int(wanted * _LOADED) + build.SPARE, len(images), info.root)
+        build.check_room(shutil.disk_usage(info.root).free, engine_bytes(wanted), len(images), info.root)
 
     def build(self, image: PlannedImage) -> str:
         """Puts the image together and has it in the engine; returns its id."""
@@ -247,6 +247,11 @@ class Assembler:
                     self._work.engine, self._store, system.built(layer), str(self._work.project.root)
                 )
             return self._os_images[system.digest]
+
+
+def engine_bytes(wheels: int) -> int:
+    """About how many bytes of disk an engine takes to load so many bytes of wheels."""
+    return int(wheels * _LOADED) + build.SPARE
 
 
 def missing_bytes(store: Store, images: Sequence[PlannedImage]) -> int:

@@ -13,11 +13,12 @@ from typing import Literal
 
 import requests
 
-from builder import build, gpu, host, plan
+from builder import assemble, gpu, host, plan
 from builder.engine import Engine, EngineInfo
 from builder.engine_setup import MINIMUM, parse_version
 from builder.errors import BuilderError, EngineError, UsageError
 from builder.project import Project
+from builder.store import Store
 from builder.view import size
 
 State = Literal["ok", "note", "missing"]
@@ -33,7 +34,7 @@ class Finding:
     detail: str
 
 
-def examine(project: Project, say: Callable[[str], None]) -> list[Finding]:
+def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[Finding]:
     """All findings; never raises for something that is merely absent."""
     findings = [_python(), _uv()]
     try:
@@ -48,7 +49,7 @@ def examine(project: Project, say: Callable[[str], None]) -> list[Finding]:
             findings += _engine(info)
         except EngineError as error:
             findings.append(Finding(name="engine", state="missing", detail=str(error)))
-    findings += [_client(), *_disks(project, info), *_gpus(info)]
+    findings += [_client(), *_disks(project, info), _store(store), *_gpus(info)]
     say("asking the package index and the registry ...")
     findings += [_index(), _registry(engine, project), _bootstrap()]
     return findings
@@ -103,7 +104,7 @@ def _disks(project: Project, info: EngineInfo | None) -> list[Finding]:
     if info and info.is_local:
         places["disk: engine"] = Path(info.root)
     try:
-        wanted = build.need(plan.make(project, project.select(())))
+        wanted = assemble.engine_bytes(plan.make(project, project.select(())).unique_bytes)
     except BuilderError:
         wanted = 0
     findings = []
@@ -119,6 +120,14 @@ def _disks(project: Project, info: EngineInfo | None) -> list[Finding]:
             )
         )
     return findings
+
+
+def _store(store: Store) -> Finding:
+    if not store.root.is_dir():
+        return Finding(name="layers", state="ok", detail=f"{store.root}, to be made")
+    limit = f" of at most {size(store.limit)}" if store.limit else ""
+    detail = f"{store.root}, {size(store.size())}{limit}, {size(shutil.disk_usage(store.root).free)} free"
+    return Finding(name="layers", state="ok", detail=detail)
 
 
 def _gpus(info: EngineInfo | None) -> list[Finding]:

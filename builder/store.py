@@ -13,11 +13,12 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -74,20 +75,21 @@ class Store:
 
     def __init__(self, root: Path, *, limit: int = 0) -> None:
         self.root = root
-        self._limit = limit
+        self.limit = limit
 
     def prepare(self) -> None:
         """Makes the folders and files of an empty layout. Raises FileError for a folder that is something else."""
-        if self.root.exists() and not (self.root / "oci-layout").exists() and any(self.root.iterdir()):
+        found = [path for path in self.root.iterdir() if path.suffix != atomic.SUFFIX] if self.root.exists() else []
+        if found and not (self.root / "oci-layout").exists():
             raise FileError(
                 f"{self.root} is not empty and no image layout", hint="Name an empty folder, or one that is no more."
             )
+        if not (self.root / "oci-layout").exists():  # first of all: a store that was half made is then known as one
+            atomic.write_text(self.root / "oci-layout", LAYOUT)
         for folder in ("blobs/sha256", "layers", "downloads", "tmp"):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         if not (self.root / "index.json").exists():
             self._write_index([])
-        if not (self.root / "oci-layout").exists():
-            atomic.write_text(self.root / "oci-layout", LAYOUT)
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -136,8 +138,8 @@ class Store:
                 blob = make(cast("BinaryIO", out))
                 out.flush()
                 os.fsync(out.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(self.path(blob))
+                Path(temporary).chmod(0o644)
+                Path(temporary).replace(self.path(blob))  # while it is locked
             _sync_folder(self.path(blob).parent)
         except OSError as error:
             raise _of_store(error, self.root) from error
@@ -162,7 +164,7 @@ class Store:
         try:
             data: dict[str, Any] = json.loads(self._record(key).read_text(encoding="utf-8"))
             return data if self.has(data["digest"], data["size"]) else None
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def remember(self, key: str, data: Mapping[str, Any]) -> None:
@@ -199,7 +201,7 @@ class Store:
         path = self.root / "index.json"
         try:
             entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["manifests"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise FileError(f"{path} cannot be read: {error}") from error
         return [entry for entry in entries if NAME in (entry.get("annotations") or {})]
 
@@ -211,7 +213,7 @@ class Store:
 
     def size(self) -> int:
         """Bytes on disk."""
-        return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+        return sum(_sizes(self.root.rglob("*")).values())
 
     def uses(self) -> list[Use]:
         """Every image, by name."""
@@ -237,16 +239,12 @@ class Store:
     def garbage(self) -> Garbage:
         """What could be freed: blobs of no named image (layers kept for the next build included), leftovers."""
         kept = {blob for manifest in self.images().values() for blob in self._blobs(manifest)}
-        blobs = {
-            path: path.stat().st_size
-            for path in (self.root / "blobs/sha256").iterdir()
-            if f"sha256:{path.name}" not in kept
-        }
+        blobs = _sizes(path for path in (self.root / "blobs/sha256").iterdir() if f"sha256:{path.name}" not in kept)
         files = [path for folder in ("tmp", "downloads") for path in (self.root / folder).iterdir()]
         gone = {path.name for path in blobs}
         files += [path for path in (self.root / "layers").iterdir() if _blob_of(path) in gone]
         files += self.root.rglob(f".*{atomic.SUFFIX}")
-        return Garbage(blobs=blobs, leftovers={path: path.stat().st_size for path in files})
+        return Garbage(blobs=blobs, leftovers=_sizes(files))
 
     def make_room(self, wanted: int) -> None:
         """Before `wanted` bytes are written: frees garbage if the limit or the disk asks for it; raises DiskError."""
@@ -255,7 +253,7 @@ class Store:
         self.gc()
         if not self._has_room(wanted):
             free = shutil.disk_usage(self.root).free
-            limit = f", its limit is {self._limit / 1e9:.1f} GB" if self._limit else ""
+            limit = f", its limit is {self.limit / 1e9:.1f} GB" if self.limit else ""
             raise DiskError(
                 f"{wanted / 1e9:.1f} GB are to be written to the store {self.root}: it holds {self.size() / 1e9:.1f} GB"
                 f"{limit}, and the disk has {free / 1e9:.1f} GB",
@@ -265,7 +263,7 @@ class Store:
     def _has_room(self, wanted: int) -> bool:
         if not wanted:
             return True
-        if self._limit and self.size() + wanted > self._limit:
+        if self.limit and self.size() + wanted > self.limit:
             return False
         return shutil.disk_usage(self.root).free > wanted
 
@@ -294,8 +292,19 @@ def _blob_of(record: Path) -> str:
     """Hex digest of the blob that a record is about; empty for one that cannot be read."""
     try:
         return str(json.loads(record.read_text(encoding="utf-8"))["digest"]).removeprefix("sha256:")
-    except (ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return ""
+
+
+def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
+    """Bytes of each file; another builder may remove one at any moment."""
+    found = {}
+    for path in paths:
+        with suppress(FileNotFoundError):
+            told = path.stat()
+            if stat.S_ISREG(told.st_mode):
+                found[path] = told.st_size
+    return found
 
 
 def _sync_folder(folder: Path) -> None:

@@ -41,7 +41,7 @@ def engine_command(context: Context) -> None:
 @click.pass_obj
 def doctor_command(context: Context) -> None:
     """Show what this machine has for building images, and what is missing."""
-    findings = doctor.examine(context.project, context.say)
+    findings = doctor.examine(context.project, context.store, context.say)
     table = Table(box=None, show_header=False, pad_edge=False)
     styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
     for finding in findings:

@@ -17,7 +17,7 @@ from builder.reference import ImageRef
 from builder.registry import Registry
 from builder.store import Store
 from builder.verify import Source
-from builder.view import View
+from builder.view import Meter, View
 
 _STYLES = {"same": "green", "different": "bold red", "failed": "bold red", "not derived": "dim"}
 
@@ -61,12 +61,18 @@ def verify_command(context: Context, image: str) -> None:
     store = context.store
     with store.used():
         source = _source(context, store, lent, image)
+        view = View(context.err)
+        fetcher = Fetcher(
+            lent.index, store.root / "downloads", hide=lent.hide, got=Meter(view, "wheels", "fetched", 0).add
+        )
         findings = []
-        for finding in verify.verify(source, Fetcher(lent.index, store.root / "downloads", hide=lent.hide)):
-            findings.append(finding)
-            state = Text(f"{finding.state:<12}", style=_STYLES[finding.state])
-            detail = f"  ({finding.detail})" if finding.detail else ""
-            context.out.print(state, Text(f"{digest.short(finding.digest)}  {finding.layer}{detail}"), overflow="fold")
+        with view.shown():
+            for finding in verify.verify(source, fetcher):
+                findings.append(finding)
+                state = Text(f"{finding.state:<12}", style=_STYLES[finding.state])
+                detail = f"  ({finding.detail})" if finding.detail else ""
+                told = f"{digest.short(finding.digest)}  {finding.layer}{detail}"
+                context.out.print(state, Text(told), overflow="fold")
     bad = [finding for finding in findings if finding.state in ("different", "failed")]
     same = [finding for finding in findings if finding.state == "same"]
     if bad:

@@ -18,6 +18,7 @@ from builder.gpu import Gpu
 from builder.host import Host
 from builder.index import IndexSettings
 from builder.project import Project
+from builder.store import Store
 from tests.unit.fakes import INFO, FakeEngine, Programs
 
 MIRROR = "https://me:pw@mirror.example.test/simple"
@@ -59,7 +60,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def examine(project: Project) -> dict[str, Finding]:
-    found = doctor.examine(project, lambda _: None)
+    found = doctor.examine(project, Store(project.root / "store"), lambda _: None)
     assert len({finding.name for finding in found}) == len(found)
     assert all(finding.detail for finding in found)
     assert "mirror.example.test" not in str(found)
