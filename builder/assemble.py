@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, BinaryIO
 
 from builder import atomic, base, build, bytecode, digest, files, load, made, oci, osstage, splice, wheel
@@ -28,6 +29,7 @@ from builder.view import Meter
 from builder.work import Work
 
 _LOADED = build.UNPACKED + 1  # the engine keeps the archive until it has unpacked it
+ATTEMPTS = 3  # at splicing wheels that another builder takes away
 _WITH_WHEELS = 1.5  # wheels are removed when their layer is there; the first ones go while the last ones come
 
 
@@ -44,8 +46,8 @@ class Assembler:
         self._os_images: dict[str, str] = {}
         self._lock = threading.Lock()
         self._loading = threading.Lock()
-        # A splice keeps two processors busy.
-        self._splicing = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "splice")
+        # A splice keeps two processors busy and takes up to 150 MB.
+        self._splicing = ThreadPoolExecutor(max(1, min(2, (os.cpu_count() or 1) // 2)), "splice")
         self._fetching = ThreadPoolExecutor(CONNECTIONS, "fetch")
         self._running = ThreadPoolExecutor(4, "container")
 
@@ -111,13 +113,14 @@ class Assembler:
             meter = Meter(work.view, image.id, "loaded", 0)
             image_id = load.load(work.engine, self._store, assembled, meter.add)
         # For `clean`, which removes no image that is not ours.
-        atomic.write_text(build.record(work.project.state, f"assembled-{image.digest}"), image_id + "\n")
+        atomic.write_text(build.record(work.project.state, f"assembled-{image_id}"), image_id + "\n")
         return image_id
 
     def assemble(self, image: PlannedImage) -> Assembled:
         """The image in the store, under its full tag. Raises what making one of its layers raised."""
         system = self._os[image.os].result()
-        stack = tuple(self._layer(layer, image, system) for layer in image.layers)
+        # Another image may have the same layer under another name, and this one's history has its own.
+        stack = tuple(replace(self._layer(layer, image, system), planned=layer) for layer in image.layers)
         made.check_paths(self._store, image.id, [layer for layer in stack if layer.key], set(system.taken))
         labels = {f"{OCI}.base.name": system.base}
         config = oci.config(image.settings, stack, created=system.created, labels=labels)
@@ -129,8 +132,10 @@ class Assembler:
         return assembled
 
     def close(self) -> None:
+        """Waits for what still runs after a failure: it needs the images that are removed here. Not if interrupted."""
+        wait = isinstance(sys.exception(), Exception | None)
         for pool in (self._fetching, self._running, self._splicing):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=wait, cancel_futures=True)
         for image_id in self._os_images.values():
             self._work.engine.remove_image(image_id)
 
@@ -183,8 +188,11 @@ class Assembler:
             fetcher.drop(one)
 
         def begin(layer: PlannedLayer) -> None:
-            paths = [fetcher.path(one) for one in layer.wheels]
-            future = self._splicing.submit(made.wheels, self._store, layer, paths)
+            try:
+                future = self._splicing.submit(self._splice, fetcher, layer)
+            except RuntimeError:  # closed meanwhile
+                self._layers[layer.inputs].cancel()
+                return
             future.add_done_callback(lambda future: self._spliced(layer, future, spliced))
 
         def come(one: Wheel, future: Future[Any]) -> None:
@@ -202,6 +210,18 @@ class Assembler:
 
         for one in sorted(wanted.values(), key=lambda one: -one.size):
             self._fetching.submit(fetcher.fetch, one).add_done_callback(lambda future, one=one: come(one, future))  # type: ignore[misc]
+
+    def _splice(self, fetcher: Fetcher, layer: PlannedLayer) -> BuiltLayer:
+        """A builder that shares the store may have had the same wheels, and dropped them when its layers were there."""
+        for _ in range(ATTEMPTS):
+            try:
+                return made.wheels(self._store, layer, [fetcher.path(one) for one in layer.wheels])
+            except FileNotFoundError:
+                if known := made.recall(self._store, layer):
+                    return known
+                for one in layer.wheels:
+                    fetcher.fetch(one)
+        return made.wheels(self._store, layer, [fetcher.path(one) for one in layer.wheels])
 
     def _fail(self, inputs: str, error: BaseException) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ import gzip
 import io
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -41,7 +42,11 @@ def make(
         given, archive, packed = (Path(scratch) / name for name in ("sources.tar", "result.tar", "bytecode.zip"))
         program = (project.root / "templates/python/compile.py").read_bytes()
         with given.open("wb") as file:
-            _write_sources(file, program, [(store.path(blob), files) for blob, files in sources], place)
+            try:
+                _write_sources(file, program, [(store.path(blob), files) for blob, files in sources], place)
+            except (gzip.BadGzipFile, EOFError, zlib.error):
+                store.check(blob for blob, _ in sources)
+                raise
         with given.open("rb") as files, archive.open("wb") as result:
             engine.transform(
                 os_image,

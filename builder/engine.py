@@ -338,7 +338,7 @@ class Engine:
             return started
 
     def sweep(self, checkout: str) -> int:
-        """Removes containers and images that an earlier, killed run of this checkout left; returns how many containers."""
+        """Removes containers and images that a killed run of this checkout left; returns how many containers."""
         with translated("removing containers of an earlier run"):
             found = self._client.containers.list(all=True, filters={"label": f"{RUN_LABEL}={checkout}"})
             for container in found:

@@ -8,18 +8,22 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import math
+import os
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http.client import responses
 from pathlib import Path
-from typing import BinaryIO
-from urllib.parse import unquote, urlsplit
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
 import requests
 from packaging.utils import canonicalize_name
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import InsecureRequestWarning
 
 from builder.errors import FetchError
 from builder.hide import Hider
@@ -27,6 +31,7 @@ from builder.index import IndexSettings
 from builder.lock import Wheel
 
 CHUNK = 1 << 20
+PIECE = 1 << 16  # as much as is lost when a connection breaks
 CONNECTIONS = 4
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 
@@ -67,6 +72,7 @@ class Fetcher:
         from pypi_simple import PYPI_SIMPLE_ENDPOINT, PyPISimple  # noqa: PLC0415
 
         self._index = settings.url or PYPI_SIMPLE_ENDPOINT
+        self._proxy = settings.proxy
         self._folder = folder
         self._hide = hide
         self._got = got
@@ -74,20 +80,26 @@ class Fetcher:
         self._pages: dict[str, Mapping[str, _File]] = {}
         self._page_locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
-        self._session = _session(settings, self._index)
+        self._session = _Session(settings)
         self._simple = PyPISimple(self._index, session=self._session)
 
     def fetch(self, wheel: Wheel) -> Path:
         """The wheel's file, its size and SHA-256 checked. Raises FetchError naming it."""
-        path = self.path(wheel)
-        with (self._folder / f"{wheel.sha256}.part").open("ab+") as part:
-            fcntl.flock(part, fcntl.LOCK_EX)  # another process may be fetching it: then it is there when we go on
-            if path.exists():
-                self._got(wheel.size)
+        path, place = self.path(wheel), self._folder / f"{wheel.sha256}.part"
+        while True:
+            with place.open("ab+") as part:
+                fcntl.flock(part, fcntl.LOCK_EX)  # another process may be fetching it: then it is there when we go on
+                is_there = _is_at(part, place)
+                if (size := _size_of(path, wheel.sha256)) is not None:
+                    if is_there:
+                        place.unlink()
+                    self._got(size)
+                    return path
+                if not is_there:
+                    continue  # the other process has had it, and has dropped it already
+                self._try(wheel, part)
+                place.replace(path)
                 return path
-            self._try(wheel, part)
-            Path(part.name).replace(path)
-        return path
 
     def path(self, wheel: Wheel) -> Path:
         """Where a wheel is when it was fetched."""
@@ -107,10 +119,17 @@ class Fetcher:
                 attempt += 1
                 if attempt >= self._patience.attempts:
                     raise FetchError(
-                        f"{wheel.file}: {self._hide(Hider.for_urls([self._index])(_said(error)))}",
+                        f"{wheel.file}: {self._quiet(error, wheel)}",
                         hint="The index did not answer as it should, several times. What came is kept: run again.",
                     ) from error
                 time.sleep(self._patience.pause * 2**attempt * random.uniform(0.5, 1))  # noqa: S311  no secret
+
+    def _quiet(self, error: Exception, wheel: Wheel) -> str:
+        """What an error says, without a host: neither the index's nor one to which a page or a redirect led."""
+        file = self._pages.get(canonicalize_name(wheel.name), {}).get(wheel.file)
+        request = getattr(error, "request", None)
+        urls = [self._index, self._proxy, file.url if file else "", getattr(request, "url", None) or ""]
+        return self._hide(Hider.for_urls(urls)(_said(error)))
 
     def _once(self, wheel: Wheel, part: BinaryIO) -> None:
         """One attempt, which goes on where an earlier one was cut off."""
@@ -127,17 +146,26 @@ class Fetcher:
         was_resumed = start > 0
         if start < wanted:
             headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-            with self._get(file.url, headers) as answer:
+            with self._get(wheel, file.url, headers) as answer:
                 if answer.status_code == requests.codes.range_not_satisfiable:
                     _restart(part)
                     raise _BrokenError("the index has fewer bytes of it than we already have")
                 if start and answer.status_code != requests.codes.partial_content:
                     start, hashed, was_resumed = _restart(part), hashlib.sha256(), False
                 self._got(start)
-                come = self._receive(answer, part, hashed, start, wheel)
+                come = self._receive(answer, part, hashed, start, wanted)
         else:
             come = start
             self._got(start)
+        if come > wanted:
+            _restart(part)
+            self._got(-come)
+            if was_resumed:  # the answer may not have been the part that was asked for
+                raise _BrokenError("has more bytes than the lock says")
+            raise FetchError(
+                f"{wheel.file}: the index serves more than the {wheel.size} bytes that the lock says",
+                hint="Nothing of it was used. Do not use this index until that is explained.",
+            )
         if come < wheel.size:  # where the size is not known, the hash tells
             self._got(-come)
             raise _BrokenError(f"was cut off after {come} of {wheel.size} bytes")
@@ -153,29 +181,23 @@ class Fetcher:
             )
 
     def _receive(
-        self, answer: requests.Response, part: BinaryIO, hashed: hashlib._Hash, start: int, wheel: Wheel
+        self, answer: requests.Response, part: BinaryIO, hashed: hashlib._Hash, start: int, wanted: float
     ) -> int:
+        """Bytes in `part` in the end: at most one piece more than are wanted."""
         come = start
         try:
-            for chunk in answer.iter_content(CHUNK):
+            for chunk in answer.iter_content(PIECE):
                 part.write(chunk)
                 hashed.update(chunk)
                 come += len(chunk)
                 self._got(len(chunk))
-                if come > (wheel.size or math.inf):
+                if come > wanted:
                     break
-        except requests.RequestException:
-            part.flush()
+        except (requests.RequestException, ConnectionError):
             self._got(-come)
             raise
-        part.flush()
-        if come > (wheel.size or math.inf):
-            _restart(part)
-            self._got(-come)
-            raise FetchError(
-                f"{wheel.file}: the index serves more than the {wheel.size} bytes that the lock says",
-                hint="Nothing of it was used. Do not use this index until that is explained.",
-            )
+        finally:
+            part.flush()
         return come
 
     def _find(self, wheel: Wheel) -> _File:
@@ -184,7 +206,7 @@ class Fetcher:
             lock = self._page_locks.setdefault(project, threading.Lock())
         with lock:
             if project not in self._pages:
-                self._pages[project] = self._page(project)
+                self._pages[project] = self._page(project, wheel)
         file = self._pages[project].get(wheel.file)
         if file is None:
             raise FetchError(
@@ -200,7 +222,7 @@ class Fetcher:
             )
         return file
 
-    def _page(self, project: str) -> Mapping[str, _File]:
+    def _page(self, project: str, wheel: Wheel) -> Mapping[str, _File]:
         from pypi_simple import NoSuchProjectError, UnsupportedContentTypeError, UnsupportedRepoVersionError  # noqa: PLC0415
 
         try:
@@ -208,14 +230,17 @@ class Fetcher:
         except NoSuchProjectError:
             return {}
         except requests.HTTPError as error:
-            raise self._refused(project, error.response) from error
+            raise _refused(wheel, error.response) from error
         except (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, KeyError, TypeError) as error:
             raise _BrokenError(f"the index's page of {project} cannot be read: {error}") from error
         return {one.filename: _File(url=one.url, sha256=one.digests.get("sha256", "")) for one in page.packages}
 
-    def _get(self, url: str, headers: Mapping[str, str]) -> requests.Response:
-        if urlsplit(url).scheme not in ("https", "http"):
-            raise FetchError(f"the index names an address that cannot be fetched: {self._hide(url)}")
+    def _get(self, wheel: Wheel, url: str, headers: Mapping[str, str]) -> requests.Response:
+        if not url.startswith(("https://", "http://")):
+            raise FetchError(
+                f"{wheel.file}: the index names an address for it that cannot be fetched",
+                hint="Only https and http are known; `builder doctor` shows which index is used.",
+            )
         answer = self._session.get(
             url, headers=dict(headers), stream=True, timeout=(self._patience.connect, self._patience.silence)
         )
@@ -223,15 +248,37 @@ class Fetcher:
         if status < 400 or status == requests.codes.range_not_satisfiable:
             return answer
         answer.close()
-        raise self._refused(unquote(urlsplit(url).path.rsplit("/", 1)[-1]), answer)
+        raise _refused(wheel, answer)
 
-    def _refused(self, name: str, answer: requests.Response) -> Exception:
-        told = f"the index answers {answer.status_code} {answer.reason or ''}".rstrip()
-        if answer.status_code in _RETRIED:
-            return _BrokenError(told)
-        return FetchError(
-            f"{name}: {told}", hint="`builder doctor` shows which index is used; `builder lock` resolves anew."
-        )
+
+def _refused(wheel: Wheel, answer: requests.Response) -> Exception:
+    # Not in the words of the index, which may hold anything.
+    told = f"the index answers {answer.status_code} {responses.get(answer.status_code, '')}".rstrip()
+    if answer.status_code in _RETRIED:
+        return _BrokenError(told)
+    return FetchError(
+        f"{wheel.file}: {told}", hint="`builder doctor` shows which index is used; `builder lock` resolves anew."
+    )
+
+
+def _size_of(path: Path, sha256: str) -> int | None:
+    """The size of a wheel that is there. A damaged one (the machine may have lost its power) is removed: then None."""
+    try:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+                return file.tell()
+    except FileNotFoundError:
+        return None
+    path.unlink(missing_ok=True)
+    return None
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether an open file still has the name that it was opened by."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _restart(part: BinaryIO) -> int:
@@ -248,15 +295,22 @@ def _said(error: Exception) -> str:
     return str(error)
 
 
-def _session(settings: IndexSettings, index: str) -> requests.Session:
-    session = requests.Session()
-    for scheme in ("https://", "http://"):
-        session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
-    parts = urlsplit(index)
-    if {parts.hostname, parts.netloc.rpartition("@")[2]} & set(settings.trusted_host.split()):
-        session.verify = False
-    elif settings.ca_bundle:
-        session.verify = settings.ca_bundle
-    if settings.proxy:
-        session.proxies = {"http": settings.proxy, "https": settings.proxy}
-    return session
+class _Session(requests.Session):
+    """Checks certificates as the machine's settings say, proxies as those or the environment say."""
+
+    def __init__(self, settings: IndexSettings) -> None:
+        super().__init__()
+        for scheme in ("https://", "http://"):
+            self.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
+        self.verify = settings.ca_bundle or True
+        if settings.proxy:
+            self.proxies = {"http": settings.proxy, "https": settings.proxy}
+        self._trusted = set(settings.trusted_host.split())
+
+    def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+        """As in requests, where $REQUESTS_CA_BUNDLE would count more than what the session has."""
+        parts = urlsplit(str(url))
+        if {parts.hostname, parts.netloc.rpartition("@")[2]} & self._trusted:
+            warnings.simplefilter("ignore", InsecureRequestWarning)  # which would say the host's name
+            return super().merge_environment_settings(url, proxies, stream, False, cert)
+        return super().merge_environment_settings(url, proxies, stream, self.verify, cert)

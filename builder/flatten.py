@@ -80,7 +80,7 @@ def merge(tars: Iterable[tarfile.TarFile]) -> dict[str, _Item]:
     for tar in tars:
         added: dict[str, _Item] = {}
         for info in tar:
-            path = info.name.removeprefix("./").strip("/")
+            path = _path(info)
             folder, _, name = path.rpartition("/")
             if name == OPAQUE:
                 _remove(found, folder, itself=False)
@@ -95,7 +95,8 @@ def merge(tars: Iterable[tarfile.TarFile]) -> dict[str, _Item]:
 
 
 def _remove(found: dict[str, _Item], path: str, *, itself: bool) -> None:
-    for other in [other for other in found if other.startswith(f"{path}/") or (itself and other == path)]:
+    inside = f"{path}/" if path else ""
+    for other in [other for other in found if other.startswith(inside) or (itself and other == path)]:
         del found[other]
 
 
@@ -129,26 +130,44 @@ def _write(found: dict[str, _Item], python: str, out: BinaryIO) -> Flattened:
 
 def _entry(found: dict[str, _Item], path: str, newest: int) -> tuple[tarfile.TarInfo, IO[bytes] | None]:
     item = found[path]
-    source = item.info
+    source = _linked(item) if item.info.islnk() else item.info
     info = tarfile.TarInfo(path)
-    info.mode, info.uid, info.gid = source.mode & 0o7777, source.uid, source.gid
-    info.mtime = min(int(source.mtime), newest)
+    info.mode, info.uid, info.gid = item.info.mode & 0o7777, item.info.uid, item.info.gid
+    info.mtime = min(int(item.info.mtime), newest)
+    headers = {**source.pax_headers, **item.info.pax_headers}
+    info.pax_headers = {key: value for key, value in headers.items() if key.startswith("SCHILY.xattr.")}
+    target = _path(source)
+    if source is not item.info and target in found and found[target].info is source:
+        info.type, info.linkname = tarfile.LNKTYPE, target
+        return info, None
+    # A link whose target was replaced by a layer above is a file of its own.
     info.type = source.type if not source.isreg() else tarfile.REGTYPE
     info.devmajor, info.devminor = source.devmajor, source.devminor
-    info.pax_headers = {key: value for key, value in source.pax_headers.items() if key.startswith("SCHILY.xattr.")}
-    if source.islnk():
-        target = source.linkname.removeprefix("./").strip("/")
-        if target in found and found[target].tar is item.tar and found[target].info.isreg():
-            info.linkname = target
-            return info, None
-        source = item.tar.getmember(source.linkname)  # its target was replaced by a layer above: a file of its own
-        info.type = tarfile.REGTYPE
     if source.issym():
         info.linkname = source.linkname
     if not source.isreg():
         return info, None
     info.size = source.size
     return info, item.tar.extractfile(source)
+
+
+def _linked(item: _Item) -> tarfile.TarInfo:
+    """What a hard link leads to: an earlier member of its layer, maybe by way of other links."""
+    info, members = item.info, item.tar.getmembers()
+    while info.islnk():
+        name = _plain(info.linkname)
+        earlier = members[: members.index(info)]
+        info = next(other for other in reversed(earlier) if _path(other) == name)
+    return info
+
+
+def _path(info: tarfile.TarInfo) -> str:
+    """Without a slash at either end; empty for the root."""
+    return _plain(info.name)
+
+
+def _plain(name: str) -> str:
+    return "" if name == "." else name.removeprefix("./").strip("/")
 
 
 def _newest(found: dict[str, _Item]) -> int:

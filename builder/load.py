@@ -63,7 +63,7 @@ def load_bare(engine: Engine, store: Store, layer: BuiltLayer, checkout: str) ->
 
 
 def load(engine: Engine, store: Store, image: Assembled, sent: Callable[[int], None] = lambda _: None) -> str:
-    """Has the image in the engine, untagged; returns its id. Raises EngineError or DiskError.
+    """Has the image in the engine, untagged; returns its id. Raises EngineError, DiskError, FileError for a bad blob.
 
     `sent` is told of bytes as they go.
     """
@@ -75,6 +75,8 @@ def load(engine: Engine, store: Store, image: Assembled, sent: Callable[[int], N
     try:
         engine.load(archive(store, image, known, sent))
     except EngineError:
+        engine.info()  # raises EngineError if that is why
+        store.check([image.config.digest, *(layer.digest for layer in image.layers)])
         if not known:
             raise
         engine.load(archive(store, image, set(), sent))  # an image that had them was removed meanwhile

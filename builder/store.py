@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
 from builder import atomic, digest
 from builder.errors import BusyError, DiskError, FileError
@@ -32,6 +34,7 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 NAME = "org.opencontainers.image.ref.name"  # annotation by which skopeo finds an image: oci:<store>:<name>
+SYNC_S = 0.1
 JUST_MADE_S = 2  # a temporary file may not be locked yet
 FREE_STORE = "Free some: `builder gc` shows what the store holds and what no image uses; or give another --store."
 
@@ -118,9 +121,26 @@ class Store:
         except FileNotFoundError:
             raise FileError(f"the store has no {blob}", hint="Build again; `builder gc` may have freed it.") from None
         if digest.of_bytes(data) != blob:
-            self.path(blob).unlink(missing_ok=True)
-            raise FileError(f"{self.path(blob)} was damaged, and is removed", hint="Run the same command again.")
+            self._remove_damaged(blob)
         return data
+
+    def check(self, blobs: Iterable[str]) -> None:
+        """Raises FileError if one of these blobs is not what its digest says, after removing it."""
+        for blob in blobs:
+            try:
+                with self.path(blob).open("rb") as file:
+                    found = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            except FileNotFoundError:
+                continue
+            if found != blob:
+                self._remove_damaged(blob)
+
+    def _remove_damaged(self, blob: str) -> NoReturn:
+        self.path(blob).unlink(missing_ok=True)
+        raise FileError(
+            f"{self.path(blob)} was damaged, and is removed",
+            hint="Run the same command again: it is made anew. If it happens again, look at the disk and the memory.",
+        )
 
     def put(self, data: bytes, media_type: str) -> Descriptor:
         """A small blob."""
@@ -135,8 +155,9 @@ class Store:
         try:
             with os.fdopen(handle, "wb") as out:
                 fcntl.flock(out, fcntl.LOCK_EX)  # dies with this process: see _sweep
-                blob = make(cast("BinaryIO", out))
-                out.flush()
+                with _synced(out.fileno()):
+                    blob = make(cast("BinaryIO", out))
+                    out.flush()
                 os.fsync(out.fileno())
                 Path(temporary).chmod(0o644)
                 Path(temporary).replace(self.path(blob))  # while it is locked
@@ -305,6 +326,30 @@ def _sizes(paths: Iterable[Path]) -> dict[Path, int]:
             if stat.S_ISREG(told.st_mode):
                 found[path] = told.st_size
     return found
+
+
+@contextmanager
+def _synced(handle: int) -> Iterator[None]:
+    """Has what is written go to the disk meanwhile: left to the end, that would take as long again."""
+    done = threading.Event()
+    failures: list[OSError] = []
+
+    def sync() -> None:
+        while not failures and not done.wait(SYNC_S):
+            try:
+                os.fdatasync(handle)
+            except OSError as error:
+                failures.append(error)  # Linux tells it once: the fsync at the end would not
+
+    thread = threading.Thread(target=sync, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 def _sync_folder(folder: Path) -> None:

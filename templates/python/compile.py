@@ -8,23 +8,44 @@ With a path as argument, what was compiled is also put into a zip file there, as
 """
 
 import importlib.util
-import py_compile
+import marshal
+import operator
 import sys
 import sysconfig
 import zipfile
 from concurrent.futures import ProcessPoolExecutor
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
+
+UNCHECKED_HASH = b"\x01\0\0\0"  # PEP 552
 
 
 def compile_one(path: str) -> str:
     """Path of the bytecode; empty if the file is not valid Python for this version."""
+    source = Path(path).read_bytes()
     try:
-        made = py_compile.compile(
-            path, doraise=True, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
-        )
-    except (py_compile.PyCompileError, UnicodeDecodeError, RecursionError):
+        code = with_own_sets(SourceFileLoader("<compile>", path).source_to_code(source, path))
+    except Exception:  # whatever a compiler finds wrong, or too deep, or too large
         return ""
-    return made or ""
+    made = Path(importlib.util.cache_from_source(path))
+    made.parent.mkdir(exist_ok=True)
+    made.write_bytes(
+        importlib.util.MAGIC_NUMBER + UNCHECKED_HASH + importlib.util.source_hash(source) + marshal.dumps(code)
+    )
+    return str(made)
+
+
+def with_own_sets(code: CodeType) -> CodeType:
+    """The same code, with no constant set shared by two functions.
+
+    Python 3.12 and 3.13 share equal sets of a module, or not, by what else the process has compiled before.
+    """
+    own = tuple(
+        with_own_sets(one) if isinstance(one, CodeType) else frozenset([*one]) if isinstance(one, frozenset) else one
+        for one in code.co_consts
+    )
+    return code if all(map(operator.is_, own, code.co_consts)) else code.replace(co_consts=own)
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from tests.integration import wheels
+from tests.integration import stores, wheels
 from tests.integration.index import Index
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +65,7 @@ USER = """\
 def test_user(host):
     assert host.check_output("id -un") == "user"
 """
+METHODS = ("assemble", "dockerfile")
 # In place of the real ones where the tests of an image are not what is tested.
 SHORT = {"base": USER, "python": USER}
 
@@ -108,7 +109,12 @@ class Running:
 
     def ends(self, code: int) -> str:
         """Waits for the end; what it printed."""
-        assert self.process.wait(TIMEOUT_S) == code, self.told
+        try:
+            self.process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # says where every thread is
+            self.process.wait(10)
+        assert self.process.returncode == code, self.told
         self.check(self.told)
         return self.told
 
@@ -136,7 +142,7 @@ class Checkout:
         output = self.root.parent / f"output-{next(self._outputs)}.txt"
         with output.open("wb") as stream:
             process = subprocess.Popen(
-                [str(BUILDER), "--root", str(self.root), *arguments], env={**self._environ(), **environ},
+                [str(BUILDER), "--root", str(self.root), *arguments], env={**self._environ(), "PYTHONFAULTHANDLER": "1", **environ},
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         try:
@@ -152,6 +158,22 @@ class Checkout:
     def _check_words(self, told: str) -> None:
         for never in ("Traceback", "a fault of builder itself", self.index.address):
             assert never not in told, told
+
+    @property
+    def store(self) -> Path:
+        return Path(self.environ["GPU_IMAGES_STORE"])
+
+    def take_store(self, *, like: Path | None = None) -> Path:
+        """Gives the checkout a store of its own from now on: an empty one, or a copy."""
+        store = self.root.parent / f"store-{next(self._outputs)}"
+        if like:
+            shutil.copytree(like, store)
+        self.environ["GPU_IMAGES_STORE"] = str(store)
+        return store
+
+    def stored(self) -> dict[str, str]:
+        """Full reference -> digest of the manifest, of this project's images in the store."""
+        return {name: digest for name, digest in stores.images(self.store).items() if name.startswith(self.namespace)}
 
     def docker(self, *arguments: str) -> str:
         return docker(*arguments, host=self.engine)
@@ -189,6 +211,10 @@ class Checkout:
             ids |= set(self.docker("image", "ls", "-q", "--no-trunc", "--filter", label).split())
         return ids
 
+    def working_images(self) -> list[str]:
+        """Images that only a run needs."""
+        return self.docker("image", "ls", "-aq", "--filter", f"label=gpu-images.run={self.root}").split()
+
     def containers(self) -> list[str]:
         return self.docker("ps", "-aq", "--filter", f"label=gpu-images.run={self.root}").split()
 
@@ -201,13 +227,13 @@ class Checkout:
     def processes(self) -> dict[int, str]:
         """Process id -> command line, of those that have to do with this checkout."""
         found = {}
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
+        for path in Path("/proc").iterdir():
             try:
-                line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
+                line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:  # no process, or one that has ended
                 continue
-            if str(self.root) in line:
-                found[int(path.parent.name)] = line
+            if str(self.root) in line and path.name.isdigit():
+                found[int(path.name)] = line
         return found
 
     def remove(self) -> None:
@@ -217,7 +243,7 @@ class Checkout:
                 os.kill(process, signal.SIGKILL)
         if containers := self.containers():
             self.docker("rm", "-f", "-v", *containers)
-        if images := self.image_ids():
+        if images := {*self.image_ids(), *self.working_images()}:
             self.docker("image", "rm", "-f", *images)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import cast
@@ -21,20 +23,39 @@ class Fault(Enum):
     PAGE_404 = auto()
     PAGE_500 = auto()
     PAGE_STALLS = auto()
+    PAGE_HAS_OTHER_HASH = auto()
     FILE_404 = auto()
     FILE_500 = auto()
     FILE_STALLS = auto()
+    FILE_STALLS_HALFWAY = auto()
     FILE_TRUNCATED = auto()
     FILE_HAS_OTHER_BYTES = auto()
+    FILE_IS_LONGER = auto()
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A request for `path`, and which part of its content was sent: `sent` bytes, the first of them at `start`."""
+
+    path: str
+    start: int
+    sent: int
 
 
 class Index:
-    """Files by project; `faults` by project. Safe to change while it serves."""
+    """Files by project; `faults` by project. Safe to change while it serves.
+
+    `times` says how often the fault of a project happens, if not always; `ranges`, whether files can be had in parts.
+    """
 
     def __init__(self) -> None:
         self._files: dict[str, dict[str, Distribution]] = {}
         self._yanked: dict[str, str] = {}
         self.faults: dict[str, Fault] = {}
+        self.times: dict[str, int] = {}
+        self.ranges = False
+        self.answered: list[Answered] = []
+        self._counting = threading.Lock()
         self.stalled = threading.Event()
         self.released = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -76,16 +97,29 @@ class Index:
     def heal(self) -> None:
         """No faults any more; whoever waits is sent away."""
         self.faults.clear()
+        self.times.clear()
         self.released.set()
         self.released, self.stalled = threading.Event(), threading.Event()
 
-    def page(self, project: str) -> str | None:
+    def fault(self, kind: str, project: str) -> Fault | None:
+        """What goes wrong with a request, if anything."""
+        found = self.faults.get(project)
+        if found is None or not found.name.startswith(_FAULTS.get(kind, "?")):
+            return None
+        with self._counting:
+            left = self.times.get(project, 1)
+            if project in self.times:
+                self.times[project] = max(0, left - 1)
+        return found if left else None
+
+    def page(self, project: str, fault: Fault | None = None) -> str | None:
         if project not in self._files:
             return None
         links = []
         for one in self._files[project].values():
             yanked = f' data-yanked="{html.escape(self._yanked[one.file])}"' if one.file in self._yanked else ""
-            links.append(f'<a href="/files/{project}/{one.file}#sha256={one.sha256}"{yanked}>{one.file}</a><br>\n')
+            sha256 = one.sha256[::-1] if fault is Fault.PAGE_HAS_OTHER_HASH else one.sha256
+            links.append(f'<a href="/files/{project}/{one.file}#sha256={sha256}"{yanked}>{one.file}</a><br>\n')
         return f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>\n"
 
     def content(self, project: str, file: str) -> bytes | None:
@@ -108,34 +142,61 @@ class _Handler(BaseHTTPRequestHandler):
         index = cast("_Server", self.server).index
         kind, _, rest = self.path.strip("/").partition("/")
         project, _, file = rest.partition("/")
-        fault = index.faults.get(project)
-        if fault in (Fault.PAGE_STALLS, Fault.FILE_STALLS) and fault is _STALLS.get(kind):
-            index.stalled.set()
-            index.released.wait(STALL_S)
-            self.close_connection = True
-        elif fault and fault is _STATUS_500.get(kind):
+        fault = index.fault(kind, project)
+        if fault in (Fault.PAGE_STALLS, Fault.FILE_STALLS):
+            self._stall()
+        elif fault in (Fault.PAGE_500, Fault.FILE_500):
             self._answer(500, b"the index is ill", "text/plain")
-        elif kind == "simple" and fault is not Fault.PAGE_404 and (page := index.page(project)) is not None:
+        elif kind == "simple" and fault is not Fault.PAGE_404 and (page := index.page(project, fault)) is not None:
             self._answer(200, page.encode(), "text/html")
         elif kind == "files" and fault is not Fault.FILE_404 and (content := index.content(project, file)) is not None:
-            if fault is Fault.FILE_HAS_OTHER_BYTES:
-                content = _with_another_time(content)
-            self._answer(200, content, "application/octet-stream", cut=fault is Fault.FILE_TRUNCATED)
+            self._file(content, fault)
         else:
             self._answer(404, b"no such thing", "text/plain")
 
     do_HEAD = do_GET  # noqa: N815  the name is the base class's
 
-    def _answer(self, status: int, body: bytes, kind: str, *, cut: bool = False) -> None:
+    def _file(self, content: bytes, fault: Fault | None) -> None:
+        if fault is Fault.FILE_HAS_OTHER_BYTES:
+            content = _with_another_time(content)
+        elif fault is Fault.FILE_IS_LONGER:
+            content += b"more"
+        kind = "application/octet-stream"
+        start = 0
+        asked = re.fullmatch(r"bytes=([0-9]+)-", self.headers.get("Range", ""))
+        if asked and cast("_Server", self.server).index.ranges:
+            start = int(asked[1])
+            if start >= len(content):
+                self._answer(416, b"", kind)
+                return
+        share = {Fault.FILE_TRUNCATED: 20, Fault.FILE_STALLS_HALFWAY: 2}.get(fault, 0) if fault else 0
+        end = start + (len(content) - start) // share if share else len(content)
+        self._answer(206 if start else 200, content[start:], kind, start=start, sent=end - start)
+        if fault is Fault.FILE_STALLS_HALFWAY:
+            self._stall()
+
+    def _stall(self) -> None:
+        """Until the test lets go."""
+        index = cast("_Server", self.server).index
+        released = index.released
+        index.stalled.set()
+        released.wait(STALL_S)
+        self.close_connection = True
+
+    def _answer(self, status: int, body: bytes, kind: str, *, start: int = 0, sent: int | None = None) -> None:
+        """Only `sent` bytes of the body, if that is given, and then no more on this connection."""
+        part = b"" if self.command == "HEAD" else body[:sent]
+        cast("_Server", self.server).index.answered.append(Answered(self.path, start, len(part)))
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{start + len(body)}")
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        self.wfile.write(body[: len(body) // 20] if cut else body)
-        if cut:
+        self.wfile.write(part)
+        if len(part) < len(body) and self.command != "HEAD":
+            self.wfile.flush()
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
@@ -150,5 +211,4 @@ def _with_another_time(wheel: bytes) -> bytes:
     return bytes(changed)
 
 
-_STALLS = {"simple": Fault.PAGE_STALLS, "files": Fault.FILE_STALLS}
-_STATUS_500 = {"simple": Fault.PAGE_500, "files": Fault.FILE_500}
+_FAULTS = {"simple": "PAGE", "files": "FILE"}

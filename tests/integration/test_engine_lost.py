@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.integration import wheels
-from tests.integration.checkout import PLAIN, Checkout
+from tests.integration import stores, wheels
+from tests.integration.checkout import METHODS, PLAIN, Checkout
 from tests.integration.conftest import NewCheckout
 from tests.integration.daemon import Daemon
+from tests.integration.engine_proxy import LOAD, START, EngineProxy
 from tests.integration.index import Fault, Index
 
 ENOUGH = 8 << 30  # a limit, not memory taken
@@ -39,29 +40,56 @@ def daemon(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def there(checkout: Checkout, daemon: Daemon) -> Checkout:
-    """A checkout that builds on that engine."""
+def proxy(daemon: Daemon) -> Iterator[EngineProxy]:
+    with EngineProxy(daemon.folder / "proxy.sock", daemon.host).serving() as running:
+        yield running
+    (daemon.folder / "proxy.sock").unlink()
+
+
+@pytest.fixture
+def there(checkout: Checkout, daemon: Daemon, built: Checkout) -> Checkout:
+    """A checkout that builds on that engine, with a store that has the operating system."""
     daemon.resize(ENOUGH)
     daemon.start()
     checkout.lock_and_render()
+    checkout.take_store(like=built.store)
     checkout.engine = daemon.host
     return checkout
 
 
-def test_killed_during_a_build(there: Checkout, daemon: Daemon, index: Index) -> None:
-    index.faults["tinyframe"] = Fault.FILE_STALLS
-    with there.running("images", PLAIN) as run:
-        run.reaches(index.stalled.is_set, seconds=180)
+@pytest.mark.parametrize("step", ["a wheel is installed", "the operating system is made", "the image is loaded"])
+def test_killed_while(there: Checkout, daemon: Daemon, index: Index, step: str, proxy: EngineProxy) -> None:
+    method = "dockerfile" if step == "a wheel is installed" else "assemble"
+    there.engine = proxy.host
+    template = (there.root / "templates/os.j2").read_text(encoding="utf-8")
+    reached: Callable[[], bool] = proxy.held.is_set
+    if step == "a wheel is installed":
+        index.faults["tinyframe"] = Fault.FILE_STALLS
+        reached = index.stalled.is_set
+    elif step == "the operating system is made":
+        (there.root / "templates/os.j2").write_text(f"{template}RUN sleep 280 && : {there.root}\n", encoding="utf-8")
+        there.builder("render")
+        reached = lambda: any(line.startswith("/bin/sh -c sleep") for line in there.processes().values())  # noqa: E731
+    else:
+        proxy.hold(START, LOAD)
+        reached = proxy.held.is_set
+    with there.running("images", PLAIN, "--method", method) as run:
+        run.reaches(reached, seconds=180)
         daemon.kill()
+        proxy.let_go()
         told = run.ends(6)
     assert PLAIN in told
     assert "Docker Engine" in told
     assert "  -> " in told, "there is no hint"
+    assert stores.faults(there.store) == []
     index.heal()
     daemon.start()
     assert there.image_ids() == set()
-    assert "1 images built, tested and tagged" in there.builder("images", PLAIN)
+    (there.root / "templates/os.j2").write_text(template, encoding="utf-8")
+    there.builder("render")
+    assert "1 images built, tested and tagged" in there.builder("images", PLAIN, "--method", method)
     assert set(there.tags()) == set(there.references())
+    assert there.working_images() == []
 
 
 def test_killed_during_the_tests(there: Checkout, daemon: Daemon, tmp_path: Path) -> None:
@@ -85,16 +113,20 @@ def _leave(daemon: Daemon, room: int) -> None:
     daemon.resize(shutil.disk_usage(daemon.root).used + room)
 
 
-def test_too_little_room_is_seen_before_the_build(there: Checkout, daemon: Daemon) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_too_little_room_is_seen_before_the_build(there: Checkout, daemon: Daemon, method: str) -> None:
     _leave(daemon, ROOM)
-    told = there.builder("images", PLAIN, code=10)
+    told = there.builder("images", PLAIN, "--method", method, code=10)
     assert "takes about" in told
     assert "docker builder prune" in told
-    assert f"{PLAIN}: building" not in told
+    assert f"{PLAIN}: " not in told
     assert there.image_ids() == set()
 
 
-def test_a_disk_that_fills_up_is_said_to_be_full(there: Checkout, daemon: Daemon, index: Index) -> None:
+@pytest.mark.parametrize(("method", "words"), [("assemble", "is full"), ("dockerfile", "filled up")])
+def test_a_disk_that_fills_up_is_said_to_be_full(
+    there: Checkout, daemon: Daemon, index: Index, method: str, words: str
+) -> None:
     """The engine is reached by TCP: how much room it has cannot be foreseen."""
     there.engine = ""
     index.publish(wheels.framework(there.release, padding=3 * ROOM))
@@ -102,12 +134,13 @@ def test_a_disk_that_fills_up_is_said_to_be_full(there: Checkout, daemon: Daemon
     there.builder("render")
     there.engine = daemon.tcp
     _leave(daemon, ROOM)
-    told = there.builder("images", PLAIN, code=10)
-    assert PLAIN in told
-    assert "filled up" in told
+    told = there.builder("images", PLAIN, "--method", method, code=10)
+    assert f"{PLAIN}: failed" in told
+    assert words in told
     assert "docker builder prune" in told
     assert there.image_ids() == set()
+    assert stores.faults(there.store) == []
 
     daemon.resize(ENOUGH)
-    there.builder("images", PLAIN)
+    there.builder("images", PLAIN, "--method", method)
     assert set(there.tags()) == set(there.references())

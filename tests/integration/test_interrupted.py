@@ -1,13 +1,17 @@
-"""A builder that is interrupted, terminated or killed: no tag, and nothing left that the next run does not sweep."""
+"""A builder that is interrupted, terminated or killed: no tag, nothing half, nothing left that the next run keeps."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.integration import stores, wheels
 from tests.integration.checkout import PLAIN, Checkout
+from tests.integration.engine_proxy import LOAD, SAVE, START, EngineProxy
 from tests.integration.index import Fault, Index
 
 WAITS = """\
@@ -20,23 +24,56 @@ def test_waits(host):
         Path({seen!r}).touch()
         time.sleep(300)
 """
-
-
-def leftovers(checkout: Checkout) -> list[str]:
-    """Temporary files, containers and processes."""
-    files = [str(path) for path in (checkout.root.parent / "tmp").iterdir()]
-    files += [str(path) for path in checkout.root.rglob("*.tmp")]
-    return [*files, *checkout.containers(), *checkout.processes().values()]
-
-
-@pytest.mark.parametrize(
+SLOW = "sleep 280 && : "
+SIGNALS = pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
     ids=["INT", "TERM", "KILL"],
 )
-def test_stopped_at_each_step(
-    checkout: Checkout, index: Index, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+
+
+@pytest.fixture
+def proxy() -> Iterator[EngineProxy]:
+    with TemporaryDirectory(prefix="engine-") as folder, EngineProxy(Path(folder) / "socket").serving() as running:
+        yield running
+
+
+@pytest.fixture
+def alone(checkout: Checkout, built: Checkout, proxy: EngineProxy) -> Checkout:
+    """A checkout with a store of its own, that has the operating system; its engine is behind the proxy."""
+    checkout.lock_and_render()
+    checkout.take_store(like=built.store)
+    checkout.engine = proxy.host
+    return checkout
+
+
+def leftovers(checkout: Checkout) -> list[str]:
+    """Temporary files, containers, images that only a run needs, and processes."""
+    files = [str(path) for path in (checkout.root.parent / "tmp").iterdir()]
+    files += [str(path) for path in checkout.root.rglob("*.tmp")]
+    files += [str(path) for path in (checkout.root / ".builder/tmp").glob("*")]
+    return [*files, *checkout.containers(), *checkout.working_images(), *checkout.processes().values()]
+
+
+def is_untouched(checkout: Checkout) -> None:
+    """Nothing says that the image is there, and nothing in the store is half."""
+    assert checkout.tags() == {}
+    assert stores.faults(checkout.store) == []
+
+
+def finishes(checkout: Checkout) -> None:
+    """Running again makes the image, and nothing is left of the run before."""
+    checkout.builder("images", PLAIN)
+    assert set(checkout.tags()) == set(checkout.references())
+    assert leftovers(checkout) == []
+    assert stores.faults(checkout.store) == []
+    checkout.builder("gc")
+    assert stores.leftovers(checkout.store) == []
+    assert "1 images up to date" in checkout.builder("images", PLAIN)
+
+
+@SIGNALS
+def test_while_resolving(checkout: Checkout, index: Index, number: signal.Signals, code: int) -> None:
     index.faults["tinyframe"] = Fault.PAGE_STALLS
     with checkout.running("lock") as run:
         run.reaches(index.stalled.is_set)
@@ -45,30 +82,110 @@ def test_stopped_at_each_step(
     assert not list((checkout.root / "locks").glob("*.json"))
     index.heal()
     checkout.lock_and_render()
-    after_lock = leftovers(checkout)
+    assert leftovers(checkout) == []
 
+
+@SIGNALS
+def test_at_each_step_of_assembling(
+    alone: Checkout, proxy: EngineProxy, index: Index, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """While wheels are fetched, modules compiled, the image loaded, and while it is tested."""
     index.faults["tinyframe"] = Fault.FILE_STALLS
-    with checkout.running("images", PLAIN) as run:
+    with alone.running("images", PLAIN) as run:
         run.reaches(index.stalled.is_set)
         run.process.send_signal(number)
         run.ends(code)
-    assert checkout.image_ids() == set()
+    is_untouched(alone)
+    assert alone.image_ids() == set()
     index.heal()
 
+    proxy.hold(START)
+    with alone.running("images", PLAIN) as run:
+        run.reaches(proxy.held.is_set)
+        assert len(alone.containers()) == 1, "nothing was being compiled"
+        assert len(alone.working_images()) == 1
+        run.process.send_signal(number)
+        run.ends(code)
+    is_untouched(alone)
+    proxy.let_go()
+
+    proxy.hold(START, LOAD)
+    with alone.running("images", PLAIN) as run:
+        run.reaches(proxy.held.is_set)
+        run.says(f"{PLAIN}: loading")
+        run.process.send_signal(number)
+        run.ends(code)
+    is_untouched(alone)
+    assert alone.image_ids() == set()
+    proxy.let_go()
+
     seen = tmp_path / "seen"
-    checkout.write_tests({"tiny": WAITS.format(seen=str(seen))})
-    with checkout.running("images", PLAIN) as run:
+    alone.write_tests({"tiny": WAITS.format(seen=str(seen))})
+    with alone.running("images", PLAIN) as run:
         run.reaches(seen.exists)
         run.process.send_signal(number)
         run.ends(code)
-    assert checkout.tags() == {}
-    images = checkout.image_ids()
+    is_untouched(alone)
+    images = alone.image_ids()
     assert len(images) == 1
+    finishes(alone)
+    assert alone.image_ids() == images, "it was built again"
 
-    checkout.builder("images", PLAIN)
+
+@SIGNALS
+def test_while_the_operating_system_is_made(
+    alone: Checkout, proxy: EngineProxy, number: signal.Signals, code: int
+) -> None:
+    """In a step of its build, and when its layer is read from the engine."""
+    template = (alone.root / "templates/os.j2").read_text(encoding="utf-8")
+    for line, reached in ((f"RUN {SLOW}{alone.root}\n", None), (f"RUN : {alone.root}\n", proxy)):
+        (alone.root / "templates/os.j2").write_text(template + line, encoding="utf-8")
+        alone.builder("render")
+        proxy.hold(SAVE)
+        with alone.running("images", PLAIN) as run:
+            run.reaches(proxy.held.is_set if reached else lambda: _sleeps(alone))
+            assert len(alone.working_images()) == (1 if reached else 0)
+            run.process.send_signal(number)
+            run.ends(code)
+        is_untouched(alone)
+        proxy.let_go()
+    finishes(alone)
+
+
+def _sleeps(checkout: Checkout) -> bool:
+    return any(line.startswith("/bin/sh -c sleep") for line in checkout.processes().values())
+
+
+@SIGNALS
+def test_while_a_layer_is_written(alone: Checkout, index: Index, number: signal.Signals, code: int) -> None:
+    index.publish(wheels.framework(alone.release, padding=1_200_000_000))
+    alone.builder("lock", "--upgrade")
+    alone.builder("render")
+    with alone.running("build", PLAIN) as run:
+        run.reaches(lambda: any(path.stat().st_size > 100_000 for path in (alone.store / "tmp").iterdir()))
+        run.process.send_signal(number)
+        run.ends(code)
+    is_untouched(alone)
+    assert alone.image_ids() == set()
+    index.publish(wheels.framework(alone.release))
+    alone.builder("lock", "--upgrade")
+    alone.builder("render")
+    finishes(alone)
+
+
+@SIGNALS
+def test_while_a_dockerfile_is_built(checkout: Checkout, index: Index, number: signal.Signals, code: int) -> None:
+    checkout.lock_and_render()
+    index.faults["tinyframe"] = Fault.FILE_STALLS
+    with checkout.running("images", PLAIN, "--method", "dockerfile") as run:
+        run.reaches(index.stalled.is_set)
+        run.process.send_signal(number)
+        run.ends(code)
+    index.heal()
+    assert checkout.image_ids() == set()
+    checkout.builder("images", PLAIN, "--method", "dockerfile")
     assert set(checkout.tags()) == set(checkout.references())
-    assert checkout.image_ids() == images
-    assert (after_lock, leftovers(checkout)) == ([], [])
+    assert leftovers(checkout) == []
 
 
 def test_files_of_a_killed_writer_are_swept(checkout: Checkout) -> None:
@@ -79,5 +196,5 @@ def test_files_of_a_killed_writer_are_swept(checkout: Checkout) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{", encoding="utf-8")
     checkout.lock_and_render()
-    checkout.builder("images", PLAIN)
+    checkout.builder("build", PLAIN)
     assert leftovers(checkout) == []

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rich.console import Console
 
 from builder import digest
-from builder.build import PLAN_LABEL
 from builder.engine import Engine, EngineInfo, ImageInfo
 from builder.errors import BuilderError, EngineError, ImageTestError
 from builder.evidence import Evidence
 from builder.imagetest import Tester
 from builder.plan import PlannedImage
 from builder.reference import ImageRef
+from builder.settings import PLAN_LABEL
 
 INFO = EngineInfo(
     version="26.1.5",
@@ -48,7 +49,10 @@ class MemoryConsole(Console):
 
 
 class FakeEngine(Engine):
-    """Images in a dict; `calls` says what was done, in order."""
+    """Images in a dict; `calls` says what was done, in order.
+
+    `diff_ids` are the layers of images that were loaded; `loaded` the names in each archive; `saved` what `save` gives.
+    """
 
     def __init__(self, *, registry: bool = True, info: EngineInfo = INFO) -> None:
         self.registry = registry
@@ -58,7 +62,10 @@ class FakeEngine(Engine):
         self.broken: dict[str, dict[str, Any]] = {}
         self.contexts: dict[str, bytes] = {}
         self.labels: dict[str, dict[str, str]] = {}
-        self.before_build: Callable[[str], None] = lambda _: None
+        self.builds: list[tuple[str, bool]] = []
+        self.diff_ids: dict[str, tuple[str, ...]] = {}
+        self.loaded: list[list[str]] = []
+        self.saved: bytes = b""
 
     def info(self) -> EngineInfo:
         return self.told
@@ -120,10 +127,12 @@ class FakeEngine(Engine):
         arguments: Mapping[str, str],
         labels: Mapping[str, str],
         network: str = "",
+        target: str = "",
+        fresh: bool = False,
     ) -> Iterator[dict[str, Any]]:
         cell = Path(dockerfile).parent.name
-        self.before_build(cell)
         self.calls.append(f"build {cell} on {arguments['BASE']}")
+        self.builds.append((target, fresh))
         self.contexts[cell] = context
         self.labels[cell] = dict(labels)
         if cell in self.broken:
@@ -136,6 +145,74 @@ class FakeEngine(Engine):
         image_id = digest.of_data({PLAN_LABEL: plan[0]})
         self.have(image_id, labels={PLAN_LABEL: plan[0]})
         yield {"id": "moby.image.id", "aux": {"ID": image_id}}
+
+    def save(self, image_id: str, out: BinaryIO) -> None:
+        self.calls.append(f"save {image_id}")
+        out.write(self.saved)
+
+    def chains(self) -> set[tuple[str, ...]]:
+        return set(self.diff_ids.values())
+
+    def load(self, archive: Iterable[bytes]) -> None:
+        """As the engine: an archive may leave out layers that an image which is there begins with."""
+        with tarfile.open(fileobj=io.BytesIO(b"".join(archive))) as tar:
+            contents = {member.name: _read(tar, member) for member in tar}
+        self.loaded.append(list(contents))
+        docker = json.loads(contents["manifest.json"])[0]
+        config = json.loads(contents[docker["Config"]])
+        chain = tuple(config["rootfs"]["diff_ids"])
+        for number, path in enumerate(docker["Layers"]):
+            if path not in contents and not self._has(chain, number, path):
+                raise EngineError(f"loading: {path} is not in the archive")
+        manifest = json.loads(contents["index.json"])["manifests"][0]["digest"]
+        image_id = manifest if self.told.store == "containerd" else digest.of_bytes(contents[docker["Config"]])
+        self.calls.append(f"load {image_id}")
+        labels = config["config"].get("Labels") or {}
+        self.known[image_id] = ImageInfo(id=image_id, labels=labels, tags=(), size=1, created="2026")
+        self.diff_ids[image_id] = chain
+
+    def _has(self, chain: tuple[str, ...], number: int, path: str) -> bool:
+        if self.told.store == "containerd":
+            return any(path in names for names in self.loaded[:-1])
+        return any(chain[: number + 1] == other[: number + 1] for other in self.chains())
+
+
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    content = tar.extractfile(member)
+    assert content is not None
+    return content.read()
+
+
+@dataclass
+class FakeMethod:
+    """Builds images by writing it down. `broken` says which fail, and how; `before` is called first.
+
+    `fresh` is one that has to build before it knows.
+    """
+
+    fake: FakeEngine
+    broken: dict[str, BuilderError] = field(default_factory=dict)
+    made: dict[str, str] = field(default_factory=dict)
+    before: Callable[[str], None] = lambda _: None
+    fresh: bool = False
+
+    def find(self, image: PlannedImage) -> str:
+        return "" if self.fresh else self.made.get(image.id, "")
+
+    def prepare(self, images: Sequence[PlannedImage]) -> None:
+        self.before("prepare")
+        self.fake.calls.append(f"prepare {' '.join(image.id for image in images)}")
+
+    def build(self, image: PlannedImage) -> str:
+        self.before(image.id)
+        self.fake.calls.append(f"build {image.id}")
+        if image.id in self.broken:
+            raise self.broken[image.id]
+        self.made[image.id] = self.fake.have(f"sha256:{image.id}", labels={PLAN_LABEL: image.digest})
+        return self.made[image.id]
+
+    def close(self) -> None:
+        self.fake.calls.append("close")
 
 
 @dataclass

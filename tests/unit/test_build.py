@@ -1,23 +1,30 @@
-"""One build: what is handed to the engine, and whose fault a failure is."""
+"""The method `dockerfile`: what is handed to the engine, what is found again, and whose fault a failure is."""
 
 from __future__ import annotations
 
 import base64
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from builder import build, context, plan, render
+from builder import base, build, context, plan, render
 from builder.base import Base
+from builder.build import DockerfileBuilder
+from builder.engine import RUN_LABEL
 from builder.errors import BuildError, DiskError, EngineError
 from builder.host import Host
 from builder.index import IndexSettings
 from builder.plan import PlannedImage
 from builder.project import Project
+from builder.settings import PLAN_LABEL
 from builder.trace import Output, Status, Vertex
 from builder.view import View
+from builder.work import Work
 from tests.unit.fakes import FakeEngine, MemoryConsole
-from tests.unit.test_context import members
+from tests.unit.test_context import content, members
 from tests.unit.test_trace import encode
 
 CELL = "qz-0.5-cu129-py311"
@@ -30,15 +37,21 @@ LENDER = Host(
 
 
 @pytest.fixture
-def image(tiny: Project) -> PlannedImage:
+def image(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> PlannedImage:
+    monkeypatch.setattr(base, "ensure", lambda *_: BASE)
     made = plan.make_locked(tiny, tiny.select([CELL]))
     render.write(tiny.root, render.render(tiny.root, tiny.matrix, made))
     return made.images[0]
 
 
+def method(engine: FakeEngine, project: Project) -> DockerfileBuilder:
+    return DockerfileBuilder(Work(engine=engine, project=project, host=LENDER, view=View(MemoryConsole())))
+
+
 def run(engine: FakeEngine, project: Project, image: PlannedImage) -> str:
-    made = context.make(project.root, image, LENDER.files("bookworm"))
-    return build.build(engine, project, image, made, BASE, LENDER, "abc", View(MemoryConsole()))
+    builder = method(engine, project)
+    builder.prepare([image])
+    return builder.build(image)
 
 
 def trace(*, error: str = "", text: str = "") -> dict[str, Any]:
@@ -53,22 +66,39 @@ def trace(*, error: str = "", text: str = "") -> dict[str, Any]:
 
 def test_built_and_found_again(tiny: Project, image: PlannedImage) -> None:
     engine = FakeEngine()
-    assert build.find(engine, tiny.state, image) == ""
+    assert method(engine, tiny).find(image) == ""
     made = run(engine, tiny, image)
-    assert build.find(engine, tiny.state, image) == made
+    assert method(engine, tiny).find(image) == made
     assert build.built_ids(tiny.state) == {made}
     assert engine.calls == [f"build {CELL} on local/base:1"]
-    assert engine.labels[CELL] == {
-        "org.opencontainers.image.revision": "abc",
-        "org.opencontainers.image.base.name": "example (made here)",
-    }
+    assert engine.labels[CELL] == {"org.opencontainers.image.base.name": "example (made here)"}
+    assert engine.builds == [("", False)]
+
+
+def test_a_stage_has_a_row_of_its_own_and_is_this_checkouts_alone(tiny: Project, image: PlannedImage) -> None:
+    engine = FakeEngine()
+    console = MemoryConsole()
+    work = Work(engine=engine, project=tiny, host=LENDER, view=View(console))
+    build.run(work, CELL, "os-x", context.make(tiny.root, image, {}), BASE, target="os", fresh=True)
+    assert engine.builds == [("os", True)]
+    assert engine.labels[CELL] == {RUN_LABEL: str(tiny.root)}
+    assert (tiny.logs / "os-x.log").is_file()
+    assert console.text == "os-x: building\n"
 
 
 def test_an_image_with_our_labels_that_we_did_not_build_is_not_taken(tiny: Project, image: PlannedImage) -> None:
     """Whoever writes FROM one of our images inherits its labels."""
     engine = FakeEngine()
-    engine.have("sha256:derived", labels={build.PLAN_LABEL: image.digest})
-    assert build.find(engine, tiny.state, image) == ""
+    engine.have("sha256:derived", labels={PLAN_LABEL: image.digest})
+    assert method(engine, tiny).find(image) == ""
+
+
+def test_an_image_of_another_plan_is_not_taken(tiny: Project, image: PlannedImage) -> None:
+    """The record is of this plan, but the engine's image says another: somebody copied records about."""
+    engine = FakeEngine()
+    made = run(engine, tiny, image)
+    engine.known[made] = replace(engine.known[made], labels={PLAN_LABEL: "sha256:0"})
+    assert method(engine, tiny).find(image) == ""
 
 
 @pytest.mark.parametrize("record", ["", "sha256:0", "../x", "\xff"])
@@ -76,14 +106,14 @@ def test_a_damaged_record_is_none(tiny: Project, image: PlannedImage, record: st
     engine = FakeEngine()
     run(engine, tiny, image)
     next((tiny.state / "built").iterdir()).write_text(record, encoding="latin-1")
-    assert build.find(engine, tiny.state, image) == ""
+    assert method(engine, tiny).find(image) == ""
 
 
 def test_an_image_that_was_removed_is_not_found(tiny: Project, image: PlannedImage) -> None:
     engine = FakeEngine()
     run(engine, tiny, image)
     engine.known.clear()
-    assert build.find(engine, tiny.state, image) == ""
+    assert method(engine, tiny).find(image) == ""
 
 
 def test_what_is_lent_is_in_the_context_and_not_in_the_checkout(tiny: Project, image: PlannedImage) -> None:
@@ -92,6 +122,46 @@ def test_what_is_lent_is_in_the_context_and_not_in_the_checkout(tiny: Project, i
     lent = {"templates/host/ca.crt", "templates/host/index.env"}
     assert lent <= set(members(engine.contexts[CELL]))
     assert not any((tiny.root / name).exists() for name in lent)
+
+
+def test_a_file_that_is_edited_meanwhile_belongs_to_the_next_plan(tiny: Project, image: PlannedImage) -> None:
+    engine = FakeEngine()
+    builder = method(engine, tiny)
+    builder.prepare([image])
+    name = "templates/base/files/etc/profile.d/10-venv.sh"
+    before = (tiny.root / name).read_bytes()
+    (tiny.root / name).write_text("edited")
+    builder.build(image)
+    assert content(engine.contexts[CELL], name) == before
+
+
+def test_a_base_for_each_release_once(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases: list[str] = []
+
+    def ensure(_: object, __: object, release: str, *___: object) -> Base:
+        releases.append(release)
+        return Base(reference=f"local/{release}", name=release)
+
+    monkeypatch.setattr(base, "ensure", ensure)
+    engine = FakeEngine()
+    builder = method(engine, tiny)
+    images: Sequence[PlannedImage] = [image, replace(image, debian="oldbird"), image]
+    builder.prepare(images)
+    assert releases == ["newbird", "oldbird"]
+    builder.build(image)
+    assert engine.calls == [f"build {CELL} on local/newbird"]
+
+
+def test_the_disk_is_looked_at_before_anything_is_built(
+    tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine()
+    engine.told = replace(engine.told, is_local=True)
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(DiskError, match=r"building 1 image\(s\) takes about 2.0 GB in /nowhere, which has 1 kB"):
+        run(engine, tiny, image)
+    assert engine.calls == []
 
 
 FAILURES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -113,7 +183,7 @@ def test_whose_fault_it_is(
     with pytest.raises(kind, match=says) as caught:
         run(engine, tiny, image)
     assert str(caught.value).startswith(f"{CELL}: ")
-    assert build.find(engine, tiny.state, image) == ""
+    assert method(engine, tiny).find(image) == ""
 
 
 def test_a_full_disk_that_only_the_step_tells_of(tiny: Project, image: PlannedImage) -> None:

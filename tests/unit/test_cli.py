@@ -15,11 +15,18 @@ from typing import NoReturn
 
 import pytest
 
-from builder import cli, doctor, errors, images, lock, locking, plan, runlock
+from builder import cli, digest, doctor, errors, images, lock, locking, oci, plan, runlock
+from builder.assemble import Assembler
+from builder.build import DockerfileBuilder
+from builder.cli import making
+from builder.cli.context import Size
 from builder.engine import Engine
 from builder.errors import BuilderError, EngineError
 from builder.host import Host
+from builder.images import Method
 from builder.project import Project
+from builder.store import CONFIG_TYPE, MANIFEST_TYPE, Store
+from builder.work import Work
 from tests.unit import tiny_locks
 from tests.unit.fakes import FakeEngine
 from tests.unit.test_cells import TINY_IDS
@@ -39,8 +46,11 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(tiny: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Calls `main` in this process, in the tiny project."""
+    """Calls `main` in this process, in the tiny project, with a store beside it."""
     monkeypatch.chdir(tiny.root)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tiny.root.parent / "cache"))
+    monkeypatch.delenv("GPU_IMAGES_STORE", raising=False)
+    monkeypatch.delenv("GPU_IMAGES_STORE_LIMIT", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
     before = signal.getsignal(signal.SIGTERM)
 
@@ -237,7 +247,7 @@ def test_a_full_disk_is_said_as_such(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert "disk" in done.err
 
 
-@pytest.mark.parametrize("command", ["render", "lock", "images", "build", "test", "clean"])
+@pytest.mark.parametrize("command", ["render", "lock", "images", "build", "test", "rebase", "clean"])
 def test_another_builder(run: Run, locked: Project, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.host.read", Host)
     assert run("render").code == 0
@@ -248,28 +258,153 @@ def test_another_builder(run: Run, locked: Project, command: str, monkeypatch: p
     assert "--wait" in done.err
 
 
-@pytest.mark.usefixtures("locked")
-def test_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[list[str], object]] = []
+@dataclass
+class Seen:
+    """How `images.run` was called."""
 
-    def fake(_: object, made: plan.Plan, **options: object) -> int:
-        seen.append(([image.id for image in made.images], options))
+    method: Method
+    cells: list[str]
+    options: dict[str, object]
+
+
+@pytest.fixture
+def seen(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
+    """A checkout that is rendered, and an `images.run` that says that there was one image to do."""
+    calls: list[Seen] = []
+
+    def fake(_: object, method: Method, made: plan.Plan, **options: object) -> int:
+        calls.append(Seen(method, [image.id for image in made.images], options))
         return 1
 
+    assert run("render").code == 0
     monkeypatch.setattr(Engine, "connect", FakeEngine)
     monkeypatch.setattr("builder.host.read", Host)
     monkeypatch.setattr(images, "run", fake)
-    stale = run("images")
-    assert (stale.code, seen) == (5, [])
-    run("render")
+    return calls
+
+
+def test_images(run: Run, seen: list[Seen]) -> None:
     done = run("images", "-j", "3")
     assert (done.code, done.out) == (0, "")
     assert "1 images built, tested and tagged, 4 images up to date (" in done.err
     assert run("build", CELL).code == 0
-    assert seen == [
+    assert [(one.cells, one.options) for one in seen] == [
         ([TINY_IDS[9], *TINY_IDS[12:]], {"jobs": 3, "test": True, "tag": True}),
         ([CELL], {"jobs": 2, "test": False, "tag": False}),
     ]
+    assert all(isinstance(one.method, Assembler) for one in seen)
+
+
+def test_images_that_are_not_rendered_as_they_should_be(run: Run, locked: Project, seen: list[Seen]) -> None:
+    (locked.root / f"images/{TINY_IDS[0]}/Dockerfile").write_text("")
+    done = run("images", CELL)
+    assert (done.code, seen) == (5, [])
+    assert f"images/{TINY_IDS[0]}/Dockerfile: differs" in done.err
+
+
+def test_the_other_method_needs_no_store(run: Run, tiny: Project, seen: list[Seen]) -> None:
+    assert run("build", "--method", "dockerfile", CELL).code == 0
+    assert [type(one.method) for one in seen] == [DockerfileBuilder]
+    assert not (tiny.root.parent / "cache").exists()
+
+
+def test_rebase_tests_and_tags_what_it_makes_on_new_packages(
+    run: Run, seen: list[Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, object]] = []
+
+    def assembler(work: Work, store: Store, **options: bool) -> Assembler:
+        made.append(dict(options))
+        return Assembler(work, store, **options)
+
+    monkeypatch.setattr(making, "Assembler", assembler)
+    assert run("rebase", CELL).code == 0
+    assert run("images", CELL).code == 0
+    assert made == [{"fresh": True}, {"fresh": False}]
+    assert [one.options for one in seen] == [{"jobs": 2, "test": True, "tag": True}] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "place"),
+    [
+        ([], {}, "cache/gpu-images"),
+        (["--store", "here"], {}, "project/here"),
+        ([], {"GPU_IMAGES_STORE": "there"}, "project/there"),
+        (["--store", "here"], {"GPU_IMAGES_STORE": "there"}, "project/here"),
+    ],
+)
+def test_where_the_store_is(
+    run: Run,
+    tiny: Project,
+    seen: list[Seen],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    environment: dict[str, str],
+    place: str,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert run(*arguments, "build", CELL).code == 0
+    assert [path.relative_to(tiny.root.parent).parent.as_posix() for path in tiny.root.parent.rglob("oci-layout")] == [
+        place
+    ]
+    assert len(seen) == 1
+
+
+def test_a_folder_that_is_no_store_is_left_alone(run: Run, tiny: Project, seen: list[Seen]) -> None:
+    done = run("--store", "templates", "build", CELL)
+    assert (done.code, seen) == (12, [])
+    assert f"{tiny.root}/templates is not empty and no image layout" in done.err
+    assert not (tiny.root / "templates/oci-layout").exists()
+
+
+def test_a_store_that_would_grow_beyond_its_limit(run: Run, seen: list[Seen]) -> None:
+    """Before anything is fetched. CUDA of the tiny project has 2 MB, and wheels are there twice for a while."""
+    done = run("--store-limit", "3MB", "build", CELL)
+    assert (done.code, seen) == (10, [])
+    assert "its limit is 0.0 GB" in done.err
+    assert run("--store-limit", "4MB", "build", CELL).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("40GB", 40 * 10**9), ("40G", 40 * 10**9), ("500MB", 5 * 10**8), ("2TB", 2 * 10**12), ("1k", 1000), ("7", 7)],
+)
+def test_a_size(text: str, count: int) -> None:
+    assert Size().convert(text, None, None) == count
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "1.5GB", "40 GB", "40gb", "1GiB", "\u0661GB", "9" * 16])
+def test_what_is_no_size(run: Run, text: str) -> None:
+    done = run("--store-limit", text, "gc")
+    assert done.code == 2
+    assert "is no size; write 40GB or 500MB" in done.err
+
+
+def test_gc(run: Run, tiny: Project) -> None:
+    store = Store(tiny.root.parent / "cache/gpu-images")
+    store.prepare()
+    config = store.put(b"{}", CONFIG_TYPE)
+    manifest = store.put(oci.manifest(config, []), MANIFEST_TYPE)
+    store.name("example/image:1", manifest)
+    stray = store.put(b"stray", CONFIG_TYPE)
+    tried = run("gc", "--dry-run")
+    assert tried.code == 0
+    name, shown, *_ = tried.out.splitlines()[1].split()
+    assert (name, shown) == ("example/image:1", digest.short(manifest.digest))
+    assert "could free 5 B: 1 blobs of no image, 0 leftovers" in tried.err
+    assert store.path(stray.digest).exists()
+    freed = run("gc")
+    assert "\nfreed 5 B: 1 blobs of no image, 0 leftovers" in freed.err
+    assert not store.path(stray.digest).exists()
+    assert store.read(manifest.digest)
+
+
+def test_gc_of_a_store_that_somebody_uses(run: Run, tiny: Project) -> None:
+    with Store(tiny.root.parent / "cache/gpu-images").used():
+        done = run("gc")
+    assert done.code == 9
+    assert "is in use by another builder" in done.err
 
 
 @pytest.mark.usefixtures("locked")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import docker
 import pytest
@@ -150,12 +152,146 @@ def test_removing_fails_otherwise() -> None:
         engine(remove_image=raising(api_error(500, "broken"))).remove_image("a")
 
 
-def test_sweep_goes_on_where_a_container_went_away() -> None:
+def test_sweep_goes_on_where_something_went_away_or_is_in_use() -> None:
     removed: list[str] = []
+    asked: list[object] = []
+
+    def remove(name: str) -> None:
+        if name != "free":
+            raise api_error({"used": 409, "gone": 404}[name], "x")
+        removed.append(name)
+
+    def images(**options: object) -> list[dict[str, str]]:
+        asked.append(options["filters"])
+        return [{"Id": name} for name in ("gone", "used", "free")]
+
     gone = SimpleNamespace(remove=raising(NotFound("x")))
     there = SimpleNamespace(remove=lambda **_: removed.append("there"))
-    assert engine(list=lambda **_: [gone, there]).sweep("/checkout") == 2
-    assert removed == ["there"]
+    made = engine(
+        list=lambda **_: [gone, there],
+        images=images,
+        get=lambda name: attributes(name, "2026"),
+        remove_image=remove,
+    )
+    assert made.sweep("/checkout") == 2
+    assert removed == ["there", "free"]
+    assert asked == [{"label": "gpu-images.run=/checkout"}]
+
+
+class Answer:
+    """Stands in for the calls that docker-py has no method for."""
+
+    def __init__(self, *messages: dict[str, str]) -> None:
+        self.messages = messages
+        self.posted: list[tuple[str, bytes, dict[str, object]]] = []
+
+    def engine(self) -> Engine:
+        return engine(
+            _url=str, _post=self._post, _raise_for_status=lambda _: None, _stream_helper=lambda *_, **__: self.messages
+        )
+
+    def _post(self, url: str, *, data: Iterable[bytes], params: dict[str, object], **_: object) -> None:
+        self.posted.append((url, b"".join(data), params))
+
+
+def test_load_sends_the_archive() -> None:
+    answer = Answer({"stream": "Loaded image ID: sha256:1"})
+    answer.engine().load(iter([b"ar", b"chive"]))
+    assert answer.posted == [("/images/load", b"archive", {"quiet": True})]
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"), [("layer does not exist", EngineError), ("write: no space left on device", DiskError)]
+)
+def test_an_error_inside_the_answer_to_a_load(told: str, kind: type[Exception]) -> None:
+    """The engine has said 200 by then."""
+    with pytest.raises(kind, match=r"^loading: "):
+        Answer({"status": "x"}, {"error": told}).engine().load([b""])
+
+
+def test_an_engine_that_goes_away_while_it_loads() -> None:
+    made = engine(_url=str, _post=raising(requests.ConnectionError("broken pipe")))
+    with pytest.raises(EngineError, match="loading: Docker Engine does not answer, or went away: broken pipe"):
+        made.load([b""])
+
+
+def test_chains_of_every_image_once() -> None:
+    known = {
+        "a": SimpleNamespace(attrs={"RootFS": {"Layers": ["1", "2"]}}),
+        "b": SimpleNamespace(attrs={"RootFS": None}),
+    }
+
+    def get(name: str) -> SimpleNamespace:
+        if name not in known:
+            raise ImageNotFound("x")
+        return known[name]
+
+    client: Any = SimpleNamespace(
+        api=SimpleNamespace(images=lambda **_: [{"Id": name} for name in ("a", "a", "gone", "b")]),
+        images=SimpleNamespace(get=get),
+    )
+    assert Engine(client).chains() == {("1", "2"), ()}
+
+
+def test_save_writes_what_comes() -> None:
+    out = io.BytesIO()
+    engine(get_image=lambda *_, **__: iter([b"ar", b"chive"])).save("sha256:1", out)
+    assert out.getvalue() == b"archive"
+    with pytest.raises(EngineError, match="saving sha256:1"):
+        engine(get_image=raising(requests.ConnectionError("x"))).save("sha256:1", out)
+
+
+class FakeContainer:
+    """Runs nothing; `status` is what its command ended with."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.calls: list[str] = []
+
+    def create(self, image: str, command: list[str], **options: Any) -> FakeContainer:
+        self.calls.append(f"create {image} {' '.join(command)}")
+        self.options = options
+        return self
+
+    def put_archive(self, path: str, files: BinaryIO) -> None:
+        self.calls.append(f"put {path} {files.read().decode()}")
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def wait(self, **_: object) -> dict[str, int]:
+        return {"StatusCode": self.status}
+
+    def logs(self, **_: object) -> bytes:
+        return b"SyntaxError: \xff"
+
+    def get_archive(self, path: str, **_: object) -> tuple[Iterable[bytes], dict[str, object]]:
+        return iter([b"re", b"sult"]), {}
+
+    def remove(self, **options: object) -> None:
+        self.calls.append(f"remove {options}")
+
+    def transform(self, out: BinaryIO) -> None:
+        engine(create=self.create).transform(
+            "sha256:1", checkout="/checkout", command=["py", "x"], files=io.BytesIO(b"tar"), result="/tmp/r", out=out
+        )
+
+
+def test_transform_gives_files_and_takes_a_result() -> None:
+    container, out = FakeContainer(), io.BytesIO()
+    container.transform(out)
+    assert out.getvalue() == b"result"
+    assert container.calls == ["create sha256:1 py x", "put / tar", "start", "remove {'force': True, 'v': True}"]
+    assert container.options["network_mode"] == "none"
+    assert container.options["labels"] == {"gpu-images.run": "/checkout"}
+
+
+def test_a_transform_that_fails_says_what_was_printed_and_leaves_no_container() -> None:
+    container, out = FakeContainer(status=3), io.BytesIO()
+    with pytest.raises(EngineError, match=r"^py x ended with status 3\nSyntaxError: \ufffd$"):
+        container.transform(out)
+    assert out.getvalue() == b""
+    assert container.calls[-1].startswith("remove")
 
 
 @pytest.mark.parametrize(

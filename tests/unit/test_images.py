@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import shutil
 import threading
-from dataclasses import replace
-from subprocess import CompletedProcess
+from collections.abc import Callable
 
 import pytest
 
-from builder import build, errors, images, plan, render
-from builder.errors import BuilderError, BuildError, DiskError, EngineError, ImageTestError, LockError
+from builder import build, errors, images, plan
+from builder.errors import BuilderError, BuildError, EngineError, ImageTestError, LockError
 from builder.host import Host
-from builder.images import Work
 from builder.plan import Plan
 from builder.project import Project
+from builder.settings import PLAN_LABEL
 from builder.view import View
-from tests.unit import tiny_locks
-from tests.unit.fakes import FakeEngine, FakeTester, MemoryConsole, evidence_of
+from builder.work import Work
+from tests.unit.fakes import FakeEngine, FakeMethod, FakeTester, MemoryConsole, evidence_of
 
 FIRST, SECOND = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
-BASE = f"example/base:new@sha256:{'2' * 64}"
 
 
 class Bench:
-    """A project that is rendered, with fakes around it."""
+    """The tiny project, with fakes around it."""
 
     def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-        everything = plan.make_locked(project, project.select(tiny_locks.LOCKED))
-        render.write(project.root, render.render(project.root, project.matrix, everything))
         self.engine = FakeEngine()
+        self.method = FakeMethod(self.engine)
         self.tester = FakeTester(self.engine)
         self.console = MemoryConsole()
         self.work = Work(engine=self.engine, project=project, host=Host(), view=View(self.console))
         self.plan = plan.make_locked(project, project.select([FIRST, SECOND]))
         monkeypatch.setattr(images, "Tester", lambda *_: self.tester)
-        monkeypatch.setattr(images, "revision", lambda _: "abc")
         monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
 
     def run(self, *, test: bool = True, tag: bool = True, jobs: int = 2) -> int:
-        return images.run(self.work, self.plan, jobs=jobs, test=test, tag=tag)
+        return images.run(self.work, self.method, self.plan, jobs=jobs, test=test, tag=tag)
+
+    def retest(self) -> None:
+        images.retest(self.work, self.method, self.plan, jobs=1)
 
     def calls(self, *kinds: str) -> list[str]:
         """What was done of these kinds; forgotten afterwards."""
@@ -51,7 +50,11 @@ class Bench:
         return next(image.references for image in self.plan.images if image.id == cell)
 
 
-ALL = ("pull", "build", "test", "tag")
+def failure(cell: str) -> BuildError:
+    return BuildError(f"{cell}: failed at the build", hint="Whole log: x")
+
+
+ALL = ("prepare", "build", "test", "tag", "close")
 
 
 @pytest.fixture
@@ -61,11 +64,11 @@ def bench(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_build_test_tag(bench: Bench) -> None:
     assert bench.run(jobs=1) == 2
-    expected = [f"pull {BASE}"]
+    expected = [f"prepare {FIRST} {SECOND}"]
     for cell in (FIRST, SECOND):
         tags = [f"tag {reference}" for reference in reversed(bench.references(cell))]
-        expected += [f"build {cell} on {BASE}", f"test {cell}", *tags]
-    assert bench.calls(*ALL) == expected
+        expected += [f"build {cell}", f"test {cell}", *tags]
+    assert bench.calls(*ALL) == [*expected, "close"]
     # The full tag says that all is done, so it comes last.
     assert expected[-1] == "tag registry.example.test:5000/team/quartz-cuda:0.5.3-cu129-py311-board"
     assert f"{SECOND}: done" in bench.console.text
@@ -79,6 +82,27 @@ def test_what_is_done_is_not_done_again(bench: Bench) -> None:
     assert bench.calls(*ALL) == []
 
 
+def test_what_comes_out_as_it_was_is_not_tested_again(bench: Bench) -> None:
+    """As after `rebase` where no package changed."""
+    bench.run()
+    bench.calls(*ALL)
+    bench.method.fresh = True
+    assert bench.run(jobs=1) == 0
+    assert bench.calls(*ALL) == [f"prepare {FIRST} {SECOND}", f"build {FIRST}", f"build {SECOND}", "close"]
+    assert f"{FIRST}: done" in bench.console.text.splitlines()[-2]
+    assert bench.console.text.splitlines()[-2].endswith(", as it was")
+
+
+def test_what_comes_out_as_it_was_but_lost_a_tag_is_tagged(bench: Bench) -> None:
+    bench.run()
+    bench.method.fresh = True
+    full = bench.references(SECOND)[0]
+    del bench.engine.known[full]
+    bench.calls(*ALL)
+    assert bench.run() == 1
+    assert f"tag {full}" in bench.calls("tag")
+
+
 def test_only_what_is_missing_is_done(bench: Bench) -> None:
     """As after a kill: a tag was not set yet, a test not run yet."""
     bench.run()
@@ -86,10 +110,12 @@ def test_only_what_is_missing_is_done(bench: Bench) -> None:
     full = bench.references(FIRST)[0]
     del bench.engine.known[full]
     assert bench.run() == 1
-    assert bench.calls(*ALL) == [f"tag {reference}" for reference in reversed(bench.references(FIRST))]
+    assert bench.calls("build", "test", "tag") == [
+        f"tag {reference}" for reference in reversed(bench.references(FIRST))
+    ]
     bench.tester.kept.clear()
     assert bench.run(jobs=1) == 2
-    assert bench.calls("pull", "build", "test") == [f"test {FIRST}", f"test {SECOND}"]
+    assert bench.calls("prepare", "build", "test") == [f"test {FIRST}", f"test {SECOND}"]
 
 
 def test_a_tag_that_is_on_another_image_is_moved(bench: Bench) -> None:
@@ -105,7 +131,7 @@ def test_a_tag_that_is_on_another_image_is_moved(bench: Bench) -> None:
 def test_evidence_that_is_no_pass_is_made_again(bench: Bench) -> None:
     bench.run()
     image = bench.plan.images[0]
-    image_id = build.find(bench.engine, bench.work.project.state, image)
+    image_id = bench.method.find(image)
     bench.tester.kept[image_id] = evidence_of(image, image_id, failed=("x",))
     bench.calls(*ALL)
     assert bench.run() == 1
@@ -114,7 +140,7 @@ def test_evidence_that_is_no_pass_is_made_again(bench: Bench) -> None:
 
 def test_build_only(bench: Bench) -> None:
     assert bench.run(test=False, tag=False, jobs=1) == 2
-    assert bench.calls(*ALL) == [f"pull {BASE}", f"build {FIRST} on {BASE}", f"build {SECOND} on {BASE}"]
+    assert bench.calls(*ALL) == [f"prepare {FIRST} {SECOND}", f"build {FIRST}", f"build {SECOND}", "close"]
     assert bench.run(test=False, tag=False) == 0
 
 
@@ -132,18 +158,18 @@ def test_a_failed_test_gives_no_tag(bench: Bench) -> None:
 
 
 def test_a_failed_build_does_not_stop_the_others_and_a_rerun_goes_on(bench: Bench) -> None:
-    bench.engine.broken[FIRST] = {"error": "process x did not complete successfully: exit code: 1"}
+    bench.method.broken[FIRST] = failure(FIRST)
     with pytest.raises(BuildError, match=rf"^{FIRST}: failed at the build"):
         bench.run()
     assert f"tag {bench.references(SECOND)[0]}" in bench.calls("tag")
-    bench.engine.broken.clear()
+    bench.method.broken.clear()
     assert bench.run() == 1
-    assert bench.calls("build") == [f"build {FIRST} on {BASE}"]
+    assert bench.calls("prepare", "build") == [f"prepare {FIRST}", f"build {FIRST}"]
 
 
 def test_all_failures_are_told_in_the_order_of_the_plan(bench: Bench) -> None:
     """Whichever ends first: the error and the exit code are the same in every run."""
-    bench.engine.broken = {FIRST: {"error": "exit code: 1"}, SECOND: {"error": "connection reset by peer"}}
+    bench.method.broken = {FIRST: failure(FIRST), SECOND: EngineError(f"{SECOND}: connection reset by peer")}
     second_ended = threading.Event()
     original = bench.work.view.end
 
@@ -157,7 +183,7 @@ def test_all_failures_are_told_in_the_order_of_the_plan(bench: Bench) -> None:
             assert second_ended.wait(10)
 
     bench.work.view.end = end  # type: ignore[method-assign]
-    bench.engine.before_build = wait
+    bench.method.before = wait
     with pytest.raises(BuilderError) as caught:
         bench.run(jobs=2)
     told = str(caught.value)
@@ -168,43 +194,84 @@ def test_all_failures_are_told_in_the_order_of_the_plan(bench: Bench) -> None:
     assert isinstance(caught.value, BuildError)
 
 
-def test_a_fault_of_ours_stops_the_tests_that_run(bench: Bench) -> None:
-    def fail(_: str) -> None:
-        raise ZeroDivisionError
+def raises(error: BaseException, at: str) -> Callable[[str], None]:
+    """For `before` of the method: fails at one image, or when it is to prepare."""
 
-    bench.engine.before_build = fail
-    with pytest.raises(ZeroDivisionError):
-        bench.run()
+    def fail(step: str) -> None:
+        if step == at:
+            raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()], ids=["fault", "Ctrl-C"])
+def test_a_fault_of_ours_or_an_interrupt_stops_the_tests_that_run(bench: Bench, error: BaseException) -> None:
+    bench.method.before = raises(error, FIRST)
+    with pytest.raises(type(error)):
+        bench.run(jobs=1)
     assert bench.tester.stopped == 1
-    assert bench.calls("tag") == []
+    assert bench.calls("tag", "close") == ["close"]
 
 
-def test_a_base_for_each_release_once(bench: Bench) -> None:
-    bench.plan = plan.make_locked(bench.work.project, bench.work.project.select(tiny_locks.LOCKED))
-    bench.run()
-    assert bench.calls("pull") == [f"pull {BASE}"]
+def test_after_an_interrupt_nothing_is_begun(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when Ctrl-C comes while the first image is built: the second waits for its turn."""
+    is_building, is_interrupted = threading.Event(), threading.Event()
+
+    def before(step: str) -> None:
+        if step == FIRST:
+            is_building.set()
+            assert is_interrupted.wait(10)
+
+    def wait(*_: object, **__: object) -> None:
+        assert is_building.wait(10)
+        raise KeyboardInterrupt
+
+    bench.method.before = before
+    monkeypatch.setattr(images, "wait", wait)
+    monkeypatch.setattr(bench.tester, "stop", is_interrupted.set)
+    others = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(jobs=1)
+    for thread in set(threading.enumerate()) - others:
+        thread.join(10)
+    assert bench.calls("build") == [f"build {FIRST}"]
 
 
-def test_the_disk_is_looked_at_before_anything_is_built(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.engine.told = replace(bench.engine.told, is_local=True)
-    usage = shutil.disk_usage(".")
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(DiskError, match=r"building 2 image\(s\) takes about 2.0 GB in /nowhere, which has 1 kB"):
+@pytest.mark.parametrize(
+    "error", [EngineError("no base"), ZeroDivisionError(), KeyboardInterrupt()], ids=["error", "fault", "Ctrl-C"]
+)
+def test_what_was_prepared_is_closed_if_that_fails(bench: Bench, error: BaseException) -> None:
+    bench.method.before = raises(error, "prepare")
+    with pytest.raises(type(error)):
         bench.run()
-    assert bench.calls("build") == []
+    assert bench.calls(*ALL) == ["close"]
+
+
+def test_the_method_is_closed_after_failures(bench: Bench) -> None:
+    bench.method.broken = {FIRST: failure(FIRST), SECOND: failure(SECOND)}
+    with pytest.raises(BuildError, match="2 images failed"):
+        bench.run()
+    assert bench.calls(*ALL)[-1] == "close"
+
+
+def test_an_error_of_the_file_system_is_a_failure_of_one_image(bench: Bench) -> None:
+    bench.method.before = raises(OSError(28, "No space left on device"), FIRST)
+    with pytest.raises(errors.DiskError, match="full"):
+        bench.run()
+    assert f"tag {bench.references(SECOND)[0]}" in bench.calls("tag")
 
 
 def test_retest(bench: Bench) -> None:
     bench.run(test=False, tag=False)
     bench.calls(*ALL)
-    images.retest(bench.work, bench.plan, jobs=1)
-    images.retest(bench.work, bench.plan, jobs=1)
+    bench.retest()
+    bench.retest()
     assert bench.calls(*ALL) == [f"test {cell}" for cell in (FIRST, SECOND, FIRST, SECOND)]
 
 
 def test_retest_of_what_is_not_built(bench: Bench) -> None:
     with pytest.raises(EngineError, match="2 images failed") as caught:
-        images.retest(bench.work, bench.plan, jobs=1)
+        bench.retest()
     assert f"{FIRST}: not built\n  -> builder build {FIRST}" in str(caught.value)
 
 
@@ -223,9 +290,13 @@ def test_join() -> None:
 
 def test_clean(bench: Bench) -> None:
     bench.run()
-    untagged = bench.engine.have("sha256:old", labels={build.PLAN_LABEL: "sha256:0"})
-    others = bench.engine.have("sha256:others", labels={build.PLAN_LABEL: "sha256:1"})
-    (bench.work.project.state / "built/sha256-0").write_text(untagged)
+    untagged = bench.engine.have("sha256:old", labels={PLAN_LABEL: "sha256:0"})
+    others = bench.engine.have("sha256:others", labels={PLAN_LABEL: "sha256:1"})
+    tagged = bench.engine.known[bench.references(FIRST)[0]].id
+    for name, image_id in (("sha256:0", untagged), ("sha256:1", tagged)):
+        record = build.record(bench.work.project.state, name)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(image_id + "\n")
     bench.work.project.logs.mkdir(parents=True, exist_ok=True)
     (bench.work.project.logs / "x.log").write_text("")
     bench.engine.calls.clear()
@@ -233,25 +304,10 @@ def test_clean(bench: Bench) -> None:
     assert bench.engine.calls[0] == "sweep"
     assert f"remove {untagged}" in bench.engine.calls
     assert f"remove {others}" not in bench.engine.calls, "another checkout's image"
+    assert f"remove {tagged}" not in bench.engine.calls
     assert not any(reference in call for call in bench.engine.calls for reference in bench.references(FIRST))
     assert list(bench.work.project.logs.glob("*.log")) == []
     assert said.endswith("freed 5.0 GB of build cache")
-
-
-@pytest.mark.parametrize(
-    ("head", "status", "expected"),
-    [((0, "abc\n"), "", "abc"), ((0, "abc\n"), " M x\n", "abc-dirty"), ((128, ""), "", "unknown")],
-)
-def test_revision(
-    tiny: Project, monkeypatch: pytest.MonkeyPatch, head: tuple[int, str], status: str, expected: str
-) -> None:
-    def git(command: list[str], **_: object) -> CompletedProcess[str]:
-        code, out = head if "rev-parse" in command else (0, status)
-        return CompletedProcess(command, code, out, "")
-
-    monkeypatch.setattr("shutil.which", lambda _: "/bin/git")
-    monkeypatch.setattr("subprocess.run", git)
-    assert images.revision(tiny) == expected
 
 
 def test_a_plan_of_nothing(bench: Bench) -> None:

@@ -39,7 +39,7 @@ def test_snapshot(tiny: Project, snapshot: Callable[[str, str], None]) -> None:
     for image in data["images"]:
         image["digest"] = "(masked)"
         for layer in image["layers"]:
-            if layer["kind"] == "files":
+            if layer["kind"] != "wheels":
                 layer["inputs"] = "(masked)"
     snapshot("snapshots/plan.json", json.dumps(data, indent=1) + "\n")
 
@@ -54,12 +54,73 @@ def test_nothing_of_the_machine_is_in_it(tiny: Project) -> None:
 
 
 def test_layers(tiny: Project) -> None:
-    layers = [(layer.kind, layer.component) for layer in made(tiny).layers]
-    kinds = [kind for kind, _ in layers]
-    assert kinds == sorted(kinds, key=["os", "wheels", "files"].index)
-    assert [name for kind, name in layers if kind == "wheels"] == ["cuda", "python", "ember", "board", "jupyter"]
-    with_files = [name for name in made(tiny).components if (tiny.root / "templates" / name / "files").is_dir()]
-    assert [name for kind, name in layers if kind == "files"] == with_files
+    """What most images share lies lowest: CUDA, the framework, the operating system, then the variant."""
+    assert [(layer.kind, layer.name) for layer in made(tiny).layers] == [
+        ("wheels", "cuda"),
+        ("wheels", "ember"),
+        ("files", "ember bytecode"),
+        ("os", "os"),
+        ("wheels", "python"),
+        ("files", "python bytecode"),
+        ("wheels", "board"),
+        ("files", "board bytecode"),
+        ("wheels", "jupyter"),
+        ("files", "jupyter bytecode"),
+        ("files", "files"),
+    ]
+
+
+def test_components_with_files_of_their_own(tiny: Project) -> None:
+    image = made(tiny)
+    with_files = [name for name in image.components if (tiny.root / "templates" / name / "files").is_dir()]
+    assert list(image.file_components) == with_files == ["base", "jupyter"]
+
+
+def test_the_stack_does_not_depend_on_what_is_chosen(tiny: Project) -> None:
+    """Layers are ordered by how many images of the matrix share them, not by how many are built now."""
+    alone = made(tiny)
+    among = next(image for image in plan.make(tiny, tiny.cells).images if image.id == CELL)
+    assert alone == among
+
+
+def test_a_security_refresh_moves_the_operating_system_alone(edit: Edit) -> None:
+    """Another package of Debian: the wheels below and above it stay the same layers."""
+    before = made(edit("apt: [python3]", "apt: [python3]"))
+    after = made(edit("apt: [python3]", "apt: [python3, git]"))
+    moved = [new.name for old, new in zip(before.layers, after.layers, strict=True) if old.inputs != new.inputs]
+    assert moved == ["os"]
+    assert before.os != after.os
+    assert after.os == next(layer.inputs for layer in after.layers if layer.kind == "os")
+
+
+def test_images_with_one_os_share_it(tiny: Project) -> None:
+    images = plan.make(tiny, tiny.cells).images
+    assert len(images) == len(tiny_locks.LOCKED)
+    assert len({image.os for image in images}) == 1
+
+
+def layers_of(project: Project) -> dict[str, str]:
+    return {layer.name: layer.inputs for layer in made(project).layers}
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"),
+    [
+        ("templates/os.j2", {"os"}),
+        ("templates/macros.j2", {"os"}),
+        ("templates/host/env.sh", {"os"}),
+        ("templates/base/files/etc/new", {"files"}),
+        (plan.COMPILER, {f"{name} bytecode" for name in ("ember", "python", "board", "jupyter")}),
+        ("templates/Dockerfile.j2", set()),
+        ("locks/uv.txt", set()),
+    ],
+)
+def test_a_changed_file_moves_the_layers_that_are_made_from_it(tiny: Project, name: str, moved: set[str]) -> None:
+    before = layers_of(tiny)
+    path = tiny.root / name
+    path.write_text((path.read_text() if path.exists() else "") + "# more\n")
+    after = layers_of(tiny)
+    assert {layer for layer in before if before[layer] != after[layer]} == moved
 
 
 def test_every_wheel_is_in_one_layer(tiny: Project) -> None:
@@ -97,10 +158,19 @@ def test_cells_without_a_lock(tiny: Project) -> None:
 
 
 def test_a_stale_lock(edit: Edit) -> None:
+    """Cells of one group are resolved together, so the lock of the plain one is stale too."""
     project = edit("packages: [notebook]", "packages: [notebook>=2]")
-    with pytest.raises(StaleError, match=rf"^locks/{CELL}.json does not belong to") as caught:
+    plain = CELL.removesuffix("-jupyter")
+    with pytest.raises(StaleError, match=rf"^locks/{plain}.json does not belong to") as caught:
         made(project)
-    assert caught.value.hint == f"Resolve it again: builder lock {CELL}"
+    assert caught.value.hint == f"Resolve it again: builder lock {plain}"
+
+
+def test_a_stale_lock_of_a_cell_that_is_not_chosen(edit: Edit) -> None:
+    """What other images share decides where a layer lies: a plan of half a matrix would be another one tomorrow."""
+    project = edit("packages: [notebook]", "packages: [notebook>=2]")
+    with pytest.raises(StaleError, match=r"em-1\.10"):
+        made(project, "qz-0.5-cu129-py311")
 
 
 MATRIX_CHANGES = {
@@ -158,6 +228,13 @@ def test_a_changed_template_changes_the_digest(tiny: Project, name: str) -> None
     path = tiny.root / name
     path.write_text((path.read_text() if path.exists() else "") + "# more\n")
     assert made(tiny).digest != before
+
+
+def test_another_format_of_layers_has_another_digest(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same wheels in other bytes are another image."""
+    before = made(tiny)
+    monkeypatch.setattr("builder.splice.FORMAT", 0)
+    assert made(tiny).digest != before.digest
 
 
 @pytest.mark.parametrize(

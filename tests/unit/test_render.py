@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable
 
 import pytest
 
-from builder import plan, render
+from builder import oci, plan, render
 from builder.errors import StaleError, TemplateError
 from builder.project import Project
 
@@ -35,7 +37,7 @@ def test_wheels_are_named_by_hash_alone(tiny: Project) -> None:
     assert sorted(files) == [
         f"images/{PLAIN}/{name}" for name in ("Dockerfile", "wheels-cuda.txt", "wheels-python.txt", "wheels-quartz.txt")
     ]
-    wheel = plan.make(tiny, tiny.select([PLAIN])).images[0].layers[-2].wheels[0]
+    [wheel] = plan.make(tiny, tiny.select([PLAIN])).images[0].of_component("quartz")
     assert files[f"images/{PLAIN}/wheels-quartz.txt"] == f"quartz==0.5.3 --hash=sha256:{wheel.sha256}\n"
 
 
@@ -57,6 +59,33 @@ def test_the_last_command_wins_and_bash_is_the_default(tiny: Project) -> None:
     assert instructions(files[f"images/{CELL}/Dockerfile"], "EXPOSE") == ["EXPOSE 8888"]
     assert instructions(files[f"images/{PLAIN}/Dockerfile"], "EXPOSE") == []
     assert instructions(files[f"images/{PLAIN}/Dockerfile"], "HEALTHCHECK") == []
+
+
+@pytest.mark.parametrize("cell", [CELL, PLAIN])
+def test_the_dockerfile_says_what_the_configuration_of_an_assembled_image_says(tiny: Project, cell: str) -> None:
+    text = rendered(tiny, cell)[f"images/{cell}/Dockerfile"].replace(" \\\n", " ")
+    [image] = plan.make_locked(tiny, tiny.select([cell])).images
+    config = json.loads(oci.config(image.settings, (), created="", labels={}))["config"]
+
+    def pairs(word: str) -> dict[str, str]:
+        [line] = instructions(text, word)
+        return dict(pair.split("=", 1) for pair in shlex.split(line)[1:])
+
+    assert [f"{name}={value}" for name, value in pairs("ENV").items()] == config["Env"]
+    assert list(pairs("LABEL").items()) == list(config["Labels"].items())
+    assert instructions(text, "USER") == [f"USER {config['User']}"]
+    assert instructions(text, "WORKDIR") == [f"WORKDIR {config['WorkingDir']}"]
+    assert instructions(text, "EXPOSE") == [f"EXPOSE {port[:-4]}" for port in config.get("ExposedPorts", ())]
+    assert instructions(text, "ENTRYPOINT") == [f"ENTRYPOINT {json.dumps(config['Entrypoint'])}"]
+    assert instructions(text, "CMD") == [f"CMD {json.dumps(config['Cmd'])}"]
+    if health := config.get("Healthcheck"):
+        [line] = instructions(text, "HEALTHCHECK")
+        times = {"interval": "Interval", "timeout": "Timeout", "start-period": "StartPeriod"}
+        options = [f"--{option}={health[field] // 10**9}s" for option, field in times.items()]
+        command = ["CMD", json.dumps(health["Test"][1:])]
+        assert line.split() == ["HEALTHCHECK", *options, f"--retries={health['Retries']}", *command]
+    else:
+        assert instructions(text, "HEALTHCHECK") == []
 
 
 def test_nothing_of_the_machine_is_in_it(tiny: Project) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from builder import view
 from builder.progress import BuildProgress
 from builder.trace import Status, Vertex
-from builder.view import View
+from builder.view import Meter, View
 from tests.unit.fakes import MemoryConsole
 
 
@@ -111,3 +113,74 @@ def test_the_table_on_a_terminal() -> None:
     assert second.split() == ["second-cell", "waiting"]
     assert "first-cell" not in rest.text
     assert "all is well" in console.text
+
+
+class Clock:
+    """Stands in for time.monotonic."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_meter_in_plain_lines_speaks_every_few_seconds(console: MemoryConsole, clock: Clock) -> None:
+    meter = Meter(View(console), "wheels", "fetched", 3_000_000)
+    for pause in (1.0, 3.9, 0.2, 1.0, 3.9):  # at 1, 4.9, 5.1, 6.1 and 10 s: one line, after five seconds
+        clock.now += pause
+        meter.add(100_000)
+    assert console.text.splitlines() == [
+        "wheels: 3.0 MB to be fetched",
+        "wheels: 300 kB of 3.0 MB fetched",
+    ]
+
+
+def test_a_meter_ends_with_the_last_byte_whatever_the_time(console: MemoryConsole, clock: Clock) -> None:
+    meter = Meter(View(console), "wheels", "fetched", 2000)
+    meter.add(1999)
+    clock.now += 1
+    meter.add(1)
+    assert console.text.splitlines()[1:] == ["wheels: done in 1.0 s: 2 kB of 2 kB fetched"]
+
+
+def test_a_meter_ends_once(console: MemoryConsole, clock: Clock) -> None:
+    """More may come than was said: a part that was cut off is fetched again."""
+    meter = Meter(View(console), "wheels", "fetched", 2000)
+    for count in (2000, -1000, 1000, 5):
+        clock.now += 60
+        meter.add(count)
+    assert console.text.count("done") == 1
+    assert len(console.text.splitlines()) == 2
+
+
+def test_bytes_that_are_lost_again_are_taken_off(console: MemoryConsole, clock: Clock) -> None:
+    meter = Meter(View(console), "wheels", "fetched", 9000)
+    meter.add(5000)
+    meter.add(-3000)
+    clock.now += 5
+    meter.add(0)
+    assert console.text.splitlines()[-1] == "wheels: 2 kB of 9 kB fetched"
+
+
+def test_a_meter_of_an_unknown_total_never_ends(console: MemoryConsole, clock: Clock) -> None:
+    meter = Meter(View(console), "cell", "loaded", 0)
+    assert console.text == ""
+    meter.add(7_000_000)
+    clock.now += 5
+    meter.add(1_000_000)
+    assert console.text.splitlines() == ["cell: 8.0 MB loaded"]
+
+
+def test_a_meter_on_a_terminal_moves_often(clock: Clock) -> None:
+    shown = View(MemoryConsole(terminal=True))
+    meter = Meter(shown, "wheels", "fetched", 9000)
+    notes = []
+    for pause in (0.125, 0.125, 0.125, 0.125):
+        clock.now += pause
+        meter.add(1000)
+        notes.append(shown.rows["wheels"].note)
+    assert notes == ["", "2 kB of 9 kB fetched", "2 kB of 9 kB fetched", "4 kB of 9 kB fetched"]

@@ -8,6 +8,7 @@
 ARG BASE=example/base:new@sha256:2222222222222222222222222222222222222222222222222222222222222222
 
 # ---- os: Debian packages, the user and the folders that all that follows is put into
+# SOURCE_DATE_EPOCH: else /etc/shadow holds the day of the build.
 FROM ${BASE} AS os
 # apt takes whatever version the release has now; a build from an empty cache takes the newest.
 # hadolint ignore=DL3008
@@ -21,13 +22,11 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host \
         python3 \
         tini && \
     rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache && \
-    useradd --no-log-init --uid 1000 --gid 0 --create-home --home-dir /home/user --shell /bin/bash user && \
+    SOURCE_DATE_EPOCH=946684800 useradd --no-log-init --uid 1000 --gid 0 --create-home --home-dir /home/user --shell /bin/bash user && \
     rm -f /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- && \
     install -d -o 1000 -g 0 -m 0775 /workspace && \
     chmod 0775 /home/user && \
     python3.11 -m venv --without-pip /opt/venv
-ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    LANG=C.UTF-8
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools
@@ -115,15 +114,19 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host \
 COPY templates/base/files/ /
 COPY templates/jupyter/files/ /
 
-ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+    LANG="C.UTF-8" \
+    NVIDIA_VISIBLE_DEVICES="all" \
+    NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=570.1" \
-    EMBER_HOME=/workspace
+    EMBER_HOME="/workspace"
 
 USER 1000:0
 WORKDIR /workspace
 EXPOSE 8888
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["check-jupyter"]
+HEALTHCHECK --interval=10s --timeout=5s \
+    --start-period=60s --retries=3 \
+    CMD ["check-jupyter"]
 ENTRYPOINT ["/usr/bin/tini", "-g", "--"]
 CMD ["start-jupyter"]
 

@@ -1,0 +1,398 @@
+"""What is asked of an index, how often, and what is said when it does not do as it should.
+
+See also the integration test of the same name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from urllib3.exceptions import NewConnectionError, ReadTimeoutError
+
+from builder import fetch
+from builder.errors import FetchError
+from builder.fetch import Fetcher, Patience
+from builder.index import IndexSettings
+from builder.lock import Wheel
+from tests.unit.wire import Reply, Sent, Wire, broken
+
+CONTENT = bytes(range(256)) * 1000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+FILE = "tiny_wheel-1.0-py3-none-any.whl"
+HOST = "index.example.test"
+INDEX = f"https://{HOST}/simple/"
+PATIENCE = Patience()
+WHEEL = Wheel(component="tiny", name="Tiny_Wheel", version="1.0", file=FILE, size=len(CONTENT), sha256=SHA256)
+UNKNOWN = Wheel(component="tiny", name="Tiny_Wheel", version="1.0", file=FILE, size=0, sha256=SHA256)
+
+
+def html(url: str = f"../../files/{FILE}", sha256: str = SHA256) -> Reply:
+    link = f'<a href="{url}{"#sha256=" + sha256 if sha256 else ""}">{FILE}</a>'
+    return Reply(
+        body=f"<!DOCTYPE html><html><body>{link}</body></html>".encode(), headers={"Content-Type": "text/html"}
+    )
+
+
+def as_json(data: object) -> Reply:
+    return Reply(body=json.dumps(data).encode(), headers={"Content-Type": "application/vnd.pypi.simple.v1+json"})
+
+
+def file(sent: Sent) -> Reply:
+    """The wheel, or the part of it that is asked for."""
+    if asked := sent.headers.get("Range"):
+        start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        return Reply(status=206, body=CONTENT[start:]) if start < len(CONTENT) else Reply(status=416)
+    return Reply(body=CONTENT)
+
+
+Answer = Callable[[Sent], Reply | Exception]
+
+
+class Setting:
+    """An index in memory: `page` and `file` answer. `got` is what was told of progress, `waited` how long it slept."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.page: Answer = lambda _: html()
+        self.file: Answer = file
+        self.got: list[int] = []
+        self.waited: list[float] = []
+        self.wire = Wire.lay(monkeypatch, lambda sent: (self.page if "/simple/" in sent.url else self.file)(sent))
+        monkeypatch.setattr(time, "sleep", self.waited.append)
+        self.whl, self.part = folder / f"{SHA256}.whl", folder / f"{SHA256}.part"
+
+    def fetcher(self, patience: Patience = PATIENCE, **settings: str) -> Fetcher:
+        return Fetcher(
+            IndexSettings(**({"url": INDEX} | settings)),
+            self.folder,
+            hide=lambda text: text.replace("hidden.test", "<hidden>"),
+            got=self.got.append,
+            patience=patience,
+        )
+
+    def fetches(self, wheel: Wheel = WHEEL, **settings: str) -> None:
+        assert self.fetcher(PATIENCE, **settings).fetch(wheel) == self.whl
+        assert self.whl.read_bytes() == CONTENT
+        assert list(self.folder.iterdir()) == [self.whl]
+        assert sum(self.got) == len(CONTENT)
+
+    def fails(self, patience: Patience = PATIENCE, **settings: str) -> str:
+        with pytest.raises(FetchError) as raised:
+            self.fetcher(patience, **settings).fetch(WHEEL)
+        told = str(raised.value)
+        assert told.startswith(f"{FILE}: ")
+        assert HOST not in f"{told} {raised.value.hint}"
+        assert raised.value.hint
+        assert not self.whl.exists()
+        assert sum(self.got) == 0
+        return told
+
+
+@pytest.fixture
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    return Setting(tmp_path, monkeypatch)
+
+
+def once(first: Reply | Exception, then: Answer) -> Answer:
+    """Answers so, and from then on otherwise."""
+    answers = iter([first])
+    return lambda sent: next(answers, None) or then(sent)
+
+
+# ---- what is asked
+
+
+def test_what_is_asked(setting: Setting) -> None:
+    setting.fetches()
+    assert setting.wire.said == ["GET /simple/tiny-wheel/", f"GET /files/{FILE}"]
+    page, whole = setting.wire.seen
+    assert "json" in page.headers["Accept"]
+    assert whole.headers["Accept-Encoding"] == "identity"  # or its length would be another one
+    assert "Range" not in whole.headers
+    for sent in setting.wire.seen:
+        assert sent.options["timeout"] == (10, 30)
+        assert sent.options["verify"] is True
+
+
+def test_only_what_is_missing_is_asked_for(setting: Setting) -> None:
+    setting.part.write_bytes(CONTENT[:1000])
+    setting.fetches()
+    assert setting.wire.seen[1].headers["Range"] == "bytes=1000-"
+
+
+def test_a_page_in_json(setting: Setting) -> None:
+    listed = {"filename": FILE, "url": f"https://elsewhere.test/{FILE}", "hashes": {"sha256": SHA256}}
+    setting.page = lambda _: as_json({"meta": {"api-version": "1.0"}, "name": "tiny-wheel", "files": [listed]})
+    setting.fetches()
+    assert setting.wire.seen[1].url == f"https://elsewhere.test/{FILE}"
+
+
+def test_a_page_without_hashes(setting: Setting) -> None:
+    setting.page = lambda _: html(sha256="")
+    setting.fetches()
+    setting.whl.unlink()
+    setting.got.clear()
+    setting.file = lambda _: Reply(body=bytes(len(CONTENT)))
+    assert "other bytes than the lock says" in setting.fails()
+
+
+@pytest.mark.parametrize("there", [b"", CONTENT[:1000], CONTENT, b"wrong" * 9])
+def test_a_wheel_of_unknown_size(setting: Setting, there: bytes) -> None:
+    setting.part.write_bytes(there)
+    setting.fetches(UNKNOWN)
+
+
+def test_a_wheel_that_is_there(setting: Setting) -> None:
+    setting.whl.write_bytes(CONTENT)
+    setting.fetches()
+    setting.got.clear()
+    setting.fetches(UNKNOWN)
+    assert setting.wire.said == []
+
+
+def test_a_wheel_is_dropped(setting: Setting) -> None:
+    fetcher = setting.fetcher()
+    assert fetcher.path(WHEEL) == setting.whl
+    setting.fetches()
+    fetcher.drop(WHEEL)
+    fetcher.drop(WHEEL)
+    assert list(setting.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", [b"", CONTENT[:10]], ids=["nothing", "a part"])
+def test_a_wheel_that_came_and_went_while_this_one_waited(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, left: bytes
+) -> None:
+    """Another process had the lock: what this one has locked now has no name any more, or it is another file's."""
+    lock = fcntl.flock
+    waits = 0
+
+    def wait(file: Any, operation: int) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 1:
+            file.write(CONTENT)
+            file.flush()
+            setting.part.unlink()
+            if left:
+                setting.part.write_bytes(left)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    setting.fetches()
+    assert waits == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "verify", "proxies"),
+    [
+        ({}, "/etc/another.pem", {}),
+        ({"ca_bundle": "/etc/ca.pem"}, "/etc/ca.pem", {}),
+        ({"trusted_host": f"other.test {HOST}"}, False, {}),
+        ({"trusted_host": f"{HOST}:8443", "url": f"https://{HOST}:8443/simple/"}, False, {}),
+        ({"trusted_host": "other.test", "ca_bundle": "/etc/ca.pem"}, "/etc/ca.pem", {}),
+        ({"trusted_host": "example.test"}, "/etc/another.pem", {}),
+        ({"proxy": "http://p.test:1"}, "/etc/another.pem", {"http": "http://p.test:1", "https": "http://p.test:1"}),
+    ],
+)
+def test_the_settings_of_the_machine(
+    setting: Setting,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, str],
+    verify: bool | str,
+    proxies: dict[str, str],
+) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/etc/another.pem")
+    setting.fetches(WHEEL, **settings)
+    for sent in setting.wire.seen:
+        assert sent.options["verify"] == verify
+        assert {name: url for name, url in sent.options["proxies"].items() if name in ("http", "https")} == proxies
+
+
+def test_only_the_trusted_host_is_trusted(setting: Setting) -> None:
+    """Not every host that one of its pages names."""
+    setting.page = lambda _: html(url="https://elsewhere.test/x.whl")
+    setting.fetches(WHEEL, trusted_host=HOST, ca_bundle="/etc/ca.pem")
+    assert [sent.options["verify"] for sent in setting.wire.seen] == [False, "/etc/ca.pem"]
+
+
+def test_without_an_index_of_its_own_the_machine_uses_pypi(setting: Setting) -> None:
+    setting.fetches(url="")
+    assert setting.wire.seen[0].url == "https://pypi.org/simple/tiny-wheel/"
+
+
+# ---- asked again
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("what", ["page", "file"])
+def test_answers_that_may_be_better_next_time(setting: Setting, what: str, status: int) -> None:
+    good = getattr(setting, what)
+    setattr(setting, what, once(Reply(status=status), good))
+    setting.fetches()
+    assert len(setting.wire.seen) == 3
+    setting.whl.unlink()
+    setting.got.clear()
+    setattr(setting, what, lambda _: Reply(status=status))
+    assert f"the index answers {status} " in setting.fails()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 410, 418, 451, 501])
+@pytest.mark.parametrize("what", ["page", "file"])
+def test_answers_that_will_not_change(setting: Setting, what: str, status: int) -> None:
+    setattr(setting, what, lambda _: Reply(status=status))
+    assert f"the index answers {status}" in setting.fails()
+    assert len(setting.wire.seen) == (1 if what == "page" else 2)
+    assert setting.waited == []
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 5])
+def test_it_asks_a_few_times_and_waits_longer_each_time(setting: Setting, attempts: int) -> None:
+    setting.file = lambda _: Reply(status=503)
+    setting.fails(Patience(attempts=attempts, pause=0.5))
+    assert len(setting.wire.seen) == 1 + attempts
+    assert len(setting.waited) == attempts - 1
+    for number, waited in enumerate(setting.waited):
+        assert 0.5 * 2**number <= waited <= 0.5 * 2 ** (number + 1)
+
+
+@pytest.mark.parametrize(
+    "error", [broken(), ConnectionResetError(104, "reset"), requests.ReadTimeout(), requests.exceptions.SSLError("bad")]
+)
+@pytest.mark.parametrize("what", ["page", "file"])
+def test_connections_that_break(setting: Setting, what: str, error: Exception) -> None:
+    setattr(setting, what, once(error, getattr(setting, what)))
+    setting.fetches()
+
+
+def test_a_body_that_breaks_off(setting: Setting) -> None:
+    setting.file = once(Reply(body=CONTENT[:200_000], broken=True), file)
+    setting.fetches()
+    start = int(setting.wire.seen[2].headers["Range"].removeprefix("bytes=").removesuffix("-"))
+    assert 200_000 - fetch.PIECE < start <= 200_000
+
+
+def test_a_body_that_ends_too_early(setting: Setting) -> None:
+    """Without a word: there is nothing that says how long it should have been."""
+    setting.file = once(Reply(body=CONTENT[:200_000]), file)
+    setting.fetches()
+    assert setting.wire.seen[2].headers["Range"] == "bytes=200000-"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Reply(status=416),
+        Reply(status=206, body=CONTENT),
+        Reply(status=206, body=CONTENT[999:]),
+        Reply(status=206, body=CONTENT[1001:] + b"x"),
+        Reply(status=200, body=CONTENT),
+    ],
+    ids=["no such part", "everything as a part", "one byte more", "another part", "everything"],
+)
+def test_an_answer_that_is_not_the_part_that_was_asked_for(setting: Setting, wrong: Reply) -> None:
+    setting.part.write_bytes(CONTENT[:1000])
+    setting.file = once(wrong, file)
+    setting.fetches()
+
+
+def test_a_page_that_cannot_be_read(setting: Setting) -> None:
+    setting.page = lambda _: as_json({"meta": {"api-version": "1.0"}, "files": 5})
+    assert "the index's page of tiny-wheel cannot be read" in setting.fails()
+    setting.page = lambda _: as_json({"meta": {"api-version": "99.0"}, "name": "x", "files": []})
+    assert "cannot be read" in setting.fails()
+    setting.page = lambda _: Reply(body=b"%PDF", headers={"Content-Type": "application/pdf"})
+    assert "cannot be read" in setting.fails()
+    assert len(setting.wire.seen) == 15
+
+
+# ---- what is said
+
+
+def test_a_wheel_that_is_not_listed(setting: Setting) -> None:
+    for reply in (Reply(status=404), html(url="../other-1.0.whl"), as_json({"meta": {"api-version": "1.0"}})):
+        setting.page = once(Reply(status=404), lambda _, reply=reply: reply)  # type: ignore[misc]
+        assert "the index does not list it" in setting.fails()
+
+
+@pytest.mark.parametrize("size", [1, len(CONTENT)])
+def test_more_bytes_than_there_may_be(setting: Setting, size: int) -> None:
+    setting.file = lambda _: Reply(body=CONTENT + bytes(size))
+    assert f"serves more than the {len(CONTENT)} bytes" in setting.fails()
+    assert setting.part.read_bytes() == b""
+
+
+def test_other_bytes(setting: Setting) -> None:
+    setting.file = lambda _: Reply(body=CONTENT[::-1])
+    told = setting.fails()
+    assert SHA256[:12] in told
+    assert hashlib.sha256(CONTENT[::-1]).hexdigest()[:12] in told
+    assert setting.part.read_bytes() == b""
+    assert len(setting.wire.seen) == 2
+
+
+def test_another_hash_is_listed(setting: Setting) -> None:
+    setting.page = lambda _: html(sha256="0" * 64)
+    assert "lists another SHA-256 (000000000000...)" in setting.fails()
+    assert len(setting.wire.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "url", [f"ftp://{HOST}/x.whl", "file:///etc/passwd", "data:,x", "javascript:x", f"httpx://{HOST}/"]
+)
+def test_addresses_that_are_not_fetched(setting: Setting, url: str) -> None:
+    setting.page = lambda _: html(url=url)
+    setting.file = lambda _: pytest.fail("it was asked for")
+    assert "the index names an address" in setting.fails()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://a b/", "https://", "http://x:99999999/", "https://\u2100.test/"]
+)
+def test_addresses_that_are_none(setting: Setting, url: str) -> None:
+    setting.page = lambda _: html(url=url)
+    setting.file = lambda _: Reply(status=404)
+    setting.fails()
+
+
+def unreachable(host: str, *, request: requests.PreparedRequest | None = None) -> Exception:
+    inner = NewConnectionError(None, f"Failed to resolve '{host}'")  # type: ignore[arg-type]
+    return requests.ConnectionError(f"HTTPSConnectionPool(host='{host}', port=443): {inner}", request=request)
+
+
+def test_no_host_is_said(setting: Setting) -> None:
+    """Neither the index's, nor that of files, of a proxy, or of where a redirect leads; nor what the machine hides."""
+    setting.page = lambda _: html(url="https://files.example.test:8443/x.whl")
+    hosts = ["files.example.test", "proxy.example.test", "index.example.test", "hidden.test", "elsewhere.example.test"]
+    for host in hosts:
+        sent_on = requests.Request("GET", "https://elsewhere.example.test/x").prepare()
+        setting.file = lambda _, host=host, to=sent_on: unreachable(host, request=to)  # type: ignore[misc]
+        told = setting.fails(proxy="http://user:secret@proxy.example.test:3128")
+        for word in [*hosts, "secret"]:
+            assert word not in told
+        assert "Failed to resolve '<" in told
+
+
+def test_no_password_is_said(setting: Setting) -> None:
+    url = f"https://someone:secret@{HOST}/simple/"
+    setting.page = lambda sent: requests.ConnectionError(f"cannot reach {sent.url}, {url}")
+    told = setting.fails(url=url)
+    assert "secret" not in told
+    assert "someone" not in told
+
+
+def test_silence_is_called_that(setting: Setting) -> None:
+    setting.file = lambda _: requests.ReadTimeout(ReadTimeoutError(None, "", "timed out"))  # type: ignore[arg-type]
+    assert setting.fails() == f"{FILE}: the index is silent"
+    setting.file = lambda _: Reply(body=CONTENT[:99], broken=True)
+    assert setting.fails() == f"{FILE}: the connection broke off"

@@ -1,0 +1,136 @@
+"""Layers of plain files: what is in them, whose file counts, and what they must not touch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builder import files, plan, wheel
+from builder.errors import BuildError
+from builder.plan import PlannedImage
+from builder.project import Project
+from builder.splice import Entry
+
+CELL = "em-1.10-cu1210-py311-jupyter"
+PLACE = wheel.environment("3.11")
+SITE = "opt/venv/lib/python3.11/site-packages"
+
+
+@pytest.fixture
+def image(tiny: Project) -> PlannedImage:
+    [made] = plan.make_locked(tiny, tiny.select([CELL])).images
+    return replace(made, file_components=("base", "jupyter"))
+
+
+def put(project: Project, component: str, name: str, content: str = "x", mode: int = 0o644) -> Path:
+    path = project.root / f"templates/{component}/files/{name}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    path.chmod(mode)
+    return path
+
+
+def entries(project: Project, image: PlannedImage, folders: tuple[str, ...] = ()) -> list[Entry]:
+    return list(files.entries(project.root, image, PLACE, folders))
+
+
+def found(project: Project, image: PlannedImage) -> dict[str, Entry]:
+    return {entry.path: entry for entry in entries(project, image)}
+
+
+def test_files_of_all_components(tiny: Project, image: PlannedImage) -> None:
+    everything = found(tiny, image)
+    for component in image.file_components:
+        top = tiny.root / f"templates/{component}/files"
+        for path in top.rglob("*"):
+            entry = everything[path.relative_to(top).as_posix()]
+            assert entry.content == (path.read_bytes() if path.is_file() else None)
+            assert not entry.link
+
+
+def test_sorted_each_folder_before_what_is_in_it(tiny: Project, image: PlannedImage) -> None:
+    put(tiny, "base", "z/y/x")
+    put(tiny, "jupyter", "a")
+    told = entries(tiny, image)
+    paths = [entry.path for entry in told]
+    plain = [entry.path for entry in told if entry.content is not None or entry.link]
+    assert plain == sorted(plain)
+    assert len(set(paths)) == len(paths)
+    for number, path in enumerate(paths):
+        parent = path.rpartition("/")[0]
+        assert not parent or parent in paths[:number], path
+    folders = [entry for entry in told if entry.content is None and not entry.link]
+    assert {entry.path for entry in folders} >= {"z", "z/y"}
+    assert {entry.mode for entry in folders} == {0o755}
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [(0o644, 0o644), (0o600, 0o644), (0o755, 0o755), (0o700, 0o755), (0o664, 0o644)]
+)
+def test_of_a_files_mode_only_whether_it_is_a_program(
+    tiny: Project, image: PlannedImage, mode: int, expected: int
+) -> None:
+    """The rest is the umask of who checked it out."""
+    put(tiny, "base", "usr/local/bin/it", mode=mode)
+    assert found(tiny, image)["usr/local/bin/it"].mode == expected
+
+
+@pytest.mark.parametrize(("components", "wins"), [(("base", "jupyter"), "jupyter"), (("jupyter", "base"), "base")])
+def test_of_two_files_the_later_components_counts(
+    tiny: Project, image: PlannedImage, components: tuple[str, ...], wins: str
+) -> None:
+    put(tiny, "base", "etc/same", "base")
+    put(tiny, "jupyter", "etc/same", "jupyter", mode=0o755)
+    told = [entry for entry in entries(tiny, replace(image, file_components=components)) if entry.path == "etc/same"]
+    assert [(entry.content, entry.mode) for entry in told] == [(wins.encode(), 0o755 if wins == "jupyter" else 0o644)]
+
+
+def test_what_python_left_beside_a_file_is_not_in_it(tiny: Project, image: PlannedImage) -> None:
+    put(tiny, "jupyter", "etc/jupyter/__pycache__/config.pyc")
+    assert not [path for path in found(tiny, image) if "__pycache__" in path]
+
+
+def test_a_component_without_files_of_its_own_adds_none(tiny: Project, image: PlannedImage) -> None:
+    none = replace(image, file_components=(), wheels=())
+    assert entries(tiny, none) == []
+
+
+def test_cuda_is_linked_and_its_metadata_found(tiny: Project, image: PlannedImage) -> None:
+    everything = found(tiny, image)
+    assert everything[f"{SITE}/nvidia"] == Entry(path=f"{SITE}/nvidia", mode=0o777, link="/opt/nvidia/nvidia")
+    assert everything[f"{SITE}/nvidia.pth"].content == b"/opt/nvidia\n"
+    assert everything[f"{SITE}/nvidia.pth"].mode == 0o644
+
+
+def test_without_cuda_wheels_there_is_no_link(tiny: Project, image: PlannedImage) -> None:
+    plain = replace(image, wheels=tuple(one for one in image.wheels if one.component != "cuda"))
+    told = found(tiny, plain)
+    assert told
+    assert not [path for path in told if "nvidia" in path or "opt" in path]
+
+
+@pytest.mark.parametrize("folder", ["workspace", "var/tmp", "home/user/.config"])
+def test_a_file_in_a_folder_with_an_owner_or_mode_of_its_own_is_refused(
+    tiny: Project, image: PlannedImage, folder: str
+) -> None:
+    """The layer would write the folder again, as 0755 of root."""
+    put(tiny, "base", f"{folder}/deep/it")
+    says = f"^{CELL}: a file for /{re.escape(folder)}/deep/it, but /{re.escape(folder)} has an owner or mode of its own"
+    with pytest.raises(BuildError, match=says):
+        entries(tiny, image, folders=(folder, "tmp"))
+    assert entries(tiny, image, folders=("tmp", f"{folder}/other", f"{folder}-2"))
+
+
+def test_the_same_files_give_the_same_entries(tiny: Project, image: PlannedImage) -> None:
+    """In whatever order the file system lists them."""
+    before = entries(tiny, image)
+    for path in sorted((tiny.root / "templates").rglob("files/**/*"), reverse=True):
+        if path.is_file():
+            content, mode = path.read_bytes(), path.stat().st_mode
+            path.unlink()
+            path.write_bytes(content)
+            path.chmod(mode)
+    assert entries(tiny, image) == before
