@@ -12,10 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from builder import atomic, base, build, bytecode, digest, files, load, made, oci, osstage, splice, wheel
+from builder import atomic, base, build, bytecode, digest, files, load, made, oci, osstage, plan, splice, wheel
+from builder.errors import BuilderError
 from builder.fetch import CONNECTIONS, Fetcher
 from builder.layers import PlannedLayer
 from builder.load import Assembled
@@ -24,11 +27,13 @@ from builder.oci import BuiltLayer
 from builder.osstage import OsLayer
 from builder.plan import PlannedImage
 from builder.settings import OCI
+from builder.splice import Entry
 from builder.store import CONFIG_TYPE, MANIFEST_TYPE, Store
 from builder.view import Meter
 from builder.work import Work
 
 _LOADED = build.UNPACKED + 1  # the engine keeps the archive until it has unpacked it
+UNTESTED = ".untested"  # ends the name that an image has in the store until its tests passed
 ATTEMPTS = 3  # at splicing wheels that another builder takes away
 _WITH_WHEELS = 1.5  # wheels are removed when their layer is there; the first ones go while the last ones come
 
@@ -44,7 +49,12 @@ class Assembler:
         self._os: dict[str, Future[OsLayer]] = {}
         self._layers: dict[str, Future[BuiltLayer]] = {}
         self._os_images: dict[str, str] = {}
+        self._fetcher: Fetcher | None = None
+        self._program = b""
+        self._files: dict[str, dict[str, Entry]] = {}
+        self._contexts: dict[str, bytes] = {}
         self._lock = threading.Lock()
+        self._os_lock = threading.Lock()
         self._loading = threading.Lock()
         # A splice keeps two processors busy and takes up to 150 MB.
         self._splicing = ThreadPoolExecutor(max(1, min(2, (os.cpu_count() or 1) // 2)), "splice")
@@ -64,6 +74,7 @@ class Assembler:
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         """Begins everything that the images need and the store lacks."""
         self._check_room(images)
+        self._read(images)
         systems = {image.os: image for image in images}
         releases = sorted(
             {image.debian for image in images if self._fresh or not osstage.recall(self._store, image.os)}
@@ -90,6 +101,15 @@ class Assembler:
                     key = self._compiled_key(layer, image)
                     self._layers[key] = self._running.submit(self._compile, layer, image)
 
+    def _read(self, images: Sequence[PlannedImage]) -> None:
+        """Reads what people write, now: a file that is edited while images are built belongs to the next plan."""
+        work = self._work
+        self._program = (work.project.root / plan.COMPILER).read_bytes()
+        for image in images:
+            self._files[image.id] = files.read(work.project.root, image, wheel.environment(image.cell.python))
+            if image.os not in self._contexts:
+                self._contexts[image.os] = osstage.context_of(work, image)
+
     def _check_room(self, images: Sequence[PlannedImage]) -> None:
         """Raises DiskError if the engine has no room for what it lacks, before anything is begun."""
         info = self._work.engine.info()
@@ -97,11 +117,13 @@ class Assembler:
             return
         there = {diff_id for chain in self._work.engine.chains() for diff_id in chain}
         wanted = 0
+        same_disk = Path(info.root).stat().st_dev == self._store.root.stat().st_dev
         for layer in {layer.inputs: layer for image in images for layer in image.layers if layer.wheels}.values():
             known = made.recall(self._store, layer)
             if known is None or known.diff_id not in there:
                 wanted += layer.bytes
-        build.check_room(shutil.disk_usage(info.root).free, engine_bytes(wanted), len(images), info.root)
+        needed = engine_bytes(wanted) + (missing_bytes(self._store, images) if same_disk else 0)
+        build.check_room(shutil.disk_usage(info.root).free, needed, len(images), info.root)
 
     def build(self, image: PlannedImage) -> str:
         """Puts the image together and has it in the engine; returns its id."""
@@ -126,18 +148,27 @@ class Assembler:
         config = oci.config(image.settings, stack, created=system.created, labels=labels)
         config_blob = self._store.put(config, CONFIG_TYPE)
         manifest = self._store.put(oci.manifest(config_blob, stack), MANIFEST_TYPE)
-        self._store.name(image.references[0], manifest)
+        self._store.name(image.references[0] + UNTESTED, manifest)
         assembled = Assembled(config=config_blob, manifest=manifest, layers=stack)
         self._store.remember(_image_key(image, system), asdict(assembled.manifest))
         return assembled
 
+    def tagged(self, image: PlannedImage) -> None:
+        """The image passed its tests and has its tags: now it has its name in the store too."""
+        if found := find(self._store, image):
+            name = image.references[0]
+            self._store.name(name, found.manifest, instead_of=name + UNTESTED)
+
     def close(self) -> None:
-        """Waits for what still runs after a failure: it needs the images that are removed here. Not if interrupted."""
+        """Waits for what still runs in containers, which needs the images that are removed here. Not if interrupted."""
         wait = isinstance(sys.exception(), Exception | None)
+        if self._fetcher:
+            self._fetcher.stop()
         for pool in (self._fetching, self._running, self._splicing):
             pool.shutdown(wait=wait, cancel_futures=True)
-        for image_id in self._os_images.values():
-            self._work.engine.remove_image(image_id)
+        for image_id in list(self._os_images.values()):
+            with suppress(BuilderError):  # what was raised before says more; `sweep` finds the image
+                self._work.engine.remove_image(image_id)
 
     # ---- layers
 
@@ -148,11 +179,9 @@ class Assembler:
             return self._layers[layer.inputs].result()
         if layer.compiled:
             return self._layers[self._compiled_key(layer, image)].result()
-        place = wheel.environment(image.cell.python)
-        root = self._work.project.root
 
         def write(out: BinaryIO) -> splice.Layer:
-            return splice.write(files.entries(root, image, place, system.folders), out)
+            return splice.write(files.entries(self._files[image.id], system.folders), out)
 
         return made.remember(self._store, layer, write)
 
@@ -161,7 +190,7 @@ class Assembler:
         if known:
             return known
         work = self._work
-        layer = osstage.make(work, self._store, image, bases[image.debian], fresh=self._fresh)
+        layer = osstage.make(work, self._store, image, self._contexts[image.os], bases[image.debian], fresh=self._fresh)
         work.view.end(osstage.row(image), "done", f"layer {digest.short(layer.digest)}")
         return layer
 
@@ -171,8 +200,8 @@ class Assembler:
         if not wanted:
             return
         meter = Meter(self._work.view, "wheels", "fetched", sum(one.size for one in wanted.values()))
-        fetcher = Fetcher(
-            self._work.host.index, self._store.root / "downloads", hide=self._work.host.hide, got=meter.add
+        fetcher = self._fetcher = Fetcher(
+            self._work.host.index, self._store.downloads, hide=self._work.host.hide, got=meter.add
         )
         waiting = {inputs: len(layer.wheels) for inputs, layer in missing.items()}
         users: dict[str, list[str]] = {}
@@ -254,13 +283,13 @@ class Assembler:
 
         def write(out: BinaryIO) -> splice.Layer:
             place = wheel.environment(layer.python)
-            return bytecode.make(work.engine, work.project, self._store, os_image, place, sources, out)
+            return bytecode.make(work.engine, work.project, self._store, os_image, self._program, place, sources, out)
 
         return made.remember(self._store, layer, write, key)
 
     def _os_image(self, image: PlannedImage, system: OsLayer) -> str:
         """An image of the operating system alone, to run its Python."""
-        with self._lock:
+        with self._os_lock:
             if system.digest not in self._os_images:
                 layer = next(layer for layer in image.layers if layer.kind == "os")
                 self._os_images[system.digest] = load.load_bare(

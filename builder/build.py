@@ -74,6 +74,9 @@ class DockerfileBuilder:
         atomic.write_text(record(self._work.project.state, image.digest), image_id + "\n")
         return image_id
 
+    def tagged(self, image: PlannedImage) -> None:
+        """Nobody else keeps names for these images."""
+
     def close(self) -> None:
         """Nothing was begun."""
 

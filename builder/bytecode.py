@@ -33,14 +33,17 @@ def make(
     project: Project,
     store: Store,
     os_image: str,
+    program: bytes,
     place: Place,
     sources: Sequence[tuple[str, Sequence[Source]]],
     out: BinaryIO,
 ) -> Layer:
-    """Writes the layer for `sources` (digest of a blob, files in it) to `out`. Raises BuildError, EngineError."""
+    """Writes the layer for `sources` (digest of a blob, files in it) to `out`; `program` is compile.py of templates/.
+
+    Raises BuildError, EngineError.
+    """
     with project.scratch() as scratch:
         given, archive, packed = (Path(scratch) / name for name in ("sources.tar", "result.tar", "bytecode.zip"))
-        program = (project.root / "templates/python/compile.py").read_bytes()
         with given.open("wb") as file:
             try:
                 _write_sources(file, program, [(store.path(blob), files) for blob, files in sources], place)

@@ -21,7 +21,7 @@ from docker.models.containers import Container
 from docker.types import DeviceRequest
 from urllib3.exceptions import HTTPError
 
-from builder.errors import FREE_DISK, DiskError, EngineError, NoEngineError
+from builder.errors import FREE_DISK, BuildError, DiskError, EngineError, NoEngineError
 from builder.reference import ImageRef
 
 LABEL = "gpu-images"
@@ -245,7 +245,7 @@ class Engine:
     ) -> None:
         """Runs a command in a new container without network, given a tar of `files`; writes a tar of `result` to `out`.
 
-        Raises EngineError with what the command printed if it fails.
+        Raises BuildError with what the command printed if it fails.
         """
         with translated(f"running {command[0]}"):
             containers: Any = self._client.containers
@@ -262,7 +262,7 @@ class Engine:
                 status = container.wait(timeout=SILENCE_S)["StatusCode"]
                 if status:
                     told = container.logs(tail=15).decode("utf-8", "replace")
-                    raise EngineError(f"{' '.join(command)} ended with status {status}\n{told}")
+                    raise BuildError(f"{' '.join(command)} ended with status {status}\n{told}")
                 for chunk in container.get_archive(result, chunk_size=1 << 20)[0]:
                     out.write(chunk)
             finally:

@@ -11,14 +11,13 @@ import math
 import os
 import random
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.client import responses
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import requests
 from packaging.utils import canonicalize_name
@@ -26,12 +25,12 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import InsecureRequestWarning
 
 from builder.errors import FetchError
-from builder.hide import Hider
 from builder.index import IndexSettings
 from builder.lock import Wheel
+from builder.store import of_store
 
 CHUNK = 1 << 20
-PIECE = 1 << 16  # as much as is lost when a connection breaks
+PIECE = 1 << 18  # as much as is lost when a connection breaks
 CONNECTIONS = 4
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 
@@ -72,7 +71,6 @@ class Fetcher:
         from pypi_simple import PYPI_SIMPLE_ENDPOINT, PyPISimple  # noqa: PLC0415
 
         self._index = settings.url or PYPI_SIMPLE_ENDPOINT
-        self._proxy = settings.proxy
         self._folder = folder
         self._hide = hide
         self._got = got
@@ -80,11 +78,21 @@ class Fetcher:
         self._pages: dict[str, Mapping[str, _File]] = {}
         self._page_locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self._session = _Session(settings)
+        login = urlsplit(self._index)
+        self._origin = (login.scheme, login.hostname, login.port)
+        self._login = (unquote(login.username or ""), unquote(login.password or "")) if login.username else None
         self._simple = PyPISimple(self._index, session=self._session)
 
     def fetch(self, wheel: Wheel) -> Path:
         """The wheel's file, its size and SHA-256 checked. Raises FetchError naming it."""
+        try:
+            return self._fetch(wheel)
+        except OSError as error:
+            raise of_store(error, self._folder.parent) from error
+
+    def _fetch(self, wheel: Wheel) -> Path:
         path, place = self.path(wheel), self._folder / f"{wheel.sha256}.part"
         while True:
             with place.open("ab+") as part:
@@ -100,6 +108,10 @@ class Fetcher:
                 self._try(wheel, part)
                 place.replace(path)
                 return path
+
+    def stop(self) -> None:
+        """Ends all downloads soon; what came is kept."""
+        self._stopped.set()
 
     def path(self, wheel: Wheel) -> Path:
         """Where a wheel is when it was fetched."""
@@ -119,17 +131,15 @@ class Fetcher:
                 attempt += 1
                 if attempt >= self._patience.attempts:
                     raise FetchError(
-                        f"{wheel.file}: {self._quiet(error, wheel)}",
+                        f"{wheel.file}: {_said(error)}",
                         hint="The index did not answer as it should, several times. What came is kept: run again.",
                     ) from error
-                time.sleep(self._patience.pause * 2**attempt * random.uniform(0.5, 1))  # noqa: S311  no secret
+                self._stopped.wait(self._patience.pause * 2**attempt * random.uniform(0.5, 1))  # noqa: S311  no secret
+                self._go_on(wheel)
 
-    def _quiet(self, error: Exception, wheel: Wheel) -> str:
-        """What an error says, without a host: neither the index's nor one to which a page or a redirect led."""
-        file = self._pages.get(canonicalize_name(wheel.name), {}).get(wheel.file)
-        request = getattr(error, "request", None)
-        urls = [self._index, self._proxy, file.url if file else "", getattr(request, "url", None) or ""]
-        return self._hide(Hider.for_urls(urls)(_said(error)))
+    def _go_on(self, wheel: Wheel) -> None:
+        if self._stopped.is_set():
+            raise FetchError(f"{wheel.file}: the download was stopped", hint="What came is kept: run again.")
 
     def _once(self, wheel: Wheel, part: BinaryIO) -> None:
         """One attempt, which goes on where an earlier one was cut off."""
@@ -153,7 +163,7 @@ class Fetcher:
                 if start and answer.status_code != requests.codes.partial_content:
                     start, hashed, was_resumed = _restart(part), hashlib.sha256(), False
                 self._got(start)
-                come = self._receive(answer, part, hashed, start, wanted)
+                come = self._receive(wheel, answer, part, hashed, start, wanted)
         else:
             come = start
             self._got(start)
@@ -181,12 +191,19 @@ class Fetcher:
             )
 
     def _receive(
-        self, answer: requests.Response, part: BinaryIO, hashed: hashlib._Hash, start: int, wanted: float
+        self,
+        wheel: Wheel,
+        answer: requests.Response,
+        part: BinaryIO,
+        hashed: hashlib._Hash,
+        start: int,
+        wanted: float,
     ) -> int:
         """Bytes in `part` in the end: at most one piece more than are wanted."""
         come = start
         try:
             for chunk in answer.iter_content(PIECE):
+                self._go_on(wheel)
                 part.write(chunk)
                 hashed.update(chunk)
                 come += len(chunk)
@@ -232,7 +249,7 @@ class Fetcher:
         except requests.HTTPError as error:
             raise _refused(wheel, error.response) from error
         except (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, KeyError, TypeError) as error:
-            raise _BrokenError(f"the index's page of {project} cannot be read: {error}") from error
+            raise _BrokenError(f"the index's page of {project} cannot be read") from error
         return {one.filename: _File(url=one.url, sha256=one.digests.get("sha256", "")) for one in page.packages}
 
     def _get(self, wheel: Wheel, url: str, headers: Mapping[str, str]) -> requests.Response:
@@ -241,8 +258,14 @@ class Fetcher:
                 f"{wheel.file}: the index names an address for it that cannot be fetched",
                 hint="Only https and http are known; `builder doctor` shows which index is used.",
             )
+        parts = urlsplit(url)
         answer = self._session.get(
-            url, headers=dict(headers), stream=True, timeout=(self._patience.connect, self._patience.silence)
+            url,
+            headers=dict(headers),
+            stream=True,
+            timeout=(self._patience.connect, self._patience.silence),
+            # Links of a page may leave out the login of the index; nobody else is told it.
+            auth=self._login if (parts.scheme, parts.hostname, parts.port) == self._origin else None,
         )
         status = answer.status_code
         if status < 400 or status == requests.codes.range_not_satisfiable:
@@ -288,11 +311,24 @@ def _restart(part: BinaryIO) -> int:
 
 
 def _said(error: Exception) -> str:
-    if isinstance(error, requests.exceptions.ReadTimeout):
-        return "the index is silent"
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return "the connection broke off"
-    return str(error)
+    """In words of ours: those of a library have addresses in them, and what is secret in an address."""
+    for kind, words in _WORDS.items():
+        if isinstance(error, kind):
+            return words
+    return str(error) if isinstance(error, _BrokenError) else f"the index cannot be asked ({type(error).__name__})"
+
+
+# The first that fits counts: some are kinds of others.
+_WORDS: dict[type[Exception], str] = {
+    requests.exceptions.ReadTimeout: "the index is silent",
+    requests.exceptions.ConnectTimeout: "the index does not answer",
+    requests.exceptions.SSLError: "the certificate of the index is not trusted",
+    requests.exceptions.ProxyError: "the proxy to the index does not answer",
+    requests.exceptions.ChunkedEncodingError: "the connection broke off",
+    requests.exceptions.ConnectionError: "the index cannot be reached, or the connection broke off",
+    requests.exceptions.TooManyRedirects: "the index sends from one address to the next",
+    ConnectionError: "the connection broke off",
+}
 
 
 class _Session(requests.Session):

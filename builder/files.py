@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from builder import layers, wheel
@@ -12,12 +12,8 @@ from builder.splice import Entry
 from builder.wheel import Place
 
 
-def entries(root: Path, image: PlannedImage, place: Place, folders: tuple[str, ...]) -> Iterator[Entry]:
-    """Sorted by path, each folder before what is in it. A later component's file counts more than an earlier one's.
-
-    `folders` are those of the operating system that a layer must not write as 0755 root:root; raises BuildError for a
-    file in one of them.
-    """
+def read(root: Path, image: PlannedImage, place: Place) -> dict[str, Entry]:
+    """The files by path. A later component's file counts more than an earlier one's."""
     found: dict[str, Entry] = {}
     for component in image.file_components:
         top = root / f"templates/{component}/files"
@@ -30,10 +26,21 @@ def entries(root: Path, image: PlannedImage, place: Place, folders: tuple[str, .
         link, metadata = f"{place.site}/{place.link}", f"{place.site}/{place.link}.pth"
         found[link] = Entry(path=link, mode=0o777, link=f"/{wheel.CUDA.site}/{place.link}")
         found[metadata] = Entry(path=metadata, mode=wheel.FILE_MODE, content=f"/{wheel.CUDA.site}\n".encode())
+    return found
+
+
+def entries(found: Mapping[str, Entry], folders: tuple[str, ...]) -> Iterator[Entry]:
+    """Sorted by path, each folder before what is in it.
+
+    `folders` are those of the operating system that a layer must not write as 0755 root:root; raises BuildError for a
+    file in one of them.
+    """
     seen: set[str] = set()
     for name in sorted(found):
         for entry in wheel.new_folders(name, seen):
             if entry.path in folders:
-                raise BuildError(f"{image.id}: a file for /{name}, but /{entry.path} has an owner or mode of its own")
+                raise BuildError(
+                    f"templates/ has a file for /{name}, but /{entry.path} has an owner or mode of its own"
+                )
             yield entry
         yield found[name]

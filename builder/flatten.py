@@ -116,7 +116,7 @@ def _write(found: dict[str, _Item], python: str, out: BinaryIO) -> Flattened:
         diff_id="sha256:" + plain.hexdigest(),
         size=blob.size,
         newest=newest,
-        python=_package_version(found, f"python{python}-minimal"),
+        python=" ".join(_package_version(found, name) for name in (f"python{python}-minimal", "zlib1g")),
         taken=tuple(sorted(path for path in found if path.startswith("opt/") and not found[path].info.isdir())),
         folders=tuple(
             sorted(
@@ -133,7 +133,8 @@ def _entry(found: dict[str, _Item], path: str, newest: int) -> tuple[tarfile.Tar
     source = _linked(item) if item.info.islnk() else item.info
     info = tarfile.TarInfo(path)
     info.mode, info.uid, info.gid = item.info.mode & 0o7777, item.info.uid, item.info.gid
-    info.mtime = min(int(item.info.mtime), newest)
+    # Of a folder whose time alone changed, a layer tells or not: it depends on the engine's store.
+    info.mtime = newest if item.info.isdir() else min(int(item.info.mtime), newest)
     headers = {**source.pax_headers, **item.info.pax_headers}
     info.pax_headers = {key: value for key, value in headers.items() if key.startswith("SCHILY.xattr.")}
     target = _path(source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -30,6 +30,9 @@ class Method(Protocol):
 
     def build(self, image: PlannedImage) -> str:
         """Has the image in the engine, untagged; returns its id."""
+
+    def tagged(self, image: PlannedImage) -> None:
+        """The image passed its tests and has its tags."""
 
     def close(self) -> None:
         """Ends what `prepare` began."""
@@ -65,6 +68,7 @@ def run(work: Work, method: Method, plan: Plan, *, jobs: int, test: bool = True,
             note += f", {len(proof.passed)} tests passed, gpu: {proof.gpu}"
             if tag:
                 _tag(work.engine, image, image_id)
+                method.tagged(image)
                 note += f"\n  {'  '.join(image.references)}"
         work.view.end(image.id, "done", note)
 
@@ -151,7 +155,20 @@ def _each(
         raise
     pool.shutdown()
     if failures:
-        raise errors.join([failures[image.id] for image in images if image.id in failures])
+        raise errors.join(_merged({image.id: failures[image.id] for image in images if image.id in failures}))
+
+
+def _merged(failures: Mapping[str, BuilderError]) -> list[BuilderError]:
+    """Each failure once, with the images that it is about: they may share what failed."""
+    same: dict[str, list[str]] = {}
+    for image_id, error in failures.items():
+        same.setdefault(str(error), []).append(image_id)
+    result = []
+    for told, ids in same.items():
+        error = failures[ids[0]]
+        named = told if any(one in told for one in ids) else f"{', '.join(ids)}: {told}"
+        result.append(type(error)(named, hint=error.hint))
+    return result
 
 
 def clean(engine: Engine, project: Project, *, cache: bool) -> str:

@@ -77,6 +77,15 @@ def check_paths(store: Store, image_id: str, layers: Sequence[BuiltLayer], taken
                     f"{image_id}: {first.planned.name} and {layer.planned.name} have different files for /{path}",
                     hint="Two of their wheels do not fit together: pin other versions in matrix.yaml.",
                 )
+    names = {path: layer.planned.name for path, (layer, _) in found.items()} | dict.fromkeys(taken, "the os layer")
+    above: dict[str, str] = {}
+    for path, name in names.items():
+        folder = path.rpartition("/")[0]
+        while folder and folder not in above:
+            above[folder] = name
+            folder = folder.rpartition("/")[0]
+    for path in sorted(above.keys() & names.keys()):
+        raise BuildError(f"{image_id}: /{path} is a folder in {above[path]} and something else in {names[path]}")
 
 
 def place_of(layer: PlannedLayer) -> Place:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as model
 
-from builder import build, context, flatten
+from builder import build, context, digest, flatten
 from builder.base import Base
 from builder.flatten import Flattened
 from builder.layers import PlannedLayer
@@ -29,8 +29,8 @@ from builder.work import Work
 class OsLayer:
     """An `os` layer of the store. `created` is RFC 3339: the time of its newest package.
 
-    `base` is the name of the image below it, `python` Debian's version of Python, `taken` what it has in /opt,
-    `folders` those that are not 0755 root:root.
+    `base` is the name of the image below it, `python` Debian's versions of Python and zlib, `taken` what it has in
+    /opt, `folders` those that are not 0755 root:root.
     """
 
     digest: str
@@ -58,9 +58,13 @@ def recall(store: Store, inputs: str) -> OsLayer | None:
         return None
 
 
-def make(work: Work, store: Store, image: PlannedImage, from_: Base, *, fresh: bool) -> OsLayer:
-    """Builds the image's `os` stage and remembers its layer. Raises BuildError, EngineError or DiskError."""
-    tar = context.make(work.project.root, image, work.host.files(image.debian, index_too=False))
+def context_of(work: Work, image: PlannedImage) -> bytes:
+    """What the image's `os` stage is built from."""
+    return context.make(work.project.root, image, work.host.files(image.debian, index_too=False))
+
+
+def make(work: Work, store: Store, image: PlannedImage, tar: bytes, from_: Base, *, fresh: bool) -> OsLayer:
+    """Builds the image's `os` stage from `tar` and remembers its layer. Raises BuildError, EngineError or DiskError."""
     image_id = build.run(work, image.id, row(image), tar, from_, target="os", fresh=fresh)
     try:
         with work.project.scratch() as scratch:
@@ -86,7 +90,7 @@ def make(work: Work, store: Store, image: PlannedImage, from_: Base, *, fresh: b
 
 def row(image: PlannedImage) -> str:
     """What the stage is called in views and logs."""
-    return f"os-{image.debian}-py{image.cell.python}"
+    return f"os-{image.debian}-py{image.cell.python}-{digest.short(image.os)[:6]}"
 
 
 def _flatten(store: Store, archive: Path, python: str) -> Flattened:

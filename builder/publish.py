@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from builder import assemble, errors, evidence, push
 from builder.errors import BuilderError, ImageTestError, UsageError
+from builder.evidence import Evidence
 from builder.host import Host
 from builder.load import Assembled
 from builder.plan import Plan, PlannedImage
@@ -28,6 +29,7 @@ class Target:
 
     image: PlannedImage
     made: Assembled
+    proof: Evidence
     references: tuple[ImageRef, ...]
 
     def registry(self, host: Host) -> Registry:
@@ -50,22 +52,28 @@ def targets(project: Project, store: Store, plan: Plan, registry: str) -> list[T
         if made is None:
             failures.append(ImageTestError(f"{image.id}: not built", hint=f"builder images {image.id}"))
             continue
-        if fault := _fault(project, image, made, suite):
+        proof = _proof(project, made)
+        fault = _fault(image, proof, suite)
+        if proof is None or fault:
             failures.append(ImageTestError(f"{image.id}: {fault}", hint=f"builder images {image.id}"))
             continue
         references = [ImageRef.parse(text) for text in image.references]
         if registry:
             references = [replace(reference, registry=registry) for reference in references]
-        found.append(Target(image=image, made=made, references=tuple(references)))
+        found.append(Target(image=image, made=made, proof=proof, references=tuple(references)))
     if failures:
         raise errors.join(failures)
     return found
 
 
-def _fault(project: Project, image: PlannedImage, made: Assembled, suite: str) -> str:
+def _proof(project: Project, made: Assembled) -> Evidence | None:
+    """What the image's tests found, whichever of its digests the engine knew it by."""
+    ids = (made.config.digest, made.manifest.digest)
+    return next((proof for one in ids if (proof := evidence.read(project.state, one))), None)
+
+
+def _fault(image: PlannedImage, proof: Evidence | None, suite: str) -> str:
     """Why an image may not be published; empty if it may."""
-    ids = (made.config.digest, made.manifest.digest)  # an engine knows it by one or the other
-    proof = next((proof for one in ids if (proof := evidence.read(project.state, one))), None)
     if proof is None or proof.plan != image.digest:
         return "not tested"
     if proof.suite != suite:
@@ -105,7 +113,10 @@ def _push(host: Host, view: View, store: Store, target: Target, repositories: Se
         progress=meter.add,
     )
     parts = [(done.sent, "sent"), (done.mounted, "taken over"), (done.skipped, "there already")]
-    told = [f"{image.id}: {done.digest}, {', '.join(f'{size(count)} {what}' for count, what in parts if count)}"]
+    told = [
+        f"{image.id}: {done.digest}, {', '.join(f'{size(count)} {what}' for count, what in parts if count)}, "
+        f"gpu: {target.proof.gpu}"
+    ]
     return told + _tag(host, store, target, versioned=_tags(target.references[:1]), moving=())
 
 

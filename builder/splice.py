@@ -333,15 +333,38 @@ def _tar_header(entry: Entry, size: int) -> bytes:
 
 def read(content: Zipped) -> bytes:
     """The whole of a small content; raises SpliceError."""
-    plain = data = b"".join(_chunks(content))
-    is_whole = True
+    collected = _Collected()
+    _feed(content, collected)
+    return bytes(collected.data)
+
+
+def sha256(content: Zipped) -> str:
+    """Hex digest of a content of any size; raises SpliceError."""
+    hashed = hashlib.sha256()
+    _feed(content, hashed)
+    return hashed.hexdigest()
+
+
+class _Collected:
+    """Takes what it is given, as a hash does."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def update(self, data: bytes) -> None:
+        self.data += data
+
+
+def _feed(content: Zipped, taker: Any) -> None:
     if content.is_deflated:
-        stream = isal_zlib.decompressobj(-zlib.MAX_WBITS)
-        try:
-            plain = stream.decompress(data, content.size + 1)
-        except _InflateError as error:
-            raise SpliceError(f"{content.name}: {error}") from error
-        is_whole = stream.eof and not stream.unused_data
-    if not is_whole or (len(plain), zlib.crc32(plain)) != (content.size, content.crc):
+        inflater = _Inflater(content)
+        for chunk in _chunks(content):
+            inflater.feed(chunk, taker)
+        inflater.end()
+        return
+    crc = size = 0
+    for chunk in _chunks(content):
+        crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+        taker.update(chunk)
+    if (crc, size) != (content.crc, content.size):
         raise SpliceError(f"{content.name}: holds other bytes than its entry says")
-    return plain

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
@@ -36,7 +37,7 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 NAME = "org.opencontainers.image.ref.name"  # annotation by which skopeo finds an image: oci:<store>:<name>
 SYNC_S = 0.1
 JUST_MADE_S = 2  # a temporary file may not be locked yet
-FREE_STORE = "Free some: `builder gc` shows what the store holds and what no image uses; or give another --store."
+FREE_STORE = "`builder gc` shows what the store holds and frees what no image uses; `--forget` gives up images too."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +164,14 @@ class Store:
                 Path(temporary).replace(self.path(blob))  # while it is locked
             _sync_folder(self.path(blob).parent)
         except OSError as error:
-            raise _of_store(error, self.root) from error
+            raise of_store(error, self.root) from error
         finally:
             Path(temporary).unlink(missing_ok=True)
+
+    @property
+    def downloads(self) -> Path:
+        """Where wheels lie that are not in a layer yet."""
+        return self.root / "downloads"
 
     def _sweep(self) -> None:
         """Removes temporary files of processes that were killed: nobody holds a lock on them."""
@@ -190,10 +196,8 @@ class Store:
 
     def remember(self, key: str, data: Mapping[str, Any]) -> None:
         """`data` has at least `digest` and `size` of a blob."""
-        atomic.write_text(self._record(key), json.dumps(data) + "\n")
-
-    def forget(self, key: str) -> None:
-        self._record(key).unlink(missing_ok=True)
+        with self._told():
+            atomic.write_text(self._record(key), json.dumps(data) + "\n")
 
     def _record(self, key: str) -> Path:
         return self.root / "layers" / f"{key.removeprefix('sha256:')}.json"
@@ -209,14 +213,32 @@ class Store:
             for entry in self._read_index()
         }
 
-    def name(self, image: str, manifest: Descriptor) -> None:
-        """Gives an image its name; the one that had it before may be freed."""
-        with self._locked("index.lock", fcntl.LOCK_EX):
-            others = [entry for entry in self._read_index() if entry["annotations"][NAME] != image]
+    def name(self, image: str, manifest: Descriptor, *, instead_of: str = "") -> None:
+        """Gives an image its name, and takes another from it; the one that had it before may be freed."""
+        with self._told(), self._locked("index.lock", fcntl.LOCK_EX):
+            gone = {image, instead_of}
+            others = [entry for entry in self._read_index() if entry["annotations"][NAME] not in gone]
             entry = {**manifest.as_data(), "annotations": {NAME: image}}
             entries = sorted([*others, entry], key=lambda one: str(one["annotations"][NAME]))
             if entries != self._read_index():
                 self._write_index(entries)
+
+    def forget(self, pattern: str) -> list[str]:
+        """Takes their names from the images that match a shell pattern, so that `gc` frees them; returns those."""
+        with self._told(), self._locked("index.lock", fcntl.LOCK_EX):
+            entries = self._read_index()
+            names = [name for entry in entries if fnmatchcase(name := str(entry["annotations"][NAME]), pattern)]
+            if names:
+                self._write_index([entry for entry in entries if entry["annotations"][NAME] not in names])
+        return names
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Says of a full disk that it is the store's."""
+        try:
+            yield
+        except OSError as error:
+            raise of_store(error, self.root) from error
 
     def _read_index(self) -> list[dict[str, Any]]:
         path = self.root / "index.json"
@@ -238,21 +260,25 @@ class Store:
 
     def uses(self) -> list[Use]:
         """Every image, by name."""
-        blobs = {name: self._blobs(manifest) for name, manifest in self.images().items()}
+        images = self.images()
+        blobs = {manifest.digest: self._blobs(manifest) for manifest in images.values()}
         users = Counter(blob for found in blobs.values() for blob in found)
         return [
             Use(
                 name=name,
-                manifest=self.images()[name].digest,
-                bytes=sum(found.values()),
-                own=sum(size for blob, size in found.items() if users[blob] == 1),
+                manifest=manifest.digest,
+                bytes=sum(blobs[manifest.digest].values()),
+                own=sum(size for blob, size in blobs[manifest.digest].items() if users[blob] == 1),
             )
-            for name, found in sorted(blobs.items())
+            for name, manifest in sorted(images.items())
         ]
 
     def _blobs(self, manifest: Descriptor) -> dict[str, int]:
-        """Digest -> size of every blob of an image."""
-        data = json.loads(self.read(manifest.digest))
+        """Digest -> size of every blob of an image; none of one whose manifest is damaged or gone."""
+        try:
+            data = json.loads(self.read(manifest.digest))
+        except FileError:
+            return {}
         return {manifest.digest: manifest.size} | {
             one["digest"]: one["size"] for one in (data["config"], *data["layers"])
         }
@@ -267,11 +293,15 @@ class Store:
         files += self.root.rglob(f".*{atomic.SUFFIX}")
         return Garbage(blobs=blobs, leftovers=_sizes(files))
 
-    def make_room(self, wanted: int) -> None:
-        """Before `wanted` bytes are written: frees garbage if the limit or the disk asks for it; raises DiskError."""
-        if self._has_room(wanted):
+    def make_room(self, need: Callable[[], int], *, wait: bool = False) -> None:
+        """Frees garbage if the limit or the disk asks for it; raises DiskError if that is not enough.
+
+        `need` says how many bytes are to be written; it is asked again after garbage is gone, which may be needed.
+        """
+        if self._has_room(need()):
             return
-        self.gc()
+        self.gc(wait=wait)
+        wanted = need()
         if not self._has_room(wanted):
             free = shutil.disk_usage(self.root).free
             limit = f", its limit is {self.limit / 1e9:.1f} GB" if self.limit else ""
@@ -360,7 +390,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _of_store(error: OSError, root: Path) -> Exception:
+def of_store(error: OSError, root: Path) -> Exception:
+    """An error of writing to the store in our words, if it is a full disk."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskError(f"the disk of the store is full ({root})", hint=FREE_STORE)
     return error

@@ -58,15 +58,17 @@ def verify(source: Source, fetcher: Fetcher) -> Iterator[Finding]:
     """One finding a layer, lowest first, as they come. Raises VerifyError for an image that does not hold together."""
     layers = _layers(source)
     wanted = {sha256: file for layer in layers if (of := _wheels(layer)) for file, sha256 in of.wheels}
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
-        coming = {sha256: pool.submit(fetcher.fetch, _wheel(file, sha256)) for sha256, file in wanted.items()}
-        try:
-            for layer in layers:
-                yield _finding(layer, source, coming)
-        finally:
-            pool.shutdown(cancel_futures=True)
-            for sha256, file in wanted.items():
-                fetcher.drop(_wheel(file, sha256))
+    wheels = [_wheel(file, sha256) for sha256, file in wanted.items()]
+    pool = ThreadPoolExecutor(CONNECTIONS)
+    coming = {one.sha256: pool.submit(fetcher.fetch, one) for one in wheels}
+    try:
+        for layer in layers:
+            yield _missing(layer, source) or _finding(layer, coming)
+    finally:
+        fetcher.stop()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for one in wheels:
+            fetcher.drop(one)
 
 
 def _layers(source: Source) -> list[_Layer]:
@@ -92,7 +94,7 @@ def _layers(source: Source) -> list[_Layer]:
 def _json(data: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise VerifyError(f"its {what} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise VerifyError(f"its {what} is no JSON object")
@@ -109,27 +111,33 @@ def _wheels(layer: _Layer) -> WheelsOf | None:
 def _wheel(file: str, sha256: str) -> Wheel:
     try:
         name, version, _, _ = parse_wheel_filename(file)
-    except InvalidWheelFilename as error:
-        raise VerifyError(f"its history names {file!r}, which is no wheel's name") from error
-    return Wheel(component="none", name=name, version=str(version), file=file, size=0, sha256=sha256)
+        return Wheel(component="none", name=name, version=str(version), file=file, size=0, sha256=sha256)
+    except (InvalidWheelFilename, ValueError) as error:
+        raise VerifyError(f"its history names {file[:100]!r}, which is no wheel's name") from error
 
 
-def _finding(layer: _Layer, source: Source, coming: dict[str, Future[Path]]) -> Finding:
+def _missing(layer: _Layer, source: Source) -> Finding | None:
+    if source.has_blob(layer.digest):
+        return None
+    return Finding(layer=layer.line[:40], digest=layer.digest, state="different", detail="its blob is not there")
+
+
+def _finding(layer: _Layer, coming: dict[str, Future[Path]]) -> Finding:
     of = _wheels(layer)
     name = layer.line if of is None else _named([file.split("-")[0] for file, _ in of.wheels])
 
     def found(state: State, detail: str = "") -> Finding:
         return Finding(layer=name, digest=layer.digest, state=state, detail=detail)
 
-    if not source.has_blob(layer.digest):
-        return found("different", "its blob is not there")
     if of is None:
         return found("not derived")
     if of.format != splice.FORMAT:
         return found("failed", f"layer format {of.format}; this builder writes {splice.FORMAT}")
     try:
         made = _derive(of, [coming[sha256].result() for _, sha256 in of.wheels])
-    except (FetchError, WheelError, SpliceError) as error:
+    except (WheelError, SpliceError) as error:
+        return found("different", str(error))
+    except (FetchError, FileNotFoundError) as error:  # a builder that shares the store may have dropped it
         return found("failed", str(error))
     if (made.digest, made.diff_id) != (layer.digest, layer.diff_id):
         return found("different", f"its wheels give {digest.short(made.digest)}")

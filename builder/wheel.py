@@ -27,6 +27,7 @@ from builder import splice
 from builder.splice import Entry, SpliceError, Zipped
 
 FILE_MODE, PROGRAM_MODE, FOLDER_MODE = 0o644, 0o755, 0o755
+_UNICODE_PATH = 0x7075  # an extra field of zip entries
 MAX_METADATA = 64 << 20  # bytes of one text that is read whole; the longest RECORD known (torch) has 2 MB
 _SCRIPT = """\
 #!{python}
@@ -127,7 +128,7 @@ def _same(one: tuple[Entry, str], other: tuple[Entry, str]) -> None:
     if first.mode != second.mode:
         raise WheelError(f"{first_name} and {second_name} both have /{first.path}, with different modes")
     try:
-        is_same = _size(first) == _size(second) and read(first) == read(second)
+        is_same = _size(first) == _size(second) and _sha256(first) == _sha256(second)
     except SpliceError as error:
         raise WheelError(str(error)) from error
     if not is_same:
@@ -219,6 +220,8 @@ class _Wheel:
         parts = name.split("/")
         if name.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in item.orig_filename:
             raise WheelError(f"{self._name}: holds the path {name!r}")
+        if _has_other_name(item) or any(ord(one) < 32 or ord(one) == 127 for one in name):
+            raise WheelError(f"{self._name}: holds the path {name!r}, which not everyone reads alike")
         if name in self._items:
             raise WheelError(f"{self._name}: holds {name!r} twice")
         if item.flag_bits & 0x1:
@@ -309,7 +312,7 @@ class _Wheel:
                 raise WheelError(f"{self._name}: declares a script named {point.name!r}")
             try:
                 module, attribute = point.module, point.attr
-            except AttributeError:
+            except (AttributeError, AssertionError):  # the one until Python 3.12, the other since
                 module, attribute = "", ""
             if not attribute or not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
                 raise WheelError(f"{self._name}: its script {point.name} names no function: {point.value!r}")
@@ -365,9 +368,21 @@ def zipped(file: BinaryIO, item: zipfile.ZipInfo, archive: str) -> Zipped:
     )
 
 
-def read(entry: Entry) -> bytes:
-    """The whole content of a small entry."""
-    return splice.read(entry.content) if isinstance(entry.content, Zipped) else entry.content or b""
+def _sha256(entry: Entry) -> str:
+    if isinstance(entry.content, Zipped):
+        return splice.sha256(entry.content)
+    return hashlib.sha256(entry.content or b"").hexdigest()
+
+
+def _has_other_name(item: zipfile.ZipInfo) -> bool:
+    """Whether an extra field gives the entry a second name, which some readers take (APPNOTE.TXT, 4.6.9)."""
+    extra = item.extra
+    while len(extra) >= 4:
+        kind, length = struct.unpack("<HH", extra[:4])
+        if kind == _UNICODE_PATH:
+            return True
+        extra = extra[4 + length :]
+    return item.filename != item.orig_filename
 
 
 def _size(entry: Entry) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 from rich.table import Table
 from rich.text import Text
@@ -65,14 +67,20 @@ def clean_command(context: Context, cache: bool) -> None:
 
 @click.command(name="gc")
 @click.option("--dry-run", is_flag=True, help="Only show what would be freed.")
+@click.option("--forget", "patterns", multiple=True, metavar="NAME", help="Give up images too; a name or a pattern.")
 @click.pass_obj
-def gc_command(context: Context, dry_run: bool) -> None:
+def gc_command(context: Context, dry_run: bool, patterns: Sequence[str]) -> None:
     """Show what the store holds, and free what none of its images uses.
 
-    An image is used as long as the store has it under its tag; one that was built anew gives its tag to the new one.
+    An image is used as long as the store has it under its name; one that was built anew gives its name to the new one.
     """
     store = context.store
     store.prepare()
+    for pattern in patterns if not dry_run else ():
+        names = store.forget(pattern)
+        if not names:
+            raise UsageError(f"the store has no image {pattern!r}", hint="`builder gc --dry-run` shows its images.")
+        context.say(f"given up: {', '.join(names)}")
     table = Table(box=None, pad_edge=False)
     for heading, justify in (("IMAGE", "left"), ("MANIFEST", "left"), ("SIZE", "right"), ("ITS OWN", "right")):
         table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]

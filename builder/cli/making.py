@@ -38,7 +38,7 @@ def _making(context: Context, work: Work, made: Plan, method: str, *, fresh: boo
         return
     store = context.store
     store.prepare()
-    store.make_room(missing_bytes(store, made.images))
+    store.make_room(lambda: missing_bytes(store, made.images), wait=context.wait)
     with store.used():
         yield Assembler(work, store, fresh=fresh)
 

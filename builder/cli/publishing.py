@@ -9,8 +9,9 @@ import click
 from rich.text import Text
 
 from builder import digest, host, publish, tags, verify
+from builder.assemble import UNTESTED
 from builder.cli.context import CELLS_HELP, Context, cells_argument, current_plan
-from builder.errors import UsageError, VerifyError
+from builder.errors import FetchError, UsageError, VerifyError
 from builder.fetch import Fetcher
 from builder.host import Host
 from builder.reference import ImageRef
@@ -62,9 +63,7 @@ def verify_command(context: Context, image: str) -> None:
     with store.used():
         source = _source(context, store, lent, image)
         view = View(context.err)
-        fetcher = Fetcher(
-            lent.index, store.root / "downloads", hide=lent.hide, got=Meter(view, "wheels", "fetched", 0).add
-        )
+        fetcher = Fetcher(lent.index, store.downloads, hide=lent.hide, got=Meter(view, "wheels", "fetched", 0).add)
         findings = []
         with view.shown():
             for finding in verify.verify(source, fetcher):
@@ -73,12 +72,18 @@ def verify_command(context: Context, image: str) -> None:
                 detail = f"  ({finding.detail})" if finding.detail else ""
                 told = f"{digest.short(finding.digest)}  {finding.layer}{detail}"
                 context.out.print(state, Text(told), overflow="fold")
-    bad = [finding for finding in findings if finding.state in ("different", "failed")]
+    bad = [finding for finding in findings if finding.state == "different"]
+    failed = [finding for finding in findings if finding.state == "failed"]
     same = [finding for finding in findings if finding.state == "same"]
     if bad:
         raise VerifyError(
             f"{image}: {len(bad)} of {len(findings)} layers are not what their history says",
             hint="Look for who made this image, and do not use it until that is explained.",
+        )
+    if failed:
+        raise FetchError(
+            f"{image}: {len(failed)} of {len(findings)} layers could not be compared; the others are right",
+            hint="See what each line says. If the index did not answer, run this again.",
         )
     if not same:
         raise VerifyError(f"{image}: has no layer of wheels that could be compared")
@@ -131,8 +136,9 @@ def _source(context: Context, store: Store, lent: Host, image: str) -> Source:
         name = reference.digest or reference.tag or "latest"
         return _InRegistry(Registry(reference, host=lent, write=False), name)
     full = next((str(names[0]) for cell, names in _tags(context).items() if image in (cell, *map(str, names))), "")
-    if full in known:
-        return _InStore(store, known[full].digest)
+    for name in (full, full + UNTESTED):
+        if name in known:
+            return _InStore(store, known[name].digest)
     raise UsageError(
         f"the store {store.root} has no image {image!r}",
         hint="It has: " + (", ".join(known) or "none") + ". For one in a registry write registry/name:tag.",

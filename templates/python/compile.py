@@ -39,7 +39,8 @@ def compile_one(path: str) -> str:
 def with_own_sets(code: CodeType) -> CodeType:
     """The same code, with no constant set shared by two functions.
 
-    Python 3.12 and 3.13 share equal sets of a module, or not, by what else the process has compiled before.
+    Python shares equal sets, or not, by which names the process knows already: from 3.12 on also those of what it
+    has compiled before.
     """
     own = tuple(
         with_own_sets(one) if isinstance(one, CodeType) else frozenset([*one]) if isinstance(one, frozenset) else one

@@ -65,6 +65,8 @@ USER = """\
 def test_user(host):
     assert host.check_output("id -un") == "user"
 """
+UNTESTED = ".untested"  # ends the name of an image in the store until it has its tags
+MAKES_OS = re.compile(r"^os-bookworm-py3\.11\S*: building$", re.MULTILINE)
 METHODS = ("assemble", "dockerfile")
 # In place of the real ones where the tests of an image are not what is tested.
 SHORT = {"base": USER, "python": USER}
@@ -142,7 +144,8 @@ class Checkout:
         output = self.root.parent / f"output-{next(self._outputs)}.txt"
         with output.open("wb") as stream:
             process = subprocess.Popen(
-                [str(BUILDER), "--root", str(self.root), *arguments], env={**self._environ(), "PYTHONFAULTHANDLER": "1", **environ},
+                [str(BUILDER), "--root", str(self.root), *arguments],
+                env={**self._environ(), "PYTHONFAULTHANDLER": "1", **environ},
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         try:
@@ -172,8 +175,14 @@ class Checkout:
         return store
 
     def stored(self) -> dict[str, str]:
-        """Full reference -> digest of the manifest, of this project's images in the store."""
-        return {name: digest for name, digest in stores.images(self.store).items() if name.startswith(self.namespace)}
+        """Full reference -> digest of the manifest, of this project's images in the store, tested or not."""
+        found = {name.removesuffix(UNTESTED): digest for name, digest in stores.images(self.store).items()}
+        return {name: digest for name, digest in found.items() if name.startswith(self.namespace)}
+
+    def os_log(self) -> Path:
+        """Of the one build of an operating system."""
+        (found,) = (self.root / ".builder/logs").glob("os-bookworm-py3.11*.log")
+        return found
 
     def docker(self, *arguments: str) -> str:
         return docker(*arguments, host=self.engine)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import os
 import shutil
 import socket
 import struct
@@ -17,6 +19,12 @@ from tests.integration.checkout import until
 START_S = 60
 SIOCBRADDBR, SIOCBRDELBR = 0x89A0, 0x89A1  # linux/sockios.h
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 @contextmanager
@@ -36,10 +44,15 @@ def bridge(name: str) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class Daemon:
-    """`folder` is short: the path of a Unix socket has at most 107 bytes. Its data is on a disk of its own (tmpfs)."""
+    """`folder` is short: the path of a Unix socket has at most 107 bytes. Its data is on a disk of its own (tmpfs).
+
+    `programs` is where another dockerd and containerd are than this machine's, `features` what is turned on in it.
+    """
 
     folder: Path
     port: int
+    programs: Path | None = None
+    features: tuple[str, ...] = ()
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
     @property
@@ -66,6 +79,8 @@ class Daemon:
             return
         # Of one that was killed; process ids in it are those of a namespace that is gone.
         shutil.rmtree(self.folder / "run", ignore_errors=True)
+        config = self.folder / "daemon.json"
+        config.write_text(json.dumps({"features": dict.fromkeys(self.features, True)}), encoding="utf-8")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -73,10 +88,10 @@ class Daemon:
                     "dockerd", "--data-root", str(self.root), "--exec-root", str(self.folder / "run"),
                     "--pidfile", str(self.folder / "run/docker.pid"), "--host", self.host, "--host", self.tcp,
                     "--bridge", self.bridge, "--iptables=false", "--ip6tables=false", "--ip-forward=false",
-                    "--tls=false",
+                    "--tls=false", "--config-file", str(config),
                     "--containerd-namespace", "builder-test", "--containerd-plugins-namespace", "builder-test-plugins",
                 ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=self._environ(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         until(self._answers_or_ended, "dockerd to answer", seconds=START_S)
         assert self._process.poll() is None, (self.folder / "log").read_text(errors="replace")[-3000:]
@@ -111,6 +126,11 @@ class Daemon:
             subprocess.run(
                 ["docker", "--host", self.host, "load"], stdin=save.stdout, capture_output=True, check=True, timeout=120
             )
+
+    def _environ(self) -> dict[str, str]:
+        """Its own programs before those of this machine, whose runc it uses all the same."""
+        own = [str(self.programs / folder) for folder in ("usr/sbin", "usr/bin")] if self.programs else []
+        return {**os.environ, "PATH": os.pathsep.join([*own, os.environ["PATH"]])}
 
     def _answers_or_ended(self) -> bool:
         assert self._process is not None

@@ -10,7 +10,7 @@ from tests.integration.checkout import EXTRA, METHODS, PLAIN, Checkout
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index
 
-OS = "os-bookworm-py3.11"
+OS = "the log of the operating system"
 
 
 def fails(checkout: Checkout, code: int, *, method: str = "assemble", log: str = "") -> str:
@@ -19,8 +19,8 @@ def fails(checkout: Checkout, code: int, *, method: str = "assemble", log: str =
     assert f"{PLAIN}: failed" in told
     assert "  -> " in told, "there is no hint"
     if log:
-        path = checkout.root / f".builder/logs/{log}.log"
-        assert f".builder/logs/{log}.log" in told
+        path = checkout.os_log() if log == OS else checkout.root / f".builder/logs/{log}.log"
+        assert str(path.relative_to(checkout.root)) in told
         assert "  | " in told, "the end of the failing step's output is not shown"
         assert path.stat().st_size > 0
         assert checkout.index.address not in path.read_text(encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +13,7 @@ import pytest
 from tests.integration import stores, wheels
 from tests.integration.checkout import METHODS, PLAIN, Checkout
 from tests.integration.conftest import NewCheckout
-from tests.integration.daemon import Daemon
+from tests.integration.daemon import Daemon, free_port
 from tests.integration.engine_proxy import LOAD, START, EngineProxy
 from tests.integration.index import Fault, Index
 
@@ -27,11 +26,8 @@ def daemon(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) 
     """The engine, with the base image of the machine's own."""
     assert os.geteuid() == 0, "these tests start an engine of their own, which needs root"
     base = new_checkout(tmp_path_factory.mktemp("base")).builder("base", "bookworm").splitlines()[-1]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with TemporaryDirectory(prefix="dockerd-") as folder:
-        made = Daemon(folder=Path(folder), port=port)
+        made = Daemon(folder=Path(folder), port=free_port())
         with made.disk(ENOUGH):
             made.start()
             if "@" not in base:  # one that was pulled is pulled again: saved, it would lose its digest

@@ -25,11 +25,13 @@ def test_waits(host):
         time.sleep(300)
 """
 SLOW = "sleep 280 && : "
-SIGNALS = pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
-    ids=["INT", "TERM", "KILL"],
-)
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+
+
+def stopped_by(*names: str) -> pytest.MarkDecorator:
+    """Each step is stopped in two ways at least, and each way is tried at most steps."""
+    numbers = [signal.Signals[f"SIG{name}"] for name in names]
+    return pytest.mark.parametrize(("number", "code"), [(number, CODES[number]) for number in numbers], ids=names)
 
 
 @pytest.fixture
@@ -58,6 +60,7 @@ def leftovers(checkout: Checkout) -> list[str]:
 def is_untouched(checkout: Checkout) -> None:
     """Nothing says that the image is there, and nothing in the store is half."""
     assert checkout.tags() == {}
+    assert checkout.references()[0] not in stores.images(checkout.store)
     assert stores.faults(checkout.store) == []
 
 
@@ -72,7 +75,7 @@ def finishes(checkout: Checkout) -> None:
     assert "1 images up to date" in checkout.builder("images", PLAIN)
 
 
-@SIGNALS
+@stopped_by("INT", "TERM", "KILL")
 def test_while_resolving(checkout: Checkout, index: Index, number: signal.Signals, code: int) -> None:
     index.faults["tinyframe"] = Fault.PAGE_STALLS
     with checkout.running("lock") as run:
@@ -85,7 +88,7 @@ def test_while_resolving(checkout: Checkout, index: Index, number: signal.Signal
     assert leftovers(checkout) == []
 
 
-@SIGNALS
+@stopped_by("INT", "KILL")
 def test_at_each_step_of_assembling(
     alone: Checkout, proxy: EngineProxy, index: Index, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -132,7 +135,7 @@ def test_at_each_step_of_assembling(
     assert alone.image_ids() == images, "it was built again"
 
 
-@SIGNALS
+@stopped_by("INT", "TERM")
 def test_while_the_operating_system_is_made(
     alone: Checkout, proxy: EngineProxy, number: signal.Signals, code: int
 ) -> None:
@@ -156,7 +159,7 @@ def _sleeps(checkout: Checkout) -> bool:
     return any(line.startswith("/bin/sh -c sleep") for line in checkout.processes().values())
 
 
-@SIGNALS
+@stopped_by("TERM", "KILL")
 def test_while_a_layer_is_written(alone: Checkout, index: Index, number: signal.Signals, code: int) -> None:
     index.publish(wheels.framework(alone.release, padding=1_200_000_000))
     alone.builder("lock", "--upgrade")
@@ -173,7 +176,7 @@ def test_while_a_layer_is_written(alone: Checkout, index: Index, number: signal.
     finishes(alone)
 
 
-@SIGNALS
+@stopped_by("INT", "KILL")
 def test_while_a_dockerfile_is_built(checkout: Checkout, index: Index, number: signal.Signals, code: int) -> None:
     checkout.lock_and_render()
     index.faults["tinyframe"] = Fault.FILE_STALLS

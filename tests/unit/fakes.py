@@ -211,6 +211,9 @@ class FakeMethod:
         self.made[image.id] = self.fake.have(f"sha256:{image.id}", labels={PLAN_LABEL: image.digest})
         return self.made[image.id]
 
+    def tagged(self, image: PlannedImage) -> None:
+        self.fake.calls.append(f"name {image.id}")
+
     def close(self) -> None:
         self.fake.calls.append("close")
 

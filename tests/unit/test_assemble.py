@@ -164,7 +164,7 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     def fetcher(_: object, folder: Path, *, hide: object, got: Callable[[int], None]) -> FakeFetcher:
         return FakeFetcher(world(), folder, got)
 
-    def make_os(work: Work, store: Store, image: PlannedImage, from_: Base, *, fresh: bool) -> OsLayer:
+    def make_os(work: Work, store: Store, image: PlannedImage, tar: bytes, from_: Base, *, fresh: bool) -> OsLayer:
         world().systems.append((osstage.row(image), fresh))
         if image.os in world().broken_systems:
             raise world().broken_systems[image.os]

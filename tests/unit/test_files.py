@@ -34,7 +34,7 @@ def put(project: Project, component: str, name: str, content: str = "x", mode: i
 
 
 def entries(project: Project, image: PlannedImage, folders: tuple[str, ...] = ()) -> list[Entry]:
-    return list(files.entries(project.root, image, PLACE, folders))
+    return list(files.entries(files.read(project.root, image, PLACE), folders))
 
 
 def found(project: Project, image: PlannedImage) -> dict[str, Entry]:

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, combinations
 from random import Random
 
 import pytest
@@ -111,11 +111,11 @@ def test_layers_that_more_images_use_lie_lower() -> None:
 
 def test_groups_that_as_many_images_use_lie_in_the_order_of_these_images() -> None:
     """Not in that of a set, which differs from one run of Python to the next."""
-    others = "bcdefghij"
-    pairs = {other: wheel("cuda", f"{number}-{other}") for number, other in enumerate(reversed(others))}
-    images = {"a": parts(*pairs.values())} | {other: parts(pair) for other, pair in pairs.items()}
-    [*cuda_layers, _, _] = layers.arrange(images)["a"]
-    assert [layer.wheels for layer in cuda_layers] == [(pairs[other],) for other in others]
+    groups = [("a", *others) for others in combinations("bcdefghij", 4)][::5]
+    wheels = {group: wheel("cuda", f"{100 - number}") for number, group in enumerate(groups)}
+    images = {name: parts(*(one for group, one in wheels.items() if name in group)) for name in "abcdefghij"}
+    [*stacked, _, _] = layers.arrange(images)["a"]
+    assert [layer.wheels for layer in stacked] == [(wheels[group],) for group in groups]
 
 
 def test_of_those_the_large_before_the_small() -> None:

@@ -64,7 +64,8 @@ class Bench:
         self.image: PlannedImage = made.images[0]
 
     def make(self, *, fresh: bool = False) -> OsLayer:
-        return osstage.make(self.work, self.store, self.image, BASE, fresh=fresh)
+        tar = osstage.context_of(self.work, self.image)
+        return osstage.make(self.work, self.store, self.image, tar, BASE, fresh=fresh)
 
 
 @pytest.fixture

@@ -544,36 +544,67 @@ def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 def test_room_that_is_there_frees_nothing(crowded: Store) -> None:
     before = files(crowded)
-    Store(crowded.root, limit=crowded.size() + 100).make_room(100)
-    crowded.make_room(100)
+    Store(crowded.root, limit=crowded.size() + 100).make_room(lambda: 100)
+    crowded.make_room(lambda: 100)
     assert files(crowded) == before
 
 
 def test_room_is_made_of_garbage(crowded: Store) -> None:
     limited = Store(crowded.root, limit=crowded.size())
     garbage = crowded.garbage().bytes
-    limited.make_room(garbage)
+    limited.make_room(lambda: garbage)
     assert crowded.garbage().bytes == 0
     with pytest.raises(DiskError, match=r"GB are to be written to the store .*, its limit is 0\.0 GB") as caught:
-        limited.make_room(garbage + 1)
+        limited.make_room(lambda: garbage + 1)
     assert "builder gc" in caught.value.hint
 
 
 def test_room_of_the_disk(crowded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 1000)
-    crowded.make_room(999)
+    crowded.make_room(lambda: 999)
     assert crowded.garbage().blobs, "there was room"
     with pytest.raises(DiskError, match=r"^5\.0 GB are to be written .*: it holds 0\.0 GB, and the disk has 0\.0 GB"):
-        crowded.make_room(5_000_000_000)
+        crowded.make_room(lambda: 5_000_000_000)
     assert not crowded.garbage().blobs, "it was tried"
 
 
 def test_what_writes_nothing_needs_no_room(crowded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store over its limit can still be read from."""
     free(monkeypatch, 0)
-    Store(crowded.root, limit=1).make_room(0)
+    Store(crowded.root, limit=1).make_room(lambda: 0)
 
 
 def test_room_is_not_made_of_what_another_builder_uses(crowded: Store) -> None:
     with crowded.used(), pytest.raises(BusyError):
-        Store(crowded.root, limit=1).make_room(1)
+        Store(crowded.root, limit=1).make_room(lambda: 1)
+
+
+def test_what_is_needed_is_asked_again_when_garbage_is_gone(crowded: Store) -> None:
+    """Garbage may be what an interrupted build has made already."""
+    needs = iter([crowded.garbage().bytes, crowded.size() + 1])
+    with pytest.raises(DiskError):
+        Store(crowded.root, limit=crowded.size()).make_room(lambda: next(needs))
+
+
+def test_images_are_given_up_by_pattern(store: Store) -> None:
+    for name in ("org/a:1", "org/a:2", "org/b:1"):
+        store.name(name, store.put(name.encode(), MANIFEST_TYPE))
+    assert store.forget("org/a:*") == ["org/a:1", "org/a:2"]
+    assert list(store.images()) == ["org/b:1"]
+    assert store.forget("org/c:1") == []
+
+
+def test_a_name_takes_the_place_of_another(store: Store) -> None:
+    manifest = store.put(b"{}", MANIFEST_TYPE)
+    store.name("org/a:1.untested", manifest)
+    store.name("org/a:1", manifest, instead_of="org/a:1.untested")
+    assert store.images() == {"org/a:1": manifest}
+
+
+def test_an_image_whose_manifest_is_damaged_does_not_keep_gc_from_its_work(store: Store) -> None:
+    manifest = store.put(b"{}", MANIFEST_TYPE)
+    store.name("org/a:1", manifest)
+    store.path(manifest.digest).write_bytes(b"[]")
+    other = store.put(b"of nobody", LAYER_TYPE)
+    assert store.path(other.digest) in store.gc().blobs
+    assert [use.bytes for use in store.uses()] == [0]

@@ -10,6 +10,7 @@ import random
 import re
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builder import splice, wheel
-from builder.splice import Entry, SpliceError
+from builder.splice import Entry, SpliceError, Zipped, Zipped
 from builder.wheel import Place, WheelError
 
 PLACE = wheel.environment("3.11")
@@ -39,6 +40,10 @@ class Wheel:
 
     def open(self) -> tuple[str, BinaryIO]:
         return self.name, io.BytesIO(self.content)
+
+
+def content(entry: Entry) -> bytes:
+    return splice.read(entry.content) if isinstance(entry.content, Zipped) else entry.content or b""
 
 
 def row(path: str, content: bytes) -> tuple[str, str, str]:
@@ -99,8 +104,12 @@ def entries(made: Wheel, place: Place = PLACE) -> dict[str, Entry]:
     return {entry.path: entry for entry in found}
 
 
+def read(entry: Entry) -> bytes:
+    return splice.read(entry.content) if isinstance(entry.content, Zipped) else entry.content or b""
+
+
 def installed(made: Wheel, place: Place = PLACE) -> dict[str, bytes]:
-    return {path: wheel.read(entry) for path, entry in entries(made, place).items()}
+    return {path: content(entry) for path, entry in entries(made, place).items()}
 
 
 def record(made: Wheel, place: Place = PLACE) -> dict[str, list[str]]:
@@ -220,22 +229,22 @@ def test_entry_points() -> None:
     assert {path for path in found if path.startswith("opt/venv/bin/")} == {
         f"opt/venv/bin/{name}" for name in ("run", "extra", "nested", "win-dow.2")
     }
-    assert wheel.read(found["opt/venv/bin/run"]) == (
+    assert content(found["opt/venv/bin/run"]) == (
         b"#!/opt/venv/bin/python\n# -*- coding: utf-8 -*-\nimport sys\nfrom tiny.cli import main\n"
         b'if __name__ == "__main__":\n'
         b'    if sys.argv[0].endswith("-script.pyw"):\n        sys.argv[0] = sys.argv[0][:-11]\n'
         b'    elif sys.argv[0].endswith(".exe"):\n        sys.argv[0] = sys.argv[0][:-4]\n    sys.exit(main())\n'
     )
-    nested = wheel.read(found["opt/venv/bin/nested"])
+    nested = content(found["opt/venv/bin/nested"])
     assert b"from tiny.a.b import Tool\n" in nested
     assert nested.endswith(b"    sys.exit(Tool.run())\n")
-    assert b"from tiny import go\n" in wheel.read(found["opt/venv/bin/extra"])
+    assert b"from tiny import go\n" in content(found["opt/venv/bin/extra"])
     for entry in found.values():
         if entry.path.startswith("opt/venv/bin/"):
             assert entry.mode == 0o755
-            compile(wheel.read(entry), entry.path, "exec")
+            compile(content(entry), entry.path, "exec")
             name = entry.path.rpartition("/")[2]
-            assert record(made)[f"../../../bin/{name}"] == list(row("", wheel.read(entry))[1:])
+            assert record(made)[f"../../../bin/{name}"] == list(row("", content(entry))[1:])
 
 
 def test_no_entry_points_no_scripts() -> None:
@@ -306,7 +315,7 @@ def test_nothing_else_has() -> None:
 
 
 def test_record_is_sorted_quoted_and_complete() -> None:
-    files = {"z.py": b"z", 'a,b "c".txt': b"odd", "é/ü.txt": b"accents", "Z.py": b"Z", "a b\nc": b"lines", "a/x": b""}
+    files = {"z.py": b"z", 'a,b "c".txt': b"odd", "é/ü.txt": b"accents", "Z.py": b"Z", "a b": b"space", "a/x": b""}
     made = pack(files)
     text = installed(made)[f"{SITE}/{INFO}/RECORD"].decode()
     assert "\r" not in text
@@ -334,8 +343,8 @@ def test_a_signature_of_record_stays_with_its_row_and_without() -> None:
 def test_what_an_installer_left_in_a_wheel_is_replaced() -> None:
     made = pack({}, parts={"INSTALLER": b"someone", "REQUESTED": b"by someone"}, modes={f"{INFO}/INSTALLER": 0o755})
     found = entries(made)
-    assert wheel.read(found[f"{SITE}/{INFO}/INSTALLER"]) == b"uv"
-    assert wheel.read(found[f"{SITE}/{INFO}/REQUESTED"]) == b""
+    assert content(found[f"{SITE}/{INFO}/INSTALLER"]) == b"uv"
+    assert content(found[f"{SITE}/{INFO}/REQUESTED"]) == b""
     assert found[f"{SITE}/{INFO}/INSTALLER"].mode == 0o644
     assert record(made)[f"{INFO}/INSTALLER"] == list(row("", b"uv")[1:])
 
@@ -363,6 +372,25 @@ def test_a_path_with_nul(name: str) -> None:
     placeholder = name.replace("\0", "|")
     content = pack({placeholder: b"x"}).content.replace(placeholder.encode(), name.encode())
     assert f"holds the path {name.partition(chr(0))[0]!r}" in refusal(Wheel(name=NAME, content=content))
+
+
+@pytest.mark.parametrize("path", ["a\nb", "a\r", "\ta", "a/\x1b[31mb", "a\x7f"])
+def test_paths_with_control_characters(path: str) -> None:
+    """Which end the line in one RECORD and not in another, or change what a terminal shows."""
+    assert repr(path) in refusal(pack({path: b"x"}))
+
+
+def test_a_second_name_in_an_extra_field() -> None:
+    """Some readers take it for the name of the file."""
+    second = b"\x01" + zlib.crc32(b"good.py").to_bytes(4, "little") + b"evil.py"
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        item = zipfile.ZipInfo("good.py")
+        item.extra = b"\x75\x70" + len(second).to_bytes(2, "little") + second
+        archive.writestr(item, b"x")
+        for path in ("METADATA", "WHEEL", "RECORD"):
+            archive.writestr(f"{INFO}/{path}", WHEEL if path == "WHEEL" else b"")
+    assert "'good.py', which not everyone reads alike" in refusal(Wheel(name=NAME, content=out.getvalue()))
 
 
 @pytest.mark.parametrize("path", ["a\\b.py", "..\\x", "C:\\x", "-rf", "a b", "~", "$(x)", "con", "a:b", "%41", "é"])

@@ -1,0 +1,44 @@
+"""Docker Engine and containerd of Debian unstable, for the containerd image store: unpacked, never installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from builder import host
+
+PACKAGES = ("docker.io", "containerd")
+TIMEOUT_S = 300
+
+
+def unpack(cache: Path) -> Path:
+    """A folder with usr/bin and usr/sbin, from the archive that this machine's apt is set up for; kept in `cache`."""
+    root = cache / "root"
+    if (cache / "whole").exists():
+        return root
+    shutil.rmtree(cache, ignore_errors=True)
+    for folder in ("lists/partial", "archives/partial", "root"):
+        (cache / folder).mkdir(parents=True)
+    lent = host.read()
+    (main,) = [source.uri for source in lent.apt_sources if source.kind == "main"]
+    (cache / "sources.list").write_text(f"deb [signed-by={host.KEYRING}] {main} sid main\n", encoding="utf-8")
+    options = {
+        "Dir::Etc::SourceList": f"{cache}/sources.list",
+        "Dir::Etc::SourceParts": "-",
+        "Dir::State::Lists": f"{cache}/lists",
+        "Dir::Cache": str(cache),
+        "APT::Sandbox::User": "root",
+    }
+    apt = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+    for command in ([*apt, "update"], [*apt, "download", *PACKAGES]):
+        done = subprocess.run(command, cwd=cache, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert done.returncode == 0, lent.hide(f"{' '.join(command[-3:])}\n{done.stderr}")
+    for package in PACKAGES:
+        (file,) = cache.glob(f"{package}_*.deb")
+        subprocess.run(["dpkg", "-x", str(file), str(root)], check=True, timeout=TIMEOUT_S)
+        file.unlink()
+    shutil.rmtree(cache / "lists")
+    (cache / "sources.list").unlink()  # no address of a mirror stays
+    (cache / "whole").touch()
+    return root

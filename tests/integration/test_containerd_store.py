@@ -1,0 +1,95 @@
+"""An engine with the containerd image store, where an image's id is the digest of its manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.integration import newer_docker, stores
+from tests.integration import registry as registries
+from tests.integration.checkout import EXTRA, MAKES_OS, PLAIN, ROOT, Checkout, docker
+from tests.integration.conftest import NewCheckout
+from tests.integration.daemon import Daemon, free_port
+from tests.integration.engine_proxy import EngineProxy
+from tests.integration.registry import Server
+
+DISK = 4 << 30  # a limit, not memory taken
+OF_A_TAR = 50_000  # more than the headers of an archive take
+
+
+@pytest.fixture(scope="module")
+def engine(built: Checkout) -> Iterator[EngineProxy]:
+    """The engine, with the base image of the machine's own."""
+    assert os.geteuid() == 0, "these tests start an engine of their own, which needs root"
+    programs = newer_docker.unpack(ROOT / ".builder/test-cache/newer-docker")
+    base = built.builder("base", "bookworm").splitlines()[-1]
+    with TemporaryDirectory(prefix="dockerd-") as folder:
+        daemon = Daemon(folder=Path(folder), port=free_port(), programs=programs, features=("containerd-snapshotter",))
+        with daemon.disk(DISK):
+            daemon.start()
+            told = docker("info", "--format", "{{.DriverStatus}}", host=daemon.host)
+            assert "io.containerd.snapshotter" in told, "this engine has another store"
+            if "@" not in base:  # one that was pulled is pulled again: saved, it would lose its digest
+                daemon.take_image(base)
+            with EngineProxy(daemon.folder / "proxy.sock", daemon.host).serving() as proxy:
+                yield proxy
+
+
+@pytest.fixture(scope="module")
+def there(
+    new_checkout: NewCheckout, built: Checkout, engine: EngineProxy, tmp_path_factory: pytest.TempPathFactory
+) -> Checkout:
+    """A checkout of that engine, with the operating system in its store."""
+    made = new_checkout(tmp_path_factory.mktemp("there"))
+    made.lock_and_render()
+    made.take_store(like=built.store)
+    made.engine = engine.host
+    made.builder("build", PLAIN)
+    return made
+
+
+def test_the_second_image_is_loaded_without_what_both_have(there: Checkout, engine: EngineProxy) -> None:
+    engine.loaded.clear()
+    there.builder("build", EXTRA)
+    plain, extra = (
+        stores.blobs_of(there.store, there.stored()[there.references(suffix)[0]]) for suffix in ("", "-extra")
+    )
+    own = sum(size for blob, size in extra.items() if blob not in plain)
+    bare, archive = engine.loaded  # the operating system alone, to compile the second one's modules, and the image
+    assert bare < OF_A_TAR
+    assert own < archive < own + OF_A_TAR
+    assert own < sum(plain.values()) / 10
+
+
+def test_ids_are_digests_of_manifests_and_the_tests_pass(there: Checkout, tmp_path: Path) -> None:
+    told = there.builder("images")
+    assert "2 images built, tested and tagged" in told
+    stored = there.stored()
+    assert there.tags() == {
+        reference: stored[references[0]]
+        for references in (there.references(), there.references("-extra"))
+        for reference in references
+    }
+    for reference in stored:
+        assert there.docker("run", "--rm", reference, "tinyframe") == there.release
+    assert "2 images up to date" in there.builder("images")
+    assert there.working_images() == []
+
+    registries.install()
+    with Server(folder=tmp_path).serving() as server:
+        assert "2 images published" in there.builder("push", "--to", f"127.0.0.1:{server.port}")
+
+
+def test_the_operating_system_made_there_has_the_same_bytes(there: Checkout) -> None:
+    """Another engine, another BuildKit, another form of `docker save`."""
+    before, store = there.stored(), there.store
+    there.take_store()
+    told = there.builder("build")
+    assert MAKES_OS.search(told)
+    assert there.stored() == before
+    assert stores.faults(there.store) == []
+    there.environ["GPU_IMAGES_STORE"] = str(store)

@@ -1,0 +1,291 @@
+"""The store: read by others, shared by builders, freed of what no image uses, full, limited and damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration import registry as registries
+from tests.integration import stores
+from tests.integration.checkout import EXTRA, PLAIN, SHORT, Checkout
+from tests.integration.conftest import NewCheckout
+from tests.integration.index import Fault, Index
+from tests.integration.registry import Server
+
+MB = 10**6
+ROOMY = 400 * MB
+
+
+@pytest.fixture
+def ready(checkout: Checkout, built: Checkout) -> Checkout:
+    """A checkout that has built nothing, with a store of its own that has the operating system."""
+    checkout.lock_and_render()
+    checkout.take_store(like=built.store)
+    return checkout
+
+
+@pytest.fixture(scope="module")
+def _filled(new_checkout: NewCheckout, built: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    made = new_checkout(tmp_path_factory.mktemp("filled"))
+    made.write_tests(SHORT)
+    made.lock_and_render()
+    made.take_store(like=built.store)
+    made.builder("images")
+    return made
+
+
+@pytest.fixture
+def filled(_filled: Checkout, tmp_path: Path) -> Iterator[Checkout]:
+    """A checkout with both images; what a test changes in its store is undone."""
+    shutil.copytree(_filled.store, tmp_path / "kept")
+    yield _filled
+    shutil.rmtree(_filled.store)
+    shutil.move(tmp_path / "kept", _filled.store)
+
+
+def test_skopeo_reads_and_copies_an_image(filled: Checkout, tmp_path: Path) -> None:
+    _install_skopeo()
+    for reference, digest in filled.stored().items():
+        source = f"oci:{filled.store}:{reference}"
+        told = json.loads(_skopeo("inspect", source))
+        assert told["Digest"] == digest
+        assert told["Layers"] == [layer for _, layer in stores.layers(filled.store, digest)]
+        assert told["Labels"]["gpu-images.framework.version"] == filled.release
+    _skopeo("copy", source, f"oci:{tmp_path}/copy:it")  # which checks every digest on the way
+    assert stores.faults(tmp_path / "copy") == []
+    assert set(stores.images(tmp_path / "copy").values()) == {digest}
+
+
+def _install_skopeo() -> None:
+    if not shutil.which("skopeo"):
+        for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", "skopeo"]):
+            subprocess.run(command, capture_output=True, timeout=300, check=False)
+    assert shutil.which("skopeo"), "`apt-get install skopeo` did not bring it"
+
+
+def _skopeo(*arguments: str) -> str:
+    done = subprocess.run(["skopeo", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_gc_frees_what_no_image_uses_and_nothing_else(filled: Checkout) -> None:
+    kept = {name: stores.blobs_of(filled.store, digest) for name, digest in stores.images(filled.store).items()}
+    used = {blob.removeprefix("sha256:") for blobs in kept.values() for blob in blobs}
+    before = {path.name: path.stat().st_size for path in (filled.store / "blobs/sha256").iterdir()}
+    assert used < set(before), "what was run to compile is in the store, and no image's"
+    (filled.store / "downloads" / f"{'0' * 64}.part").write_bytes(bytes(10 * MB))
+
+    told = filled.builder("gc", "--dry-run")
+    row = next(line.split() for line in told.splitlines() if line.startswith(filled.references()[0]))
+    plain, extra = (kept[filled.references(suffix)[0]] for suffix in ("", "-extra"))
+    others = {blob for name, blobs in kept.items() if name != filled.references()[0] for blob in blobs}
+    assert row[1] in filled.stored()[filled.references()[0]]
+    assert row[2:] == [*_size(sum(plain.values())), *_size(sum(plain[blob] for blob in set(plain) - others))]
+    assert set(plain) - others != set(plain), "the images share nothing"
+    assert f"could free 10.{_tenth(before, used)} MB: {len(before) - len(used)} blobs of no image" in told
+    assert {path.name for path in (filled.store / "blobs/sha256").iterdir()} == set(before)
+
+    assert f"freed 10.{_tenth(before, used)} MB: {len(before) - len(used)} blobs of no image" in filled.builder("gc")
+    assert {path.name for path in (filled.store / "blobs/sha256").iterdir()} == used
+    assert stores.leftovers(filled.store) == []
+    assert "could free 0 B: 0 blobs of no image" in filled.builder("gc", "--dry-run")
+    assert "2 images up to date" in filled.builder("images")
+    assert extra.keys() <= {f"sha256:{name}" for name in used}
+
+
+def _size(count: int) -> list[str]:
+    """As `builder` writes it."""
+    return [f"{count / MB:.1f}", "MB"] if count >= 999_500 else [f"{count / 1000:.0f}", "kB"]
+
+
+def _tenth(before: dict[str, int], used: set[str]) -> int:
+    return round(sum(size for name, size in before.items() if name not in used) / MB * 10)
+
+
+def test_gc_refuses_or_waits_while_a_builder_runs(ready: Checkout, index: Index) -> None:
+    index.faults["tinyframe"] = Fault.FILE_STALLS
+    with ready.running("build", PLAIN) as run:
+        run.reaches(index.stalled.is_set)
+        before = stores.images(ready.store)
+        told = ready.builder("gc", code=9)
+        assert f"the store {ready.store} is in use by another builder" in told
+        assert "--wait" in told
+        assert "could free" in ready.builder("gc", "--dry-run")
+        assert stores.images(ready.store) == before
+        with ready.running("--wait", "gc") as waiting:
+            waiting.says("MANIFEST")
+            assert "freed" not in waiting.told
+            index.heal()
+            run.ends(0)
+            assert "freed" in waiting.ends(0)
+    assert set(ready.stored()) == {ready.references()[0]}
+    assert stores.faults(ready.store) == []
+
+
+def test_two_checkouts_share_an_empty_store_at_once(checkout: Checkout, index: Index, tmp_path: Path) -> None:
+    """They need the same wheels and the same operating system at the same time."""
+    checkout.lock_and_render()
+    store = checkout.take_store()
+    other = tmp_path / "other"
+    shutil.copytree(checkout.root, other, ignore=shutil.ignore_patterns(".builder"))
+    index.faults["tinyframe"] = Fault.FILE_STALLS
+    with checkout.running("build") as one, checkout.running("--root", str(other), "build") as two:
+        one.reaches(index.stalled.is_set)
+        two.says("to be fetched")
+        index.heal()
+        one.ends(0)
+        two.ends(0)
+    assert set(checkout.stored()) == {checkout.references()[0], checkout.references("-extra")[0]}
+    assert stores.faults(store) == []
+    assert len(checkout.image_ids()) == 2
+    assert list((store / "tmp").iterdir()) == []
+
+
+@contextmanager
+def disk(folder: Path, size: int) -> Iterator[None]:
+    """A disk of its own for a folder, of so many bytes."""
+    folder.mkdir()
+    _as_root("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
+    try:
+        yield
+    finally:
+        _as_root("umount", str(folder))
+
+
+def _as_root(*command: str) -> None:
+    subprocess.run(command, check=True, timeout=30)
+
+
+def test_a_disk_that_fills_up_is_said_to_be_full(checkout: Checkout) -> None:
+    """The wheels have room, the operating system has not: how large that gets nobody knows before."""
+    checkout.lock_and_render()
+    store = checkout.take_store()
+    with disk(store, 24 * MB):
+        told = checkout.builder("build", PLAIN, code=10)
+        assert f"the disk of the store is full ({store})" in told
+        assert "`builder gc`" in told
+        assert stores.faults(store) == []
+        assert checkout.stored() == {}
+        assert list((store / "tmp").iterdir()) == []
+        assert any("tinyframe" in path.read_text(encoding="utf-8") for path in (store / "layers").iterdir())
+        assert checkout.image_ids() == set()
+
+        _as_root("mount", "-o", f"remount,size={ROOMY}", str(store))
+        told = checkout.builder("build", PLAIN)
+        assert "to be fetched" not in told, "what was made before the disk was full is lost"
+        assert set(checkout.stored()) == {checkout.references()[0]}
+        assert stores.faults(store) == []
+
+
+def test_too_little_room_is_seen_before_anything_is_fetched(checkout: Checkout, index: Index) -> None:
+    checkout.lock_and_render()
+    store = checkout.take_store()
+    index.faults["tinyframe"] = Fault.FILE_404
+    with disk(store, MB):
+        told = checkout.builder("build", PLAIN, code=10)
+        assert f"are to be written to the store {store}" in told
+        assert "and the disk has 0.0 GB" in told
+        assert list((store / "downloads").iterdir()) == []
+
+
+def test_a_limit_is_kept_by_freeing_what_no_image_uses(ready: Checkout) -> None:
+    ready.builder("gc")
+    size = sum(path.stat().st_size for path in ready.store.rglob("*") if path.is_file())
+    garbage = ready.store / "blobs/sha256" / ("0" * 64)
+    garbage.write_bytes(bytes(50 * MB))
+    told = ready.builder("--store-limit", f"{size // MB}MB", "build", PLAIN, code=10)
+    assert f"its limit is {size / 1e9:.1f} GB" in told
+    assert "`builder gc`" in told
+    assert ready.image_ids() == set()
+
+    garbage.write_bytes(bytes(50 * MB))
+    ready.builder("--store-limit", f"{size // MB + 20}MB", "build", PLAIN)
+    assert not garbage.exists()
+    assert set(ready.stored()) == {ready.references()[0]}
+
+
+@pytest.mark.parametrize("line", ["tinyframe-", "files: tiny bytecode", "os"])
+def test_a_damaged_layer_is_noticed_when_it_is_loaded(filled: Checkout, line: str) -> None:
+    before = filled.stored()[filled.references()[0]]
+    filled.docker("image", "rm", "-f", *filled.image_ids())
+    damaged = stores.flip(filled.store, _layer(filled, line))
+    told = filled.builder("build", PLAIN, code=12)
+    assert f"{damaged} was damaged, and is removed" in told
+    assert "Run the same command again" in told
+    assert filled.image_ids() == set()
+    assert stores.faults(filled.store) == [f"{name} lacks sha256:{damaged.name}" for name in _with(filled, damaged)]
+
+    filled.builder("build")
+    assert stores.faults(filled.store) == []
+    assert filled.stored()[filled.references()[0]] == before
+    filled.builder("images")
+
+
+def _layer(checkout: Checkout, line: str) -> str:
+    """Digest of the one layer with such a line in the history."""
+    found = stores.layers(checkout.store, checkout.stored()[checkout.references()[0]])
+    (digest,) = [layer for words, layer in found if words == line or (line.endswith("-") and f" {line}" in words)]
+    return digest
+
+
+def _with(checkout: Checkout, blob: Path) -> list[str]:
+    """Images of the store that have a blob."""
+    found = stores.images(checkout.store).items()
+    return [name for name, digest in found if f"sha256:{blob.name}" in stores.blobs_of(checkout.store, digest)]
+
+
+def test_damaged_sources_are_noticed_when_they_are_compiled(filled: Checkout) -> None:
+    before = filled.stored()[filled.references()[0]]
+    filled.docker("image", "rm", "-f", *filled.image_ids())
+    stores.path(filled.store, _layer(filled, "files: tiny bytecode")).unlink()
+    damaged = stores.path(filled.store, _layer(filled, "tinyframe-"))
+    content = damaged.read_bytes()
+    damaged.write_bytes(bytes(byte ^ 1 for byte in content))
+    assert f"{damaged} was damaged, and is removed" in filled.builder("build", PLAIN, code=12)
+    filled.builder("build")
+    assert stores.faults(filled.store) == []
+    assert filled.stored()[filled.references()[0]] == before
+    filled.builder("images")
+
+
+@pytest.mark.parametrize("what", ["manifest", "config"])
+def test_a_damaged_manifest_or_configuration_is_made_again(filled: Checkout, what: str) -> None:
+    before = filled.stored()
+    manifest = before[filled.references()[0]]
+    digest = manifest if what == "manifest" else str(stores.read(filled.store, manifest)["config"]["digest"])
+    damaged = stores.flip(filled.store, digest)
+    told = filled.builder("build", PLAIN, code=12)
+    assert f"{damaged} was damaged, and is removed" in told
+    filled.builder("build", PLAIN)
+    assert filled.stored() == before
+    assert stores.faults(filled.store) == []
+
+
+def test_a_damaged_layer_is_noticed_when_it_is_pushed(filled: Checkout, tmp_path: Path) -> None:
+    registries.install()
+    damaged = stores.flip(filled.store, _layer(filled, "tinyframe-"))
+    with Server(folder=tmp_path / "registry").serving() as server:
+        told = filled.builder("push", "--to", f"127.0.0.1:{server.port}", code=12)
+        assert "damaged: its SHA-256 is not" in told
+        assert str(damaged) in told
+        assert "Delete the file and build the image again" in told
+        damaged.unlink()
+        filled.builder("images")
+        assert "2 images published" in filled.builder("push", "--to", f"127.0.0.1:{server.port}")
+    assert stores.faults(filled.store) == []
+
+
+def test_a_folder_that_is_something_else_is_left_alone(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.lock_and_render()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").write_text("mine", encoding="utf-8")
+    told = checkout.builder("--store", str(tmp_path / "mine"), "build", EXTRA, code=12)
+    assert "is not empty and no image layout" in told
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["file"]
