@@ -85,6 +85,7 @@ class Assembler:
             for release in releases
         }
         for inputs, image in systems.items():
+            self._contexts[inputs] = osstage.context_of(work, image)
             self._os[inputs] = self._running.submit(self._make_os, image, bases)
         planned = {layer.inputs: layer for image in images for layer in image.layers if layer.kind == "wheels"}
         missing = {}
@@ -107,8 +108,6 @@ class Assembler:
         self._program = (work.project.root / plan.COMPILER).read_bytes()
         for image in images:
             self._files[image.id] = files.read(work.project.root, image, wheel.environment(image.cell.python))
-            if image.os not in self._contexts:
-                self._contexts[image.os] = osstage.context_of(work, image)
 
     def _check_room(self, images: Sequence[PlannedImage]) -> None:
         """Raises DiskError if the engine has no room for what it lacks, before anything is begun."""

@@ -62,7 +62,7 @@ class NoEngineError(EngineError):
 
 
 class BuildError(BuilderError):
-    """A step of an image's Dockerfile failed."""
+    """A step of an image's Dockerfile failed, or its layers do not fit together."""
 
     exit_code = 7
     title = "build"
@@ -76,7 +76,7 @@ class ImageTestError(BuilderError):
 
 
 class BusyError(BuilderError):
-    """Another builder works in this checkout."""
+    """Another builder works in this checkout, or with this store."""
 
     exit_code = 9
     title = "busy"

@@ -81,7 +81,7 @@ class Fetcher:
         self._stopped = threading.Event()
         self._session = _Session(settings)
         login = urlsplit(self._index)
-        self._origin = (login.scheme, login.hostname, login.port)
+        self._origin = _origin(self._index)
         self._login = (unquote(login.username or ""), unquote(login.password or "")) if login.username else None
         self._simple = PyPISimple(self._index, session=self._session)
 
@@ -253,19 +253,19 @@ class Fetcher:
         return {one.filename: _File(url=one.url, sha256=one.digests.get("sha256", "")) for one in page.packages}
 
     def _get(self, wheel: Wheel, url: str, headers: Mapping[str, str]) -> requests.Response:
-        if not url.startswith(("https://", "http://")):
+        origin = _origin(url)
+        if not origin.startswith(("https://", "http://")):
             raise FetchError(
                 f"{wheel.file}: the index names an address for it that cannot be fetched",
                 hint="Only https and http are known; `builder doctor` shows which index is used.",
             )
-        parts = urlsplit(url)
         answer = self._session.get(
             url,
             headers=dict(headers),
             stream=True,
             timeout=(self._patience.connect, self._patience.silence),
             # Links of a page may leave out the login of the index; nobody else is told it.
-            auth=self._login if (parts.scheme, parts.hostname, parts.port) == self._origin else None,
+            auth=self._login if origin == self._origin else None,
         )
         status = answer.status_code
         if status < 400 or status == requests.codes.range_not_satisfiable:
@@ -294,6 +294,15 @@ def _size_of(path: Path, sha256: str) -> int | None:
         return None
     path.unlink(missing_ok=True)
     return None
+
+
+def _origin(url: str) -> str:
+    """Scheme, host and port of an address; empty for one that is none."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.hostname}:{parts.port or ''}"
+    except ValueError:
+        return ""
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:

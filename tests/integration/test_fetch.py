@@ -21,7 +21,7 @@ from tests.integration.checkout import until
 from tests.integration.index import Answered, Fault, Index
 from tests.integration.wheels import Distribution
 
-CONTENT = random.Random(1).randbytes(3_000_000) + b"PK\x01\x02" + bytes(20)  # as much of a zip as the index changes
+CONTENT = random.Random(1).randbytes(10_000_000) + b"PK\x01\x02" + bytes(20)  # as much of a zip as the index changes
 FILE = "tiny_wheel-1.0-py3-none-any.whl"
 QUICK = Patience(attempts=3, connect=5, silence=0.5, pause=0.001)
 ONCE = Patience(attempts=1, connect=5, silence=0.5, pause=0.001)

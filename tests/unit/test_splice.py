@@ -365,8 +365,16 @@ def test_damage_is_an_error_that_names_the_path(content: Zipped, after: int) -> 
 
 @pytest.mark.parametrize(("content"), [pytest.param(content, id=name) for name, content in streams()])
 def test_damage_is_an_error_for_those_who_read_an_entry_whole(content: Zipped) -> None:
-    with pytest.raises(SpliceError, match=r"^some\.whl: a/bad: "):
-        splice.read(content)
+    for read in (splice.read, splice.sha256):
+        with pytest.raises(SpliceError, match=r"^some\.whl: a/bad: "):
+            read(content)
+
+
+@pytest.mark.parametrize("kind", [deflated, stored])
+@pytest.mark.parametrize("data", [b"", MODULE, bytes(5 * splice.CHUNK)], ids=["empty", "small", "large"])
+def test_an_entry_is_read_or_hashed_whole(kind: Callable[[bytes], Zipped], data: bytes) -> None:
+    assert splice.read(kind(data)) == data
+    assert splice.sha256(kind(data)) == hashlib.sha256(data).hexdigest()
 
 
 def test_garbage_that_begins_with_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builder import splice, wheel
-from builder.splice import Entry, SpliceError, Zipped, Zipped
+from builder.splice import Entry, SpliceError, Zipped
 from builder.wheel import Place, WheelError
 
 PLACE = wheel.environment("3.11")
@@ -42,7 +42,7 @@ class Wheel:
         return self.name, io.BytesIO(self.content)
 
 
-def content(entry: Entry) -> bytes:
+def read(entry: Entry) -> bytes:
     return splice.read(entry.content) if isinstance(entry.content, Zipped) else entry.content or b""
 
 
@@ -104,12 +104,8 @@ def entries(made: Wheel, place: Place = PLACE) -> dict[str, Entry]:
     return {entry.path: entry for entry in found}
 
 
-def read(entry: Entry) -> bytes:
-    return splice.read(entry.content) if isinstance(entry.content, Zipped) else entry.content or b""
-
-
 def installed(made: Wheel, place: Place = PLACE) -> dict[str, bytes]:
-    return {path: content(entry) for path, entry in entries(made, place).items()}
+    return {path: read(entry) for path, entry in entries(made, place).items()}
 
 
 def record(made: Wheel, place: Place = PLACE) -> dict[str, list[str]]:
@@ -229,22 +225,22 @@ def test_entry_points() -> None:
     assert {path for path in found if path.startswith("opt/venv/bin/")} == {
         f"opt/venv/bin/{name}" for name in ("run", "extra", "nested", "win-dow.2")
     }
-    assert content(found["opt/venv/bin/run"]) == (
+    assert read(found["opt/venv/bin/run"]) == (
         b"#!/opt/venv/bin/python\n# -*- coding: utf-8 -*-\nimport sys\nfrom tiny.cli import main\n"
         b'if __name__ == "__main__":\n'
         b'    if sys.argv[0].endswith("-script.pyw"):\n        sys.argv[0] = sys.argv[0][:-11]\n'
         b'    elif sys.argv[0].endswith(".exe"):\n        sys.argv[0] = sys.argv[0][:-4]\n    sys.exit(main())\n'
     )
-    nested = content(found["opt/venv/bin/nested"])
+    nested = read(found["opt/venv/bin/nested"])
     assert b"from tiny.a.b import Tool\n" in nested
     assert nested.endswith(b"    sys.exit(Tool.run())\n")
-    assert b"from tiny import go\n" in content(found["opt/venv/bin/extra"])
+    assert b"from tiny import go\n" in read(found["opt/venv/bin/extra"])
     for entry in found.values():
         if entry.path.startswith("opt/venv/bin/"):
             assert entry.mode == 0o755
-            compile(content(entry), entry.path, "exec")
+            compile(read(entry), entry.path, "exec")
             name = entry.path.rpartition("/")[2]
-            assert record(made)[f"../../../bin/{name}"] == list(row("", content(entry))[1:])
+            assert record(made)[f"../../../bin/{name}"] == list(row("", read(entry))[1:])
 
 
 def test_no_entry_points_no_scripts() -> None:
@@ -343,8 +339,8 @@ def test_a_signature_of_record_stays_with_its_row_and_without() -> None:
 def test_what_an_installer_left_in_a_wheel_is_replaced() -> None:
     made = pack({}, parts={"INSTALLER": b"someone", "REQUESTED": b"by someone"}, modes={f"{INFO}/INSTALLER": 0o755})
     found = entries(made)
-    assert content(found[f"{SITE}/{INFO}/INSTALLER"]) == b"uv"
-    assert content(found[f"{SITE}/{INFO}/REQUESTED"]) == b""
+    assert read(found[f"{SITE}/{INFO}/INSTALLER"]) == b"uv"
+    assert read(found[f"{SITE}/{INFO}/REQUESTED"]) == b""
     assert found[f"{SITE}/{INFO}/INSTALLER"].mode == 0o644
     assert record(made)[f"{INFO}/INSTALLER"] == list(row("", b"uv")[1:])
 
