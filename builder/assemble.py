@@ -76,6 +76,7 @@ class Assembler:
         self._check_room(images)
         self._read(images)
         systems = {image.os: image for image in images}
+        self._contexts = {inputs: osstage.context_of(self._work, image) for inputs, image in systems.items()}
         releases = sorted(
             {image.debian for image in images if self._fresh or not osstage.recall(self._store, image.os)}
         )
@@ -85,7 +86,6 @@ class Assembler:
             for release in releases
         }
         for inputs, image in systems.items():
-            self._contexts[inputs] = osstage.context_of(work, image)
             self._os[inputs] = self._running.submit(self._make_os, image, bases)
         planned = {layer.inputs: layer for image in images for layer in image.layers if layer.kind == "wheels"}
         missing = {}
@@ -199,9 +199,7 @@ class Assembler:
         if not wanted:
             return
         meter = Meter(self._work.view, "wheels", "fetched", sum(one.size for one in wanted.values()))
-        fetcher = self._fetcher = Fetcher(
-            self._work.host.index, self._store.downloads, hide=self._work.host.hide, got=meter.add
-        )
+        fetcher = self._fetcher = Fetcher(self._work.host.index, self._store.downloads, got=meter.add)
         waiting = {inputs: len(layer.wheels) for inputs, layer in missing.items()}
         users: dict[str, list[str]] = {}
         for inputs, layer in missing.items():

@@ -63,7 +63,6 @@ class Fetcher:
         settings: IndexSettings,
         folder: Path,
         *,
-        hide: Callable[[str], str],
         got: Callable[[int], None] = lambda _: None,
         patience: Patience = Patience(),
     ) -> None:
@@ -72,7 +71,6 @@ class Fetcher:
 
         self._index = settings.url or PYPI_SIMPLE_ENDPOINT
         self._folder = folder
-        self._hide = hide
         self._got = got
         self._patience = patience
         self._pages: dict[str, Mapping[str, _File]] = {}
@@ -259,14 +257,19 @@ class Fetcher:
                 f"{wheel.file}: the index names an address for it that cannot be fetched",
                 hint="Only https and http are known; `builder doctor` shows which index is used.",
             )
-        answer = self._session.get(
-            url,
-            headers=dict(headers),
-            stream=True,
-            timeout=(self._patience.connect, self._patience.silence),
-            # Links of a page may leave out the login of the index; nobody else is told it.
-            auth=self._login if origin == self._origin else None,
-        )
+        try:
+            answer = self._session.get(
+                url,
+                headers=dict(headers),
+                stream=True,
+                timeout=(self._patience.connect, self._patience.silence),
+                # Links of a page may leave out the login of the index; nobody else is told it.
+                auth=self._login if origin == self._origin else None,
+            )
+        except requests.RequestException:
+            raise
+        except ValueError as error:  # a redirect to what is no address
+            raise requests.exceptions.InvalidURL from error
         status = answer.status_code
         if status < 400 or status == requests.codes.range_not_satisfiable:
             return answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -26,6 +27,8 @@ from builder.splice import SpliceError
 from builder.wheel import WheelError
 
 SHOWN = 6  # wheels of a layer that are named
+LONGEST = 255  # characters of a file name; to parse one with thousands of tags would take hours
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 State = Literal["same", "different", "not derived", "failed"]
 
 
@@ -74,11 +77,11 @@ def verify(source: Source, fetcher: Fetcher) -> Iterator[Finding]:
 def _layers(source: Source) -> list[_Layer]:
     manifest = _json(source.manifest(), "manifest")
     try:
-        blob = str(manifest["config"]["digest"])
+        blob = _digest(manifest["config"]["digest"])
         config = _json(source.read_blob(blob), "configuration")
-        blobs = [str(one["digest"]) for one in manifest["layers"]]
-        diff_ids = [str(one) for one in config["rootfs"]["diff_ids"]]
-        lines = [str(one.get("created_by", "")) for one in config["history"] if not one.get("empty_layer")]
+        blobs = [_digest(one["digest"]) for one in manifest["layers"]]
+        diff_ids = [_digest(one) for one in config["rootfs"]["diff_ids"]]
+        lines = [_plain(str(one.get("created_by", ""))) for one in config["history"] if not one.get("empty_layer")]
     except (KeyError, TypeError, AttributeError) as error:
         raise VerifyError(
             f"its manifest or configuration lacks {error}", hint="It was not made by this builder."
@@ -89,6 +92,17 @@ def _layers(source: Source) -> list[_Layer]:
         _Layer(digest=blob, diff_id=diff_id, line=line)
         for blob, diff_id, line in zip(blobs, diff_ids, lines, strict=True)
     ]
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise VerifyError("its manifest or configuration names something by what is no SHA-256")
+    return value
+
+
+def _plain(text: str) -> str:
+    """Without what could change what a terminal has shown already, or cannot be printed at all."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
 def _json(data: bytes, what: str) -> dict[str, Any]:
@@ -110,6 +124,8 @@ def _wheels(layer: _Layer) -> WheelsOf | None:
 
 def _wheel(file: str, sha256: str) -> Wheel:
     try:
+        if len(file) > LONGEST:
+            raise InvalidWheelFilename(f"{len(file)} characters")
         name, version, _, _ = parse_wheel_filename(file)
         return Wheel(component="none", name=name, version=str(version), file=file, size=0, sha256=sha256)
     except (InvalidWheelFilename, ValueError) as error:

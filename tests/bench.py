@@ -130,7 +130,7 @@ class Bench:
         store = Store(self._store)
         store.prepare()
         image = next(one for one in self._plan() if one.id == PLAIN)
-        fetcher = Fetcher(self._lent.index, self._store / "downloads", hide=self._lent.hide)
+        fetcher = Fetcher(self._lent.index, self._store / "downloads")
         for name in ("torch", "nvidia-cudnn-cu12"):
             locked = next(one for one in image.wheels if one.name == name)
             path = fetcher.fetch(locked)

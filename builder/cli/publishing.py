@@ -63,7 +63,7 @@ def verify_command(context: Context, image: str) -> None:
     with store.used():
         source = _source(context, store, lent, image)
         view = View(context.err)
-        fetcher = Fetcher(lent.index, store.downloads, hide=lent.hide, got=Meter(view, "wheels", "fetched", 0).add)
+        fetcher = Fetcher(lent.index, store.downloads, got=Meter(view, "wheels", "fetched", 0).add)
         findings = []
         with view.shown():
             for finding in verify.verify(source, fetcher):

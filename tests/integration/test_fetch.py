@@ -65,7 +65,7 @@ class Folder:
 
     def fetcher(self, patience: Patience = QUICK) -> Fetcher:
         settings = IndexSettings(url=self._index.url)
-        return Fetcher(settings, self.path, hide=lambda text: text, got=self.got.append, patience=patience)
+        return Fetcher(settings, self.path, got=self.got.append, patience=patience)
 
     def fetch(self, patience: Patience = QUICK, wheel: Wheel = WHEEL) -> Path:
         return self.fetcher(patience).fetch(wheel)
@@ -264,7 +264,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     settings = IndexSettings(url=f"http://localhost:{port}/simple/")
     with pytest.raises(FetchError) as raised:
-        Fetcher(settings, tmp_path, hide=lambda text: text, patience=QUICK).fetch(WHEEL)
+        Fetcher(settings, tmp_path, patience=QUICK).fetch(WHEEL)
     assert str(raised.value).startswith(f"{FILE}: ")
     assert "localhost" not in str(raised.value)
 

@@ -17,7 +17,7 @@ import pytest
 from builder import assemble, build, bytecode, digest, made, oci, osstage, plan, splice
 from builder.assemble import Assembler
 from builder.base import Base
-from builder.errors import BuilderError, BuildError, DiskError, FetchError
+from builder.errors import BuilderError, BuildError, DiskError, EngineError, FetchError
 from builder.fetch import CONNECTIONS
 from builder.host import Host
 from builder.layers import PlannedLayer
@@ -32,6 +32,7 @@ from builder.wheel import Place
 from builder.work import Work
 from tests.unit import tiny_locks
 from tests.unit.fakes import INFO, FakeEngine, MemoryConsole
+from tests.unit.test_context import members
 
 Edit = Callable[[str, str], Project]
 EMBER, JUPYTER, QUARTZ, BOARD = tiny_locks.LOCKED
@@ -74,10 +75,13 @@ class World:
     broken_systems: dict[str, BuilderError] = field(default_factory=dict)
     before_fetch: Callable[[str], None] = lambda _: None
     before_splice: Callable[[PlannedLayer, Sequence[Path]], None] = lambda *_: None
+    on_stop: Callable[[], None] = lambda: None
     fetched: list[str] = field(default_factory=list)
     systems: list[tuple[str, bool]] = field(default_factory=list)
     spliced: list[str] = field(default_factory=list)
     compiled: list[list[str]] = field(default_factory=list)
+    programs: set[bytes] = field(default_factory=set)
+    contexts: set[bytes] = field(default_factory=set)
 
     def did(self) -> tuple[list[str], list[str], list[str], int]:
         """Wheels fetched, layers of wheels made, systems built, layers of bytecode; forgotten afterwards."""
@@ -109,6 +113,9 @@ class FakeFetcher:
     def drop(self, one: Wheel) -> None:
         self.path(one).unlink(missing_ok=True)
 
+    def stop(self) -> None:
+        self.world.on_stop()
+
 
 class Bench:
     """A checkout, an engine and a store, with a world around them."""
@@ -132,6 +139,10 @@ class Bench:
         return [by_id[cell] for cell in cells]
 
     def begin(self, images: Sequence[PlannedImage], *, fresh: bool = False) -> Assembler:
+        for image in images:  # as if rendered
+            dockerfile = self.project.root / f"images/{image.id}/Dockerfile"
+            dockerfile.parent.mkdir(parents=True, exist_ok=True)
+            dockerfile.write_text("FROM scratch\n")
         assembler = Assembler(self.work, self.store, fresh=fresh)
         self.begun.append(assembler)
         assembler.prepare(images)
@@ -144,6 +155,9 @@ class Bench:
         ids = {image.id: assembler.build(image) for image in images}
         assembler.close()
         return ids
+
+    def tagged(self, cell: str) -> None:
+        Assembler(self.work, self.store).tagged(self.images(cell)[0])
 
     def find(self, cell: str, *, fresh: bool = False) -> str:
         return Assembler(self.work, self.store, fresh=fresh).find(self.images(cell)[0])
@@ -161,11 +175,13 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     def world() -> World:
         return made_benches[-1].world
 
-    def fetcher(_: object, folder: Path, *, hide: object, got: Callable[[int], None]) -> FakeFetcher:
+    def fetcher(_: object, folder: Path, *, got: Callable[[int], None]) -> FakeFetcher:
         return FakeFetcher(world(), folder, got)
 
     def make_os(work: Work, store: Store, image: PlannedImage, tar: bytes, from_: Base, *, fresh: bool) -> OsLayer:
-        world().systems.append((osstage.row(image), fresh))
+        world().systems.append((osstage.row(image).rpartition("-")[0], fresh))
+        assert f"images/{image.id}/Dockerfile" in members(tar), "the build begins with it"
+        world().contexts.add(tar)
         if image.os in world().broken_systems:
             raise world().broken_systems[image.os]
         content = f"{image.debian} {image.cell.python} {world().packages}".encode()
@@ -188,6 +204,7 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         project: Project,
         store: Store,
         os_image: str,
+        program: bytes,
         place: Place,
         sources: Sequence[tuple[str, Sequence[Source]]],
         out: BinaryIO,
@@ -196,6 +213,7 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         assert all(store.path(blob).exists() for blob, _ in sources)
         paths = [one.path for _, of_layer in sources for one in of_layer]
         world().compiled.append(paths)
+        world().programs.add(program)
         content = world().python.encode()
         return splice.write([Entry(path=f"{path}c", mode=0o644, content=content) for path in paths], out)
 
@@ -357,11 +375,49 @@ def test_what_its_configuration_says(bench: Bench) -> None:
     assert config["config"]["Cmd"] == ["start-jupyter"]
 
 
-def test_it_has_its_full_tag_in_the_store_and_none_in_the_engine(bench: Bench) -> None:
-    """An alias in the store would name an image that was never tested."""
+def test_it_has_its_full_tag_in_the_store_when_it_is_tagged(bench: Bench) -> None:
+    """Until then its name says that it was not tested, and who had the full tag before has it still."""
+    [image] = bench.images(EMBER)
+    full, untested = image.references[0], f"{image.references[0]}.untested"
+    bench.tagged(EMBER)
+    assert bench.store.images() == {}
     bench.run(EMBER)
-    assert list(bench.store.images()) == [bench.images(EMBER)[0].references[0]]
     assert not [call for call in bench.engine.calls if call.startswith("tag")]
+    first = bench.store.images()[untested]
+    assert bench.store.images() == {untested: first}
+    bench.tagged(EMBER)
+    bench.tagged(EMBER)
+    assert bench.store.images() == {full: first}
+    bench.world.packages = "2"
+    bench.run(EMBER, fresh=True)
+    second = bench.store.images()[untested]
+    assert bench.store.images() == {full: first, untested: second}
+    bench.tagged(EMBER)
+    assert bench.store.images() == {full: second}
+    assert first != second
+
+
+def test_what_is_edited_while_images_are_built_belongs_to_the_next_plan(benches: Callable[[], Bench]) -> None:
+    reference = benches()
+    expected = reference.run(EMBER)
+    bench, may_come = benches(), threading.Event()
+
+    def before(_: str) -> None:
+        assert may_come.wait(10)
+
+    bench.world.before_fetch = before
+    [image] = bench.images(EMBER)
+    assembler = bench.begin([image])
+    root = bench.project.root
+    edited = [root / plan.COMPILER, root / "templates/base/files/etc/profile.d/10-venv.sh"]
+    program = edited[0].read_bytes()
+    for path in edited:
+        path.write_text("edited")
+    may_come.set()
+    assert {EMBER: assembler.build(image)} == expected
+    assert bench.world.programs == {program}
+    assert bench.world.contexts == reference.world.contexts
+    assert bench.find(EMBER) == "", "which is another plan"
 
 
 def test_clean_knows_it_as_ours(bench: Bench) -> None:
@@ -510,7 +566,7 @@ def test_a_rebase_moves_the_system_alone(bench: Bench) -> None:
     old, new = bench.config(before.config.digest), bench.config(after.config.digest)
     assert new["created"] == "2026-01-02T00:00:00Z"
     assert {**old, "created": 0, "rootfs": 0, "history": 0} == {**new, "created": 0, "rootfs": 0, "history": 0}
-    assert bench.store.images()[image.references[0]] == after.manifest
+    assert bench.store.images() == {f"{image.references[0]}.untested": after.manifest}
 
 
 def test_after_a_rebase_images_that_stand_on_the_old_system_are_not_up_to_date(bench: Bench) -> None:
@@ -545,7 +601,7 @@ def test_a_wheel_that_fails_is_named_and_fails_only_the_images_that_need_it(benc
     assembler.close()
     assert bench.find(EMBER)
     assert bench.find(JUPYTER) == ""
-    assert bench.images(JUPYTER)[0].references[0] not in bench.store.images()
+    assert f"{bench.images(JUPYTER)[0].references[0]}.untested" not in bench.store.images()
 
 
 def test_a_rerun_fetches_only_what_is_missing(bench: Bench) -> None:
@@ -598,7 +654,7 @@ def test_a_wheel_with_a_file_that_the_system_has(bench: Bench) -> None:
 def test_a_file_in_a_folder_that_the_system_has_with_an_owner_of_its_own(bench: Bench) -> None:
     bench.world.folders = ("etc",)
     images = bench.images(EMBER)
-    with pytest.raises(BuildError, match=f"^{EMBER}: a file for /etc/"):
+    with pytest.raises(BuildError, match=r"^templates/ has a file for /etc/"):
         bench.begin(images).build(images[0])
 
 
@@ -670,6 +726,42 @@ def test_what_fetches_when_it_is_closed_leaves_nobody_waiting(bench: Bench, capl
     assert caplog.records == []
 
 
+def test_what_is_fetched_is_stopped_when_it_is_closed(bench: Bench) -> None:
+    """After a failure it is not waited for: gigabytes may be left."""
+    is_stopped = threading.Event()
+
+    def before(name: str) -> None:
+        assert is_stopped.wait(10)
+        raise FetchError(f"{name}: the download was stopped")
+
+    bench.world.before_fetch, bench.world.on_stop = before, is_stopped.set
+    bench.begin(bench.images(EMBER)).close()
+    assert is_stopped.is_set()
+    assert bench.world.fetched == []
+
+
+def test_what_went_wrong_first_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not that the engine, which may be why, does not remove images either."""
+    images, asked = bench.images(EMBER), []
+    assembler = bench.begin(images)
+    assembler.build(images[0])
+
+    def remove(image_id: str) -> bool:
+        asked.append(image_id)
+        raise EngineError("Docker Engine went away")
+
+    def fail() -> None:
+        try:
+            raise BuildError("first")
+        finally:
+            assembler.close()
+
+    monkeypatch.setattr(bench.engine, "remove_image", remove)
+    with pytest.raises(BuildError, match="first"):
+        fail()
+    assert len(asked) == 1
+
+
 # ---- room
 
 
@@ -686,8 +778,8 @@ def test_bytes_that_are_to_come(bench: Bench) -> None:
 
 
 def local(bench: Bench, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    """An engine on this machine, with so many bytes free."""
-    bench.engine.told = replace(INFO, is_local=True)
+    """An engine on this machine whose disk, which is not the store's, has so many bytes free."""
+    bench.engine.told = replace(INFO, is_local=True, root="/proc")
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
 
@@ -696,10 +788,23 @@ def test_an_engine_without_room_is_told_of_before_anything_is_begun(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local(bench, monkeypatch, build.SPARE + 5_000_000)
-    with pytest.raises(DiskError, match=r"^building 1 image\(s\) takes about 2\.0 GB in /nowhere, which has 2\.0 GB"):
+    with pytest.raises(DiskError, match=r"^building 1 image\(s\) takes about 2\.0 GB in /proc, which has 2\.0 GB"):
         bench.begin(bench.images(EMBER))
     assert bench.world.did() == NOTHING
     assert bench.engine.calls == []
+
+
+def test_where_engine_and_store_share_a_disk_there_is_room_for_both(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = bench.images(EMBER)
+    local(bench, monkeypatch, assemble.engine_bytes(sum(layer.bytes for layer in images[0].layers)))
+    apart = bench.engine.told
+    bench.engine.told = replace(apart, root=str(bench.project.root))
+    with pytest.raises(DiskError):
+        bench.begin(images)
+    bench.engine.told = apart
+    bench.begin(images)
 
 
 def test_what_the_engine_has_needs_no_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -720,5 +825,5 @@ def test_what_is_told(bench: Bench) -> None:
     lines = bench.console.text.splitlines()
     assert "wheels: 2.0 MB to be fetched" in lines
     assert [line for line in lines if line.startswith("wheels: done in ")]
-    assert [line for line in lines if line.startswith("os-newbird-py3.11: done: layer ")]
+    assert [line for line in lines if line.startswith(f"{osstage.row(bench.images(EMBER)[0])}: done: layer ")]
     assert lines.index(f"{EMBER}: assembling") < lines.index(f"{EMBER}: loading")

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import pytest
 
-from builder import cli, digest, doctor, errors, images, lock, locking, oci, plan, runlock
+from builder import cli, digest, doctor, errors, images, lock, locking, oci, plan, runlock, tags
 from builder.assemble import Assembler
 from builder.build import DockerfileBuilder
 from builder.cli import making
@@ -26,6 +26,7 @@ from builder.host import Host
 from builder.images import Method
 from builder.project import Project
 from builder.store import CONFIG_TYPE, MANIFEST_TYPE, Store
+from builder.verify import Finding, Source, State
 from builder.work import Work
 from tests.unit import tiny_locks
 from tests.unit.fakes import FakeEngine
@@ -398,6 +399,79 @@ def test_gc(run: Run, tiny: Project) -> None:
     assert "\nfreed 5 B: 1 blobs of no image, 0 leftovers" in freed.err
     assert not store.path(stray.digest).exists()
     assert store.read(manifest.digest)
+
+
+def named(tiny: Project, *names: str) -> Store:
+    """A store with an image under each of these names."""
+    store = Store(tiny.root.parent / "cache/gpu-images")
+    store.prepare()
+    for name in names:
+        config = store.put(name.encode(), CONFIG_TYPE)
+        store.name(name, store.put(oci.manifest(config, []), MANIFEST_TYPE))
+    return store
+
+
+def test_images_are_given_up_by_name_or_pattern(run: Run, tiny: Project) -> None:
+    store = named(tiny, "example/image:1", "example/image:1.untested", "example/other:1", "example/kept:1")
+    assert run("gc", "--dry-run", "--forget", "*").code == 0
+    assert len(store.images()) == 4
+    refused = run("gc", "--forget", "example/none:*")
+    assert refused.code == 2
+    assert "the store has no image 'example/none:*'" in refused.err
+    done = run("gc", "--forget", "*.untested", "--forget", "example/[io]*:1")
+    assert done.code == 0
+    assert "given up: example/image:1.untested\ngiven up: example/image:1, example/other:1\n" in done.err
+    assert list(store.images()) == ["example/kept:1"]
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "words"),
+    [
+        (["not derived", "same"], 0, "1 layers of wheels are what the index gives, 1 not derived"),
+        (["same", "different", "failed"], 15, "1 of 3 layers are not what their history says"),
+        (["same", "failed", "failed"], 13, "2 of 3 layers could not be compared; the others are right"),
+        (["not derived"], 15, "has no layer of wheels that could be compared"),
+    ],
+    ids=str,
+)
+def test_verify(
+    run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch, states: list[State], code: int, words: str
+) -> None:
+    """An index that does not answer is not taken for an image that somebody changed."""
+    found = [Finding(layer=f"layer-{state}", digest="sha256:0", state=state, detail="why") for state in states]
+    monkeypatch.setattr("builder.host.read", Host)
+    monkeypatch.setattr("builder.verify.verify", lambda *_: iter(found))
+    named(tiny, "example/image:1")
+    done = run("verify", "example/image:1")
+    assert done.code == code
+    assert words in done.err
+    for state in states:
+        assert re.search(rf"^{state} +0  layer-{state}  \(why\)$", done.out, re.MULTILINE)
+
+
+def test_verify_of_an_image_that_the_store_has_not(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.host.read", Host)
+    named(tiny, "example/image:1")
+    done = run("verify", "example/image:2")
+    assert done.code == 2
+    assert "has no image 'example/image:2'" in done.err
+    assert "example/image:1" in done.err
+
+
+def test_verify_of_a_cell_takes_what_was_tested_first(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+
+    def verify(source: Source, _: object) -> Iterator[Finding]:
+        seen.append(source.manifest())
+        yield Finding(layer="x", digest="sha256:0", state="same")
+
+    monkeypatch.setattr("builder.host.read", Host)
+    monkeypatch.setattr("builder.verify.verify", verify)
+    full = str(tags.compute(tiny.matrix, tiny.cells)[CELL][0])
+    for name in (f"{full}.untested", full):
+        store = named(tiny, name)
+        assert run("verify", CELL).code == 0
+        assert digest.of_bytes(seen[-1]) == store.images()[name].digest
 
 
 def test_gc_of_a_store_that_somebody_uses(run: Run, tiny: Project) -> None:

@@ -14,7 +14,7 @@ import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from builder.engine import Engine, explain
-from builder.errors import DiskError, EngineError
+from builder.errors import BuildError, DiskError, EngineError
 from builder.reference import ImageRef
 
 REFERENCE = f"host.example.test/a:t@sha256:{'0' * 64}"
@@ -288,7 +288,7 @@ def test_transform_gives_files_and_takes_a_result() -> None:
 
 def test_a_transform_that_fails_says_what_was_printed_and_leaves_no_container() -> None:
     container, out = FakeContainer(status=3), io.BytesIO()
-    with pytest.raises(EngineError, match=r"^py x ended with status 3\nSyntaxError: \ufffd$"):
+    with pytest.raises(BuildError, match=r"^py x ended with status 3\nSyntaxError: \ufffd$"):
         container.transform(out)
     assert out.getvalue() == b""
     assert container.calls[-1].startswith("remove")

@@ -84,7 +84,6 @@ class Setting:
         made = Fetcher(
             IndexSettings(**({"url": INDEX} | settings)),
             self.folder,
-            hide=lambda text: text,
             got=self.got.append,
             patience=patience,
         )
@@ -424,6 +423,40 @@ def test_a_full_disk_is_called_that(setting: Setting) -> None:
     setting.file = lambda _: OSError(28, "No space left on device")
     with pytest.raises(DiskError):
         setting.fetcher().fetch(WHEEL)
+
+
+def test_a_disk_that_is_full_while_it_comes(setting: Setting) -> None:
+    """Its store is named, and what came is kept."""
+
+    def got(size: int) -> None:
+        if size:
+            raise OSError(28, "No space left on device")
+
+    fetcher = setting.fetcher()
+    fetcher._got = got
+    with pytest.raises(DiskError, match="the disk of the store is full") as raised:
+        fetcher.fetch(WHEEL)
+    assert str(setting.folder.parent) in str(raised.value)
+    assert setting.part.read_bytes() == CONTENT[: fetch.PIECE]
+
+
+@pytest.mark.parametrize("what", ["page", "file"])
+@pytest.mark.parametrize(
+    "to", ["https://elsewhere.test/x?token=abc", "http://[::1?token=abc", "http://elsewhere.test:99999/?token=abc"]
+)
+def test_a_redirect_is_told_neither_the_login_nor_told_of(setting: Setting, what: str, to: str) -> None:
+    def answer(sent: Sent) -> Reply | Exception:
+        if "elsewhere" in sent.url:
+            assert "Authorization" not in sent.headers
+            return requests.ConnectionError(f"no answer from {sent.url}")
+        return Reply(status=302, headers={"Location": to})
+
+    setattr(setting, what, answer)
+    if what == "page":
+        setting.file = answer
+    told = setting.fails(url=f"https://someone:secret@{HOST}/simple/")
+    for word in ("elsewhere", "token", "abc", "::1", "secret"):
+        assert word not in told
 
 
 # ---- stopped

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from builder import build, errors, images, plan
-from builder.errors import BuilderError, BuildError, EngineError, ImageTestError, LockError
+from builder.errors import BuilderError, BuildError, EngineError, FetchError, ImageTestError, LockError
 from builder.host import Host
 from builder.plan import Plan
 from builder.project import Project
@@ -73,6 +73,18 @@ def test_build_test_tag(bench: Bench) -> None:
     assert expected[-1] == "tag registry.example.test:5000/team/quartz-cuda:0.5.3-cu129-py311-board"
     assert f"{SECOND}: done" in bench.console.text
     assert "1 tests passed, gpu: not run" in bench.console.text
+
+
+def test_the_store_is_told_when_all_tags_are_set(bench: Bench) -> None:
+    bench.tester.failing = frozenset({FIRST})
+    with pytest.raises(ImageTestError):
+        bench.run(jobs=1)
+    assert bench.calls("tag", "name")[-2:] == [f"tag {bench.references(SECOND)[0]}", f"name {SECOND}"]
+    bench.tester.failing = frozenset()
+    bench.run(tag=False)
+    assert bench.calls("tag", "name") == []
+    bench.run()
+    assert bench.calls("name") == [f"name {FIRST}"]
 
 
 def test_what_is_done_is_not_done_again(bench: Bench) -> None:
@@ -192,6 +204,26 @@ def test_all_failures_are_told_in_the_order_of_the_plan(bench: Bench) -> None:
     assert "Whole log" in told
     assert told.index(FIRST) < told.index(SECOND)
     assert isinstance(caught.value, BuildError)
+
+
+def test_a_failure_that_images_share_is_told_once(bench: Bench) -> None:
+    bench.method.broken = dict.fromkeys((SECOND, FIRST), FetchError("some.whl: the index is silent", hint="run again"))
+    with pytest.raises(FetchError) as caught:
+        bench.run()
+    assert str(caught.value) == f"{FIRST}, {SECOND}: some.whl: the index is silent"
+    assert caught.value.hint == "run again"
+
+
+def test_a_failure_of_one_image_names_it_once(bench: Bench) -> None:
+    bench.method.broken = {FIRST: failure(FIRST), SECOND: EngineError("connection reset by peer")}
+    with pytest.raises(BuildError) as caught:
+        bench.run()
+    assert str(caught.value).splitlines() == [
+        "2 images failed",
+        f"{FIRST}: failed at the build",
+        "  -> Whole log: x",
+        f"{SECOND}: connection reset by peer",
+    ]
 
 
 def raises(error: BaseException, at: str) -> Callable[[str], None]:

@@ -29,7 +29,10 @@ from tests.unit.test_context import members
 CELL = "qz-0.5-cu129-py311"
 BASE = Base(reference="local/base:1", name="example (made here)")
 HOST = Host(index=IndexSettings(url="http://mirror.example.test/simple"), ca=b"pem")
-STATUS = b"Package: python3.11-minimal\nStatus: install ok installed\nVersion: 3.11.2-6+deb12u6\n\n"
+STATUS = b"".join(
+    f"Package: {name}\nStatus: install ok installed\nVersion: {version}\n\n".encode()
+    for name, version in (("python3.11-minimal", "3.11.2-6+deb12u6"), ("zlib1g", "1:1.2.13.dfsg-1"))
+)
 DAY = 1_700_000_000  # 2023-11-14T22:13:20Z
 
 
@@ -82,7 +85,7 @@ def test_made_and_recalled(bench: Bench) -> None:
         size=len(blob),
         created="2023-11-14T22:13:20Z",
         base="example (made here)",
-        python="3.11.2-6+deb12u6",
+        python="3.11.2-6+deb12u6 1:1.2.13.dfsg-1",
         taken=("opt/venv/bin/python",),
         folders=(),
     )

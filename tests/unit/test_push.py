@@ -188,7 +188,7 @@ def test_the_first_failure_ends_the_rest(blobs: list[Blob]) -> None:
     registry.on_upload = upload
     with pytest.raises(RegistryError, match="the reason"):
         push(registry, blobs, parallel=2)
-    assert registry.calls == ["upload 30", "upload 20"]
+    assert set(registry.calls) == {"upload 30", "upload 20"}
 
 
 def test_a_bug_is_not_swallowed(blobs: list[Blob]) -> None:

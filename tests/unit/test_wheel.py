@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import importlib.metadata
 import io
 import random
 import re
@@ -549,6 +550,16 @@ def test_values_that_name_no_function(value: str) -> None:
     assert "names no function" in refusal(pack({}, points=f"[console_scripts]\nrun = {value}\n"))
 
 
+def test_a_value_that_newer_pythons_take_for_a_fault_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since 3.12 the standard library asserts that a value has the right form."""
+
+    def attr(_: object) -> str:
+        raise AssertionError
+
+    monkeypatch.setattr(importlib.metadata.EntryPoint, "attr", property(attr))
+    assert "names no function: 'tiny:run'" in refusal(pack({}, points="[console_scripts]\nrun = tiny:run\n"))
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
 @pytest.mark.parametrize("section", ["console_scripts", "other"])
 def test_a_value_that_goes_on_in_another_line(end: str, section: str) -> None:
@@ -678,6 +689,26 @@ def test_every_folder_comes_once_and_before_what_is_in_it() -> None:
 def test_one_file_of_two_wheels_if_it_is_the_same(method: int) -> None:
     found = layer(pack({"ns/__init__.py": b"same"}), other({"ns/__init__.py": b"same"}, method=method))
     assert [entry.path for entry in found].count(f"{SITE}/ns/__init__.py") == 1
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+def test_large_files_of_two_wheels_are_not_read_whole(monkeypatch: pytest.MonkeyPatch, method: int) -> None:
+    """Shared libraries have gigabytes."""
+
+    class Watched(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            found = super().read(size)
+            reads.append(len(found))
+            return found
+
+    monkeypatch.setattr(splice, "CHUNK", 1000)
+    reads: list[int] = []
+    large = random.Random(1).randbytes(100_000)
+    packed = [pack({"ns/x.so": large}, method=method), other({"ns/x.so": large}, method=method)]
+    found = list(wheel.layer_entries([(one.name, Watched(one.content)) for one in packed], PLACE))
+    assert [entry.path for entry in found].count(f"{SITE}/ns/x.so") == 1
+    assert sum(reads) > 2 * len(large)
+    assert max(reads) < 10_000
 
 
 @pytest.mark.parametrize("content", [b"not the same", b"Same", b""])

@@ -17,6 +17,7 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host \
     --mount=type=cache,id=apt-lists-newbird,target=/var/lib/apt/lists,sharing=locked \
     . /mnt/host/env.sh && \
     apt-get update -q && \
+    DEBIAN_FRONTEND=noninteractive apt-get upgrade -q -y --no-install-recommends && \
     DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
         ca-certificates \
         python3 \
