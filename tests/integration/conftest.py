@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -109,3 +110,29 @@ def built(new_checkout: NewCheckout, served: Index, tmp_path_factory: pytest.Tem
     made.lock_and_render()
     made.builder("images")
     return made
+
+
+@pytest.fixture(scope="session")
+def _released(new_checkout: NewCheckout, built: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    folder = tmp_path_factory.mktemp("released")
+    made = new_checkout(folder)
+    made.environ["DOCKER_CONFIG"] = str(folder / "docker")  # no login of this machine's user counts
+    made.write_tests(SHORT)
+    made.lock_and_render()
+    made.take_store(like=built.store)
+    made.builder("images")
+    return made
+
+
+@pytest.fixture
+def released(_released: Checkout, tmp_path: Path) -> Iterator[Checkout]:
+    """A checkout with both images built, tested and tagged; what a test changes in it is undone."""
+    kept, tags = [_released.root, _released.store], _released.tags()
+    for place in kept:
+        shutil.copytree(place, tmp_path / "kept" / place.name, copy_function=shutil.copy2)
+    yield _released
+    for place in kept:
+        shutil.rmtree(place)
+        shutil.move(tmp_path / "kept" / place.name, place)
+    if _released.tags() != tags:
+        _released.builder("images")

@@ -76,7 +76,8 @@ def test_generated_files_come_back_the_same(built: Checkout) -> None:
 
 def test_an_edit_makes_locks_or_images_stale(checkout: Checkout) -> None:
     checkout.lock_and_render()
-    checkout.edit("templates/Dockerfile.j2", "WORKDIR /workspace\n", "WORKDIR /workspace\nSTOPSIGNAL SIGTERM\n")
+    user = "USER {{ settings.user }}\n"
+    checkout.edit("templates/Dockerfile.j2", user, f"{user}STOPSIGNAL SIGTERM\n")
     assert f"images/{PLAIN}/Dockerfile" in checkout.builder("render", "--check", code=5)
     assert "builder render" in checkout.builder("images", code=5)
     checkout.builder("lock", "--check")

@@ -16,8 +16,7 @@ from builder.reference import ImageRef
 from builder.registry import Registry
 from tests.integration import registry as registries
 from tests.integration import stores
-from tests.integration.checkout import EXTRA, PLAIN, SHORT, Checkout
-from tests.integration.conftest import NewCheckout
+from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.registry import IMAGE, Fault, Proxy, Server, Trouble
 
 FASTER = ("packages: [tinyextra", "env: {TINY_MODE: fast}, packages: [tinyextra")
@@ -36,30 +35,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def proxy(server: Server) -> Iterator[Proxy]:
     with Proxy(server).serving() as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def _released(new_checkout: NewCheckout, built: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    folder = tmp_path_factory.mktemp("released")
-    made = new_checkout(folder)
-    made.environ["DOCKER_CONFIG"] = str(folder / "docker")  # no login of this machine's user counts
-    made.write_tests(SHORT)
-    made.lock_and_render()
-    made.take_store(like=built.store)
-    made.builder("images")
-    return made
-
-
-@pytest.fixture
-def released(_released: Checkout, tmp_path: Path) -> Iterator[Checkout]:
-    """A checkout with both images built, tested and tagged; what a test changes in it is undone."""
-    kept = [_released.root, _released.store]
-    for place in kept:
-        shutil.copytree(place, tmp_path / "kept" / place.name, copy_function=shutil.copy2)
-    yield _released
-    for place in kept:
-        shutil.rmtree(place)
-        shutil.move(tmp_path / "kept" / place.name, place)
 
 
 def push(checkout: Checkout, proxy: Proxy, *cells: str, code: int = 0) -> str:
@@ -126,7 +101,6 @@ def test_pulled_by_its_tag_it_is_the_same_image_and_runs(released: Checkout, pro
             released.docker("pull", "--quiet", pulled)
             assert released.docker("image", "inspect", "--format", "{{.Id}}", pulled) == image_id
         assert released.docker("run", "--rm", pulled, "tinyframe") == released.release
-    released.builder("images")
 
 
 def test_of_the_second_variant_only_its_own_bytes_are_sent(released: Checkout, proxy: Proxy) -> None:
@@ -172,16 +146,19 @@ def test_full_tags_stay_and_the_others_move_when_all_images_are_there(released: 
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
-    ids=["INT", "TERM", "KILL"],
+    ("path", "number", "code"),
+    [
+        ("/blobs/uploads/", signal.SIGINT, 130),
+        ("/blobs/uploads/", signal.SIGKILL, -signal.SIGKILL),
+        ("/manifests/", signal.SIGTERM, 143),
+    ],
+    ids=["a blob, INT", "a blob, KILL", "a manifest, TERM"],
 )
-@pytest.mark.parametrize(("method", "path"), [("PUT", "/blobs/uploads/"), ("PUT", "/manifests/")])
 def test_stopped_while_it_pushes(
-    released: Checkout, proxy: Proxy, method: str, path: str, number: signal.Signals, code: int
+    released: Checkout, proxy: Proxy, path: str, number: signal.Signals, code: int
 ) -> None:
     before = stores.leftovers(released.store)
-    proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path, after=1, times=EVER))
+    proxy.troubles.append(Trouble(fault=Fault.STALLS, method="PUT", path=path, after=1, times=EVER))
     with released.running("push", "--to", proxy.address) as run:
         run.reaches(proxy.stalled.is_set)
         run.process.send_signal(number)

@@ -13,8 +13,7 @@ import pytest
 
 from tests.integration import registry as registries
 from tests.integration import stores
-from tests.integration.checkout import EXTRA, PLAIN, SHORT, Checkout
-from tests.integration.conftest import NewCheckout
+from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.index import Fault, Index
 from tests.integration.registry import Server
 
@@ -30,33 +29,14 @@ def ready(checkout: Checkout, built: Checkout) -> Checkout:
     return checkout
 
 
-@pytest.fixture(scope="module")
-def _filled(new_checkout: NewCheckout, built: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    made = new_checkout(tmp_path_factory.mktemp("filled"))
-    made.write_tests(SHORT)
-    made.lock_and_render()
-    made.take_store(like=built.store)
-    made.builder("images")
-    return made
-
-
-@pytest.fixture
-def filled(_filled: Checkout, tmp_path: Path) -> Iterator[Checkout]:
-    """A checkout with both images; what a test changes in its store is undone."""
-    shutil.copytree(_filled.store, tmp_path / "kept")
-    yield _filled
-    shutil.rmtree(_filled.store)
-    shutil.move(tmp_path / "kept", _filled.store)
-
-
-def test_skopeo_reads_and_copies_an_image(filled: Checkout, tmp_path: Path) -> None:
+def test_skopeo_reads_and_copies_an_image(released: Checkout, tmp_path: Path) -> None:
     _install_skopeo()
-    for reference, digest in filled.stored().items():
-        source = f"oci:{filled.store}:{reference}"
+    for reference, digest in released.stored().items():
+        source = f"oci:{released.store}:{reference}"
         told = json.loads(_skopeo("inspect", source))
         assert told["Digest"] == digest
-        assert told["Layers"] == [layer for _, layer in stores.layers(filled.store, digest)]
-        assert told["Labels"]["gpu-images.framework.version"] == filled.release
+        assert told["Layers"] == [layer for _, layer in stores.layers(released.store, digest)]
+        assert told["Labels"]["gpu-images.framework.version"] == released.release
     _skopeo("copy", source, f"oci:{tmp_path}/copy:it")  # which checks every digest on the way
     assert stores.faults(tmp_path / "copy") == []
     assert set(stores.images(tmp_path / "copy").values()) == {digest}
@@ -75,28 +55,28 @@ def _skopeo(*arguments: str) -> str:
     return done.stdout
 
 
-def test_gc_frees_what_no_image_uses_and_nothing_else(filled: Checkout) -> None:
-    kept = {name: stores.blobs_of(filled.store, digest) for name, digest in stores.images(filled.store).items()}
+def test_gc_frees_what_no_image_uses_and_nothing_else(released: Checkout) -> None:
+    kept = {name: stores.blobs_of(released.store, digest) for name, digest in stores.images(released.store).items()}
     used = {blob.removeprefix("sha256:") for blobs in kept.values() for blob in blobs}
-    before = {path.name: path.stat().st_size for path in (filled.store / "blobs/sha256").iterdir()}
+    before = {path.name: path.stat().st_size for path in (released.store / "blobs/sha256").iterdir()}
     assert used < set(before), "what was run to compile is in the store, and no image's"
-    (filled.store / "downloads" / f"{'0' * 64}.part").write_bytes(bytes(10 * MB))
+    (released.store / "downloads" / f"{'0' * 64}.part").write_bytes(bytes(10 * MB))
 
-    told = filled.builder("gc", "--dry-run")
-    row = next(line.split() for line in told.splitlines() if line.startswith(filled.references()[0]))
-    plain, extra = (kept[filled.references(suffix)[0]] for suffix in ("", "-extra"))
-    others = {blob for name, blobs in kept.items() if name != filled.references()[0] for blob in blobs}
-    assert row[1] in filled.stored()[filled.references()[0]]
+    told = released.builder("gc", "--dry-run")
+    row = next(line.split() for line in told.splitlines() if line.startswith(released.references()[0]))
+    plain, extra = (kept[released.references(suffix)[0]] for suffix in ("", "-extra"))
+    others = {blob for name, blobs in kept.items() if name != released.references()[0] for blob in blobs}
+    assert row[1] in released.stored()[released.references()[0]]
     assert row[2:] == [*_size(sum(plain.values())), *_size(sum(plain[blob] for blob in set(plain) - others))]
     assert set(plain) - others != set(plain), "the images share nothing"
     assert f"could free 10.{_tenth(before, used)} MB: {len(before) - len(used)} blobs of no image" in told
-    assert {path.name for path in (filled.store / "blobs/sha256").iterdir()} == set(before)
+    assert {path.name for path in (released.store / "blobs/sha256").iterdir()} == set(before)
 
-    assert f"freed 10.{_tenth(before, used)} MB: {len(before) - len(used)} blobs of no image" in filled.builder("gc")
-    assert {path.name for path in (filled.store / "blobs/sha256").iterdir()} == used
-    assert stores.leftovers(filled.store) == []
-    assert "could free 0 B: 0 blobs of no image" in filled.builder("gc", "--dry-run")
-    assert "2 images up to date" in filled.builder("images")
+    assert f"freed 10.{_tenth(before, used)} MB: {len(before) - len(used)} blobs of no image" in released.builder("gc")
+    assert {path.name for path in (released.store / "blobs/sha256").iterdir()} == used
+    assert stores.leftovers(released.store) == []
+    assert "could free 0 B: 0 blobs of no image" in released.builder("gc", "--dry-run")
+    assert "2 images up to date" in released.builder("images")
     assert extra.keys() <= {f"sha256:{name}" for name in used}
 
 
@@ -212,20 +192,19 @@ def test_a_limit_is_kept_by_freeing_what_no_image_uses(ready: Checkout) -> None:
 
 
 @pytest.mark.parametrize("line", ["tinyframe-", "files: tiny bytecode", "os"])
-def test_a_damaged_layer_is_noticed_when_it_is_loaded(filled: Checkout, line: str) -> None:
-    before = filled.stored()[filled.references()[0]]
-    filled.docker("image", "rm", "-f", *filled.image_ids())
-    damaged = stores.flip(filled.store, _layer(filled, line))
-    told = filled.builder("build", PLAIN, code=12)
+def test_a_damaged_layer_is_noticed_when_it_is_loaded(released: Checkout, line: str) -> None:
+    before = released.stored()[released.references()[0]]
+    released.docker("image", "rm", "-f", *released.image_ids())
+    damaged = stores.flip(released.store, _layer(released, line))
+    told = released.builder("build", PLAIN, code=12)
     assert f"{damaged} was damaged, and is removed" in told
     assert "Run the same command again" in told
-    assert filled.image_ids() == set()
-    assert stores.faults(filled.store) == [f"{name} lacks sha256:{damaged.name}" for name in _with(filled, damaged)]
+    assert released.image_ids() == set()
+    assert stores.faults(released.store) == [f"{name} lacks sha256:{damaged.name}" for name in _with(released, damaged)]
 
-    filled.builder("build")
-    assert stores.faults(filled.store) == []
-    assert filled.stored()[filled.references()[0]] == before
-    filled.builder("images")
+    released.builder("build")
+    assert stores.faults(released.store) == []
+    assert released.stored()[released.references()[0]] == before
 
 
 def _layer(checkout: Checkout, line: str) -> str:
@@ -241,45 +220,44 @@ def _with(checkout: Checkout, blob: Path) -> list[str]:
     return [name for name, digest in found if f"sha256:{blob.name}" in stores.blobs_of(checkout.store, digest)]
 
 
-def test_damaged_sources_are_noticed_when_they_are_compiled(filled: Checkout) -> None:
-    before = filled.stored()[filled.references()[0]]
-    filled.docker("image", "rm", "-f", *filled.image_ids())
-    stores.path(filled.store, _layer(filled, "files: tiny bytecode")).unlink()
-    damaged = stores.path(filled.store, _layer(filled, "tinyframe-"))
+def test_damaged_sources_are_noticed_when_they_are_compiled(released: Checkout) -> None:
+    before = released.stored()[released.references()[0]]
+    released.docker("image", "rm", "-f", *released.image_ids())
+    stores.path(released.store, _layer(released, "files: tiny bytecode")).unlink()
+    damaged = stores.path(released.store, _layer(released, "tinyframe-"))
     content = damaged.read_bytes()
     damaged.write_bytes(bytes(byte ^ 1 for byte in content))
-    assert f"{damaged} was damaged, and is removed" in filled.builder("build", PLAIN, code=12)
-    filled.builder("build")
-    assert stores.faults(filled.store) == []
-    assert filled.stored()[filled.references()[0]] == before
-    filled.builder("images")
+    assert f"{damaged} was damaged, and is removed" in released.builder("build", PLAIN, code=12)
+    released.builder("build")
+    assert stores.faults(released.store) == []
+    assert released.stored()[released.references()[0]] == before
 
 
 @pytest.mark.parametrize("what", ["manifest", "config"])
-def test_a_damaged_manifest_or_configuration_is_made_again(filled: Checkout, what: str) -> None:
-    before = filled.stored()
-    manifest = before[filled.references()[0]]
-    digest = manifest if what == "manifest" else str(stores.read(filled.store, manifest)["config"]["digest"])
-    damaged = stores.flip(filled.store, digest)
-    told = filled.builder("build", PLAIN, code=12)
+def test_a_damaged_manifest_or_configuration_is_made_again(released: Checkout, what: str) -> None:
+    before = released.stored()
+    manifest = before[released.references()[0]]
+    digest = manifest if what == "manifest" else str(stores.read(released.store, manifest)["config"]["digest"])
+    damaged = stores.flip(released.store, digest)
+    told = released.builder("build", PLAIN, code=12)
     assert f"{damaged} was damaged, and is removed" in told
-    filled.builder("build", PLAIN)
-    assert filled.stored() == before
-    assert stores.faults(filled.store) == []
+    released.builder("build", PLAIN)
+    assert released.stored() == before
+    assert stores.faults(released.store) == []
 
 
-def test_a_damaged_layer_is_noticed_when_it_is_pushed(filled: Checkout, tmp_path: Path) -> None:
+def test_a_damaged_layer_is_noticed_when_it_is_pushed(released: Checkout, tmp_path: Path) -> None:
     registries.install()
-    damaged = stores.flip(filled.store, _layer(filled, "tinyframe-"))
+    damaged = stores.flip(released.store, _layer(released, "tinyframe-"))
     with Server(folder=tmp_path / "registry").serving() as server:
-        told = filled.builder("push", "--to", f"127.0.0.1:{server.port}", code=12)
+        told = released.builder("push", "--to", f"127.0.0.1:{server.port}", code=12)
         assert "damaged: its SHA-256 is not" in told
         assert str(damaged) in told
         assert "Delete the file and build the image again" in told
         damaged.unlink()
-        filled.builder("images")
-        assert "2 images published" in filled.builder("push", "--to", f"127.0.0.1:{server.port}")
-    assert stores.faults(filled.store) == []
+        released.builder("images")
+        assert "2 images published" in released.builder("push", "--to", f"127.0.0.1:{server.port}")
+    assert stores.faults(released.store) == []
 
 
 def test_a_folder_that_is_something_else_is_left_alone(checkout: Checkout, tmp_path: Path) -> None:
