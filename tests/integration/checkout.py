@@ -170,7 +170,7 @@ class Checkout:
         """Gives the checkout a store of its own from now on: an empty one, or a copy."""
         store = self.root.parent / f"store-{next(self._outputs)}"
         if like:
-            shutil.copytree(like, store)
+            shutil.copytree(like, store, ignore=shutil.ignore_patterns("*.part", "*.whl"))
         self.environ["GPU_IMAGES_STORE"] = str(store)
         return store
 

@@ -113,7 +113,8 @@ def built(new_checkout: NewCheckout, served: Index, tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture(scope="session")
-def _released(new_checkout: NewCheckout, built: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def released_once(new_checkout: NewCheckout, built: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """What `released` gives; for tests that only look."""
     folder = tmp_path_factory.mktemp("released")
     made = new_checkout(folder)
     made.environ["DOCKER_CONFIG"] = str(folder / "docker")  # no login of this machine's user counts
@@ -125,14 +126,14 @@ def _released(new_checkout: NewCheckout, built: Checkout, tmp_path_factory: pyte
 
 
 @pytest.fixture
-def released(_released: Checkout, tmp_path: Path) -> Iterator[Checkout]:
+def released(released_once: Checkout, tmp_path: Path) -> Iterator[Checkout]:
     """A checkout with both images built, tested and tagged; what a test changes in it is undone."""
-    kept, tags = [_released.root, _released.store], _released.tags()
+    kept, tags = [released_once.root, released_once.store], released_once.tags()
     for place in kept:
         shutil.copytree(place, tmp_path / "kept" / place.name, copy_function=shutil.copy2)
-    yield _released
+    yield released_once
     for place in kept:
         shutil.rmtree(place)
         shutil.move(tmp_path / "kept" / place.name, place)
-    if _released.tags() != tags:
-        _released.builder("images")
+    if released_once.tags() != tags:
+        released_once.builder("images")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.integration.checkout import METHODS, PLAIN, Checkout
+from tests.integration.checkout import PLAIN, Checkout
 from tests.integration.index import Fault, Index
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_second_gives_up_or_waits(checkout: Checkout, index: Index, method: str) -> None:
+def test_the_second_gives_up_or_waits(checkout: Checkout, index: Index) -> None:
     checkout.lock_and_render()
     index.faults["tinyframe"] = Fault.FILE_STALLS
-    with checkout.running("build", PLAIN, "--method", method) as first:
+    with checkout.running("build", PLAIN) as first:
         first.reaches(index.stalled.is_set)
         told = checkout.builder("render", code=9)
         assert "`builder build`" in told

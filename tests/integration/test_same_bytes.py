@@ -1,64 +1,48 @@
-"""Same inputs, same bytes: wherever, whenever and in whatever order an image is made."""
+"""Same inputs, same bytes: wherever and in whatever order an image is made. (On what engine: test_containerd_store.)"""
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 from tests.integration import stores
-from tests.integration.checkout import EXTRA, MAKES_OS, PLAIN, Checkout
-from tests.integration.conftest import NewCheckout
+from tests.integration.checkout import EXTRA, MAKES_OS, PLAIN, SHORT, Checkout
 
 
 @pytest.fixture(scope="module")
-def first(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout that made both images in a store of its own, which was empty."""
-    made = new_checkout(tmp_path_factory.mktemp("first"))
-    made.lock_and_render()
+def other(released_once: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """The same project in another folder, with an empty store."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    root = folder / "a/deeper/folder"
+    shutil.copytree(released_once.root, root, ignore=shutil.ignore_patterns(".builder"))
+    (folder / "a/deeper/tmp").mkdir()
+    made = Checkout(
+        root=root,
+        namespace=released_once.namespace,
+        release=released_once.release,
+        index=released_once.index,
+        environ={**released_once.environ, "TMPDIR": str(folder / "a/deeper/tmp")},
+    )
     made.take_store()
-    made.builder("build")
+    assert not made.store.exists()
     return made
 
 
-def digests(checkout: Checkout) -> dict[str, str]:
-    """Full tag -> digest of the manifest."""
-    found = checkout.stored()
-    assert set(found) == {checkout.references()[0], checkout.references("-extra")[0]}
-    return found
-
-
-def elsewhere(first: Checkout, folder: Path) -> Checkout:
-    """The same project in another folder, with an empty store, and nothing of it in the engine."""
-    shutil.copytree(first.root, folder / "a/deeper/folder", ignore=shutil.ignore_patterns(".builder"))
-    (folder / "tmp").mkdir()
-    other = Checkout(
-        root=folder / "a/deeper/folder",
-        namespace=first.namespace,
-        release=first.release,
-        index=first.index,
-        environ={**first.environ, "TMPDIR": str(folder / "tmp")},
-    )
-    other.take_store()
-    return other
-
-
-def test_two_checkouts_give_the_same_digests(first: Checkout, tmp_path: Path) -> None:
-    """One image at a time, the other one first: neither order nor -j counts."""
-    before = digests(first)
-    first.docker("image", "rm", "-f", *first.image_ids())
-    other = elsewhere(first, tmp_path)
+def test_two_checkouts_give_the_same_digests(released_once: Checkout, other: Checkout) -> None:
+    """Built together there, one after the other here, the last one first: neither order nor -j counts."""
+    before = released_once.stored()
+    assert set(before) == {released_once.references()[0], released_once.references("-extra")[0]}
     other.builder("build", "-j1", EXTRA)
     other.builder("build", "-j4", PLAIN)
-    assert digests(other) == before
-    assert stores.faults(first.store) == stores.faults(other.store) == []
+    assert other.stored() == before
+    assert stores.faults(released_once.store) == stores.faults(other.store) == []
 
 
-def test_made_anew_on_the_same_packages_nothing_changes(first: Checkout) -> None:
-    before = digests(first)
-    first.write_tests(dict.fromkeys(("base", "python", "cuda", "tiny", "extra"), "def test_passes():\n    pass\n"))
-    told = first.builder("rebase")
+def test_made_anew_on_the_same_packages_nothing_changes(released_once: Checkout, other: Checkout) -> None:
+    """From the base image on, and from nothing that a build before left."""
+    other.write_tests(SHORT)
+    told = other.builder("rebase")
     assert MAKES_OS.search(told)
-    assert digests(first) == before
-    assert set(first.tags()) == {*first.references(), *first.references("-extra")}
+    assert other.stored() == released_once.stored()
+    assert {other.tags()[one] for one in other.references()} == {released_once.tags()[released_once.references()[0]]}
