@@ -1,9 +1,10 @@
 # Thin calls of the `builder` program; `make` alone lists them. Everything is set up on first use.
 BUILDER := .venv/bin/builder
 CELLS ?=
+MAX_DISK ?= 60GB
 
 .DEFAULT_GOAL := help
-.PHONY: help images test lint unit integration lock plan render build rebase push check doctor engine bench clean
+.PHONY: help images nightly test lint unit integration facts lock plan render build rebase push check doctor engine bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -17,6 +18,9 @@ engine: .venv/.ready ## find a Docker Engine, or install and start one
 images: engine ## build, test and tag the default images (CELLS='pt-*' for others)
 	@$(BUILDER) images $(CELLS)
 
+nightly: engine ## build, test and tag every image within MAX_DISK of disk (default 60GB)
+	@$(BUILDER) images all --max-disk $(MAX_DISK)
+
 test: lint unit integration ## all tests of the project: lint, unit, integration
 
 lint: .venv/.ready ## ruff, mypy, hadolint, shellcheck, workflow checks, rendered files up to date
@@ -27,6 +31,9 @@ unit: .venv/.ready ## unit tests: no engine, no network
 
 integration: engine ## integration tests: the real engine, tiny wheels
 	@.venv/bin/pytest tests/integration
+
+facts: .venv/.ready ## check builder/facts.yaml against the real wheels (asks the index)
+	@$(BUILDER) facts
 
 lock: .venv/.ready ## resolve every cell to exact wheels (asks the index)
 	@$(BUILDER) lock $(CELLS)

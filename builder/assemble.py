@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from builder import atomic, base, build, bytecode, digest, files, load, made, oci, osstage, plan, splice, wheel
+from builder import atomic, base, budget, build, bytecode, digest, files, load, made, oci, osstage, plan, splice, wheel
 from builder.errors import BuilderError
 from builder.fetch import CONNECTIONS, Fetcher
 from builder.layers import PlannedLayer
@@ -143,6 +143,7 @@ class Assembler:
         # Another image may have the same layer under another name, and this one's history has its own.
         stack = tuple(replace(self._layer(layer, image, system), planned=layer) for layer in image.layers)
         made.check_paths(self._store, image.id, [layer for layer in stack if layer.key], set(system.taken))
+        budget.check_built(self._work.project.matrix, image.cell, stack)
         labels = {f"{OCI}.base.name": system.base}
         config = oci.config(image.settings, stack, created=system.created, labels=labels)
         config_blob = self._store.put(config, CONFIG_TYPE)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from builder.errors import MatrixError, UsageError
-from builder.matrix import Matrix, nearest
+from builder.matrix import CPU, Matrix, nearest
 
+CUDA = "cuda"  # the component of NVIDIA's libraries
 MAX_CELLS = 50_000
 MAX_ALTERNATIVES = 256
 _BRACE = re.compile(r"\{([^{}]*)\}")
@@ -46,7 +47,11 @@ class Cell:
 
     @property
     def cuda_tag(self) -> str:
-        return "cu" + self.cuda.replace(".", "")
+        return CPU if self.is_cpu else "cu" + self.cuda.replace(".", "")
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.cuda == CPU
 
     @property
     def python_tag(self) -> str:
@@ -84,7 +89,10 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
 
 
 def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
-    """The cell's components, each after all that it needs: the framework's first, then the variant's."""
+    """The cell's components, each after all that it needs: the framework's, those of its line, the variant's.
+
+    On the cpu there is no `cuda` component, whoever needs it.
+    """
     ordered: list[str] = []
 
     def add(name: str) -> None:
@@ -92,11 +100,35 @@ def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
             return
         for need in matrix.components[name].needs:
             add(need)
-        ordered.append(name)
+        if name != CUDA or not cell.is_cpu:
+            ordered.append(name)
 
-    for name in (cell.framework, *matrix.variants[cell.variant]):
+    line = matrix.frameworks[cell.framework].versions[cell.line]
+    for name in (cell.framework, *line.components, *matrix.variants[cell.variant]):
         add(name)
     return tuple(ordered)
+
+
+def together(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, tuple[Cell, ...]]:
+    """Group -> the cells that are resolved with it, so that all of them share one set of CUDA wheels.
+
+    Those are of the same CUDA and Python; of another framework the first line that the matrix names, since two lines
+    of a framework never fit into one environment.
+    """
+    alike: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault((cell.cuda, cell.python), []).append(cell)
+    result = {}
+    for members in alike.values():
+        lines = {(cell.framework, cell.line) for cell in members}
+        first = {
+            name: next((line for line in framework.versions if (name, line) in lines), "")
+            for name, framework in matrix.frameworks.items()
+        }
+        for group, one in {cell.group: cell for cell in members}.items():
+            wanted = first | {one.framework: one.line}
+            result[group] = tuple(cell for cell in members if wanted[cell.framework] == cell.line)
+    return result
 
 
 def match(pattern: str, ids: Iterable[str]) -> list[str]:
@@ -125,7 +157,7 @@ def select(matrix: Matrix, cells: Sequence[Cell], wanted: Sequence[str]) -> tupl
 
 def parse(matrix: Matrix, cell_id: str, where: str) -> Cell:
     """A cell from its id, in or outside the product; raises MatrixError naming the part that is unknown."""
-    found = re.fullmatch(r"([a-z]+)-([0-9.]+)-(cu[0-9]+)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", cell_id, re.ASCII)
+    found = re.fullmatch(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", cell_id, re.ASCII)
     if not found:
         raise MatrixError(f"{where}: {cell_id!r} is not a cell id; one looks like pt-2.9-cu128-py311-jupyter")
     short, line, cuda_tag, python_tag, variant = found.groups()
@@ -135,7 +167,7 @@ def parse(matrix: Matrix, cell_id: str, where: str) -> Cell:
     name, framework = frameworks[short]
     if line not in framework.versions:
         raise MatrixError(f"{where}: {cell_id}: {name} has no version {line!r}{nearest(line, framework.versions)}")
-    cudas = {"cu" + version.replace(".", ""): version for version in matrix.cuda}
+    cudas = {CPU if version == CPU else "cu" + version.replace(".", ""): version for version in matrix.cuda}
     pythons = {"py" + version.replace(".", ""): version for version in matrix.python}
     for tag, tags, what in ((cuda_tag, cudas, "CUDA"), (python_tag, pythons, "Python")):
         if tag not in tags:
@@ -183,15 +215,16 @@ def _product(matrix: Matrix) -> list[Cell]:
     ]
 
 
-_Order = tuple[int, Version, Version, Version, int]
+_Order = tuple[int, Version, bool, Version, Version, int]
 
 
 def _order(matrix: Matrix) -> Callable[[Cell], _Order]:
-    """Frameworks and variants as the matrix lists them, versions as versions (12.10 after 12.9)."""
+    """Frameworks and variants as the matrix lists them, versions as versions (12.10 after 12.9), the cpu last."""
     frameworks, variants = list(matrix.frameworks), list(matrix.variants)
 
     def key(cell: Cell) -> _Order:
-        versions = (Version(cell.line), Version(cell.cuda), Version(cell.python))
+        cuda = Version("0" if cell.is_cpu else cell.cuda)
+        versions = (Version(cell.line), cell.is_cpu, cuda, Version(cell.python))
         return (frameworks.index(cell.framework), *versions, variants.index(cell.variant))
 
     return key

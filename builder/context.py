@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from builder import digest
 from builder.plan import COMMON_INPUTS, PlannedImage
 
 
@@ -15,7 +16,7 @@ def paths(root: Path, image: PlannedImage) -> list[Path]:
     folders = [f"images/{image.id}", *(f"templates/{name}" for name in image.components)]
     found = [root / name for name in COMMON_INPUTS if (root / name).is_file()]
     for folder in folders:
-        found += [p for p in (root / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+        found += digest.tree(root / folder)
     return sorted(set(found))
 
 
@@ -25,6 +26,11 @@ def make(root: Path, image: PlannedImage, lent: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name in sorted({*entries, *lent}):
+            if name not in lent and entries[name].is_symlink():
+                link = tarfile.TarInfo(name)
+                link.type, link.linkname, link.mode = tarfile.SYMTYPE, str(entries[name].readlink()), 0o777
+                tar.addfile(link)
+                continue
             if name in lent:
                 content, executable = lent[name], False
             else:

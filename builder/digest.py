@@ -18,15 +18,21 @@ def of_data(data: Any) -> str:
     return of_bytes(json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode())
 
 
+def tree(folder: Path) -> list[Path]:
+    """Every file and link below a folder, sorted. Links are not followed: they are content themselves."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
 def of_tree(root: Path, folder: Path) -> dict[str, str]:
     """Path relative to `root` -> digest, for every file below `folder`; a file's execute bit is part of it."""
-    if folder.is_file():
-        return {folder.relative_to(root).as_posix(): _of_file(folder)}
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = [folder] if folder.is_file() else tree(folder)
     return {path.relative_to(root).as_posix(): _of_file(path) for path in files}
 
 
 def _of_file(path: Path) -> str:
+    if path.is_symlink():
+        return of_data(["link", str(path.readlink())])
     executable = "x" if path.stat().st_mode & 0o100 else "-"
     return of_data([executable, hashlib.sha256(path.read_bytes()).hexdigest()])
 

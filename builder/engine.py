@@ -312,6 +312,13 @@ class Engine:
             told: Any = self._client.api.df()
         return sum(int(entry.get("Size") or 0) for entry in told.get("BuildCache") or ())
 
+    def disk_bytes(self) -> int:
+        """What all images and BuildKit's cache take on the engine's disk, layers that images share counted once."""
+        with translated("asking how much disk is used"):
+            told: Any = self._client.api.df()
+        cache = sum(int(entry.get("Size") or 0) for entry in told.get("BuildCache") or ())
+        return int(told.get("LayersSize") or 0) + cache
+
     def start(
         self,
         image: str,

@@ -62,7 +62,7 @@ class NoEngineError(EngineError):
 
 
 class BuildError(BuilderError):
-    """A step of an image's Dockerfile failed, or its layers do not fit together."""
+    """A step of an image's Dockerfile failed, its layers do not fit together, or it is too large."""
 
     exit_code = 7
     title = "build"
@@ -124,6 +124,13 @@ class VerifyError(BuilderError):
     title = "verify"
 
 
+class RefusedError(BuilderError):
+    """A combination does not work, or an image does not run on the GPU that is named."""
+
+    exit_code = 16
+    title = "refused"
+
+
 ALL: tuple[type[BuilderError], ...] = (
     BuilderError,
     UsageError,
@@ -140,18 +147,19 @@ ALL: tuple[type[BuilderError], ...] = (
     FetchError,
     RegistryError,
     VerifyError,
+    RefusedError,
 )
 INTERRUPTED = 130  # 128 + SIGINT, what shells report
 TERMINATED = 143  # 128 + SIGTERM
 
 
-def join(errors: Sequence[BuilderError]) -> BuilderError:
-    """One error for several: of their common kind if they have one, else of the first one's."""
+def join(errors: Sequence[BuilderError], what: str = "images failed") -> BuilderError:
+    """One error for several, of the first one's kind; `what` follows their number."""
     first = errors[0]
     if len(errors) == 1:
         return first
     parts = [f"{error}{chr(10) + '  -> ' + error.hint if error.hint else ''}" for error in errors]
-    return type(first)(f"{len(errors)} images failed\n" + "\n".join(parts))
+    return type(first)(f"{len(errors)} {what}\n" + "\n".join(parts))
 
 
 def of_file(error: OSError) -> BuilderError:

@@ -32,7 +32,7 @@ from builder.store import of_store
 CHUNK = 1 << 20
 PIECE = 1 << 18  # as much as is lost when a connection breaks
 CONNECTIONS = 4
-_RETRIED = (408, 425, 429, 500, 502, 503, 504)
+RETRIED = (408, 425, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +77,9 @@ class Fetcher:
         self._page_locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._session = _Session(settings)
+        self._session = Session(settings)
         login = urlsplit(self._index)
-        self._origin = _origin(self._index)
+        self._origin = origin_of(self._index)
         self._login = (unquote(login.username or ""), unquote(login.password or "")) if login.username else None
         self._simple = PyPISimple(self._index, session=self._session)
 
@@ -129,7 +129,7 @@ class Fetcher:
                 attempt += 1
                 if attempt >= self._patience.attempts:
                     raise FetchError(
-                        f"{wheel.file}: {_said(error)}",
+                        f"{wheel.file}: {words_of(error)}",
                         hint="The index did not answer as it should, several times. What came is kept: run again.",
                     ) from error
                 self._stopped.wait(self._patience.pause * 2**attempt * random.uniform(0.5, 1))  # noqa: S311  no secret
@@ -251,7 +251,7 @@ class Fetcher:
         return {one.filename: _File(url=one.url, sha256=one.digests.get("sha256", "")) for one in page.packages}
 
     def _get(self, wheel: Wheel, url: str, headers: Mapping[str, str]) -> requests.Response:
-        origin = _origin(url)
+        origin = origin_of(url)
         if not origin.startswith(("https://", "http://")):
             raise FetchError(
                 f"{wheel.file}: the index names an address for it that cannot be fetched",
@@ -280,7 +280,7 @@ class Fetcher:
 def _refused(wheel: Wheel, answer: requests.Response) -> Exception:
     # Not in the words of the index, which may hold anything.
     told = f"the index answers {answer.status_code} {responses.get(answer.status_code, '')}".rstrip()
-    if answer.status_code in _RETRIED:
+    if answer.status_code in RETRIED:
         return _BrokenError(told)
     return FetchError(
         f"{wheel.file}: {told}", hint="`builder doctor` shows which index is used; `builder lock` resolves anew."
@@ -299,7 +299,7 @@ def _size_of(path: Path, sha256: str) -> int | None:
     return None
 
 
-def _origin(url: str) -> str:
+def origin_of(url: str) -> str:
     """Scheme, host and port of an address; empty for one that is none."""
     try:
         parts = urlsplit(url)
@@ -322,7 +322,7 @@ def _restart(part: BinaryIO) -> int:
     return 0
 
 
-def _said(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """In words of ours: those of a library have addresses in them, and what is secret in an address."""
     for kind, words in _WORDS.items():
         if isinstance(error, kind):
@@ -343,7 +343,7 @@ _WORDS: dict[type[Exception], str] = {
 }
 
 
-class _Session(requests.Session):
+class Session(requests.Session):
     """Checks certificates as the machine's settings say, proxies as those or the environment say."""
 
     def __init__(self, settings: IndexSettings) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from builder import layers, wheel
+from builder import digest, wheel
+from builder.cells import CUDA
 from builder.errors import BuildError
 from builder.plan import PlannedImage
 from builder.splice import Entry
@@ -17,12 +18,14 @@ def read(root: Path, image: PlannedImage, place: Place) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for component in image.file_components:
         top = root / f"templates/{component}/files"
-        for path in top.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                name = path.relative_to(top).as_posix()
-                mode = wheel.PROGRAM_MODE if path.stat().st_mode & 0o100 else wheel.FILE_MODE
-                found[name] = Entry(path=name, mode=mode, content=path.read_bytes())
-    if image.of_component(layers.CUDA):
+        for path in digest.tree(top):
+            name = path.relative_to(top).as_posix()
+            if path.is_symlink():
+                found[name] = Entry(path=name, mode=0o777, link=str(path.readlink()))
+                continue
+            mode = wheel.PROGRAM_MODE if path.stat().st_mode & 0o100 else wheel.FILE_MODE
+            found[name] = Entry(path=name, mode=mode, content=path.read_bytes())
+    if image.of_component(CUDA):
         link, metadata = f"{place.site}/{place.link}", f"{place.site}/{place.link}.pth"
         found[link] = Entry(path=link, mode=0o777, link=f"/{wheel.CUDA.site}/{place.link}")
         found[metadata] = Entry(path=metadata, mode=wheel.FILE_MODE, content=f"/{wheel.CUDA.site}\n".encode())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from builder.runson import Device
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Gpu(Device):
     """`memory` in bytes."""
 
-    name: str
     memory: int
 
 
@@ -26,6 +28,7 @@ def read() -> tuple[str, tuple[Gpu, ...]]:
         gpus = tuple(
             Gpu(
                 name=_text(pynvml.nvmlDeviceGetName(handle)),
+                capability=_capability(pynvml, handle),
                 memory=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
             )
             for handle in handles
@@ -37,6 +40,15 @@ def read() -> tuple[str, tuple[Gpu, ...]]:
 
 def count() -> int:
     return len(read()[1])
+
+
+def _capability(nvml: Any, handle: Any) -> str:
+    """Empty from a driver too old to be asked (before 384)."""
+    try:
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except nvml.NVMLError:
+        return ""
+    return f"{major}.{minor}"
 
 
 def _text(value: str | bytes) -> str:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from builder import digest, splice
+from builder.cells import CUDA
 from builder.errors import MatrixError
 from builder.lock import Wheel
 
 LARGE = 100_000_000  # bytes of a wheel that gets a layer of its own; the others are grouped
 MOST = 125  # layers that Docker's overlay2 can stack
-CUDA = "cuda"
 
 LayerKind = Literal["os", "wheels", "files"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,6 +22,7 @@ from builder.matrix import Matrix
 
 FORMAT: Literal[1] = 1
 PLATFORM = "x86_64"
+TOOLKIT = "cuda-toolkit"  # NVIDIA's metapackage: each release pins the libraries of one CUDA
 
 
 def _check_file(value: str) -> str:
@@ -90,24 +91,41 @@ def requirements(matrix: Matrix, cell: Cell) -> dict[str, list[str]]:
     for component in cells.components(matrix, cell):
         wanted = list(matrix.components[component].packages)
         if component == cell.framework:
-            wanted = [f"{framework.package}=={cell.release}", *wanted, *framework.versions[cell.line].packages]
+            wanted = [f"{framework.package_for(cell.cuda)}=={cell.release}", *wanted, *framework.versions[cell.line].packages]
         if wanted:
             result[component] = wanted
     return result
 
 
-def group_requirements(matrix: Matrix, group: Sequence[Cell]) -> list[str]:
-    """What all cells of a group ask for together; resolved at once, so that they share every common wheel."""
-    return sorted({want for cell in group for wants in requirements(matrix, cell).values() for want in wants})
+def joint_requirements(matrix: Matrix, together: Iterable[Cell]) -> list[str]:
+    """What these cells ask for together, the pins of their CUDA included; resolved at once, so that they share every
+    common wheel.
+    """
+    wanted = set()
+    for cell in together:
+        wanted |= {want for wants in requirements(matrix, cell).values() for want in wants}
+        if toolkit := matrix.cuda[cell.cuda].toolkit:
+            wanted.add(f"{TOOLKIT}[all]=={toolkit}")
+    return sorted(wanted)
 
 
-def inputs(matrix: Matrix, cell: Cell, group: Sequence[Cell]) -> str:
-    """Digest of everything that a resolution of `cell` depends on, but for the index."""
+def joint_constraints(matrix: Matrix, together: Iterable[Cell]) -> list[str]:
+    """Bounds on what may come along with any of these cells."""
+    lines = {(cell.framework, cell.line) for cell in together}
+    return sorted({one for name, line in lines for one in matrix.frameworks[name].versions[line].constraints})
+
+
+def inputs(matrix: Matrix, cell: Cell, together: Sequence[Cell]) -> str:
+    """Digest of everything that a resolution of `cell` depends on, but for the index.
+
+    `together` are the cells that are resolved with it, itself among them.
+    """
     return digest.of_data(
         {
             "format": FORMAT,
             "requirements": list(requirements(matrix, cell).items()),
-            "group": group_requirements(matrix, group),
+            "joint": joint_requirements(matrix, together),
+            "constraints": joint_constraints(matrix, together),
             "python": cell.python,
             "cuda": cell.cuda,
             "platform": PLATFORM,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from builder import atomic, lock
-from builder.cells import Cell
+from builder import atomic, diff, lock
+from builder.cells import CUDA, Cell
 from builder.errors import LockError, StaleError, join
 from builder.host import Host
+from builder.lock import Lock
 from builder.project import Project
 from builder.resolve import Resolver
 
@@ -20,7 +21,7 @@ def check(project: Project, chosen: Sequence[Cell]) -> None:
         found = lock.read(project.root, cell.id)
         if found is None:
             wrong.append(f"locks/{cell.id}.json: missing")
-        elif found.inputs != lock.inputs(project.matrix, cell, project.groups[cell.group]):
+        elif found.inputs != lock.inputs(project.matrix, cell, project.together[cell.group]):
             wrong.append(f"locks/{cell.id}.json: matrix.yaml asks for something else now")
     wrong += [f"{name}: belongs to no cell" for name in strays(project)]
     if wrong:
@@ -36,31 +37,45 @@ def update(
     upgrade: bool,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Resolves the groups of `chosen` and writes what changed; returns those paths.
+    """Resolves the groups of `chosen` and all others of the same CUDA, and writes what changed; returns those paths.
 
     Groups that fail do not stop the others; their errors are raised together at the end.
     """
     resolver = Resolver(project, host, environ=os.environ, say=say)
-    changed: list[str] = []
+    made: list[Lock] = []
     failures: list[LockError] = []
-    for group in dict.fromkeys(cell.group for cell in chosen):
-        members = project.groups[group]
+    cudas = {cell.cuda for cell in chosen}
+    shared: dict[str, dict[str, str]] = {cuda: {} for cuda in cudas}  # CUDA's wheels so far, for the next Python
+    for group in dict.fromkeys(cell.group for cell in project.cells if cell.cuda in cudas):
+        members, together = project.groups[group], project.together[group]
+        known = {} if upgrade else _known(project, together)
+        mine = shared[members[0].cuda]
         try:
-            made = resolver.resolve(members, {} if upgrade else _known(project, members))
+            found = resolver.resolve(members, together, known | mine)
         except LockError as error:
             failures.append(error)
             continue
-        for one in made:
-            path, text = lock.path(project.root, one.cell), lock.dump(one)
-            if not path.exists() or path.read_bytes() != text.encode():
-                atomic.write_text(path, text)
-                changed.append(path.relative_to(project.root).as_posix())
+        made += found
+        for wheel in (wheel for one in found for wheel in one.of_component(CUDA)):
+            mine.setdefault(wheel.name, wheel.version)
+    for line in diff.upgrades({one.cell: _present(project, one.cell) for one in made}, made):
+        say(line)
+    changed = [name for one in made if (name := _write(project, one))]
     for name in strays(project):
         (project.root / name).unlink()
         changed.append(f"{name} (removed: no such cell)")
     if failures:
         raise join(failures)
     return changed
+
+
+def _write(project: Project, made: Lock) -> str:
+    """The path of the lock if it changed."""
+    path, text = lock.path(project.root, made.cell), lock.dump(made)
+    if path.exists() and path.read_bytes() == text.encode():
+        return ""
+    atomic.write_text(path, text)
+    return path.relative_to(project.root).as_posix()
 
 
 def strays(project: Project) -> list[str]:
@@ -71,13 +86,14 @@ def strays(project: Project) -> list[str]:
 
 
 def _known(project: Project, members: Sequence[Cell]) -> dict[str, str]:
-    """Versions of the present locks, to be kept where they still fit. A damaged lock is simply not kept."""
-    known: dict[str, str] = {}
-    for cell in members:
-        try:
-            found = lock.read(project.root, cell.id)
-        except LockError:
-            continue
-        for wheel in found.wheels if found else ():
-            known[wheel.name] = wheel.version
-    return known
+    """Versions of the present locks, to be kept where they still fit."""
+    locks = [found for cell in members if (found := _present(project, cell.id))]
+    return {wheel.name: wheel.version for found in locks for wheel in found.wheels}
+
+
+def _present(project: Project, cell_id: str) -> Lock | None:
+    """The lock that is there. A damaged one is simply not kept."""
+    try:
+        return lock.read(project.root, cell_id)
+    except LockError:
+        return None

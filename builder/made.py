@@ -9,7 +9,8 @@ from typing import BinaryIO
 
 from builder import splice, wheel
 from builder.errors import BuildError, FetchError
-from builder.layers import CUDA, PlannedLayer
+from builder.cells import CUDA
+from builder.layers import PlannedLayer
 from builder.oci import BuiltLayer
 from builder.splice import Source, SpliceError
 from builder.store import Store

@@ -22,7 +22,9 @@ from builder.errors import MatrixError
 from builder.reference import ImageRef
 
 MAX_FAULTS = 20
+CPU = "cpu"  # the value of the CUDA axis that means: no CUDA
 _DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
+_UNITS = {"MB": 10**6, "GB": 10**9}
 
 
 def _matches(pattern: str, expected: str) -> Callable[[str], str]:
@@ -48,6 +50,12 @@ def _requirement(value: str) -> str:
     return value
 
 
+def _constraint(value: str) -> str:
+    if Requirement(_requirement(value)).extras:
+        raise ValueError("expected a constraint such as numpy<2, without extras")
+    return value
+
+
 def _pinned(value: str) -> str:
     if not ImageRef.parse(value).digest:
         raise ValueError("expected an image pinned by digest: name:tag@sha256:...")
@@ -69,9 +77,15 @@ Name = Annotated[str, AfterValidator(_matches(r"[a-z][a-z0-9]{0,23}", "a short n
 Short = Annotated[str, AfterValidator(_matches(r"[a-z]{1,8}", "one to eight lower-case letters"))]
 Line = Annotated[str, AfterValidator(_matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", 'a version such as "2.9"'))]
 Minor = Annotated[str, AfterValidator(_matches(r"[0-9]{1,2}\.[0-9]{1,2}", 'a version of two numbers such as "3.11"'))]
+CudaName = Annotated[str, AfterValidator(_matches(r"[0-9]{1,2}\.[0-9]{1,2}|cpu", 'a version such as "12.8", or cpu'))]
+CudaMajor = Annotated[str, AfterValidator(_matches(r"[0-9]{1,2}|cpu", 'the first number of a CUDA version, or cpu'))]
+Distribution = Annotated[str, AfterValidator(_matches(_DISTRIBUTION, "the name of a package, without a version"))]
+ImageName = Annotated[str, AfterValidator(_matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda"))]
+Bytes = Annotated[str, AfterValidator(_matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB"))]
 Release = Annotated[str, AfterValidator(_matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 'a full version such as "2.9.1"'))]
 AptPackage = Annotated[str, AfterValidator(_matches(r"[a-z0-9][a-z0-9+.-]{1,60}", "the name of a Debian package"))]
 PackageName = Annotated[str, AfterValidator(_requirement)]
+Constraint = Annotated[str, AfterValidator(_constraint)]
 Word = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters"))]
 EnvName = Annotated[str, AfterValidator(_matches(r"[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS"))]
 Pattern = Annotated[str, AfterValidator(_matches(r"[a-z0-9.*?\[\]!{},-]{1,200}", "a pattern of cell ids"))]
@@ -91,25 +105,51 @@ class Debian(_Model):
 
 
 class Python(_Model):
+    """From the packages `apt` of a Debian release, or exactly the release `uv` of uv's own builds on that Debian."""
+
     debian: Name
+    apt: list[AptPackage] | None = None
+    uv: Release | None = None
+
+    @property
+    def packages(self) -> list[str]:
+        """Debian packages that it takes."""
+        return self.apt if self.apt is not None else [] if self.uv else ["python3"]
 
 
 class Cuda(_Model):
-    driver: Release
+    """`toolkit` is the release of NVIDIA's metapackage `cuda-toolkit` whose metadata pins the parts of this CUDA."""
+
+    toolkit: Release | None = None
 
 
 class FrameworkVersion(_Model):
+    """`constraints` bound packages that may come along; `components` are parts that only this line needs."""
+
     release: Release
-    cuda: list[Minor] = Field(min_length=1)
+    cuda: list[CudaName] = Field(min_length=1)
     python: list[Minor] = Field(min_length=1)
     packages: list[PackageName] = []
+    constraints: list[Constraint] = []
+    components: list[Name] = []
 
 
 class Framework(_Model):
+    """`package_on` names the package on some CUDA majors, where it is not `package`; so does `cpu_image` the image."""
+
     short: Short
-    image: Annotated[str, AfterValidator(_matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda"))]
-    package: Annotated[str, AfterValidator(_matches(_DISTRIBUTION, "the name of a package, without a version"))]
+    image: ImageName
+    cpu_image: ImageName | None = None
+    package: Distribution
+    package_on: dict[CudaMajor, Distribution] = {}
     versions: dict[Line, FrameworkVersion] = Field(min_length=1)
+
+    def package_for(self, cuda: str) -> str:
+        """What is installed for a CUDA version, or for `cpu`."""
+        return self.package_on.get(cuda.split(".", maxsplit=1)[0], self.package)
+
+    def image_for(self, cuda: str) -> str:
+        return self.cpu_image if cuda == CPU and self.cpu_image else self.image
 
 
 class Component(_Model):
@@ -132,6 +172,14 @@ class Inclusion(_Model):
     reason: Reason
 
 
+class Budget(_Model):
+    """The most that an image of `cells`, and any one of its layers, may weigh as pushed."""
+
+    cells: Pattern
+    image: Bytes
+    layer: Bytes
+
+
 class Matrix(_Model):
     """The whole of matrix.yaml; `where` gives the place of a part of it, for errors."""
 
@@ -141,10 +189,11 @@ class Matrix(_Model):
     namespace: Namespace
     debian: dict[Name, Debian] = Field(min_length=1)
     python: dict[Minor, Python] = Field(min_length=1)
-    cuda: dict[Minor, Cuda] = Field(min_length=1)
+    cuda: dict[CudaName, Cuda] = Field(min_length=1)
     frameworks: dict[Name, Framework] = Field(min_length=1)
     components: dict[Name, Component] = Field(min_length=1)
     variants: dict[Name, list[Name]] = Field(min_length=1)
+    budgets: list[Budget] = []
     exclude: list[Exclusion] = []
     include: list[Inclusion] = []
     sets: dict[Name, list[Pattern]] = {}
@@ -152,6 +201,11 @@ class Matrix(_Model):
     def where(self, *path: str | int) -> str:
         """`matrix.yaml:line:column` of the part at `path`."""
         return self._located.where(path)
+
+
+def size(text: str) -> int:
+    """Bytes of a size as the matrix writes it: 4.3GB."""
+    return round(float(text[:-2]) * _UNITS[text[-2:]])
 
 
 def load(path: Path) -> Matrix:
@@ -261,14 +315,22 @@ def _references(matrix: Matrix, located: strict_yaml.Located) -> typing.Iterator
                         yield unknown(path, value, known, f"{axis} version")
                     elif value in values[:index]:
                         yield f"{located.where(path)}: {value} stands twice"
-    for field in ("short", "image"):
-        seen: dict[str, str] = {}
-        for name, framework in matrix.frameworks.items():
-            value = getattr(framework, field)
-            if value in seen:
-                where = located.where(("frameworks", name, field))
-                yield f"{where}: {field} {value!r} is also that of {seen[value]}; tags and ids would collide"
-            seen[value] = name
+            for index, part in enumerate(entry.components):
+                if part not in matrix.components:
+                    path = ("frameworks", name, "versions", line, "components", index)
+                    yield unknown(path, part, matrix.components, "component")
+            if CPU in entry.cuda and not framework.cpu_image:
+                where = located.where(("frameworks", name, "versions", line, "cuda"))
+                yield f"{where}: {name} {line} on the cpu needs a name: add `cpu_image:` to frameworks.{name}"
+    seen: dict[tuple[str, str], str] = {}
+    for name, framework in matrix.frameworks.items():
+        for field in ("short", "image", "cpu_image"):
+            if value := getattr(framework, field):
+                kind = "short" if field == "short" else "image"
+                if (kind, value) in seen:
+                    where = located.where(("frameworks", name, field))
+                    yield f"{where}: {field} {value!r} is also that of {seen[kind, value]}; tags and ids would collide"
+                seen[kind, value] = name
     for name, component in matrix.components.items():
         for index, need in enumerate(component.needs):
             if need not in matrix.components:

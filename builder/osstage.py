@@ -80,7 +80,7 @@ def make(work: Work, store: Store, image: PlannedImage, tar: bytes, from_: Base,
         size=flat.size,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(flat.newest)),
         base=from_.name,
-        python=flat.python,
+        python=f"{flat.python} uv:{image.uv}" if image.uv else flat.python,
         taken=flat.taken,
         folders=flat.folders,
     )

@@ -7,7 +7,7 @@ Dockerfile is made from, so two plans with one digest give the same Dockerfile.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from builder.cells import Cell
 from builder.errors import LockError, StaleError
 from builder.layers import Parts, PlannedLayer
 from builder.lock import Wheel
-from builder.matrix import Component, Matrix
+from builder.matrix import Component, Matrix, Python
 from builder.project import Project
 from builder.settings import Settings
 
 FORMAT = 2
 # What every image is made from besides its components' folders.
 OS_INPUTS = ("templates/os.j2", "templates/macros.j2", "templates/host/env.sh")
-COMMON_INPUTS = (*OS_INPUTS, "templates/Dockerfile.j2", "locks/uv.txt")
+UV_LOCK = "locks/uv.txt"
+COMMON_INPUTS = (*OS_INPUTS, "templates/Dockerfile.j2", UV_LOCK)
 COMPILER = "templates/python/compile.py"
 
 
@@ -31,7 +32,8 @@ COMPILER = "templates/python/compile.py"
 class PlannedImage:
     """One image to be.
 
-    `references` are its full tag and its aliases; `requirements` what its lock was asked for; `layers` its stack,
+    `uv` is the release of Python that uv provides, empty where Debian does; `references` are its full tag and its aliases;
+    `requirements` what its lock was asked for; `layers` its stack,
     lowest first; `file_components` the components with files of their own; `os` the digest of the os stage's inputs.
     """
 
@@ -40,6 +42,7 @@ class PlannedImage:
     references: tuple[str, ...]
     base: str
     debian: str
+    uv: str
     os: str
     lock: str
     digest: str
@@ -73,8 +76,8 @@ class Plan:
 
     @property
     def unique_bytes(self) -> int:
-        """Bytes of all wheels, each counted once."""
-        return sum({wheel.sha256: wheel.size for image in self.images for wheel in image.wheels}.values())
+        """Bytes of all layers of wheels, each counted once."""
+        return sum({layer.inputs: layer.bytes for image in self.images for layer in image.layers}.values())
 
     def as_data(self) -> dict[str, Any]:
         """For `--format json`: stable, and without anything that depends on the machine."""
@@ -119,7 +122,7 @@ def make(project: Project, chosen: Sequence[Cell]) -> Plan:
         locked = lock.read(project.root, cell.id)
         if locked is None:
             continue
-        if locked.inputs != lock.inputs(project.matrix, cell, project.groups[cell.group]):
+        if locked.inputs != lock.inputs(project.matrix, cell, project.together[cell.group]):
             raise StaleError(
                 f"locks/{cell.id}.json does not belong to what matrix.yaml asks for now",
                 hint=f"Resolve it again: builder lock {cell.id}",
@@ -197,17 +200,19 @@ def _draft(matrix: Matrix, cell: Cell, locked: lock.Lock, trees: _Trees) -> _Dra
 
 
 def _os_inputs(matrix: Matrix, cell: Cell, components: dict[str, Component], trees: _Trees) -> list[Any]:
-    release = matrix.python[cell.python].debian
+    python = matrix.python[cell.python]
+    release = python.debian
+    by_uv = [python.uv, trees.of(UV_LOCK)] if python.uv else []  # each uv knows one build of a release
     return [
-        [release, matrix.debian[release].image, cell.python],
-        apt_packages(components.values()),
+        [release, matrix.debian[release].image, cell.python, *by_uv],
+        apt_packages(python, components.values()),
         [trees.of(name) for name in OS_INPUTS],
     ]
 
 
-def apt_packages(components: Iterable[Component]) -> list[str]:
-    """Debian packages of all components, each once, in alphabetical order."""
-    return sorted({package for component in components for package in component.apt})
+def apt_packages(python: Python, components: Iterable[Component]) -> list[str]:
+    """Debian packages of a Python and of all components, each once, in alphabetical order."""
+    return sorted({*python.packages, *(package for component in components for package in component.apt)})
 
 
 def _image(
@@ -216,12 +221,15 @@ def _image(
     cell, components = draft.cell, draft.components
     release = matrix.python[cell.python].debian
     base = matrix.debian[release].image
+    without_plan = settings.of_image(
+        matrix, cell, components, reference=references[0], lock=draft.locked.digest, plan=""
+    )
     inputs = {
         "format": FORMAT,
+        "settings": asdict(without_plan),
         "cell": asdict(cell),
         "base": [base, release],
         "image": references[0].rsplit(":", 1)[0],
-        "driver": matrix.cuda[cell.cuda].driver,
         # As lists: the order of components and of their variables is the order in the Dockerfile.
         "components": [
             [name, part.model_dump(exclude={"env"}), list(part.env.items())] for name, part in components.items()
@@ -237,6 +245,7 @@ def _image(
         references=tuple(references),
         base=base,
         debian=release,
+        uv=matrix.python[cell.python].uv or "",
         os=draft.parts.os,
         lock=draft.locked.digest,
         digest=plan_digest,
@@ -244,7 +253,5 @@ def _image(
         layers=stack,
         file_components=draft.file_components,
         requirements=draft.locked.requirements,
-        settings=settings.of_image(
-            matrix, cell, components, reference=references[0], lock=draft.locked.digest, plan=plan_digest
-        ),
+        settings=replace(without_plan, labels={**without_plan.labels, settings.PLAN_LABEL: plan_digest}),
     )

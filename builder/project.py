@@ -66,5 +66,10 @@ class Project:
             result.setdefault(cell.group, []).append(cell)
         return result
 
+    @cached_property
+    def together(self) -> dict[str, tuple[Cell, ...]]:
+        """By group, the cells that it is resolved with: of the same CUDA and Python, one line of every framework."""
+        return cells.together(self.matrix, self.cells)
+
     def select(self, wanted: Sequence[str]) -> tuple[Cell, ...]:
         return cells.select(self.matrix, self.cells, wanted)

@@ -66,6 +66,11 @@ def targets(project: Project, store: Store, plan: Plan, registry: str) -> list[T
     return found
 
 
+def fault(project: Project, image: PlannedImage, made: Assembled, suite: str) -> str:
+    """Why an image of the store may not be published; empty if it may."""
+    return _fault(image, _proof(project, made), suite)
+
+
 def _proof(project: Project, made: Assembled) -> Evidence | None:
     """What the image's tests found, whichever of its digests the engine knew it by."""
     ids = (made.config.digest, made.manifest.digest)

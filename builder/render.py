@@ -12,7 +12,8 @@ from pathlib import Path
 
 import jinja2
 
-from builder import atomic, layers, splice
+from builder import atomic, splice
+from builder.cells import CUDA
 from builder.errors import StaleError, TemplateError
 from builder.matrix import Matrix
 from builder.plan import Plan, PlannedImage, apt_packages
@@ -38,18 +39,21 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
 def _image(root: Path, environment: jinja2.Environment, matrix: Matrix, image: PlannedImage) -> dict[str, str]:
     folder = f"images/{image.id}"
     # CUDA first: what the others need is then in place.
-    order = sorted(image.components, key=lambda name: name != layers.CUDA)
+    order = sorted(image.components, key=lambda name: name != CUDA)
     groups = [(name, wheels) for name in order if (wheels := image.of_component(name))]
     context = {
         "image": image,
         "folder": folder,
-        "apt": apt_packages(matrix.components[name] for name in image.components),
+        "apt": apt_packages(
+            matrix.python[image.cell.python], (matrix.components[name] for name in image.components)
+        ),
         "epoch": splice.MTIME,
         "settings": image.settings,
         "groups": groups,
         "file_components": image.file_components,
         "debian": image.debian,
         "python": image.cell.python,
+        "uv": image.uv,
     }
     try:
         dockerfile = environment.get_template("Dockerfile.j2").render(context)

@@ -1,7 +1,7 @@
 """From requirements to exact wheels, with uv against the index that this machine is set up for.
 
-The only step that asks an index which versions exist. Cells of a group (same framework version, CUDA and Python) are
-resolved together first; each cell then gets the part that it needs, so that siblings share every common wheel.
+The only step that asks an index which versions exist. All frameworks of one CUDA and Python are resolved together first;
+each cell then gets the part that it needs, so that they share every common wheel, CUDA's above all.
 """
 
 from __future__ import annotations
@@ -25,28 +25,37 @@ from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, p
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-from builder import lock
+from builder import facts, lock, lockcheck
 from builder.cells import Cell
 from builder.errors import LockError
 from builder.hide import Hider
 from builder.host import Host
 from builder.index import IndexSettings
 from builder.lock import Lock, Wheel
+from builder.matrix import Matrix
 from builder.project import Project
 
 TIMEOUT_S = 900
 OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
 UV_NEWEST_GLIBC = 40  # uv 0.13 knows platforms up to manylinux_2_40; newer C libraries run what older ones do
 _LIBC = ctypes.CDLL(None)
-_NVIDIA_RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
 
 
 class Resolver:
     """Resolves groups of cells; remembers sizes so that a wheel shared by many cells is asked for once."""
 
-    def __init__(self, project: Project, host: Host, *, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        project: Project,
+        host: Host,
+        *,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+        matrix: Matrix | None = None,
+    ) -> None:
+        """`matrix` in place of the project's own."""
         self._project = project
-        self._matrix = project.matrix
+        self._matrix = matrix or project.matrix
         self._index = host.index
         # The main index alone: uv would take a package from the first index that has it.
         own = {name: value for name, value in environ.items() if name not in OTHER_INDEXES}
@@ -54,19 +63,15 @@ class Resolver:
         self._say = say
         self._hide = host.hide
         self._sizes: dict[str, int] = {}
+        self._pins: dict[tuple[tuple[str, ...], str], dict[str, str] | LockError] = {}
 
-    def resolve(self, group: Sequence[Cell], known: Mapping[str, str]) -> list[Lock]:
-        """Locks for all cells of one group.
+    def resolve(self, group: Sequence[Cell], together: Sequence[Cell], known: Mapping[str, str]) -> list[Lock]:
+        """Locks for all cells of one group, which is resolved with the cells `together`.
 
         `known` maps package names to versions to keep where they still fit. Raises LockError.
         """
         first = group[0]
-        wanted = lock.group_requirements(self._matrix, group)
-        self._say(f"{first.group}: resolving {len(wanted)} requirements")
-        pins = {
-            name: package["version"]
-            for name, package in self._compile(first, wanted, constraints={}, known=known).items()
-        }
+        pins = self._joint(first, group, together, known)
         parts: dict[tuple[str, ...], dict[str, Any]] = {}
         drafts = [self._draft(cell, pins, parts) for cell in group]
         urls = {wheel.sha256: url for draft in drafts for wheel, url in draft}
@@ -74,16 +79,58 @@ class Resolver:
         locks = []
         for cell, draft in zip(group, drafts, strict=True):
             wheels = [replace(wheel, size=self._sizes[wheel.sha256]) for wheel, _ in draft]
-            _check_cuda(cell, wheels)
+            lockcheck.check(cell, wheels)
             locks.append(
                 Lock(
                     cell=cell.id,
-                    inputs=lock.inputs(self._matrix, cell, group),
+                    inputs=lock.inputs(self._matrix, cell, together),
                     requirements=lock.requirements(self._matrix, cell),
                     wheels=tuple(sorted(wheels, key=lambda wheel: (wheel.component, wheel.name))),
                 )
             )
         return locks
+
+    def reason(self, cell: Cell) -> str:
+        """Why a cell, in the matrix or not, does not resolve to wheels by itself; empty if it does."""
+        try:
+            found = self._versions([cell], {})
+        except LockError as error:
+            return str(error)
+        return " ".join(facts.load().trap_of(found))
+
+    def _joint(
+        self, first: Cell, group: Sequence[Cell], together: Sequence[Cell], known: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """Name -> version for all that these cells need.
+
+        A group that does not fit to the others is resolved alone: its images work, they only share less.
+        """
+        key = tuple(lock.joint_requirements(self._matrix, together)), first.python
+        others = sorted({cell.group for cell in together} - {first.group})
+        if key not in self._pins:
+            self._say(f"{', '.join([first.group, *others])}: resolving {len(key[0])} requirements together")
+            try:
+                self._pins[key] = self._versions(together, known)
+            except LockError as error:
+                if not others:
+                    raise
+                self._pins[key] = error
+        found = self._pins[key]
+        if not isinstance(found, LockError):
+            return found
+        told = str(found).split("\n", maxsplit=1)[-1].strip()
+        self._say(f"{first.group}: resolved alone, for it does not fit to {', '.join(others)}: {told}")
+        return self._versions(group, known)
+
+    def _versions(self, together: Sequence[Cell], known: Mapping[str, str]) -> dict[str, str]:
+        found = self._compile(
+            together[0],
+            lock.joint_requirements(self._matrix, together),
+            bounds=lock.joint_constraints(self._matrix, together),
+            pins={},
+            known=known,
+        )
+        return {name: package["version"] for name, package in found.items()}
 
     def _draft(
         self, cell: Cell, pins: Mapping[str, str], parts: dict[tuple[str, ...], dict[str, Any]]
@@ -96,7 +143,7 @@ class Resolver:
             so_far += wanted
             key = tuple(so_far)
             if key not in parts:
-                parts[key] = self._compile(cell, so_far, constraints=pins, known={})
+                parts[key] = self._compile(cell, so_far, bounds=(), pins=pins, known={})
             for name, package in parts[key].items():
                 if name not in found:
                     wheel, url = _best_wheel(cell, name, package, ranks)
@@ -110,27 +157,37 @@ class Resolver:
         return f"2.{min(int(glibc.split('.')[1]), UV_NEWEST_GLIBC)}"
 
     def _compile(
-        self, cell: Cell, wanted: Sequence[str], *, constraints: Mapping[str, str], known: Mapping[str, str]
+        self,
+        cell: Cell,
+        wanted: Sequence[str],
+        *,
+        bounds: Sequence[str],
+        pins: Mapping[str, str],
+        known: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Runs `uv pip compile`; canonical name -> package table of its pylock output (PEP 751)."""
+        """Runs `uv pip compile`; canonical name -> package table of its pylock output (PEP 751).
+
+        Without `pins`, the versions of all packages, only that is found out.
+        """
         glibc = self._glibc(cell)
         with self._project.scratch() as scratch:
             here = Path(scratch)
             (here / "in.txt").write_text("\n".join(wanted) + "\n")
-            pins = constraints or known
-            (here / "pins.txt").write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
-            out = here / ("pylock.toml" if constraints else "pins.txt")
+            (here / "bounds.txt").write_text(
+                "".join(f"{one}\n" for one in (*bounds, *(f"{name}=={version}" for name, version in pins.items())))
+            )
+            (here / "out.txt").write_text("".join(f"{name}=={version}\n" for name, version in known.items()))
+            out = here / ("pylock.toml" if pins else "out.txt")
             command = [
                 _uv(), "pip", "compile", str(here / "in.txt"), "-o", str(out), "--no-header", "--no-config",
                 "--only-binary", ":all:", "--prerelease", "disallow", "--no-annotate", "--color", "never",
                 "--python-version", cell.python, "--no-sources", "--no-python-downloads",
                 "--python-platform", f"{lock.PLATFORM}-manylinux_{glibc.replace('.', '_')}",
+                "--constraint", str(here / "bounds.txt"),
             ]  # fmt: skip
-            if constraints:
-                command += ["--constraint", str(here / "pins.txt")]
             self._run(cell, command, here)
             text = out.read_text(encoding="utf-8")
-        if not constraints:
+        if not pins:
             pairs = re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)", text, re.MULTILINE)
             return {canonicalize_name(name): {"version": version} for name, version in pairs}
         packages = tomllib.loads(text)["packages"]
@@ -266,23 +323,6 @@ def _size(session: requests.Session, url: str) -> int:
     answer = session.head(url, allow_redirects=True, timeout=(10, 30), headers={"Accept-Encoding": "identity"})
     answer.raise_for_status()
     return int(answer.headers["Content-Length"])
-
-
-def _check_cuda(cell: Cell, wheels: Sequence[Wheel]) -> None:
-    """The tag must tell the truth: the CUDA runtime among the wheels is the one that the cell names."""
-    runtimes = [wheel for wheel in wheels if _NVIDIA_RUNTIME.fullmatch(wheel.name)]
-    if not runtimes:
-        raise LockError(
-            f"{cell.id}: resolves to no CUDA runtime at all: {cell.framework} {cell.release} would be CPU only",
-            hint="Ask for the CUDA extra of the framework, or pin a version that has CUDA wheels.",
-        )
-    for wheel in runtimes:
-        if not wheel.version.startswith(cell.cuda + "."):
-            raise LockError(
-                f"{cell.id}: {cell.framework} {cell.release} brings CUDA {wheel.version} ({wheel.name}), "
-                f"not {cell.cuda}",
-                hint=f'Under frameworks.{cell.framework}.versions."{cell.line}".cuda name the CUDA that it has.',
-            )
 
 
 def _explain(told: str) -> str:

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from builder import facts
 from builder.cells import Cell
 from builder.matrix import Component, Matrix
 
 OCI = "org.opencontainers.image"  # prefix of the image specification's "Pre-Defined Annotation Keys"
 LABEL = "gpu-images"
 PLAN_LABEL = f"{LABEL}.plan"
+CUDA_LABEL = f"{LABEL}.cuda"  # a version, or cpu
+BUILT_FOR_LABEL = f"{LABEL}.framework.cuda"  # what the framework itself was compiled for
+DRIVER_LABEL = f"{LABEL}.driver"  # the oldest that runs this CUDA
+ARCHITECTURES_LABEL = f"{LABEL}.gpu.architectures"  # what the framework was compiled for: sm_90 compute_90
 PATH = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENTRYPOINT = ("/usr/bin/tini", "-g", "--")
 
@@ -47,16 +52,23 @@ def of_image(
     matrix: Matrix, cell: Cell, parts: Mapping[str, Component], *, reference: str, lock: str, plan: str
 ) -> Settings:
     """`parts` are the cell's components in order; `reference` its full tag; `lock` and `plan` digests."""
-    driver = matrix.cuda[cell.cuda].driver
+    known = facts.load()
+    build = known.build(matrix.frameworks[cell.framework].package, cell.release, cell.cuda)
     checks = [part.healthcheck for part in parts.values() if part.healthcheck]
     commands = [part.command for part in parts.values() if part.command]
     env = {
         "PATH": PATH,
         "LANG": "C.UTF-8",
-        "NVIDIA_VISIBLE_DEVICES": "all",
-        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-        "NVIDIA_REQUIRE_CUDA": f"driver>={driver}",
     }
+    gpu_labels = {}
+    if not cell.is_cpu:
+        driver = known.driver(cell.cuda)
+        env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        if driver:
+            env["NVIDIA_REQUIRE_CUDA"] = f"driver>={driver}"
+            gpu_labels[DRIVER_LABEL] = driver
+        if build:
+            gpu_labels |= {BUILT_FOR_LABEL: build.cuda, ARCHITECTURES_LABEL: " ".join(build.architectures)}
     for part in parts.values():
         env |= part.env
     return Settings(
@@ -71,8 +83,8 @@ def of_image(
             f"{LABEL}.cell": cell.id,
             f"{LABEL}.framework": cell.framework,
             f"{LABEL}.framework.version": cell.release,
-            f"{LABEL}.cuda": cell.cuda,
-            f"{LABEL}.driver": driver,
+            CUDA_LABEL: cell.cuda,
+            **gpu_labels,
             f"{LABEL}.python": cell.python,
             f"{LABEL}.variant": cell.variant,
             f"{LABEL}.components": " ".join(parts),

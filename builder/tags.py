@@ -32,7 +32,8 @@ def compute(matrix: Matrix, cells: Iterable[Cell]) -> Mapping[str, tuple[ImageRe
 
 def _tags(matrix: Matrix, cell: Cell) -> list[str]:
     entry = matrix.frameworks[cell.framework].versions[cell.line]
-    cuda = "" if cell.cuda == entry.cuda[0] else f"-{cell.cuda_tag}"
+    # The image's name says already that it is for the cpu.
+    cuda = "" if cell.is_cpu or cell.cuda == entry.cuda[0] else f"-{cell.cuda_tag}"
     python = "" if cell.python == entry.python[0] else f"-{cell.python_tag}"
     long = f"-{cell.cuda_tag}-{cell.python_tag}"
     tags = [version + axes + cell.suffix for axes in (long, cuda + python) for version in (cell.release, cell.line)]
@@ -40,7 +41,7 @@ def _tags(matrix: Matrix, cell: Cell) -> list[str]:
 
 
 def _reference(matrix: Matrix, cell: Cell, tag: str) -> ImageRef:
-    repository = f"{matrix.namespace}/{matrix.frameworks[cell.framework].image}"
+    repository = f"{matrix.namespace}/{matrix.frameworks[cell.framework].image_for(cell.cuda)}"
     try:
         return ImageRef(registry=matrix.registry, repository=repository, tag=tag)
     except ValueError as error:

@@ -30,9 +30,9 @@ from rich.table import Table
 
 from builder import assemble, host, load, plan, push, splice, wheel
 from builder.assemble import Assembler
+from builder.cells import CUDA
 from builder.engine import Engine
 from builder.fetch import Fetcher
-from builder.layers import CUDA
 from builder.plan import PlannedImage
 from builder.project import Project
 from builder.push import Blob
@@ -320,7 +320,7 @@ def served(tag: str) -> None:
 def copy(target: Path) -> Path:
     """The working tree under another namespace, with a second Python, locked and rendered."""
     ignored = shutil.ignore_patterns(".git", ".venv", ".builder", "__pycache__", ".*_cache")
-    shutil.copytree(ROOT, target, ignore=ignored)
+    shutil.copytree(ROOT, target, symlinks=True, ignore=ignored)
     matrix = target / "matrix.yaml"
     text = matrix.read_text(encoding="utf-8")
     lines = [f"namespace: {NAMESPACE}" if line.startswith("namespace:") else line for line in text.splitlines()]

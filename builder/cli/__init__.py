@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from builder import errors
-from builder.cli import inputs, machine, making, publishing
+from builder.cli import asking, explain, inputs, machine, making, publishing
+from builder.cli import facts as facts_cli
 from builder.cli.context import Context, Size
 from builder.errors import BuilderError
 
@@ -73,6 +74,9 @@ def cli(
       test    Docker -> evidence        the image tests
       images  all that is needed of build, test and tagging; does nothing where nothing changed
       push    store -> registry         what passed its tests, by digest
+
+    \b
+    To ask: plan, explain (why a combination does not work, or not on a GPU), diff (what changed), doctor (this machine).
     """
     del debug  # read in `main`, which catches what is raised here too
     context.obj = Context(root=root, wait=wait, store_root=store, store_limit=store_limit)
@@ -82,6 +86,9 @@ for _command in (
     inputs.lock_command,
     inputs.plan_command,
     inputs.render_command,
+    explain.explain_command,
+    asking.diff_command,
+    facts_cli.facts_command,
     making.images_command,
     making.build_command,
     making.test_command,

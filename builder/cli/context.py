@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from builder import plan, render, runlock
+from builder import budget, plan, render, runlock
 from builder.engine import Engine
 from builder.host import Host
 from builder.plan import Plan
@@ -87,8 +87,10 @@ class Size(click.ParamType[int]):
 
 
 def current_plan(project: Project, chosen: Sequence[Any]) -> Plan:
-    """The plan, after making sure that images/ is what it would be rendered to."""
+    """The plan, after making sure that images/ is what it would be rendered to, and within the budgets."""
     made = plan.make_locked(project, project.cells)
     render.check(project.root, render.render(project.root, project.matrix, made))
     ids = {cell.id for cell in chosen}
-    return Plan(images=tuple(image for image in made.images if image.id in ids))
+    images = tuple(image for image in made.images if image.id in ids)
+    budget.check_plan(project.matrix, images)
+    return Plan(images=images)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
 
@@ -11,9 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from builder import host, locking, plan, render
-from builder.cli.context import Context, cells_argument
+from builder.cli.context import CELLS_HELP, Context, cells_argument
 from builder.plan import Plan
 from builder.view import size
+
+
+SHOWN = 10  # written files that are named
 
 
 @click.command(name="lock")
@@ -31,18 +35,21 @@ def lock_command(context: Context, wanted: Sequence[str], check: bool, upgrade: 
         return
     with context.alone(project, "lock"):
         changed = locking.update(project, chosen, host.read(), upgrade=upgrade, say=context.say)
-    for name in changed:
-        context.say(f"written: {name}")
+    _tell_written(context, changed)
     if not changed:
         context.say("every lock is as it was")
 
 
-@click.command(name="plan")
+@click.command(name="plan", epilog=CELLS_HELP)
 @cells_argument
 @click.option("--format", "form", type=click.Choice(["table", "json", "ids"]), default="table", show_default=True)
+@click.option("--layers", is_flag=True, help="Show the layers and all tags of each image, as is done for a single one.")
 @click.pass_obj
-def plan_command(context: Context, wanted: Sequence[str], form: str) -> None:
-    """Show what would be built: cells, tags, layers, sizes. Asks no engine and no network."""
+def plan_command(context: Context, wanted: Sequence[str], form: str, layers: bool) -> None:
+    """Show what would be built: cells, tags, layers, sizes. Asks no engine and no network.
+
+    Sizes are those of wheels, as they are downloaded. ADDS is what no image above has, OWN what no other one shown has.
+    """
     project = context.project
     chosen = project.select(wanted)
     if form == "ids":
@@ -52,16 +59,42 @@ def plan_command(context: Context, wanted: Sequence[str], form: str) -> None:
     if form == "json":
         click.echo(json.dumps(made.as_data(), indent=1))
         return
-    context.out.print(_plan_table(made))
-    context.out.print(
-        f"{len(made.images)} images; "
-        f"wheels {size(made.sum_bytes)} if each had its own, {size(made.unique_bytes)} shared"
-    )
+    if made.images:
+        context.out.print(_layer_table(made) if layers or len(made.images) == 1 else _image_table(made))
+    if len(made.images) > 1:
+        context.out.print(_sums(made), soft_wrap=True)
     if made.unlocked:
         context.say(f"not locked yet: {', '.join(made.unlocked)}   (builder lock)")
 
 
-def _plan_table(made: Plan) -> Table:
+def _image_table(made: Plan) -> Table:
+    """A row an image, with the shortest of its tags."""
+    users = Counter(layer.inputs for image in made.images for layer in image.layers)
+    above: set[str] = set()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("CELL", no_wrap=True)
+    for name in ("LAYERS", "WHEELS", "SIZE", "ADDS", "OWN"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("TAG", overflow="fold")
+    for image in made.images:
+        adds = sum(layer.bytes for layer in image.layers if layer.inputs not in above)
+        own = sum(layer.bytes for layer in image.layers if users[layer.inputs] == 1)
+        above |= {layer.inputs for layer in image.layers}
+        counts = (str(len(image.layers)), str(len(image.wheels)))
+        sizes = (size(count) if count else "-" for count in (image.bytes, adds, own))
+        table.add_row(Text(image.id, style="bold"), *counts, *sizes, Text(image.references[-1]))
+    return table
+
+
+def _sums(made: Plan) -> str:
+    """What sharing layers saves."""
+    whole = sum(image.bytes for image in made.images)
+    unique = sum({layer.inputs: layer.bytes for image in made.images for layer in image.layers}.values())
+    ratio = f", {100 * unique / whole:.0f} % of that" if whole else ""
+    return f"{len(made.images)} images: {size(whole)} if each had layers of its own, {size(unique)} unique{ratio}"
+
+
+def _layer_table(made: Plan) -> Table:
     """A row a layer, the image's tags beside them."""
     table = Table(box=None, pad_edge=False)
     table.add_column("CELL", no_wrap=True)
@@ -98,6 +131,12 @@ def render_command(context: Context, check: bool) -> None:
         return
     with context.alone(project, "render"):
         changed = render.write(project.root, files)
-    for name in changed:
-        context.say(f"written: {name}")
+    _tell_written(context, changed)
     context.say(f"{len(files)} files, {len(changed)} changed")
+
+
+def _tell_written(context: Context, names: Sequence[str]) -> None:
+    for name in names[:SHOWN]:
+        context.say(f"written: {name}")
+    if len(names) > SHOWN:
+        context.say(f"... and {len(names) - SHOWN} more (git status)")

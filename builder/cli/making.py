@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from builder import host, images
+from builder import errors, host, images, maxdisk
 from builder.assemble import Assembler, missing_bytes
 from builder.build import DockerfileBuilder
-from builder.cli.context import CELLS_HELP, Context, cells_argument, current_plan, jobs_option
+from builder.cli.context import CELLS_HELP, Context, Size, cells_argument, current_plan, jobs_option
+from builder.errors import BuilderError, UsageError
 from builder.images import Method
 from builder.plan import Plan
 from builder.view import View, duration
@@ -28,6 +29,16 @@ def _method_option(command: Callable[..., Any]) -> Callable[..., Any]:
         default=ASSEMBLE,
         show_default=True,
         help="Assemble layers from wheels, or build the rendered Dockerfile step by step.",
+    )(command)
+
+
+def _max_disk_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--max-disk",
+        type=Size(),
+        default=0,
+        help="Most bytes that store and engine may take together, such as 40GB: cell by cell, images that are done leave "
+        "the engine when the next need the room; the store keeps them.",
     )(command)
 
 
@@ -53,15 +64,32 @@ def _run(
     test: bool = True,
     tag: bool = True,
     fresh: bool = False,
+    max_disk: int = 0,
 ) -> None:
     began = time.monotonic()
     project = context.project
     chosen = project.select(wanted)
+    if max_disk and method == DOCKERFILE:
+        raise UsageError("--max-disk is for assembled images: a Dockerfile's live in the engine alone")
     with context.alone(project, command):
         made = current_plan(project, chosen)
         work = context.work(project, View(context.err), host.read())
-        with _making(context, work, made, method, fresh=fresh) as maker:
-            count = images.run(work, maker, made, jobs=jobs, test=test, tag=tag)
+        parts = maxdisk.parts(made) if max_disk else [made]
+        failures: list[BuilderError] = []
+        count = 0
+        for part in parts:
+            try:
+                if max_disk:
+                    part = maxdisk.rest(work, context.store, part, test=test)
+                    if not part.images:
+                        continue
+                    maxdisk.make_room(work, context.store, part, max_disk)
+                with _making(context, work, part, method, fresh=fresh) as maker:
+                    count += images.run(work, maker, part, jobs=jobs, test=test, tag=tag)
+            except BuilderError as error:
+                failures.append(error)
+        if failures:
+            raise errors.join(failures)
     took = duration(time.monotonic() - began)
     rest = len(made.images) - count
     what = "built, tested and tagged" if tag else "built"
@@ -73,20 +101,22 @@ def _run(
 @cells_argument
 @jobs_option
 @_method_option
+@_max_disk_option
 @click.pass_obj
-def images_command(context: Context, wanted: Sequence[str], jobs: int, method: str) -> None:
+def images_command(context: Context, wanted: Sequence[str], jobs: int, method: str, max_disk: int) -> None:
     """Build, test and tag; what is done already is not done again."""
-    _run(context, wanted, "images", method, jobs=jobs)
+    _run(context, wanted, "images", method, jobs=jobs, max_disk=max_disk)
 
 
 @click.command(name="build", epilog=CELLS_HELP)
 @cells_argument
 @jobs_option
 @_method_option
+@_max_disk_option
 @click.pass_obj
-def build_command(context: Context, wanted: Sequence[str], jobs: int, method: str) -> None:
+def build_command(context: Context, wanted: Sequence[str], jobs: int, method: str, max_disk: int) -> None:
     """Build only: no tests, no tags."""
-    _run(context, wanted, "build", method, jobs=jobs, test=False, tag=False)
+    _run(context, wanted, "build", method, jobs=jobs, test=False, tag=False, max_disk=max_disk)
 
 
 @click.command(name="rebase", epilog=CELLS_HELP)

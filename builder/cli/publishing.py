@@ -61,12 +61,12 @@ def verify_command(context: Context, image: str) -> None:
     lent = host.read()
     store = context.store
     with store.used():
-        source = _source(context, store, lent, image)
+        found = source(context, store, lent, image)
         view = View(context.err)
         fetcher = Fetcher(lent.index, store.downloads, got=Meter(view, "wheels", "fetched", 0).add)
         findings = []
         with view.shown():
-            for finding in verify.verify(source, fetcher):
+            for finding in verify.verify(found, fetcher):
                 findings.append(finding)
                 state = Text(f"{finding.state:<12}", style=_STYLES[finding.state])
                 detail = f"  ({finding.detail})" if finding.detail else ""
@@ -124,7 +124,7 @@ class _InRegistry:
         return self.registry.has_blob(digest)
 
 
-def _source(context: Context, store: Store, lent: Host, image: str) -> Source:
+def source(context: Context, store: Store, lent: Host, image: str) -> Source:
     known = store.images()
     if image in known:
         return _InStore(store, known[image].digest)

@@ -10,6 +10,7 @@ With a path as argument, what was compiled is also put into a zip file there, as
 import importlib.util
 import marshal
 import operator
+import os
 import sys
 import sysconfig
 import zipfile
@@ -49,13 +50,45 @@ def with_own_sets(code: CodeType) -> CodeType:
     return code if all(map(operator.is_, own, code.co_consts)) else code.replace(co_consts=own)
 
 
+def each_alone(paths: list[str]) -> list[str]:
+    """Compiles each file in a process of its own, which knows no name of another.
+
+    Before 3.11, marshal writes a string in another way if anything else in the process has the same one, and a set in
+    the order of its hashes.
+    """
+    running: dict[int, str] = {}
+    bad = set()
+
+    def end_one() -> None:
+        process, status = os.wait()
+        path = running.pop(process)
+        if status:
+            bad.add(path)
+
+    for path in paths:
+        if len(running) >= (os.cpu_count() or 1):
+            end_one()
+        process = os.fork()
+        if not process:
+            os._exit(0 if compile_one(path) else 1)
+        running[process] = path
+    while running:
+        end_one()
+    return [importlib.util.cache_from_source(path) for path in paths if path not in bad]
+
+
 def main() -> int:
+    if sys.version_info < (3, 11) and os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(sys.executable, [sys.executable, "-B", *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606
     site = Path(sysconfig.get_path("purelib"))
     # `nvidia` is a link to /opt/nvidia, which no Python owns; rglob does not follow it.
     sources = [path for path in site.rglob("*.py") if path.is_file()]
     missing = [str(path) for path in sources if not Path(importlib.util.cache_from_source(str(path))).exists()]
-    with ProcessPoolExecutor() as pool:
-        made = [path for path in pool.map(compile_one, sorted(missing), chunksize=32) if path]
+    if sys.version_info < (3, 11):
+        made = each_alone(sorted(missing))
+    else:
+        with ProcessPoolExecutor() as pool:
+            made = [path for path in pool.map(compile_one, sorted(missing), chunksize=32) if path]
     if len(sys.argv) > 1:
         with zipfile.ZipFile(sys.argv[1], "w") as archive:
             for path in made:

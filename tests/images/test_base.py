@@ -80,8 +80,9 @@ def test_labels_tell_the_plan(subject: Any, attributes: dict[str, Any]) -> None:
 
 
 def test_setuid_files_are_known(host: Host) -> None:
-    found = set(host.check_output("find / -xdev -type f -perm /6000 2>/dev/null || true").split())
-    assert found <= SETUID
+    found = host.check_output("find / -xdev -type f -perm /6000 2>/dev/null || true").split()
+    # Where /bin is no link to /usr/bin yet, as on bullseye.
+    assert {path if path.startswith("/usr/") else f"/usr{path}" for path in found} <= SETUID
 
 
 def test_no_folder_is_open_to_everyone(host: Host) -> None:
@@ -119,10 +120,3 @@ def test_no_key_or_secret_is_there(host: Host) -> None:
 def test_a_waiting_container_listens_on_nothing(host: Host) -> None:
     listening = "cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk '$4 == \"0A\"' | wc -l"
     assert host.check_output(listening) == "0"
-
-
-def test_gpu_variables(attributes: dict[str, Any]) -> None:
-    settings = dict(line.split("=", 1) for line in attributes["Config"]["Env"])
-    assert settings["NVIDIA_VISIBLE_DEVICES"] == "all"
-    assert settings["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
-    assert settings["NVIDIA_REQUIRE_CUDA"] == f"driver>={attributes['Config']['Labels']['gpu-images.driver']}"

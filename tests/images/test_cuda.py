@@ -1,4 +1,4 @@
-"""CUDA libraries: in one place, once, at the locked versions."""
+"""CUDA libraries: in one place, once, at the locked versions, each loadable; and what the image says of GPUs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from packaging.utils import canonicalize_name
 from testinfra.host import Host
 
-# torchvision's wheel carries a CUDA runtime of its own, renamed by auditwheel so that nothing else loads it.
-VENDORED = re.compile(r"/opt/venv/lib/python[0-9.]+/site-packages/torchvision\.libs/libcudart\.[0-9a-f]+\.so\.\d+")
-LIBRARIES = ("libcudart", "libcublas", "libcudnn", "libcufft", "libcurand", "libcusolver", "libcusparse", "libnccl")
+# torchvision's wheel carries a CUDA runtime of its own, renamed by auditwheel so that nothing else loads it; Triton's carries
+# CUPTI for its profiler. Neither can be left out of a wheel.
+VENDORED = re.compile(
+    r"/opt/venv/lib/python[0-9.]+/site-packages/"
+    r"(torchvision\.libs/libcudart\.[0-9a-f]+\.so\.\d+|triton/backends/nvidia/lib/cupti[a-z-]*/.*)"
+)
+FAMILIES = "libcu* libnccl* libnv* libcusparseLt*".split()
+NEED_A_DRIVER = re.compile(r"libcufile_rdma|libnvshmem_(transport|bootstrap)|nvshmem_(transport|bootstrap)|libpcsamplingutil")
+
+# Asks the libraries themselves, which works without a driver: package (without -cuNN) -> code that prints its version.
+ASK = {
+    "nvidia-cudnn": ("libcudnn.so.?", "cudnnGetVersion", "return"),
+    "nvidia-nccl": ("libnccl.so.2", "ncclGetVersion", "argument"),
+    "nvidia-cufft": ("libcufft.so.*", "cufftGetVersion", "argument"),
+}
 
 
 def test_cuda_wheels_are_installed_in_opt_nvidia(subject: Any, python: Callable[[str], Any]) -> None:
@@ -31,18 +44,18 @@ def test_site_packages_links_to_opt_nvidia(host: Host, python: Callable[[str], A
     assert link.linked_to == "/opt/nvidia/nvidia"
 
 
-def test_no_cuda_library_is_there_twice(host: Host) -> None:
-    names = " -o ".join(f"-name '{name}*.so*'" for name in LIBRARIES)
+def test_no_cuda_library_is_there_twice(host: Host, subject: Any) -> None:
+    names = " -o ".join(f"-name '{name}.so*'" for name in FAMILIES)
     found = host.check_output(f"find / -xdev -type f \\( {names} \\) 2>/dev/null || true").split()
     found = [path for path in found if not VENDORED.fullmatch(path)]
-    assert len(found) >= len(LIBRARIES)
+    assert len(found) >= len(subject.data["cuda_wheels"]) / 2
     assert [path for path in found if not path.startswith("/opt/nvidia/nvidia/")] == []
     names_found = [path.rsplit("/", 1)[1] for path in found]
     assert sorted(names_found) == sorted(set(names_found))
 
 
 def test_cuda_runtime_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
-    """Asks the library itself: cudaRuntimeGetVersion works without a driver."""
+    """Asks the library itself: cudaRuntimeGetVersion works without a driver since CUDA 12."""
     code = """
 import ctypes, glob, json
 library = ctypes.CDLL(glob.glob("/opt/nvidia/nvidia/**/libcudart.so.*", recursive=True)[0])
@@ -50,4 +63,87 @@ version = ctypes.c_int()
 status = library.cudaRuntimeGetVersion(ctypes.byref(version))
 print(json.dumps([status, "%d.%d" % (version.value // 1000, version.value % 1000 // 10)]))
 """
-    assert python(code) == [0, subject.cell["cuda"]]
+    status, version = python(code)
+    if subject.cell["cuda"].startswith("11."):
+        no_driver = 35  # cudaErrorInsufficientDriver; cuBLAS below tells the release then
+        assert status == no_driver
+    else:
+        assert [status, version] == [0, subject.cell["cuda"]]
+
+
+def test_cublas_is_the_locked_one(subject: Any, python: Callable[[str], Any]) -> None:
+    """Each CUDA release has a cuBLAS of its own."""
+    code = """
+import ctypes, glob, json
+for name in ("libcublasLt.so.*", "libcublas.so.*"):
+    library = ctypes.CDLL(glob.glob("/opt/nvidia/nvidia/**/" + name, recursive=True)[0], mode=ctypes.RTLD_GLOBAL)
+numbers = []
+for part in range(3):
+    number = ctypes.c_int()
+    assert library.cublasGetProperty(part, ctypes.byref(number)) == 0
+    numbers.append(number.value)
+print(json.dumps(numbers))
+"""
+    locked = next(version for name, version in subject.wheels.items() if name.startswith("nvidia-cublas"))
+    assert python(code) == [int(part) for part in locked.split(".")[:3]]
+
+
+@pytest.mark.parametrize("package", ASK)
+def test_libraries_are_the_locked_ones(subject: Any, python: Callable[[str], Any], package: str) -> None:
+    locked = {re.sub(r"-cu\d+$", "", name): version for name, version in subject.wheels.items()}
+    file, function, how = ASK[package]
+    code = f"""
+import ctypes, glob, json, os
+files = glob.glob("/opt/nvidia/nvidia/**/" + {file!r}, recursive=True)
+if not files:
+    print(json.dumps(None))
+else:
+    for needed in ("libcublasLt.so.*", "libcublas.so.*"):
+        for path in glob.glob("/opt/nvidia/nvidia/**/" + needed, recursive=True):
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(files[0])
+    number = ctypes.c_int()
+    if {how!r} == "argument":
+        assert library.{function}(ctypes.byref(number)) == 0
+    else:
+        library.{function}.restype = ctypes.c_size_t
+        number.value = library.{function}()
+    print(json.dumps(number.value))
+"""
+    number = python(code)
+    if package not in locked:
+        assert number is None
+        return
+    major, minor, patch = (int(part) for part in locked[package].split(".")[:3])
+    scales = [(10000, 100), (1000, 100)]  # newer and older ways of these libraries to write a version as one number
+    assert number in [major * first + minor * second + patch for first, second in scales]
+
+
+def test_every_library_loads_without_a_gpu(python: Callable[[str], Any]) -> None:
+    """In one process, as a framework does; what one needs of another is found by its own search path or is loaded."""
+    code = """
+import ctypes, glob, json, os, re
+paths = [p for p in glob.glob("/opt/nvidia/nvidia/**/*.so*", recursive=True) if not os.path.islink(p)]
+failed = dict()
+for attempt in range(4):  # in whichever order they need each other
+    failed = dict()
+    for path in paths:
+        try:
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            failed[path] = str(error)
+print(json.dumps([len(paths), failed]))
+"""
+    count, failed = python(code)
+    assert count >= 10
+    left = {path: told for path, told in failed.items() if not NEED_A_DRIVER.search(path)}
+    # Some only make sense with a driver, and are linked to it.
+    assert {path: told for path, told in left.items() if "libcuda.so.1" not in told and "libnvidia-ml" not in told} == {}
+
+
+def test_gpu_settings(subject: Any, attributes: dict[str, Any]) -> None:
+    settings = dict(line.split("=", 1) for line in attributes["Config"]["Env"])
+    labels = attributes["Config"]["Labels"]
+    assert settings["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert settings["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    assert settings["NVIDIA_REQUIRE_CUDA"] == f"driver>={labels['gpu-images.driver']}"

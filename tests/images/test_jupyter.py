@@ -148,10 +148,13 @@ def test_a_kernel_runs_code_over_the_api(server: Server, subject: Any) -> None:
 
 def test_a_notebook_trains_and_logs_to_tensorboard(server: Server) -> None:
     cells = [
-        "import torch\nfrom torch.utils.tensorboard import SummaryWriter",
-        "w = torch.zeros(1, requires_grad=True)\nwriter = SummaryWriter('/workspace/runs')\n"
-        "for step in range(20):\n    loss = (w - 3).pow(2).sum()\n    loss.backward()\n"
-        "    w.data -= 0.1 * w.grad\n    w.grad = None\n    writer.add_scalar('loss', loss.item(), step)\n"
+        "from tensorboard.compat.proto.summary_pb2 import Summary\n"
+        "from tensorboard.compat.proto.event_pb2 import Event\n"
+        "from tensorboard.summary.writer.event_file_writer import EventFileWriter",
+        "w, writer = 0.0, EventFileWriter('/workspace/runs')\n"
+        "for step in range(20):\n    loss, w = (w - 3) ** 2, w - 0.1 * 2 * (w - 3)\n"
+        "    value = Summary.Value(tag='loss', simple_value=loss)\n"
+        "    writer.add_event(Event(step=step, summary=Summary(value=[value])))\n"
         "writer.close()",
         "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
         "events = EventAccumulator('/workspace/runs')\nevents.Reload()\n"

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 
-def test_version_and_cuda_are_those_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
+def test_version_and_cuda_are_those_of_the_cell(
+    subject: Any, python: Callable[[str], Any], attributes: dict[str, Any]
+) -> None:
     code = "import torch, json; print(json.dumps([torch.__version__.split('+')[0], torch.version.cuda]))"
     assert python(code) == [subject.cell["release"], subject.cell["cuda"]]
+    assert attributes["Config"]["Labels"]["gpu-images.framework.cuda"] == subject.cell["cuda"]
 
 
 def test_cudnn_and_nccl_are_the_locked_ones(subject: Any, python: Callable[[str], Any]) -> None:
@@ -70,14 +73,35 @@ print(json.dumps([losses[0], losses[-1], right]))
     assert right > 0.95
 
 
-def test_torchvision_and_torchaudio_fit_this_torch(python: Callable[[str], Any]) -> None:
-    """Their compiled operators load and compute: a build for another torch fails here, not at import."""
+def test_torchvision_fits_this_torch(python: Callable[[str], Any]) -> None:
+    """Its compiled operators load and compute: a build for another torch fails here, not at import."""
     code = """
-import torch, torchvision, torchaudio, json
+import torch, torchvision, json
 boxes = torch.tensor([[0.0, 0.0, 10.0, 10.0], [0.0, 0.0, 9.0, 9.0], [20.0, 20.0, 30.0, 30.0]])
-kept = torchvision.ops.nms(boxes, torch.tensor([0.9, 0.8, 0.7]), 0.5).tolist()
-wave = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
-filtered = torchaudio.functional.lfilter(wave, torch.tensor([1.0, -0.5]), torch.tensor([1.0, 0.0]))
-print(json.dumps([kept, filtered.tolist()]))
+print(json.dumps(torchvision.ops.nms(boxes, torch.tensor([0.9, 0.8, 0.7]), 0.5).tolist()))
 """
-    assert python(code) == [[0, 2], [[1.0, 0.5, 0.25, 0.125]]]
+    assert python(code) == [0, 2]
+
+
+def test_torchaudio_fits_this_torch(subject: Any, python: Callable[[str], Any]) -> None:
+    """Where it is: 2.9.1 was its last release with compiled operators."""
+    code = """
+import json
+try:
+    import torchaudio
+except ModuleNotFoundError:
+    print(json.dumps(None))
+else:
+    import torch
+    wave = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+    filtered = torchaudio.functional.lfilter(wave, torch.tensor([1.0, -0.5]), torch.tensor([1.0, 0.0]))
+    print(json.dumps(filtered.tolist()))
+"""
+    expected = [[1.0, 0.5, 0.25, 0.125]] if "torchaudio" in subject.wheels else None
+    assert python(code) == expected
+
+
+def test_architectures_are_those_of_the_label(python: Callable[[str], Any], attributes: dict[str, Any]) -> None:
+    code = "import torch, json; print(json.dumps(torch._C._cuda_getArchFlags().split()))"
+    labels = attributes["Config"]["Labels"]
+    assert python(code) == labels["gpu-images.gpu.architectures"].split()

@@ -64,7 +64,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     root = tmp_path / "project"
     shutil.copytree(HERE / "tiny", root)
     # What a person put into templates/host is not part of the project.
-    shutil.copytree(ROOT / "templates", root / "templates", ignore=shutil.ignore_patterns("host", "__pycache__"))
+    other = shutil.ignore_patterns("host", "__pycache__")
+    shutil.copytree(ROOT / "templates", root / "templates", symlinks=True, ignore=other)
     (root / "templates/host").mkdir()
     shutil.copy2(ROOT / "templates/host/env.sh", root / "templates/host/env.sh")
     shutil.copy2(ROOT / "locks/uv.txt", root / "locks/uv.txt")
@@ -83,6 +84,15 @@ def edit(tiny: Project) -> Callable[[str, str], Project]:
         return Project(tiny.root)
 
     return replace
+
+
+@pytest.fixture
+def on_cpu(edit: Callable[[str, str], Project]) -> Project:
+    """The tiny project, with quartz on the cpu too: its extra is for CUDA alone."""
+    edit('  "12.9": {}\n', '  cpu: {}\n  "12.9": {}\n')
+    edit("image: quartz-cuda\n", "image: quartz-cuda\n    cpu_image: quartz\n")
+    edit("package: quartz[cuda]\n", 'package: quartz\n    package_on: {"12": "quartz[cuda]"}\n')
+    return edit('{release: 0.5.3, cuda: ["12.9"]', '{release: 0.5.3, cuda: ["12.9", cpu]')
 
 
 @pytest.fixture

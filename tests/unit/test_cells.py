@@ -67,6 +67,55 @@ def test_components_come_after_what_they_need(tiny: Project, id_: str, component
     assert cells.components(tiny.matrix, tiny.select([id_])[0]) == tuple(components.split())
 
 
+def test_the_cpu_comes_last_and_has_no_cuda(on_cpu: Project) -> None:
+    quartz = [cell.id for cell in on_cpu.cells if cell.short == "qz"]
+    assert quartz == [*TINY_IDS[12:], *(f"qz-0.5-cpu-py311{suffix}" for suffix in ("", "-jupyter", "-board"))]
+    cell = on_cpu.select(["qz-0.5-cpu-py311-board"])[0]
+    assert (cell.cuda, cell.cuda_tag, cell.group, cell.is_cpu) == ("cpu", "cpu", "qz-0.5-cpu-py311", True)
+    assert cells.parse(on_cpu.matrix, cell.id, "x") == cell
+    assert cells.components(on_cpu.matrix, cell) == ("base", "python", "quartz", "board")
+    assert not on_cpu.select(["qz-0.5-cu129-py311"])[0].is_cpu
+
+
+def test_a_cpu_that_the_matrix_has_not(tiny: Project) -> None:
+    with pytest.raises(MatrixError, match="the matrix has no CUDA 'cpu'"):
+        cells.parse(tiny.matrix, "qz-0.5-cpu-py311", "x")
+
+
+def test_components_of_a_line(edit: Edit) -> None:
+    """After the framework, before the variant, and with what they need."""
+    edit("  board: {needs", "  legacy: {needs: [cuda, notes]}\n  notes: {needs: [base]}\n  board: {needs")
+    project = edit("{release: 1.9.2", "{components: [legacy], release: 1.9.2")
+    old, new = project.select(["em-1.9-cu129-py39-board", "em-1.10-cu129-py311-board"])
+    assert cells.components(project.matrix, old) == tuple("base python cuda ember notes legacy board".split())
+    assert cells.components(project.matrix, new) == tuple("base python cuda ember board".split())
+
+
+def test_resolved_together(tiny: Project) -> None:
+    """By CUDA and Python; of another framework the line that the matrix names first, if it is there."""
+    assert {group: list(dict.fromkeys(cell.group for cell in found)) for group, found in tiny.together.items()} == {
+        "em-1.9-cu129-py39": ["em-1.9-cu129-py39"],
+        "em-1.10-cu129-py311": ["em-1.10-cu129-py311", "qz-0.5-cu129-py311"],
+        "em-1.10-cu1210-py39": ["em-1.10-cu1210-py39", "qz-0.5-cu1210-py39"],
+        "em-1.10-cu1210-py311": ["em-1.10-cu1210-py311"],
+        "qz-0.5-cu129-py311": ["em-1.10-cu129-py311", "qz-0.5-cu129-py311"],
+        "qz-0.5-cu1210-py39": ["em-1.10-cu1210-py39", "qz-0.5-cu1210-py39"],
+    }
+
+
+def test_two_lines_of_a_framework_are_never_resolved_together(edit: Edit) -> None:
+    """Though both are of the same CUDA and Python: quartz goes with the one that stands first, 1.9."""
+    project = edit(
+        '{release: 1.9.2, cuda: ["12.9"], python: ["3.9"]}', '{release: 1.9.2, cuda: ["12.9"], python: ["3.11"]}'
+    )
+    groups = {group: {cell.line for cell in found} for group, found in project.together.items() if "cu129" in group}
+    assert groups == {
+        "em-1.9-cu129-py311": {"1.9", "0.5"},
+        "em-1.10-cu129-py311": {"1.10", "0.5"},
+        "qz-0.5-cu129-py311": {"1.9", "0.5"},
+    }
+
+
 USELESS = {
     "exclusion of nothing": ('"em-1.10-cu129-py39*"', '"em-2.*"', "'em-2.*' matches no cell"),
     "exclusion by too many braces": ('"em-1.10-cu129-py39*"', f'"{"{a,b}" * 13}"', "stands for"),
@@ -99,7 +148,7 @@ def test_exclusions_and_inclusions_that_do_nothing(edit: Edit, old: str, new: st
     ("old", "new", "says"),
     [
         ('{cells: "em-1.10-cu129-py39*", reason', '{cells: "*", reason', "every cell is excluded"),
-        ('"12.9": {driver', '"1.29": {driver: "1.0"}\n  "12.9": {driver', "two cells have the id"),
+        ('"12.9": {}', '"1.29": {}\n  "12.9": {}', "two cells have the id"),
     ],
     ids=["nothing left", "ids collide"],
 )
@@ -125,7 +174,7 @@ def big(text: str, *, lines: int, cudas: int, pythons: int) -> str:
     axes = {axis: "[" + ", ".join(f'"{name}"' for name in names[axis]) + "]" for axis in names}
     rows = {
         "python:\n": "".join(f'  "{name}": {{debian: newbird}}\n' for name in names["p"]),
-        "cuda:\n": "".join(f'  "{name}": {{driver: "1.0"}}\n' for name in names["c"]),
+        "cuda:\n": "".join(f'  "{name}": {{}}\n' for name in names["c"]),
     }
     for head, more in rows.items():
         text = re.sub(rf"(?m)^{head}(  .*\n)+", head + more, text)

@@ -27,6 +27,7 @@ from builder.images import Method
 from builder.project import Project
 from builder.store import CONFIG_TYPE, MANIFEST_TYPE, Store
 from builder.verify import Finding, Source, State
+from builder.view import size
 from builder.work import Work
 from tests.unit import tiny_locks
 from tests.unit.fakes import FakeEngine
@@ -125,12 +126,40 @@ def test_json(run: Run, tiny: Project) -> None:
     assert json.loads(done.out) == plan.make(tiny, tiny.cells).as_data()
 
 
-def test_table(run: Run) -> None:
+def test_one_image_is_shown_by_layers(run: Run) -> None:
     done = run("plan", CELL, "em-1.9-cu129-py39")
     assert done.code == 0
     assert CELL in done.out
-    assert "1 images; wheels " in done.out
+    assert "python bytecode" in done.out
     assert "registry.example.test:5000/team/quartz-cuda:0.5.3-cu129-py311" in done.out
+    assert "unique" not in done.out  # there is nothing to share
+    assert done.err.strip() == "not locked yet: em-1.9-cu129-py39   (builder lock)"
+
+
+def test_several_images_are_a_line_each(run: Run, tiny: Project) -> None:
+    done = run("plan", CELL, f"{CELL}-board")
+    plain, board = (image.bytes for image in plan.make(tiny, tiny.select([CELL, f"{CELL}-board"])).images)
+    added = size(board - plain)
+    head, first, second, last = done.out.splitlines()
+    assert head.split() == ["CELL", "LAYERS", "WHEELS", "SIZE", "ADDS", "OWN", "TAG"]
+    tag = "registry.example.test:5000/team/quartz-cuda:0.5"
+    # What the second has beside the first is its own; the first has nothing that the second has not.
+    assert first.split() == [CELL, "7", "4", *size(plain).split(), *size(plain).split(), "-", tag]
+    assert second.split() == [
+        f"{CELL}-board", "9", "5", *size(board).split(), *added.split(), *added.split(), f"{tag}-board"
+    ]  # fmt: skip
+    ratio = round(100 * board / (plain + board))
+    assert last == (
+        f"2 images: {size(plain + board)} if each had layers of its own, {size(board)} unique, {ratio} % of that"
+    )
+    layers = run("plan", "--layers", CELL, f"{CELL}-board")
+    assert "python bytecode" in layers.out
+    assert layers.out.splitlines()[-1] == last
+
+
+def test_a_plan_of_nothing(run: Run) -> None:
+    done = run("plan", "em-1.9-cu129-py39")
+    assert (done.code, done.out) == (0, "")
     assert done.err.strip() == "not locked yet: em-1.9-cu129-py39   (builder lock)"
 
 

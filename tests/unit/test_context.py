@@ -114,6 +114,23 @@ def test_what_the_tar_says_of_its_files(tiny: Project, image: PlannedImage) -> N
     assert {member.mode for member in found.values()} <= {0o755, 0o644}
 
 
+def test_links_stay_links(tiny: Project, image: PlannedImage) -> None:
+    """Docker copies them as they are: they point into the image, not into the checkout."""
+    folder = tiny.root / "templates/base/files/usr/lib"
+    folder.mkdir(parents=True)
+    for name, target in (("it.so.1", "/opt/nowhere/it.so.1"), ("here", "../lib"), ("env", "/etc/hostname")):
+        (folder / name).symlink_to(target)
+    blob = context.make(tiny.root, image, {})
+    found = {name.rpartition("/")[2]: one for name, one in members(blob).items() if "files/usr/lib/" in name}
+    assert {name: (one.type, one.linkname, one.size) for name, one in found.items()} == {
+        "it.so.1": (tarfile.SYMTYPE, "/opt/nowhere/it.so.1", 0),
+        "here": (tarfile.SYMTYPE, "../lib", 0),
+        "env": (tarfile.SYMTYPE, "/etc/hostname", 0),
+    }
+    assert {(one.mode, one.uid, one.mtime) for one in found.values()} == {(0o777, 0, 0)}
+    assert context.make(tiny.root, image, {}) == blob
+
+
 def test_lent_files(tiny: Project, image: PlannedImage) -> None:
     lent = {"templates/host/ca.crt": b"pem", "templates/host/env.sh": b"lent"}
     blob = context.make(tiny.root, image, lent)

@@ -29,6 +29,29 @@ def test_tree(tmp_path: Path) -> None:
     assert digest.of_tree(tmp_path, tmp_path / "absent") == {}
 
 
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    """One to a folder is one entry; one to a file has another digest than the file; one to nothing is there too."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/x").write_text("1")
+    for name, target in (
+        ("folder", "../other"),
+        ("file", "../other/x"),
+        ("nothing", "/nowhere/x"),
+        ("itself", "itself"),
+    ):
+        (tmp_path / "d" / name).symlink_to(target)
+    found = digest.of_tree(tmp_path, tmp_path / "d")
+    assert list(found) == ["d/file", "d/folder", "d/itself", "d/nothing"]
+    assert len(set(found.values())) == 4
+    assert digest.of_tree(tmp_path, tmp_path / "other/x")["other/x"] not in found.values()
+    (tmp_path / "other/x").write_text("2")
+    assert digest.of_tree(tmp_path, tmp_path / "d") == found
+    (tmp_path / "d/nothing").unlink()
+    (tmp_path / "d/nothing").symlink_to("/nowhere/y")
+    assert digest.of_tree(tmp_path, tmp_path / "d")["d/nothing"] != found["d/nothing"]
+
+
 @pytest.mark.parametrize("change", ["content", "execute bit"])
 def test_a_change_of_a_file_changes_its_digest(tmp_path: Path, change: str) -> None:
     path = tmp_path / "f"

@@ -88,6 +88,29 @@ def test_of_two_files_the_later_components_counts(
     assert [(entry.content, entry.mode) for entry in told] == [(wins.encode(), 0o755 if wins == "jupyter" else 0o644)]
 
 
+def test_a_link_is_a_link_wherever_it_points(tiny: Project, image: PlannedImage) -> None:
+    path = put(tiny, "base", "usr/lib/it.so.1")
+    path.unlink()
+    path.symlink_to("/opt/nvidia/nvidia/it/lib/it.so.1")
+    (path.parent / "folder").symlink_to("../share")
+    told = found(tiny, image)
+    assert told["usr/lib/it.so.1"] == Entry(
+        path="usr/lib/it.so.1", mode=0o777, link="/opt/nvidia/nvidia/it/lib/it.so.1"
+    )
+    assert told["usr/lib/folder"] == Entry(path="usr/lib/folder", mode=0o777, link="../share")
+    assert told["usr/lib"].mode == 0o755
+
+
+@pytest.mark.parametrize("later", ["link", "file"])
+def test_of_a_link_and_a_file_the_later_components_counts(tiny: Project, image: PlannedImage, later: str) -> None:
+    link = put(tiny, "jupyter" if later == "link" else "base", "etc/same")
+    link.unlink()
+    link.symlink_to("other")
+    put(tiny, "base" if later == "link" else "jupyter", "etc/same", "text")
+    one = found(tiny, image)["etc/same"]
+    assert (one.link, one.content) == (("other", None) if later == "link" else ("", b"text"))
+
+
 def test_what_python_left_beside_a_file_is_not_in_it(tiny: Project, image: PlannedImage) -> None:
     put(tiny, "jupyter", "etc/jupyter/__pycache__/config.pyc")
     assert not [path for path in found(tiny, image) if "__pycache__" in path]

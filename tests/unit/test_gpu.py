@@ -42,6 +42,11 @@ class Library:
     def nvmlDeviceGetMemoryInfo(self, _: int) -> Any:  # noqa: N802
         return SimpleNamespace(total=80)
 
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        if (self.names or [])[handle] == b"A":
+            raise self.NVMLError
+        return 12, 0
+
     def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
         return b"570.1"
 
@@ -51,7 +56,7 @@ class Library:
     [
         (None, "", ()),
         ([], "570.1", ()),
-        (["H", b"A"], "570.1", (Gpu(name="H", memory=80), Gpu(name="A", memory=80))),
+        (["H", b"A"], "570.1", (Gpu(name="H", capability="12.0", memory=80), Gpu(name="A", capability="", memory=80))),
     ],
     ids=["no driver", "no GPU", "two"],
 )

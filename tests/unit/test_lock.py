@@ -99,14 +99,66 @@ def test_requirements_by_component(tiny: Project) -> None:
     assert lock.requirements(tiny.matrix, quartz)["quartz"] == ["quartz[cuda]==0.5.3"]
 
 
-def test_a_group_asks_for_what_all_its_cells_ask_for(tiny: Project) -> None:
-    group = tiny.groups["em-1.9-cu129-py39"]
-    assert lock.group_requirements(tiny.matrix, group) == ["board", "ember==1.9.2", "emberkit", "notebook", "pip"]
+def test_on_the_cpu_another_package_and_nothing_of_cuda(on_cpu: Project, edit: Edit) -> None:
+    [cell] = on_cpu.select(["qz-0.5-cpu-py311"])
+    assert lock.requirements(on_cpu.matrix, cell) == {"python": ["pip"], "quartz": ["quartz==0.5.3"]}
+    project = edit("cuda: {needs: [python]}", "cuda: {needs: [python], packages: [sums]}")
+    assert "cuda" not in lock.requirements(project.matrix, cell)
+    [cuda] = project.select(["qz-0.5-cu129-py311"])
+    assert lock.requirements(project.matrix, cuda) == {
+        "python": ["pip"], "cuda": ["sums"], "quartz": ["quartz[cuda]==0.5.3"]
+    }  # fmt: skip
+
+
+def test_a_component_of_a_line_asks_for_its_packages(edit: Edit) -> None:
+    edit("  board: {needs", "  legacy: {needs: [cuda], packages: [old-sums]}\n  board: {needs")
+    project = edit("{release: 1.9.2", "{components: [legacy], release: 1.9.2")
+    [old, new] = project.select(["em-1.9-cu129-py39", "em-1.10-cu129-py311"])
+    assert list(lock.requirements(project.matrix, old).items()) == [
+        ("python", ["pip"]),
+        ("ember", ["ember==1.9.2", "emberkit"]),
+        ("legacy", ["old-sums"]),
+    ]
+    assert "legacy" not in lock.requirements(project.matrix, new)
+
+
+@pytest.mark.parametrize(
+    ("group", "wanted"),
+    [
+        ("em-1.9-cu129-py39", "board ember==1.9.2 emberkit notebook pip"),
+        # With the other framework of this CUDA and Python, whose only cell adds no variant that is not there.
+        (
+            "em-1.10-cu1210-py39",
+            "board cuda-toolkit[all]==12.10.1 ember-extra==1.10.0 ember==1.10.0 emberkit notebook pip quartz[cuda]==0.5.3",
+        ),
+    ],
+)
+def test_together_is_asked_for_what_all_cells_and_their_cuda_ask_for(tiny: Project, group: str, wanted: str) -> None:
+    assert lock.joint_requirements(tiny.matrix, tiny.together[group]) == wanted.split()
+
+
+def test_on_the_cpu_no_cuda_is_pinned(on_cpu: Project) -> None:
+    wanted = lock.joint_requirements(on_cpu.matrix, on_cpu.together["qz-0.5-cpu-py311"])
+    assert wanted == ["board", "notebook", "pip", "quartz==0.5.3"]
+
+
+def test_constraints_are_those_of_all_lines_together(edit: Edit) -> None:
+    edit("{release: 0.5.3", "{constraints: [sums<3, tools<82], release: 0.5.3")
+    project = edit("{release: 1.9.2", "{constraints: [sums<2], release: 1.9.2")
+    found = {group: lock.joint_constraints(project.matrix, cells) for group, cells in project.together.items()}
+    assert found == {
+        "em-1.9-cu129-py39": ["sums<2"],
+        "em-1.10-cu129-py311": ["sums<3", "tools<82"],
+        "em-1.10-cu1210-py39": ["sums<3", "tools<82"],
+        "em-1.10-cu1210-py311": [],
+        "qz-0.5-cu129-py311": ["sums<3", "tools<82"],
+        "qz-0.5-cu1210-py39": ["sums<3", "tools<82"],
+    }
 
 
 def inputs(project: Project, cell_id: str = CELL) -> str:
     cell = project.select([cell_id])[0]
-    return lock.inputs(project.matrix, cell, project.groups[cell.group])
+    return lock.inputs(project.matrix, cell, project.together[cell.group])
 
 
 STALE = {
@@ -115,6 +167,9 @@ STALE = {
     "packages of a component": ("packages: [notebook]", "packages: [notebook, lab]"),
     "package of a sibling's component": ("  board: [board]\n", "  board: [board, more]\n"),
     "glibc": ('glibc: "2.36"', 'glibc: "2.41"'),
+    "toolkit of its CUDA": ("toolkit: 12.10.1", "toolkit: 12.10.2"),
+    "constraint of the line": ("release: 1.10.0\n", "release: 1.10.0\n        constraints: [sums<2]\n"),
+    "package for this CUDA": ("package: ember\n", 'package: ember\n    package_on: {"12": "ember[cuda]"}\n'),
     "order of components": ("jupyter: [board, jupyter]", "jupyter: [jupyter, board]"),
 }
 
@@ -128,7 +183,12 @@ def test_inputs_change_with_what_is_asked_for(tiny: Project, edit: Edit, old: st
 
 
 FRESH = {
-    "driver": ('driver: "570.1"', 'driver: "570.2"'),
+    "another CUDA's toolkit": ('"12.9": {}', '"12.9": {toolkit: 12.9.1}'),
+    "constraint of a framework on another CUDA": ("{release: 0.5.3", "{constraints: [sums<2], release: 0.5.3"),
+    "package for another CUDA": ("package: ember\n", 'package: ember\n    package_on: {"13": "ember[cuda]"}\n'),
+    "package of another framework on this CUDA and another Python": ("quartz[cuda]", "quartz[gpu]"),
+    "package of Debian that is a Python": ("{debian: newbird}", "{debian: newbird, apt: [python3, python3-extra]}"),
+    "budget": ("exclude:", 'budgets: [{cells: "*", image: 4GB, layer: 1GB}]\nexclude:'),
     "command": ("command: [start-jupyter]", "command: [other]"),
     "namespace": ("namespace: team", "namespace: others"),
     "reason": ("made up: no wheels", "made up: not a wheel"),
@@ -142,6 +202,20 @@ FRESH = {
 def test_inputs_do_not_change_with_the_rest(tiny: Project, edit: Edit, old: str, new: str) -> None:
     before = inputs(tiny)
     assert inputs(edit(old, new)) == before
+
+
+def test_inputs_change_with_what_another_framework_beside_it_asks_for(tiny: Project, edit: Edit) -> None:
+    """They are resolved at once, so that they share CUDA's wheels."""
+    beside = "em-1.10-cu129-py311"
+    before = inputs(tiny, beside)
+    assert inputs(edit("release: 0.5.3", "release: 0.5.4"), beside) != before
+
+
+def test_a_cpu_beside_it_leaves_the_locks_of_cuda_alone(on_cpu: Project) -> None:
+    for cell in tiny_locks.LOCKED:
+        locked = lock.read(on_cpu.root, cell)
+        assert locked is not None
+        assert locked.inputs == inputs(on_cpu, cell)
 
 
 @pytest.mark.parametrize(

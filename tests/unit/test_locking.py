@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -18,29 +19,37 @@ from tests.unit import tiny_locks
 Edit = Callable[[str, str], Project]
 CELL = "em-1.10-cu1210-py311"
 GROUP = "em-1.10-cu1210-py311"
+SAME_CUDA = ["em-1.10-cu1210-py39", GROUP, "qz-0.5-cu1210-py39"]  # in the order of the matrix
 
 
 class FakeResolver:
-    """Gives a cell a lock without wheels, but for groups that are broken."""
+    """Gives a cell a lock with pip and one of CUDA's wheels, but for groups that are broken.
 
-    known: ClassVar[Mapping[str, str]] = {}
-    asked: ClassVar[list[str]] = []
+    `known` and `together` are what each group was asked with; versions that are known are kept, others are `newest`.
+    """
+
+    known: ClassVar[dict[str, dict[str, str]]] = {}
+    together: ClassVar[dict[str, list[str]]] = {}
     broken: frozenset[str] = frozenset()
+    newest: str = "9"
 
     def __init__(self, project: Project, *_: object, **__: object) -> None:
         self.matrix = project.matrix
 
-    def resolve(self, group: Sequence[Cell], known: Mapping[str, str]) -> list[Lock]:
-        type(self).known = dict(known)
-        type(self).asked.append(group[0].group)
-        if group[0].group in self.broken:
+    def resolve(self, group: Sequence[Cell], together: Sequence[Cell], known: Mapping[str, str]) -> list[Lock]:
+        name = group[0].group
+        assert name not in self.known, "a group is resolved once"
+        self.known[name] = dict(known)
+        self.together[name] = sorted({cell.group for cell in together})
+        if name in self.broken:
             raise LockError(f"{group[0].id}: cannot be resolved", hint="change it")
+        wheels = [("cuda", "nvidia-sums"), ("python", "pip")]
         return [
             Lock(
                 cell=cell.id,
-                inputs=lock.inputs(self.matrix, cell, group),
+                inputs=lock.inputs(self.matrix, cell, together),
                 requirements=lock.requirements(self.matrix, cell),
-                wheels=(tiny_locks.wheel("python", "pip", "9", 1),),
+                wheels=tuple(tiny_locks.wheel(part, name, known.get(name, self.newest), 1) for part, name in wheels),
             )
             for cell in group
         ]
@@ -49,14 +58,18 @@ class FakeResolver:
 @pytest.fixture(autouse=True)
 def resolver(monkeypatch: pytest.MonkeyPatch) -> type[FakeResolver]:
     class Fresh(FakeResolver):
-        asked: ClassVar[list[str]] = []
+        known: ClassVar[dict[str, dict[str, str]]] = {}
+        together: ClassVar[dict[str, list[str]]] = {}
 
     monkeypatch.setattr(locking, "Resolver", Fresh)
     return Fresh
 
 
-def update(project: Project, *wanted: str, upgrade: bool = False) -> list[str]:
-    return locking.update(project, project.select(wanted), Host(), upgrade=upgrade, say=lambda _: None)
+def update(
+    project: Project, *wanted: str, upgrade: bool = False, say: Callable[[str], None] = lambda _: None
+) -> list[str]:
+    locking.Resolver.known.clear()  # type: ignore[attr-defined]
+    return locking.update(project, project.select(wanted), Host(), upgrade=upgrade, say=say)
 
 
 def test_check(tiny: Project) -> None:
@@ -81,21 +94,103 @@ def test_check_names_what_is_stale_and_what_is_stray(tiny: Project, edit: Edit) 
 def test_update_writes_whole_groups_once(tiny: Project, resolver: type[FakeResolver]) -> None:
     (tiny.root / "locks/gone.json").write_text("{}")
     changed = update(tiny, CELL, f"{CELL}-jupyter")
-    assert resolver.asked == [GROUP]
+    assert list(resolver.known) == SAME_CUDA
     assert changed == [
-        *(f"locks/{GROUP}{suffix}.json" for suffix in ("", "-jupyter", "-board")),
+        *(f"locks/{cell.id}.json" for group in SAME_CUDA for cell in tiny.groups[group]),
         "locks/gone.json (removed: no such cell)",
     ]
     assert not (tiny.root / "locks/gone.json").exists()
-    locking.check(tiny, tiny.select([f"{GROUP}*"]))
+    locking.check(tiny, tiny.select(["*-cu1210-*"]))
     assert update(tiny, CELL) == []
+
+
+def test_locks_of_another_cuda_are_left_alone(tiny: Project) -> None:
+    others = {path: path.read_bytes() for path in (tiny.root / "locks").glob("*-cu129-*.json")}
+    assert others
+    update(tiny, CELL, upgrade=True)
+    assert {path: path.read_bytes() for path in (tiny.root / "locks").glob("*-cu129-*.json")} == others
+
+
+def test_every_group_is_told_what_it_is_resolved_with(tiny: Project, resolver: type[FakeResolver]) -> None:
+    update(tiny, "*")
+    old, new = "em-1.10-cu129-py311", "em-1.10-cu1210-py39"
+    assert resolver.together == {
+        "em-1.9-cu129-py39": ["em-1.9-cu129-py39"],
+        GROUP: [GROUP],
+        **dict.fromkeys((old, "qz-0.5-cu129-py311"), [old, "qz-0.5-cu129-py311"]),
+        **dict.fromkeys((new, "qz-0.5-cu1210-py39"), [new, "qz-0.5-cu1210-py39"]),
+    }
 
 
 def test_present_versions_are_kept_unless_upgraded(tiny: Project, resolver: type[FakeResolver]) -> None:
     update(tiny, CELL, upgrade=True)
-    assert resolver.known == {}
+    assert resolver.known[SAME_CUDA[0]] == {}
+    resolver.newest = "10"
     update(tiny, CELL)
-    assert resolver.known == {"pip": "9"}
+    assert resolver.known == dict.fromkeys(SAME_CUDA, {"nvidia-sums": "9", "pip": "9"})
+    update(tiny, CELL, upgrade=True)
+    assert resolver.known == {SAME_CUDA[0]: {}} | dict.fromkeys(SAME_CUDA[1:], {"nvidia-sums": "10"})
+
+
+def test_versions_of_cuda_are_shared_between_pythons(tiny: Project, resolver: type[FakeResolver]) -> None:
+    """An upgrade begins without versions; what the first Python got of CUDA, and nothing else, the second is to have."""
+    update(tiny, "*", upgrade=True)
+    firsts = {"em-1.9-cu129-py39", SAME_CUDA[0]}
+    assert {group for group, known in resolver.known.items() if not known} == firsts
+    assert [known for group, known in resolver.known.items() if group not in firsts] == [{"nvidia-sums": "9"}] * 4
+
+
+def test_what_the_first_python_got_counts_more_than_the_present_locks(
+    tiny: Project, resolver: type[FakeResolver]
+) -> None:
+    """Else two Pythons that once differed would differ for ever."""
+    update(tiny, "*")
+    path = lock.path(tiny.root, "em-1.10-cu1210-py39")
+    here = lock.read(tiny.root, path.stem)
+    assert here is not None
+    other = tiny_locks.wheel("cuda", "nvidia-sums", "10", 1)
+    path.write_text(lock.dump(replace(here, wheels=(other, *here.wheels[1:]))))
+    for suffix in ("-board", "-jupyter"):
+        lock.path(tiny.root, f"em-1.10-cu1210-py39{suffix}").unlink()
+    lock.path(tiny.root, "qz-0.5-cu1210-py39-board").unlink()
+    update(tiny, GROUP)
+    assert [known["nvidia-sums"] for known in resolver.known.values()] == ["10"] * len(SAME_CUDA)
+
+
+def test_old_and_new_versions_are_told_before_anything_is_written(
+    tiny: Project, resolver: type[FakeResolver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update(tiny, CELL, upgrade=True)
+    told: list[str] = []
+    update(tiny, CELL, upgrade=True, say=told.append)
+    assert told == [], "nothing changed"
+    resolver.newest = "10"
+    for cell in tiny.groups[SAME_CUDA[0]]:
+        lock.path(tiny.root, cell.id).unlink()
+    monkeypatch.setattr("builder.atomic.write_text", lambda path, _: told.append(f"write {path.stem}"))
+    update(tiny, CELL, upgrade=True, say=told.append)
+    new, kept = (
+        [cell.id for group in groups for cell in tiny.groups[group]] for groups in (SAME_CUDA[:1], SAME_CUDA[1:])
+    )
+    assert told == [
+        *(f"{cell}: new, 2 packages, 2 B" for cell in new),
+        f"{', '.join(kept)}:",
+        "  nvidia-sums 9 -> 10",
+        "  pip 9 -> 10",
+        *(f"write {cell}" for cell in (*new, *kept)),
+    ]
+
+
+def test_what_could_be_resolved_is_told_and_written_though_something_failed(
+    tiny: Project, resolver: type[FakeResolver]
+) -> None:
+    resolver.broken = frozenset({GROUP})
+    told: list[str] = []
+    with pytest.raises(LockError, match=f"^{GROUP}: cannot be resolved"):
+        update(tiny, "*", say=told.append)
+    assert any(line.startswith("em-1.9-cu129-py39: new, ") for line in told)
+    assert not [line for line in told if GROUP in line]
+    assert lock.read(tiny.root, "em-1.9-cu129-py39") is not None
 
 
 def test_failures_do_not_stop_other_groups(tiny: Project, resolver: type[FakeResolver]) -> None:
@@ -104,7 +199,7 @@ def test_failures_do_not_stop_other_groups(tiny: Project, resolver: type[FakeRes
         update(tiny, "*")
     assert "em-1.9-cu129-py39: cannot be resolved" in str(caught.value)
     assert "qz-0.5-cu129-py311: cannot be resolved" in str(caught.value)
-    assert len(resolver.asked) == len(tiny.groups)
+    assert set(resolver.known) == set(tiny.groups)
     assert lock.read(tiny.root, "qz-0.5-cu1210-py39-board") is not None
 
 

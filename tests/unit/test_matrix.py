@@ -83,6 +83,44 @@ HOSTILE = {
     "huge port": ("port: 8888", "port: 1" + "0" * 400, "port"),
     "truth value as port": ("port: 8888", "port: yes", "the truth value true"),
     "registry with a path": ("registry: registry.example.test:5000", "registry: e.test/x", "not a registry"),
+    "shell in a Debian package of a Python": (
+        "{debian: oldbird}",
+        '{debian: oldbird, apt: ["python3;id"]}',
+        "Debian package",
+    ),
+    "RUN line in uv's release": ("{debian: oldbird}", '{debian: oldbird, uv: "3.9.1\\nRUN id"}', "a full version"),
+    "address as a toolkit": ("toolkit: 12.10.1", "toolkit: https://e.test/x", "a full version"),
+    "other CUDA than a version or cpu": ('  "12.9": {}', "  gpu: {}", 'a version such as "12.8", or cpu'),
+    "address of a constraint": (
+        "{release: 0.5.3",
+        '{constraints: ["x @ https://e.test/x.whl"], release: 0.5.3',
+        "without an address",
+    ),
+    "option as a constraint": ("{release: 0.5.3", "{constraints: [--pre], release: 0.5.3", "Python requirement"),
+    "line in a constraint": ("{release: 0.5.3", '{constraints: ["x<1\\n--pre"], release: 0.5.3', "Python requirement"),
+    "constraint with an extra": ("{release: 0.5.3", '{constraints: ["x[y]<2"], release: 0.5.3', "without extras"),
+    "parent folder as a line's component": ("{release: 0.5.3", '{components: ["../x"], release: 0.5.3', "'../x'"),
+    "package for a full CUDA version": (
+        "package: quartz[cuda]",
+        'package_on: {"12.9": quartz}\n    package: quartz',
+        "the first number of a CUDA version",
+    ),
+    "version in a package for a CUDA": (
+        "package: quartz[cuda]",
+        'package_on: {"12": quartz==1}\n    package: quartz',
+        "without a version",
+    ),
+    "path as an image for the cpu": ("image: quartz-cuda", "cpu_image: ../x\n    image: quartz-cuda", "an image name"),
+    "budget in another unit": (
+        "exclude:",
+        'budgets: [{cells: "*", image: 4GiB, layer: 1GB}]\nexclude:',
+        "a size such as 4.3GB or 900MB",
+    ),
+    "budget that is no number": (
+        "exclude:",
+        'budgets: [{cells: "*", image: 4GB, layer: -1GB}]\nexclude:',
+        "a size such as 4.3GB or 900MB",
+    ),
     "namespace over 255 characters": ("namespace: team", f"namespace: {'a' * 256}", "is not an image name"),
 }
 
@@ -122,7 +160,13 @@ UNKNOWN = {
     "of a version": ("{release: 0.5.3", "{relase: 0.5.3", "did you mean 'release'?"),
     "of a component": ("healthcheck: [", "helthcheck: [", "did you mean 'healthcheck'?"),
     "of an exclusion": ("exclude:\n  - {cells:", "exclude:\n  - {reson: x, cells:", "did you mean 'reason'?"),
-    "of CUDA": ('{driver: "570.1"}', '{driver: "570.1", zzz: 1}', "unknown key; known: driver"),
+    "of CUDA": ("{toolkit: 12.10.1}", "{toolkit: 12.10.1, driver: x}", "driver: unknown key; known: toolkit"),
+    "of a Python": ("{debian: oldbird}", "{debian: oldbird, atp: [git]}", "did you mean 'apt'?"),
+    "of a framework's name on the cpu": (
+        "image: quartz-cuda\n",
+        "cpu_imge: quartz-cuda\n",
+        "did you mean 'cpu_image'?",
+    ),
 }
 
 
@@ -156,6 +200,11 @@ REFERENCES = {
     "image twice": ("image: quartz-cuda", "image: ember-cuda", "image 'ember-cuda' is also that of ember"),
     "circle": ("base: {apt: [", "base: {needs: [cuda], apt: [", "circle: base -> cuda -> python -> base"),
     "need of itself": ("base: {apt: [", "base: {needs: [base], apt: [", "circle: base -> base"),
+    "component of a line": (
+        "{release: 0.5.3",
+        "{components: [bord], release: 0.5.3",
+        "no component 'bord'; did you mean 'board'?",
+    ),
     "package with a version": ("package: quartz[cuda]", 'package: "quartz>=0.5"', "package"),
     "package with a marker": ("package: quartz[cuda]", "package: quartz; python_version>'3'", "package"),
 }
@@ -164,6 +213,45 @@ REFERENCES = {
 @pytest.mark.parametrize(("old", "new", "says"), REFERENCES.values(), ids=REFERENCES.keys())
 def test_references_between_parts(old: str, new: str, says: str) -> None:
     assert says in str(refusal(old, new))
+
+
+CPU = TINY.replace('  "12.9": {}\n', '  "12.9": {}\n  cpu: {}\n').replace(
+    "{release: 0.5.3, cuda: [", "{release: 0.5.3, cuda: [cpu, "
+)
+NAMED = CPU.replace("image: quartz-cuda\n", "image: quartz-cuda\n    cpu_image: quartz\n")
+
+
+def test_what_is_installed_and_made_by_cuda() -> None:
+    found = load(NAMED.replace("quartz[cuda]", 'quartz\n    package_on: {"12": "quartz[cuda12]", cpu: quartz-cpu}'))
+    quartz = found.frameworks["quartz"]
+    assert [quartz.package_for(cuda) for cuda in ("12.9", "12.10", "13.0", "1.2", "cpu")] == [
+        "quartz[cuda12]", "quartz[cuda12]", "quartz", "quartz", "quartz-cpu",
+    ]  # fmt: skip
+    assert [quartz.image_for(cuda) for cuda in ("12.9", "cpu")] == ["quartz-cuda", "quartz"]
+    ember = found.frameworks["ember"]
+    assert [ember.image_for(cuda) for cuda in ("12.9", "cpu")] == ["ember-cuda", "ember-cuda"]
+
+
+def test_a_line_on_the_cpu_without_a_name_for_its_image() -> None:
+    """`quartz-cuda:0.5-cpu` would be a tag that says two things."""
+    with pytest.raises(MatrixError) as caught:
+        load(CPU)
+    line = CPU[: CPU.index("cuda: [cpu,")].count("\n") + 1
+    assert place(caught.value).startswith(f"matrix.yaml:{line}:")
+    assert str(caught.value).endswith("quartz 0.5 on the cpu needs a name: add `cpu_image:` to frameworks.quartz")
+
+
+@pytest.mark.parametrize("image", ["ember-cuda", "quartz-cuda"], ids=["another framework's", "its own"])
+def test_an_image_for_the_cpu_that_is_one_already(image: str) -> None:
+    with pytest.raises(MatrixError, match=rf"cpu_image '{image}' is also that of {image.removesuffix('-cuda')}"):
+        load(NAMED.replace("cpu_image: quartz\n", f"cpu_image: {image}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("900MB", 900_000_000), ("4.3GB", 4_300_000_000), ("0.001MB", 1000), ("1GB", 10**9)]
+)
+def test_sizes(text: str, count: int) -> None:
+    assert matrix.size(text) == count
 
 
 def test_every_fault_is_listed() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from builder import lock, plan, render
+from builder import facts, lock, plan, render
 from builder.errors import LockError, StaleError
 from builder.lock import Lock
 from builder.plan import Plan, PlannedImage
@@ -174,7 +174,7 @@ def test_a_stale_lock_of_a_cell_that_is_not_chosen(edit: Edit) -> None:
 
 
 MATRIX_CHANGES = {
-    "driver": ('driver: "570.1"', 'driver: "570.2"'),
+    "Debian package of the Python": ("{debian: newbird}", "{debian: newbird, apt: [python3, python3-extra]}"),
     "base image": ("example/base:new@", "example/base:newer@"),
     "Debian package": ("apt: [python3]", "apt: [python3, git]"),
     "command": ("command: [start-jupyter]", "command: [other]"),
@@ -210,6 +210,76 @@ def test_another_dockerfile_has_another_digest(edit: Edit, change: str) -> None:
     changed = relock(edit(BEFORE.get(change, (old, old))[1], new))
     assert dockerfile(changed) != before, "this test changes nothing"
     assert made(changed).digest != image.digest
+
+
+def test_other_facts_have_another_digest(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The labels say the driver: an image that says another one is another image, though its layers are the same."""
+    before, text = made(tiny), dockerfile(tiny)
+    drivers = {"12": facts.Driver(minimum="526.0", source="made up")}
+    changed = facts.load().model_copy(update={"drivers": drivers})
+    monkeypatch.setattr(facts, "load", lambda: changed)
+    assert dockerfile(tiny) != text
+    after = made(tiny)
+    assert after.digest != before.digest
+    assert after.layers == before.layers
+
+
+def test_the_digest_is_a_label_and_not_of_itself(tiny: Project) -> None:
+    image = made(tiny)
+    assert image.settings.labels["gpu-images.plan"] == image.digest
+    assert made(Project(tiny.root)).digest == image.digest
+
+
+def test_a_python_of_other_debian_packages(edit: Edit) -> None:
+    """Those of the Python and of all components, each once."""
+    before = made(edit("apt: [python3]", "apt: [python3, git]"))
+    project = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, apt: [python3, tini, python3-extra]}')
+    after = made(project)
+    parts = [project.matrix.components[name] for name in after.components]
+    packages = plan.apt_packages(project.matrix.python["3.11"], parts)
+    assert packages == ["ca-certificates", "git", "python3", "python3-extra", "tini"]
+    moved = [new.name for old, new in zip(before.layers, after.layers, strict=True) if old.inputs != new.inputs]
+    assert moved == ["os"]
+
+
+def test_a_link_is_content(tiny: Project) -> None:
+    """Where it points to is part of the layer, whether or not something is there."""
+    path = tiny.root / "templates/base/files/usr/lib/it.so.1"
+    path.parent.mkdir(parents=True)
+    path.symlink_to("/opt/nowhere/it.so.1")
+    before, digest_before = layers_of(tiny), made(tiny).digest
+    path.unlink()
+    path.symlink_to("/opt/elsewhere/it.so.1")
+    after = layers_of(tiny)
+    assert {layer for layer in before if before[layer] != after[layer]} == {"files"}
+    assert made(tiny).digest != digest_before
+
+
+def on_the_cpu(project: Project) -> dict[str, Lock]:
+    """Locks of quartz on CUDA, and on the cpu the same wheels but CUDA's."""
+    found = {}
+    for cell in project.select(["qz-0.5-cu129-py311", "qz-0.5-cpu-py311"]):
+        locked = tiny_locks.locks(project)["qz-0.5-cu129-py311"]
+        found[cell.id] = replace(
+            locked,
+            cell=cell.id,
+            inputs=lock.inputs(project.matrix, cell, project.together[cell.group]),
+            wheels=tuple(wheel for wheel in locked.wheels if wheel.component != "cuda" or not cell.is_cpu),
+        )
+    return found
+
+
+def test_an_image_for_the_cpu_has_the_same_layers_without_cuda(on_cpu: Project) -> None:
+    for cell, locked in on_the_cpu(on_cpu).items():
+        lock.path(on_cpu.root, cell).write_text(lock.dump(locked))
+    cuda, cpu = (made(on_cpu, cell) for cell in ("qz-0.5-cu129-py311", "qz-0.5-cpu-py311"))
+    assert cpu.components == ("base", "python", "quartz")
+    assert cpu.references[-1] == "registry.example.test:5000/team/quartz:0.5"
+    assert [layer for layer in cuda.layers if layer.component != "cuda"] == list(cpu.layers)
+    assert cpu.digest != cuda.digest
+    text = render.render(on_cpu.root, on_cpu.matrix, plan.make(on_cpu, on_cpu.select(["qz-0.5-cpu-py311"])))
+    dockerfile = text["images/qz-0.5-cpu-py311/Dockerfile"]
+    assert not [line for line in dockerfile.splitlines() if "nvidia" in line.lower() and not line.startswith("#")]
 
 
 def dockerfile(project: Project) -> str:
@@ -261,7 +331,7 @@ def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> N
         cell = by_id[cell_id]
         if cell.line == "7.1":
             return None
-        inputs = lock.inputs(project.matrix, cell, project.groups[cell.group])
+        inputs = lock.inputs(project.matrix, cell, project.together[cell.group])
         return Lock(cell=cell_id, inputs=inputs, requirements={}, wheels=wheels)
 
     def count(file: Path) -> bytes:
@@ -276,7 +346,8 @@ def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(found.unlocked) == 20 * 20 * 3
     assert len(found.images) == 8 * 20 * 20 * 3
     assert len({image.digest for image in found.images}) == len(found.images)
-    assert (found.sum_bytes, found.unique_bytes) == (30 * len(found.images), 30)
+    # One layer for each Python.
+    assert (found.sum_bytes, found.unique_bytes) == (30 * len(found.images), 30 * 20)
     # Each lock once; a template at most twice: with its component and with the component's files.
     assert {read[cell.id] for cell in project.cells} == {1}
     assert max(read.values()) <= 2, read.most_common(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from builder.cells import Cell
 from builder.errors import LockError
 from builder.host import Host
 from builder.index import IndexSettings
-from builder.lock import Wheel
 from builder.project import Project
 from builder.resolve import Resolver, tag_ranks
 from tests.unit.fakes import Programs
@@ -147,30 +147,6 @@ def test_one_file_listed_twice_is_no_conflict() -> None:
     assert best(SAME, SAME) == SAME
 
 
-def cuda(name: str, version: str) -> Wheel:
-    return Wheel(component="cuda", name=name, version=version, file="x-1-py3-none-any.whl", size=1, sha256="0" * 64)
-
-
-@pytest.mark.parametrize("name", ["nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime"])
-def test_cuda_that_the_cell_names(name: str) -> None:
-    resolve._check_cuda(CELL, [cuda("nvidia-cudnn-cu12", "9.1"), cuda(name, "12.9.37")])  # does not raise
-    with pytest.raises(LockError, match=r"brings CUDA 12.90.1 \(nvidia-cuda-runtime.*, not 12.9$"):
-        resolve._check_cuda(CELL, [cuda(name, "12.90.1")])
-
-
-def test_two_cudas_of_which_one_is_wrong() -> None:
-    wheels = [cuda("nvidia-cuda-runtime-cu12", "12.9.1"), cuda("nvidia-cuda-runtime", "13.0.1")]
-    with pytest.raises(LockError, match=r"brings CUDA 13.0.1") as caught:
-        resolve._check_cuda(CELL, wheels)
-    assert 'frameworks.ember.versions."1".cuda' in caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["nvidia-cudnn-cu12", "nvidia-cuda-runtime-cu12-extra"])
-def test_no_cuda(name: str) -> None:
-    with pytest.raises(LockError, match=r"resolves to no CUDA runtime at all: ember 1.0 would be CPU only"):
-        resolve._check_cuda(CELL, [cuda(name, "12.9.1")])
-
-
 NO_SOLUTION = """\
 warning: something else
   \u00d7 No solution found when resolving dependencies:
@@ -201,13 +177,40 @@ def test_uv_in_its_own_words_without_decoration() -> None:
 Answer = Callable[[list[str]], tuple[int, str, str]]
 
 
-def uv(wheels: Path, *, cuda_version: str = "12.10.7", told: tuple[int, str] = (0, "")) -> Answer:
-    """Answers as `uv pip compile` does: every requirement, and the CUDA runtime, has one wheel in a folder."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What uv read: requirements, constraints, and versions to be kept."""
+
+    wanted: list[str]
+    bounds: list[str]
+    known: dict[str, str]
+    python: str
+
+
+def uv(
+    wheels: Path, *, cuda_version: str = "", told: tuple[int, str] = (0, ""), asked: list[Asked] | None = None
+) -> Answer:
+    """Answers as `uv pip compile` does: every requirement has one wheel in a folder, and a framework the CUDA runtime.
+
+    What was there before it keeps; `asked` gets what it read.
+    """
 
     def answer(command: list[str]) -> tuple[int, str, str]:
         out, wanted = Path(command[command.index("-o") + 1]), Path(command[3]).read_text().splitlines()
-        pairs = {want.split("==")[0].split("[")[0]: "2.0" for want in wanted}
-        pairs |= {"nvidia-cuda-runtime-cu12": cuda_version} if any("ember" in want for want in wanted) else {}
+        bounds = Path(command[command.index("--constraint") + 1]).read_text().splitlines()
+        here = dict(line.split("==") for line in out.read_text().splitlines()) if out.exists() else {}
+        python = command[command.index("--python-version") + 1]
+        if asked is not None:
+            asked.append(Asked(wanted=wanted, bounds=bounds, known=here, python=python))
+        pins = dict(bound.split("==") for bound in bounds if "==" in bound)
+        pairs = {
+            name: pins.get(name, here.get(name, "2.0"))
+            for name in (want.split("==")[0].split("[")[0] for want in wanted)
+        }
+        if any("ember==" in want or "quartz[" in want for want in wanted):
+            runtime = "nvidia-cuda-runtime-cu12"
+            cuda = cuda_version or ("12.10.7" if any("toolkit" in want for want in wanted) else "12.9.7")
+            pairs[runtime] = pins.get(runtime, here.get(runtime, cuda))
         if out.name == "pylock.toml":
             out.write_text("lock-version = '1.0'\n" + "".join(package(*pair) for pair in pairs.items()))
         else:
@@ -228,11 +231,15 @@ def uv(wheels: Path, *, cuda_version: str = "12.10.7", told: tuple[int, str] = (
 
 
 def resolver(
-    project: Project, monkeypatch: pytest.MonkeyPatch, answer: Answer, url: str = ""
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Answer,
+    url: str = "",
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Resolver, Programs]:
     programs = Programs(answer)
     monkeypatch.setattr("subprocess.run", programs)
-    return Resolver(project, Host(index=IndexSettings(url=url)), environ={}, say=lambda _: None), programs
+    return Resolver(project, Host(index=IndexSettings(url=url)), environ={}, say=say), programs
 
 
 def test_a_group_is_resolved_together_then_by_cell(
@@ -240,10 +247,10 @@ def test_a_group_is_resolved_together_then_by_cell(
 ) -> None:
     made, programs = resolver(tiny, monkeypatch, uv(tmp_path))
     group = tiny.groups[GROUP]
-    locks = made.resolve(group, {})
+    locks = made.resolve(group, tiny.together[GROUP], {})
     assert [one.cell for one in locks] == [cell.id for cell in group]
     for one, cell in zip(locks, group, strict=True):
-        assert one.inputs == lock.inputs(tiny.matrix, cell, group)
+        assert one.inputs == lock.inputs(tiny.matrix, cell, tiny.together[GROUP])
         assert list(one.wheels) == sorted(one.wheels, key=lambda wheel: (wheel.component, wheel.name))
     plain, jupyter, board = ({wheel.name: wheel for wheel in one.wheels} for one in locks)
     assert set(jupyter) - set(plain) == {"board", "notebook"}
@@ -258,10 +265,178 @@ def test_a_group_is_resolved_together_then_by_cell(
     assert not any(str(tmp_path) in lock.dump(one) for one in locks)
 
 
+PAIR = ("em-1.10-cu129-py311", "qz-0.5-cu129-py311")  # of one CUDA and Python
+
+
+def test_frameworks_of_one_cuda_and_python_are_resolved_once_and_get_the_same_cuda(
+    tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Asked] = []
+    told: list[str] = []
+    made, _ = resolver(tiny, monkeypatch, uv(tmp_path, asked=asked), say=told.append)
+    locks = [one for group in PAIR for one in made.resolve(tiny.groups[group], tiny.together[group], {})]
+    joint = [one for one in asked if not any("==" in bound for bound in one.bounds)]
+    assert [one.wanted for one in joint] == [lock.joint_requirements(tiny.matrix, tiny.together[PAIR[0]])]
+    assert {wheel for one in locks for wheel in one.of_component("cuda")} == set(locks[0].of_component("cuda"))
+    assert len(locks) == 6
+    # Each cell has what it asks for itself, not what it was resolved with.
+    assert not [wheel for one in locks for wheel in one.wheels if wheel.name.startswith("ember") and "qz" in one.cell]
+    assert [line for line in told if "together" in line] == [f"{', '.join(PAIR)}: resolving 7 requirements together"]
+
+
+def test_pins_of_the_toolkit_bound_what_comes_and_are_not_installed(
+    tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Asked] = []
+    made, _ = resolver(tiny, monkeypatch, uv(tmp_path, asked=asked))
+    locks = made.resolve(tiny.groups[GROUP], tiny.together[GROUP], {})
+    assert "cuda-toolkit[all]==12.10.1" in asked[0].wanted
+    assert all("cuda-toolkit==2.0" in one.bounds for one in asked[1:])
+    assert not any("cuda-toolkit" in want for one in asked[1:] for want in one.wanted)
+    assert not [wheel for one in locks for wheel in one.wheels if wheel.name == "cuda-toolkit"]
+
+
+def test_constraints_hold_and_known_versions_are_kept(
+    edit: Callable[[str, str], Project], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    edit("{release: 0.5.3", "{constraints: [sums<3], release: 0.5.3")
+    project = edit("release: 1.10.0\n", "release: 1.10.0\n        constraints: [tools<82]\n")
+    asked: list[Asked] = []
+    made, _ = resolver(project, monkeypatch, uv(tmp_path, asked=asked))
+    locks = made.resolve(project.groups[PAIR[0]], project.together[PAIR[0]], {"notebook": "1.5", "gone": "1"})
+    first, *rest = asked
+    assert (first.bounds, first.known) == (["sums<3", "tools<82"], {"notebook": "1.5", "gone": "1"})
+    assert rest
+    assert all("notebook==1.5" in one.bounds for one in rest), "pins of the joint resolution"
+    assert {wheel.version for one in locks for wheel in one.wheels if wheel.name == "notebook"} == {"1.5"}
+
+
+def unfit(answer: Answer, *, alone: tuple[str, ...] = ()) -> Answer:
+    """Of the two frameworks not both fit into one environment, and those in `alone` not even there."""
+
+    def refuse(command: list[str]) -> tuple[int, str, str]:
+        found = answer(command)
+        wanted = Path(command[3]).read_text()
+        both = "ember==" in wanted and "quartz[" in wanted
+        return (1, "", NO_SOLUTION) if both or any(name in wanted for name in alone) else found
+
+    return refuse
+
+
+def test_a_group_that_does_not_fit_to_the_others_is_resolved_alone(
+    tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Asked] = []
+    told: list[str] = []
+    made, _ = resolver(tiny, monkeypatch, unfit(uv(tmp_path, asked=asked)), say=told.append)
+    known = {"notebook": "1.5"}
+    locks = {group: made.resolve(tiny.groups[group], tiny.together[group], known) for group in PAIR}
+    # It is tried once, and told for each.
+    free = [one.wanted for one in asked if not any("==" in bound for bound in one.bounds)]
+    assert free == [
+        lock.joint_requirements(tiny.matrix, cells)
+        for cells in (tiny.together[PAIR[0]], tiny.groups[PAIR[0]], tiny.groups[PAIR[1]])
+    ]
+    told = [line for line in told if "alone" in line]
+    for group, other, line in zip(PAIR, reversed(PAIR), told, strict=True):
+        assert line.startswith(f"{group}: resolved alone, for it does not fit to {other}: No solution found")
+        assert "\n  Because you require" in line
+    for group, found in locks.items():
+        assert [one.inputs for one in found] == [
+            lock.inputs(tiny.matrix, cell, tiny.together[group]) for cell in tiny.groups[group]
+        ], "the lock belongs to the matrix all the same"
+        assert {wheel.version for one in found for wheel in one.wheels if wheel.name == "notebook"} == {"1.5"}
+
+
+def test_a_group_that_does_not_resolve_even_alone(
+    tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made, _ = resolver(tiny, monkeypatch, unfit(uv(tmp_path), alone=("quartz",)))
+    assert made.resolve(tiny.groups[PAIR[0]], tiny.together[PAIR[0]], {})
+    with pytest.raises(LockError, match=f"^{PAIR[1]}: cannot be resolved to wheels\n  No solution found"):
+        made.resolve(tiny.groups[PAIR[1]], tiny.together[PAIR[1]], {})
+
+
+def test_a_group_with_no_others_is_asked_for_once(
+    tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    made, programs = resolver(tiny, monkeypatch, uv(tmp_path, told=(1, NO_SOLUTION)), say=told.append)
+    with pytest.raises(LockError):
+        made.resolve(tiny.groups[GROUP], tiny.together[GROUP], {})
+    assert len(programs.calls) == 1
+    assert not [line for line in told if "alone" in line]
+
+
+def test_the_same_requirements_on_another_python_are_resolved_anew(
+    edit: Callable[[str, str], Project], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    project = edit("qz-0.5-cu1210-py39-board,", "qz-0.5-cu1210-py311-board,")
+    old, new = "em-1.10-cu1210-py39", GROUP
+    project = edit(
+        "include:\n", 'include:\n  - {cell: qz-0.5-cu1210-py39-board, reason: "made up: the same on both"}\n'
+    )
+    asked: list[Asked] = []
+    made, _ = resolver(project, monkeypatch, uv(tmp_path, asked=asked))
+    for group in (old, new):
+        made.resolve(project.groups[group], project.together[group], {})
+    first, second = (one for one in asked if not any("==" in bound for bound in one.bounds))
+    assert (first.wanted, first.python, second.python) == (second.wanted, "3.9", "3.11")
+
+
+def test_on_the_cpu(on_cpu: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Asked] = []
+    made, _ = resolver(on_cpu, monkeypatch, uv(tmp_path, asked=asked))
+    group = "qz-0.5-cpu-py311"
+    locks = made.resolve(on_cpu.groups[group], on_cpu.together[group], {})
+    assert asked[0].wanted == ["board", "notebook", "pip", "quartz==0.5.3"]
+    assert {wheel.component for one in locks for wheel in one.wheels} == {"python", "quartz", "board", "jupyter"}
+
+
+def test_a_build_for_the_cpu_that_brings_cuda(
+    edit: Callable[[str, str], Project], on_cpu: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert on_cpu.cells
+    project = edit('package_on: {"12": "quartz[cuda]"}', 'package_on: {cpu: "quartz[cuda]"}')
+    made, _ = resolver(project, monkeypatch, uv(tmp_path))
+    group = "qz-0.5-cpu-py311"
+    with pytest.raises(LockError, match=rf"^{group}: quartz 0.5.3 brings CUDA wheels on this index \(nvidia-cuda-runt"):
+        made.resolve(project.groups[group], project.together[group], {})
+
+
+def test_why_a_cell_does_not_work(tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The matrix need not have the cell; it is asked for by itself, and no lock is made."""
+    cell = Cell(framework="ember", short="em", line="1.9", release="1.9.2", cuda="12.9", python="3.11", variant="plain")
+    assert cell not in tiny.cells
+    asked: list[Asked] = []
+    made, _ = resolver(tiny, monkeypatch, uv(tmp_path, asked=asked))
+    assert made.reason(cell) == ""
+    assert [(one.wanted, one.python) for one in asked] == [(["ember==1.9.2", "emberkit", "pip"], "3.11")]
+    made, _ = resolver(tiny, monkeypatch, uv(tmp_path, told=(1, NO_SOLUTION)))
+    assert made.reason(cell).startswith(f"{cell.id}: cannot be resolved to wheels\n  No solution found")
+
+
+def test_a_cell_that_resolves_and_does_not_work_all_the_same(
+    edit: Callable[[str, str], Project], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    project = edit("packages: [board]", "packages: [tensorboard==2.9.1]")
+    answer = uv(tmp_path)
+
+    def pinned(command: list[str]) -> tuple[int, str, str]:
+        found = answer(command)
+        out = Path(command[command.index("-o") + 1])
+        out.write_text(out.read_text().replace("tensorboard==2.0", "tensorboard==2.9.1"))
+        return found
+
+    made, _ = resolver(project, monkeypatch, pinned)
+    [cell] = project.select(["qz-0.5-cu129-py311-board"])
+    assert made.reason(cell).startswith("tensorboard 2.9.1 takes setuptools<82: it imports pkg_resources")
+
+
 def test_another_cuda_than_the_tag_says(tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made, _ = resolver(tiny, monkeypatch, uv(tmp_path, cuda_version="12.9.7"))
     with pytest.raises(LockError, match=r"brings CUDA 12.9.7"):
-        made.resolve(tiny.groups[GROUP], {})
+        made.resolve(tiny.groups[GROUP], tiny.together[GROUP], {})
 
 
 @pytest.mark.parametrize(
@@ -277,7 +452,7 @@ def test_what_uv_says(
 ) -> None:
     made, _ = resolver(tiny, monkeypatch, uv(tmp_path, told=told))
     with pytest.raises(LockError) as caught:
-        made.resolve(tiny.groups[GROUP], {})
+        made.resolve(tiny.groups[GROUP], tiny.together[GROUP], {})
     assert str(caught.value).startswith(f"{GROUP}: ")
     assert says in str(caught.value)
     assert caught.value.hint
@@ -287,7 +462,7 @@ def test_the_mirror_is_not_named(tiny: Project, monkeypatch: pytest.MonkeyPatch,
     told = "error: Failed to fetch: `https://me:pw@mirror.example.test/simple/x/`"
     made, _ = resolver(tiny, monkeypatch, uv(tmp_path, told=(2, told)), url="https://me:pw@mirror.example.test/simple")
     with pytest.raises(LockError) as caught:
-        made.resolve(tiny.groups[GROUP], {})
+        made.resolve(tiny.groups[GROUP], tiny.together[GROUP], {})
     assert "Failed to fetch: `https://<mirror>/simple/x/`" in str(caught.value)
     assert "pw" not in str(caught.value)
 
@@ -298,7 +473,7 @@ def test_an_index_that_stalls(tiny: Project, monkeypatch: pytest.MonkeyPatch) ->
 
     made, _ = resolver(tiny, monkeypatch, stall)
     with pytest.raises(LockError, match=rf"^{GROUP}: the package index gave no answer in {resolve.TIMEOUT_S} s"):
-        made.resolve(tiny.groups[GROUP], {})
+        made.resolve(tiny.groups[GROUP], tiny.together[GROUP], {})
 
 
 def test_a_file_that_the_index_lists_but_does_not_have(
@@ -314,4 +489,4 @@ def test_a_file_that_the_index_lists_but_does_not_have(
 
     made, _ = resolver(tiny, monkeypatch, lose)
     with pytest.raises(LockError, match=rf"^{GROUP}: the index does not serve emberkit-2.0-py3-none-any.whl"):
-        made.resolve(tiny.groups[GROUP], {})
+        made.resolve(tiny.groups[GROUP], tiny.together[GROUP], {})

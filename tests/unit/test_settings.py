@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from builder import cells, settings
+from builder import cells, facts, settings
+from builder.facts import Build
 from builder.project import Project
 from builder.settings import Health, Settings
 
@@ -56,13 +58,47 @@ def test_a_plain_image(tiny: Project) -> None:
     )
 
 
+def test_on_the_cpu_nothing_is_said_of_gpus(on_cpu: Project) -> None:
+    made = of(on_cpu, "qz-0.5-cpu-py311")
+    assert list(made.env) == ["PATH", "LANG"]
+    assert made.labels["gpu-images.cuda"] == "cpu"
+    assert not [label for label in made.labels if "driver" in label or "gpu." in label or "framework.cuda" in label]
+    assert made.labels["gpu-images.components"] == "base python quartz"
+
+
+def known(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Other facts than those of the file."""
+    found = facts.load().model_copy(update=changes)
+    monkeypatch.setattr(facts, "load", lambda: found)
+
+
+def test_what_the_framework_was_compiled_for(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A label each, so that `explain` can answer without pulling; of the package whose wheel has the GPU code."""
+    build = Build(cuda="12.8", architectures=["sm_80", "compute_90"], source="made up")
+    known(monkeypatch, plugins={"ember": {"12": "ember-plugin"}}, builds={"ember-plugin": {"1.10.0": build}})
+    labels = of(tiny).labels
+    assert labels["gpu-images.framework.cuda"] == "12.8"
+    assert labels["gpu-images.gpu.architectures"] == "sm_80 compute_90"
+    assert labels["gpu-images.cuda"] == "12.10"
+    assert "gpu-images.framework.cuda" not in of(tiny, PLAIN).labels
+
+
+def test_a_cuda_whose_driver_nobody_knows(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bound is better than a wrong one."""
+    known(monkeypatch, drivers={})
+    made = of(tiny)
+    assert "NVIDIA_REQUIRE_CUDA" not in made.env
+    assert "gpu-images.driver" not in made.labels
+    assert made.env["NVIDIA_VISIBLE_DEVICES"] == "all"
+
+
 def test_what_components_add(tiny: Project) -> None:
     made = of(tiny)
     assert made.ports == (8888,)
     assert made.command == ("start-jupyter",)
     assert made.health == Health(command=("check-jupyter",))
     assert list(made.env)[-1] == "EMBER_HOME"
-    assert made.env["NVIDIA_REQUIRE_CUDA"] == "driver>=570.1"
+    assert made.env["NVIDIA_REQUIRE_CUDA"] == "driver>=525.60.13"
     assert made.labels["gpu-images.components"] == "base python cuda ember board jupyter"
 
 

@@ -51,6 +51,27 @@ def test_references(tiny: Project, cell: str, references: list[str]) -> None:
     assert [str(reference) for reference in found] == references
 
 
+def test_on_the_cpu_the_name_of_the_image_says_so(on_cpu: Project) -> None:
+    """The cpu is not the first of the line, and yet no tag has to say it a second time."""
+    found = tags.compute(on_cpu.matrix, on_cpu.cells)
+    image = "registry.example.test:5000/team/quartz"
+    assert [str(reference) for reference in found["qz-0.5-cpu-py311-jupyter"]] == [
+        f"{image}:0.5.3-cpu-py311-jupyter",
+        f"{image}:0.5-cpu-py311-jupyter",
+        f"{image}:0.5.3-jupyter",
+        f"{image}:0.5-jupyter",
+    ]
+    assert str(found["qz-0.5-cu129-py311-jupyter"][-1]) == f"{QUARTZ}:0.5-jupyter"
+
+
+def test_a_line_whose_default_is_the_cpu(edit: Callable[[str, str], Project], on_cpu: Project) -> None:
+    assert on_cpu.cells
+    project = edit('cuda: ["12.9", cpu]', 'cuda: [cpu, "12.9"]')
+    found = tags.compute(project.matrix, project.cells)
+    assert str(found["qz-0.5-cpu-py311"][-1]).endswith("/quartz:0.5")
+    assert str(found["qz-0.5-cu129-py311"][-1]) == f"{QUARTZ}:0.5-cu129"
+
+
 def test_every_reference_belongs_to_one_cell(tiny: Project) -> None:
     found = tags.compute(tiny.matrix, tiny.cells)
     everything = [reference for references in found.values() for reference in references]

@@ -43,7 +43,7 @@ def locks(project: Project) -> dict[str, Lock]:
                 wheels.append(wheel(component, name, version, 1000 + len(name)))
         made[cell.id] = Lock(
             cell=cell.id,
-            inputs=lock.inputs(project.matrix, cell, project.groups[cell.group]),
+            inputs=lock.inputs(project.matrix, cell, project.together[cell.group]),
             requirements=lock.requirements(project.matrix, cell),
             wheels=tuple(sorted(wheels, key=lambda one: (one.component, one.name))),
         )

@@ -119,7 +119,7 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     LANG="C.UTF-8" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
-    NVIDIA_REQUIRE_CUDA="driver>=570.1" \
+    NVIDIA_REQUIRE_CUDA="driver>=525.60.13" \
     EMBER_HOME="/workspace"
 
 USER 1000:0
@@ -138,7 +138,7 @@ LABEL org.opencontainers.image.title="em-1.10-cu1210-py311-jupyter" \
       gpu-images.framework="ember" \
       gpu-images.framework.version="1.10.0" \
       gpu-images.cuda="12.10" \
-      gpu-images.driver="570.1" \
+      gpu-images.driver="525.60.13" \
       gpu-images.python="3.11" \
       gpu-images.variant="jupyter" \
       gpu-images.components="base python cuda ember board jupyter" \

@@ -1,0 +1,112 @@
+"""facts.yaml: every entry hangs together, and what is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from builder import facts
+from builder.runson import _ARCHITECTURE
+
+KNOWN = facts.load()
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver"), [("12.8", "525.60.13"), ("11", "450.80.02"), ("13.2", "580.65.06"), ("10.2", ""), ("cpu", "")]
+)
+def test_the_oldest_driver_of_a_cuda(cuda: str, driver: str) -> None:
+    assert KNOWN.driver(cuda) == driver
+
+
+@pytest.mark.parametrize(("cuda", "driver"), [("12.5.1", "555.42.02"), ("11.2", "460.27.03"), ("12", ""), ("14.0", "")])
+def test_the_driver_that_came_with_a_cuda(cuda: str, driver: str) -> None:
+    assert KNOWN.toolkit_driver(cuda) == driver
+
+
+def test_a_build_of_a_framework_whose_gpu_code_lies_elsewhere() -> None:
+    twelve, thirteen = KNOWN.build("jax", "0.10.2", "12.8"), KNOWN.build("jax", "0.10.2", "13.2")
+    assert twelve
+    assert thirteen
+    assert "sm_70" in twelve.architectures
+    assert "sm_70" not in thirteen.architectures
+    assert KNOWN.build("jax", "0.10.2", "cpu") is None
+    torch = KNOWN.build("torch", "2.9.1", "12.8")
+    assert torch is not None
+    assert torch == KNOWN.build("torch", "2.9.1")
+    assert KNOWN.build("torch", "0.1") is None
+
+
+def test_every_build_has_architectures_and_a_cuda_whose_drivers_are_known() -> None:
+    for package, releases in KNOWN.builds.items():
+        for release, build in releases.items():
+            assert KNOWN.driver(build.cuda), (package, release)
+            assert KNOWN.toolkit_driver(build.cuda), (package, release)
+            assert build.architectures, (package, release)
+            assert all(_ARCHITECTURE.fullmatch(one) for one in build.architectures), (package, release)
+            assert build.source, (package, release)
+
+
+def test_plugins_are_among_the_builds() -> None:
+    assert {name for by_cuda in KNOWN.plugins.values() for name in by_cuda.values()} <= KNOWN.builds.keys()
+
+
+def test_every_gpu_stands_once_and_has_a_first_driver() -> None:
+    names = [name for group in KNOWN.gpus.values() for name in group.names]
+    assert len(names) == len(set(names))
+    assert all(KNOWN.first_driver(capability) for capability in KNOWN.gpus)
+    assert KNOWN.capability("GeForce RTX 5090") == "12.0"
+    assert KNOWN.capability("Voodoo") == ""
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "driver", "last"),
+    [
+        ("12.0", "12.8", "570.26", ""),
+        ("12.1", "12.8", "575.51.03", ""),  # CUDA 12.8 makes sm_120, which runs on it; the GPU itself came later
+        ("8.9", "11.0", "520.61.05", ""),
+        ("7.0", "9.0", "384.81", "580"),
+        ("42.0", "", "", ""),
+        ("", "", "", ""),
+    ],
+)
+def test_what_a_compute_capability_takes(capability: str, cuda: str, driver: str, last: str) -> None:
+    assert KNOWN.first_cuda(capability) == cuda
+    assert KNOWN.first_driver(capability) == driver
+    assert KNOWN.last_branch(capability) == last
+
+
+@pytest.mark.parametrize(
+    ("versions", "told"),
+    [
+        ({"tensorboard": "2.20.0", "setuptools": "81.0.0"}, ""),
+        ({"tensorboard": "2.20.0", "setuptools": "82.0.1"}, "tensorboard 2.20.0 takes setuptools<82, not 82.0.1"),
+        ({"tensorboard": "2.20.0"}, "tensorboard 2.20.0 takes setuptools<82: it imports pkg_resources"),
+        ({"tensorboard": "2.21.0", "setuptools": "82.0.1"}, ""),
+        ({"tensorflow": "2.9.3", "numpy": "2.0.2"}, "tensorflow 2.9.3 takes numpy<2, not 2.0.2: it was compiled with"),
+        ({"tensorflow": "2.9.3", "numpy": "1.26.4"}, ""),
+        ({"tensorflow": "2.9.3"}, ""),
+        ({"tensorflow": "2.18.1", "numpy": "2.0.2"}, ""),
+        ({"torch": "2.2.2", "numpy": "2.4.0"}, "torch 2.2.2 takes numpy<2, not 2.4.0"),
+        ({"torch": "2.2.2+cu121", "numpy": "2.0.0rc1"}, "torch 2.2.2+cu121 takes numpy<2, not 2.0.0rc1"),
+        ({"torch": "2.3.1", "numpy": "2.4.0"}, ""),
+        ({}, ""),
+    ],
+)
+def test_traps(versions: Mapping[str, str], told: str) -> None:
+    found = KNOWN.trap_of(versions)
+    assert len(found) == bool(told)
+    assert " ".join(found).startswith(told)
+
+
+def test_all_traps_are_told() -> None:
+    assert len(KNOWN.trap_of({"tensorboard": "2.9.1", "tensorflow": "2.9.3", "numpy": "2.0"})) == 2
+
+
+def test_traps_have_ranges_that_can_be_read() -> None:
+    for trap in KNOWN.traps:
+        assert SpecifierSet(trap.affected)
+        assert SpecifierSet(trap.wants)
+        assert not SpecifierSet(trap.wants).contains(Version("9999"))

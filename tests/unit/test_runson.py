@@ -1,0 +1,213 @@
+"""Which images run where, and what is said of those that do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from builder import facts, runson, settings
+from builder.errors import UsageError
+from builder.facts import Build
+from builder.runson import Device, ImageNeeds, Verdict
+
+KNOWN = facts.load()
+TORCH_128 = ImageNeeds(
+    cuda="12.8", driver="525.60.13", architectures=("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
+    compiled="12.8",
+)  # fmt: skip
+TF_220 = ImageNeeds(
+    cuda="12.8", driver="525.60.13", architectures=("sm_60", "sm_70", "sm_80", "sm_89", "compute_90"), compiled="12.5.1"
+)
+TF_29 = ImageNeeds(
+    cuda="11.8", driver="450.80.02", architectures=("sm_60", "sm_70", "sm_75", "compute_80"), compiled="11.2"
+)
+CPU = ImageNeeds(cuda="cpu")
+
+
+def gpu(name: str) -> Device:
+    return runson.find_gpu(name, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "capability"),
+    [
+        ("RTX 5090", "GeForce RTX 5090", "12.0"),
+        ("nvidia geforce rtx 5090", "GeForce RTX 5090", "12.0"),
+        ("rtx5090", "GeForce RTX 5090", "12.0"),
+        ("5090", "GeForce RTX 5090", "12.0"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "GeForce RTX 4090", "8.9"),
+        ("RTX 3080 Ti", "GeForce RTX 3080 Ti", "8.6"),
+        ("NVIDIA A100-SXM4-80GB", "A100", "8.0"),
+        ("NVIDIA H100 80GB HBM3", "H100", "9.0"),
+        ("H100 PCIe", "H100", "9.0"),
+        ("NVIDIA GH200 480GB", "GH200", "9.0"),
+        ("Tesla V100-SXM2-16GB", "Tesla V100", "7.0"),
+        ("V100", "Tesla V100", "7.0"),
+        ("Tesla T4", "T4", "7.5"),
+        ("A6000", "RTX A6000", "8.6"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "8.9"),
+        ("Quadro RTX 6000", "Quadro RTX 6000", "7.5"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Blackwell", "12.0"),
+        ("sm_120", "a GPU of compute capability 12.0", "12.0"),
+        ("12.0", "a GPU of compute capability 12.0", "12.0"),
+        ("SM_86", "a GPU of compute capability 8.6", "8.6"),
+    ],
+)
+def test_find_gpu(text: str, name: str, capability: str) -> None:
+    assert runson.find_gpu(text, KNOWN) == Device(name=name, capability=capability)
+
+
+@pytest.mark.parametrize(("text", "near"), [("RTX 6000", "RTX 6000 Ada"), ("RTX 5091", "GeForce RTX 5090")])
+def test_an_unknown_gpu_is_answered_with_near_names(text: str, near: str) -> None:
+    with pytest.raises(UsageError, match=f"no GPU is known by the name '{text}'; near: .*{near}"):
+        runson.find_gpu(text, KNOWN)
+
+
+@pytest.mark.parametrize("text", ["", "GPU", "?"])
+def test_no_name_at_all(text: str) -> None:
+    with pytest.raises(UsageError, match="no GPU is known"):
+        runson.find_gpu(text, KNOWN)
+
+
+def test_every_name_is_found_by_itself() -> None:
+    for capability, group in KNOWN.gpus.items():
+        for name in group.names:
+            assert gpu(name) == gpu(f"NVIDIA {name}") == Device(name=name, capability=capability)
+
+
+PTX_NOTE = "it has PTX and no machine code for this GPU: the first start compiles, which takes minutes"
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "image", "runs", "reasons"),
+    [
+        ("RTX 5090", "570.124.06", TORCH_128, True, ()),
+        ("RTX 5090", "570", TORCH_128, True, ()),
+        (
+            "RTX 5090", "550.54", TORCH_128, False,
+            ("driver 550.54 is too old: GeForce RTX 5090 (12.0) takes 570.26 or newer",),
+        ),
+        (
+            "A100", "470.57.02", TORCH_128, False,
+            ("driver 470.57.02 is too old: CUDA 12.8 takes 525.60.13 or newer",),
+        ),
+        ("A100", "525", TORCH_128, True, ()),
+        (
+            "RTX 5090", "450", TORCH_128, False,
+            (
+                "driver 450 is too old: CUDA 12.8 takes 525.60.13 or newer",
+                "driver 450 is too old: GeForce RTX 5090 (12.0) takes 570.26 or newer",
+            ),
+        ),
+        # Machine code of sm_86 on 8.9, of sm_120 on 12.1, of sm_100 on 10.3; not of sm_70 on 6.1.
+        ("RTX 4090", "570", TORCH_128, True, ()),
+        ("GB10", "580", TORCH_128, True, ()),
+        ("B300", "580", TORCH_128, True, ()),
+        (
+            "GTX 1080", "570", TORCH_128, False,
+            (
+                "it has neither machine code nor PTX for compute capability 6.1 (GeForce GTX 1080): "
+                "only sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120",
+            ),
+        ),
+        # PTX
+        ("RTX 5090", "570", TF_220, True, (PTX_NOTE,)),
+        ("A100", "460.32.03", TF_29, True, (PTX_NOTE,)),
+        (
+            "A100", "450.80.02", TF_29, False,
+            ("driver 450.80.02 is too old: its PTX, made by CUDA 11.2, takes 460.27.03 or newer",),
+        ),
+        (
+            "RTX 5090", "570", TF_29, None,
+            ("CUDA 11.8 is older than GeForce RTX 5090, which came with 12.8: "
+             "whether its libraries run there is not known",),
+        ),
+        (
+            "RTX 5090", "570", ImageNeeds(cuda="13.9", architectures=("compute_80",)), False,
+            ("driver 570 is too old: CUDA 13.9 takes 580.65.06 or newer",),
+        ),
+        (
+            "RTX 5090", "580", ImageNeeds(cuda="13.9", architectures=("compute_80",)), None,
+            ("its PTX, made by CUDA 13.9, takes a driver that is not known",),
+        ),
+        # Branches that dropped a GPU
+        ("V100", "580.65.06", TORCH_128, True, ()),
+        (
+            "V100", "595.45.04", TORCH_128, False,
+            ("driver 595.45.04 is too new: 580 is the last branch that knows Tesla V100",),
+        ),
+        # No driver given
+        ("RTX 5090", "", TORCH_128, True, ("it takes driver 570.26 or newer",)),
+        ("V100", "", TORCH_128, True, ("it takes driver 525.60.13 or newer",)),
+        # CPU, and what nobody knows
+        ("RTX 5090", "390.12", CPU, True, ("it is made for the CPU and needs no GPU",)),
+        ("A100", "570", ImageNeeds(cuda="12.8"), None, ("which GPUs its framework was compiled for is not known",)),
+        ("A100", "570", ImageNeeds(cuda=""), None, ("it does not say which CUDA it has",)),
+        (
+            "A100", "470", ImageNeeds(cuda="12.8"), False,
+            ("driver 470 is too old: CUDA 12.8 takes 525.60.13 or newer",),
+        ),
+    ],
+)  # fmt: skip
+def test_judge(name: str, driver: str, image: ImageNeeds, runs: bool | None, reasons: tuple[str, ...]) -> None:
+    assert runson.judge(gpu(name), driver, image, KNOWN) == Verdict(runs=runs, reasons=reasons)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "capability", "runs"),
+    [
+        ("sm_90a", "9.0", True),
+        ("sm_100a", "10.3", False),
+        ("sm_100f", "10.3", True),
+        ("sm_103", "10.0", False),
+        ("compute_90", "12.0", True),
+        ("compute_90a", "12.0", False),
+        ("compute_120", "10.0", False),
+        ("sm_80", "9.0", False),
+    ],
+)
+def test_an_architecture(architecture: str, capability: str, runs: bool) -> None:
+    image = ImageNeeds(cuda="12.9", architectures=(architecture,))
+    assert runson.judge(gpu(capability), "", image, KNOWN).runs is runs
+
+
+def test_a_gpu_whose_compute_capability_nobody_knows() -> None:
+    told = runson.judge(Device(name="Odd"), "570", TORCH_128, KNOWN)
+    assert told == Verdict(runs=None, reasons=("the compute capability of Odd is not known",))
+
+
+@pytest.mark.parametrize("driver", ["new", "570.", "57", "570.1.2.3", "\u0665\u0667\u0660"])
+def test_a_driver_that_is_none(driver: str) -> None:
+    with pytest.raises(UsageError, match="is no driver version"):
+        runson.judge(gpu("A100"), driver, TORCH_128, KNOWN)
+
+
+def test_needs_of_a_build() -> None:
+    build = Build(cuda="12.5.1", architectures=["sm_80"], source="x")
+    assert runson.needs_of_build("12.8", build, KNOWN) == ImageNeeds(
+        cuda="12.8", driver="525.60.13", architectures=("sm_80",), compiled="12.5.1"
+    )
+    assert runson.needs_of_build("12.8", None, KNOWN) == ImageNeeds(cuda="12.8", driver="525.60.13")
+    assert runson.needs_of_build("cpu", build, KNOWN) == CPU
+
+
+def test_needs_of_labels() -> None:
+    labels = {
+        settings.CUDA_LABEL: "12.8",
+        settings.DRIVER_LABEL: "525.60.13",
+        settings.ARCHITECTURES_LABEL: "sm_60 sm_70 sm_80 sm_89 compute_90",
+        settings.BUILT_FOR_LABEL: "12.5.1",
+    }
+    assert runson.needs_of_labels(labels) == TF_220
+    assert runson.needs_of_labels({}) == ImageNeeds(cuda="")
+    assert runson.needs_of_labels({settings.CUDA_LABEL: "cpu"}) == CPU
+
+
+def test_labels_of_a_foreign_image_may_hold_anything() -> None:
+    labels = {
+        settings.CUDA_LABEL: "12.8",
+        settings.DRIVER_LABEL: "\x1b[2J525",
+        settings.ARCHITECTURES_LABEL: "sm_ all sm_80\u0660",
+        settings.BUILT_FOR_LABEL: "latest",
+    }
+    assert runson.needs_of_labels(labels) == ImageNeeds(cuda="12.8")
+    assert runson.needs_of_labels({settings.CUDA_LABEL: "12"}) == ImageNeeds(cuda="")
