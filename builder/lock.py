@@ -91,7 +91,11 @@ def requirements(matrix: Matrix, cell: Cell) -> dict[str, list[str]]:
     for component in cells.components(matrix, cell):
         wanted = list(matrix.components[component].packages)
         if component == cell.framework:
-            wanted = [f"{framework.package_for(cell.cuda)}=={cell.release}", *wanted, *framework.versions[cell.line].packages]
+            wanted = [
+                f"{framework.package_for(cell.cuda)}=={cell.release}",
+                *wanted,
+                *framework.versions[cell.line].packages,
+            ]
         if wanted:
             result[component] = wanted
     return result

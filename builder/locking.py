@@ -39,14 +39,22 @@ def update(
 ) -> list[str]:
     """Resolves the groups of `chosen` and all others of the same CUDA, and writes what changed; returns those paths.
 
-    Groups that fail do not stop the others; their errors are raised together at the end.
+    Groups whose locks are what matrix.yaml asks for are left as they are, but for an upgrade. Groups that fail do not
+    stop the others; their errors are raised together at the end.
     """
     resolver = Resolver(project, host, environ=os.environ, say=say)
     made: list[Lock] = []
     failures: list[LockError] = []
     cudas = {cell.cuda for cell in chosen}
     shared: dict[str, dict[str, str]] = {cuda: {} for cuda in cudas}  # CUDA's wheels so far, for the next Python
+    stale = []
     for group in dict.fromkeys(cell.group for cell in project.cells if cell.cuda in cudas):
+        members = project.groups[group]
+        if not upgrade and (current := _current(project, members)):
+            _share(shared[members[0].cuda], current)
+        else:
+            stale.append(group)
+    for group in stale:
         members, together = project.groups[group], project.together[group]
         known = {} if upgrade else _known(project, together)
         mine = shared[members[0].cuda]
@@ -56,8 +64,7 @@ def update(
             failures.append(error)
             continue
         made += found
-        for wheel in (wheel for one in found for wheel in one.of_component(CUDA)):
-            mine.setdefault(wheel.name, wheel.version)
+        _share(mine, found)
     for line in diff.upgrades({one.cell: _present(project, one.cell) for one in made}, made):
         say(line)
     changed = [name for one in made if (name := _write(project, one))]
@@ -67,6 +74,12 @@ def update(
     if failures:
         raise join(failures)
     return changed
+
+
+def _share(shared: dict[str, str], found: Sequence[Lock]) -> None:
+    """Adds the versions of CUDA's wheels that are not known yet."""
+    for wheel in (wheel for one in found for wheel in one.of_component(CUDA)):
+        shared.setdefault(wheel.name, wheel.version)
 
 
 def _write(project: Project, made: Lock) -> str:
@@ -83,6 +96,17 @@ def strays(project: Project) -> list[str]:
     known = {cell.id for cell in project.cells}
     files = sorted((project.root / "locks").glob("*.json"))
     return [f"locks/{file.name}" for file in files if file.stem not in known]
+
+
+def _current(project: Project, members: Sequence[Cell]) -> list[Lock]:
+    """The locks of a group if all of them are what matrix.yaml asks for; none otherwise."""
+    locks = []
+    for cell in members:
+        found = _present(project, cell.id)
+        if not found or found.inputs != lock.inputs(project.matrix, cell, project.together[cell.group]):
+            return []
+        locks.append(found)
+    return locks
 
 
 def _known(project: Project, members: Sequence[Cell]) -> dict[str, str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from builder import splice, wheel
-from builder.errors import BuildError, FetchError
 from builder.cells import CUDA
+from builder.errors import BuildError, FetchError
 from builder.layers import PlannedLayer
 from builder.oci import BuiltLayer
 from builder.splice import Source, SpliceError

@@ -29,20 +29,23 @@ def parts(plan: Plan) -> list[Plan]:
     return [Plan(images=tuple(groups[key])) for key in sorted(groups, key=lambda key: order.index(key[0]))]
 
 
-def rest(work: Work, store: Store, part: Plan, *, test: bool) -> Plan:
-    """The images that are not in the store as planned, tested if that is asked for: those were made, and freed since."""
+def rest(work: Work, store: Store, plan: Plan, *, test: bool) -> Plan:
+    """The images that are not in the store as planned, and tested if that is asked for.
+
+    The others were made, and maybe freed from the engine since.
+    """
     suite = evidence.suite_digest(work.project.root)
 
     def is_kept(image: PlannedImage) -> bool:
         found = assemble.find(store, image)
         return found is not None and not (test and publish.fault(work.project, image, found, suite))
 
-    store.prepare()
-    return Plan(images=tuple(image for image in part.images if not is_kept(image)))
+    return Plan(images=tuple(image for image in plan.images if not is_kept(image)))
 
 
 def make_room(work: Work, store: Store, part: Plan, limit: int) -> None:
-    """Frees until what `part` adds fits under `limit`, bytes of store and engine together. Raises DiskError if it cannot.
+    """Frees until what `part` adds fits under `limit`, bytes of store and engine together. Raises DiskError if it
+    cannot.
 
     Images of the CUDA that is wanted next go last: their layers would only be loaded again.
     """

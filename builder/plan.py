@@ -32,9 +32,9 @@ COMPILER = "templates/python/compile.py"
 class PlannedImage:
     """One image to be.
 
-    `uv` is the release of Python that uv provides, empty where Debian does; `references` are its full tag and its aliases;
-    `requirements` what its lock was asked for; `layers` its stack,
-    lowest first; `file_components` the components with files of their own; `os` the digest of the os stage's inputs.
+    `uv` is the release of Python that uv provides, empty where Debian does; `references` are its full tag and its
+    aliases; `requirements` what its lock was asked for; `layers` its stack, lowest first; `file_components` the
+    components with files of their own; `os` the digest of the os stage's inputs.
     """
 
     cell: Cell

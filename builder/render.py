@@ -44,9 +44,7 @@ def _image(root: Path, environment: jinja2.Environment, matrix: Matrix, image: P
     context = {
         "image": image,
         "folder": folder,
-        "apt": apt_packages(
-            matrix.python[image.cell.python], (matrix.components[name] for name in image.components)
-        ),
+        "apt": apt_packages(matrix.python[image.cell.python], (matrix.components[name] for name in image.components)),
         "epoch": splice.MTIME,
         "settings": image.settings,
         "groups": groups,

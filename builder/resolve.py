@@ -1,7 +1,7 @@
 """From requirements to exact wheels, with uv against the index that this machine is set up for.
 
-The only step that asks an index which versions exist. All frameworks of one CUDA and Python are resolved together first;
-each cell then gets the part that it needs, so that they share every common wheel, CUDA's above all.
+The only step that asks an index which versions exist. All frameworks of one CUDA and Python are resolved together
+first; each cell then gets the part that it needs, so that they share every common wheel, CUDA's above all.
 """
 
 from __future__ import annotations

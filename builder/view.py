@@ -91,6 +91,8 @@ class View:
     def begin(self, image: str, state: str, progress: BuildProgress | None = None) -> None:
         with self._lock:
             row = self.rows.setdefault(image, Row())
+            if row.state in ("done", "failed"):
+                row.began = 0.0  # it is for something else now
             row.state, row.progress, row.note = state, progress, ""
             row.began = row.began or time.monotonic()
         if not self.is_live:

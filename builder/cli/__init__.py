@@ -76,7 +76,7 @@ def cli(
       push    store -> registry         what passed its tests, by digest
 
     \b
-    To ask: plan, explain (why a combination does not work, or not on a GPU), diff (what changed), doctor (this machine).
+    To ask: plan, explain (why a combination does not work, or not on a GPU), diff, doctor (this machine).
     """
     del debug  # read in `main`, which catches what is raised here too
     context.obj = Context(root=root, wait=wait, store_root=store, store_limit=store_limit)

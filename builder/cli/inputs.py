@@ -16,7 +16,6 @@ from builder.cli.context import CELLS_HELP, Context, cells_argument
 from builder.plan import Plan
 from builder.view import size
 
-
 SHOWN = 10  # written files that are named
 
 
@@ -37,7 +36,11 @@ def lock_command(context: Context, wanted: Sequence[str], check: bool, upgrade: 
         changed = locking.update(project, chosen, host.read(), upgrade=upgrade, say=context.say)
     _tell_written(context, changed)
     if not changed:
-        context.say("every lock is as it was")
+        context.say(
+            "every lock is as it was"
+            if upgrade
+            else "every lock belongs to matrix.yaml; --upgrade takes newer versions"
+        )
 
 
 @click.command(name="plan", epilog=CELLS_HELP)

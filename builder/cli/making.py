@@ -37,8 +37,8 @@ def _max_disk_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--max-disk",
         type=Size(),
         default=0,
-        help="Most bytes that store and engine may take together, such as 40GB: cell by cell, images that are done leave "
-        "the engine when the next need the room; the store keeps them.",
+        help="Most bytes that store and engine may take together, such as 40GB: images that are done leave the engine "
+        "when the next need the room; the store keeps them.",
     )(command)
 
 
@@ -74,15 +74,15 @@ def _run(
     with context.alone(project, command):
         made = current_plan(project, chosen)
         work = context.work(project, View(context.err), host.read())
-        parts = maxdisk.parts(made) if max_disk else [made]
+        parts = [made]
+        if max_disk:
+            context.store.prepare()
+            parts = maxdisk.parts(maxdisk.rest(work, context.store, made, test=test))
         failures: list[BuilderError] = []
         count = 0
         for part in parts:
             try:
                 if max_disk:
-                    part = maxdisk.rest(work, context.store, part, test=test)
-                    if not part.images:
-                        continue
                     maxdisk.make_room(work, context.store, part, max_disk)
                 with _making(context, work, part, method, fresh=fresh) as maker:
                     count += images.run(work, maker, part, jobs=jobs, test=test, tag=tag)

@@ -79,7 +79,7 @@ def each_alone(paths: list[str]) -> list[str]:
 
 def main() -> int:
     if sys.version_info < (3, 11) and os.environ.get("PYTHONHASHSEED") != "0":
-        os.execve(sys.executable, [sys.executable, "-B", *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606
+        os.execve(sys.executable, [sys.executable, "-B", *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     site = Path(sysconfig.get_path("purelib"))
     # `nvidia` is a link to /opt/nvidia, which no Python owns; rglob does not follow it.
     sources = [path for path in site.rglob("*.py") if path.is_file()]

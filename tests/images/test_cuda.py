@@ -10,14 +10,15 @@ import pytest
 from packaging.utils import canonicalize_name
 from testinfra.host import Host
 
-# torchvision's wheel carries a CUDA runtime of its own, renamed by auditwheel so that nothing else loads it; Triton's carries
-# CUPTI for its profiler. Neither can be left out of a wheel.
+# torchvision's wheel carries a CUDA runtime and an nvJPEG of its own, renamed by auditwheel so that nothing else loads
+# them; Triton's carries CUPTI for its profiler. Neither can be left out of a wheel.
 VENDORED = re.compile(
     r"/opt/venv/lib/python[0-9.]+/site-packages/"
-    r"(torchvision\.libs/libcudart\.[0-9a-f]+\.so\.\d+|triton/backends/nvidia/lib/cupti[a-z-]*/.*)"
+    r"(torchvision\.libs/lib(cudart|nvjpeg)\.[0-9a-f]+\.so\.\d+|triton/backends/nvidia/lib/cupti[a-z-]*/.*)"
 )
-FAMILIES = "libcu* libnccl* libnv* libcusparseLt*".split()
-NEED_A_DRIVER = re.compile(r"libcufile_rdma|libnvshmem_(transport|bootstrap)|nvshmem_(transport|bootstrap)|libpcsamplingutil")
+FAMILIES = ["libcu*", "libnccl*", "libnv*", "libcusparseLt*"]
+# Plugins for network cards and MPI, which are linked to those drivers.
+PLUGINS = re.compile(r"libcufile_rdma|libnvshmem_(transport|bootstrap)|nvshmem_(transport|bootstrap)|libpcsamplingutil")
 
 # Asks the libraries themselves, which works without a driver: package (without -cuNN) -> code that prints its version.
 ASK = {
@@ -136,9 +137,11 @@ print(json.dumps([len(paths), failed]))
 """
     count, failed = python(code)
     assert count >= 10
-    left = {path: told for path, told in failed.items() if not NEED_A_DRIVER.search(path)}
+    left = {path: told for path, told in failed.items() if not PLUGINS.search(path)}
     # Some only make sense with a driver, and are linked to it.
-    assert {path: told for path, told in left.items() if "libcuda.so.1" not in told and "libnvidia-ml" not in told} == {}
+    assert {
+        path: told for path, told in left.items() if "libcuda.so.1" not in told and "libnvidia-ml" not in told
+    } == {}
 
 
 def test_gpu_settings(subject: Any, attributes: dict[str, Any]) -> None:

@@ -61,7 +61,9 @@ def test_modules_are_compiled_without_time_stamps(python: Callable[[str], Any]) 
     """Flags 1 in a .pyc: checked by hash, and never looked at (PEP 552). What a wheel itself brings stays as it is."""
     code = """
 import importlib.metadata as metadata, importlib.util, json, pathlib, sysconfig
-brought = {str(d.locate_file(f)) for d in metadata.distributions() for f in d.files or () if f.suffix == ".pyc" and f.hash}
+brought = set()
+for one in metadata.distributions():
+    brought |= {str(one.locate_file(f)) for f in one.files or () if f.suffix == ".pyc" and f.hash}
 counts = dict(unchecked=0, other=[])
 for source in pathlib.Path(sysconfig.get_path("purelib")).rglob("*.py"):
     compiled = pathlib.Path(importlib.util.cache_from_source(str(source)))

@@ -58,8 +58,9 @@ def test_finds_the_cuda_libraries_that_it_opens(subject: Any, python: Callable[[
 import ctypes, glob, json, os, subprocess, sys, sysconfig
 import tensorflow as tf
 site = os.path.realpath(sysconfig.get_path("purelib"))
-libraries = glob.glob(site + "/tensorflow/libtensorflow_cc.so.2") + glob.glob(site + "/tensorflow/libtensorflow_framework.so.2")
-libraries += glob.glob(site + "/tensorflow/python/_pywrap_tensorflow_internal.so")
+libraries = []
+for name in ("libtensorflow_cc.so.2", "libtensorflow_framework.so.2", "python/_pywrap_tensorflow_internal.so"):
+    libraries += glob.glob(site + "/tensorflow/" + name)
 paths = []
 for path in libraries:
     paths += [part.replace("$ORIGIN", os.path.dirname(path)) for part in runpath(path)]

@@ -258,7 +258,9 @@ class Checkout:
 
 def make(root: Path, *, namespace: str, release: str, index: Index, environ: Mapping[str, str]) -> Checkout:
     """Writes the project and publishes its wheels."""
-    shutil.copytree(ROOT / "templates", root / "templates", symlinks=True, ignore=shutil.ignore_patterns("host", "__pycache__"))
+    shutil.copytree(
+        ROOT / "templates", root / "templates", symlinks=True, ignore=shutil.ignore_patterns("host", "__pycache__")
+    )
     copies = ["templates/host/env.sh", "templates/host/README.md", "locks/uv.txt", ".dockerignore", "pyproject.toml"]
     copies += [f"tests/images/{name}.py" for name in ("conftest", "test_base", "test_python")]
     for name in copies:

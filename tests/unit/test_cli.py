@@ -18,7 +18,7 @@ import pytest
 from builder import cli, digest, doctor, errors, images, lock, locking, oci, plan, runlock, tags
 from builder.assemble import Assembler
 from builder.build import DockerfileBuilder
-from builder.cli import making
+from builder.cli import inputs, making
 from builder.cli.context import Size
 from builder.engine import Engine
 from builder.errors import BuilderError, EngineError
@@ -254,7 +254,9 @@ def test_render(run: Run, locked: Project) -> None:
     assert not (locked.root / "images").exists()
     written = run("render")
     assert written.code == 0
-    assert f"written: images/{CELL}/Dockerfile" in written.err
+    assert f"written: images/{TINY_IDS[0]}/Dockerfile" in written.err
+    files = [path for path in (locked.root / "images").rglob("*") if path.is_file()]
+    assert f"... and {len(files) - inputs.SHOWN} more (git status)" in written.err
     assert "up to date" in run("render", "--check").err
     assert run("render").err.strip().endswith("files, 0 changed")
 
@@ -528,7 +530,8 @@ def test_lock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locking, "update", lambda *_, **__: ["locks/x.json"])
     assert run("lock").err.strip() == "written: locks/x.json"
     monkeypatch.setattr(locking, "update", lambda *_, **__: [])
-    assert run("lock").err.strip() == "every lock is as it was"
+    assert run("lock").err.strip() == "every lock belongs to matrix.yaml; --upgrade takes newer versions"
+    assert run("lock", "--upgrade").err.strip() == "every lock is as it was"
 
 
 def test_base_prints_its_name_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

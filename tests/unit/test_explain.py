@@ -21,9 +21,8 @@ from builder import cells, digest, explain, facts, gpu, host, matrix, strict_yam
 from builder.cells import Cell
 from builder.cli import explain as command
 from builder.cli.context import Context
-from builder.cli.explain import RefusedError
 from builder.cudaof import Finder
-from builder.errors import BuilderError, UsageError, VerifyError
+from builder.errors import BuilderError, RefusedError, UsageError, VerifyError
 from builder.explain import Explanation
 from builder.facts import Build, Facts
 from builder.gpu import Gpu

@@ -129,7 +129,8 @@ def test_a_component_of_a_line_asks_for_its_packages(edit: Edit) -> None:
         # With the other framework of this CUDA and Python, whose only cell adds no variant that is not there.
         (
             "em-1.10-cu1210-py39",
-            "board cuda-toolkit[all]==12.10.1 ember-extra==1.10.0 ember==1.10.0 emberkit notebook pip quartz[cuda]==0.5.3",
+            "board cuda-toolkit[all]==12.10.1 ember-extra==1.10.0 ember==1.10.0 emberkit notebook pip "
+            "quartz[cuda]==0.5.3",
         ),
     ],
 )

@@ -117,23 +117,54 @@ def test_every_group_is_told_what_it_is_resolved_with(tiny: Project, resolver: t
     assert resolver.together == {
         "em-1.9-cu129-py39": ["em-1.9-cu129-py39"],
         GROUP: [GROUP],
-        **dict.fromkeys((old, "qz-0.5-cu129-py311"), [old, "qz-0.5-cu129-py311"]),
-        **dict.fromkeys((new, "qz-0.5-cu1210-py39"), [new, "qz-0.5-cu1210-py39"]),
+        old: [old, "qz-0.5-cu129-py311"],
+        "qz-0.5-cu129-py311": [old, "qz-0.5-cu129-py311"],
+        new: [new, "qz-0.5-cu1210-py39"],
+        "qz-0.5-cu1210-py39": [new, "qz-0.5-cu1210-py39"],
     }
 
 
-def test_present_versions_are_kept_unless_upgraded(tiny: Project, resolver: type[FakeResolver]) -> None:
+def test_present_versions_are_kept_unless_upgraded(tiny: Project, edit: Edit, resolver: type[FakeResolver]) -> None:
     update(tiny, CELL, upgrade=True)
-    assert resolver.known[SAME_CUDA[0]] == {}
+    first, *others = SAME_CUDA
+    assert resolver.known[first] == {}
     resolver.newest = "10"
-    update(tiny, CELL)
-    assert resolver.known == dict.fromkeys(SAME_CUDA, {"nvidia-sums": "9", "pip": "9"})
-    update(tiny, CELL, upgrade=True)
-    assert resolver.known == {SAME_CUDA[0]: {}} | dict.fromkeys(SAME_CUDA[1:], {"nvidia-sums": "10"})
+    edit("packages: [notebook]", "packages: [notebook>=2]")
+    project = Project(tiny.root)
+    update(project, CELL)
+    assert list(resolver.known) == [first, GROUP, others[-1]]
+    assert list(resolver.known.values()) == [{"nvidia-sums": "9", "pip": "9"}] * 3
+    update(project, CELL, upgrade=True)
+    assert resolver.known == {first: {}} | {group: {"nvidia-sums": "10"} for group in others}
+
+
+def test_locks_that_are_what_is_asked_for_are_left_as_they_are(
+    tiny: Project, edit: Edit, resolver: type[FakeResolver]
+) -> None:
+    """A change of one framework on one Python does not move the versions of another."""
+    update(tiny, "*", upgrade=True)
+    update(tiny, "*")
+    assert resolver.known == {}, "nothing is asked for"
+    before = {path: path.read_bytes() for path in (tiny.root / "locks").glob("*.json")}
+    resolver.newest = "10"
+    lock.path(tiny.root, f"{CELL}-board").unlink()
+    assert update(tiny, "*") == [f"locks/{CELL}-board.json"]
+    assert list(resolver.known) == [GROUP], "a group is resolved as a whole"
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_new_group_takes_the_cuda_of_those_that_stay(tiny: Project, resolver: type[FakeResolver]) -> None:
+    """Wherever it stands in the matrix: else there would be two sets, and the second never be mended."""
+    update(tiny, "*", upgrade=True)
+    for cell in tiny.together[SAME_CUDA[0]]:  # all of its Python, so that none of it is known
+        lock.path(tiny.root, cell.id).unlink()
+    resolver.newest = "10"
+    update(tiny, "*")
+    assert list(resolver.known.values()) == [{"nvidia-sums": "9"}] * 2
 
 
 def test_versions_of_cuda_are_shared_between_pythons(tiny: Project, resolver: type[FakeResolver]) -> None:
-    """An upgrade begins without versions; what the first Python got of CUDA, and nothing else, the second is to have."""
+    """An upgrade begins without versions; of what the first Python got, the second is to have CUDA's."""
     update(tiny, "*", upgrade=True)
     firsts = {"em-1.9-cu129-py39", SAME_CUDA[0]}
     assert {group for group, known in resolver.known.items() if not known} == firsts
@@ -141,10 +172,10 @@ def test_versions_of_cuda_are_shared_between_pythons(tiny: Project, resolver: ty
 
 
 def test_what_the_first_python_got_counts_more_than_the_present_locks(
-    tiny: Project, resolver: type[FakeResolver]
+    tiny: Project, edit: Edit, resolver: type[FakeResolver]
 ) -> None:
     """Else two Pythons that once differed would differ for ever."""
-    update(tiny, "*")
+    update(tiny, "*", upgrade=True)
     path = lock.path(tiny.root, "em-1.10-cu1210-py39")
     here = lock.read(tiny.root, path.stem)
     assert here is not None
@@ -153,7 +184,8 @@ def test_what_the_first_python_got_counts_more_than_the_present_locks(
     for suffix in ("-board", "-jupyter"):
         lock.path(tiny.root, f"em-1.10-cu1210-py39{suffix}").unlink()
     lock.path(tiny.root, "qz-0.5-cu1210-py39-board").unlink()
-    update(tiny, GROUP)
+    edit("packages: [notebook]", "packages: [notebook>=2]")
+    update(Project(tiny.root), GROUP)
     assert [known["nvidia-sums"] for known in resolver.known.values()] == ["10"] * len(SAME_CUDA)
 
 

@@ -248,6 +248,20 @@ def test_an_image_for_the_cpu_that_is_one_already(image: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("entry", "packages"),
+    [
+        ("{debian: oldbird}", ["python3"]),
+        ("{debian: oldbird, apt: [python3, python3-extra]}", ["python3", "python3-extra"]),
+        ("{debian: oldbird, uv: 3.9.25}", []),
+        ("{debian: oldbird, uv: 3.9.25, apt: [libextra]}", ["libextra"]),
+    ],
+)
+def test_debian_packages_of_a_python(entry: str, packages: list[str]) -> None:
+    """One of uv needs none of Debian."""
+    assert load(TINY.replace("{debian: oldbird}", entry)).python["3.9"].packages == packages
+
+
+@pytest.mark.parametrize(
     ("text", "count"), [("900MB", 900_000_000), ("4.3GB", 4_300_000_000), ("0.001MB", 1000), ("1GB", 10**9)]
 )
 def test_sizes(text: str, count: int) -> None:

@@ -7,7 +7,7 @@ import json
 import tarfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +93,12 @@ def test_made_and_recalled(bench: Bench) -> None:
         assert sorted(archive.getnames()) == sorted(FILES)
     assert osstage.recall(bench.store, bench.image.os) == made
     assert osstage.recall(bench.store, "sha256:other") is None
+
+
+def test_a_python_of_uv_is_told_as_such(bench: Bench) -> None:
+    """Bytecode is made anew for another one, as for another of Debian's."""
+    bench.image = replace(bench.image, uv="3.11.15")
+    assert bench.make().python.endswith(" uv:3.11.15")
 
 
 @pytest.mark.parametrize("fresh", [False, True])

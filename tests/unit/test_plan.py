@@ -242,6 +242,34 @@ def test_a_python_of_other_debian_packages(edit: Edit) -> None:
     assert moved == ["os"]
 
 
+BY_UV = '"3.11": {debian: newbird, uv: 3.11.15}'
+
+
+def test_a_python_of_uv(edit: Edit) -> None:
+    """Its release, and which uv it is of, make the operating system; Debian's Python does not come too."""
+    edit("apt: [python3]", "apt: []")
+    before = layers_of(edit('"3.11": {debian: newbird}', BY_UV))
+    project = edit(BY_UV, BY_UV.replace("3.11.15", "3.11.16"))
+    after = layers_of(project)
+    assert {layer for layer in before if before[layer] != after[layer]} == {"os"}
+    (project.root / plan.UV_LOCK).write_text("uv==0.0 --hash=sha256:0\n")
+    newer = layers_of(project)
+    assert {layer for layer in before if newer[layer] != after[layer]} == {"os"}
+    image = made(project)
+    assert image.uv == "3.11.16"
+    text = dockerfile(project)
+    assert "uv python install --no-config --no-bin --install-dir /opt/python 3.11.16\n" in text
+    assert "/opt/python/cpython-3.11.16-linux-x86_64-gnu/bin/python3.11 -m venv" in text
+    system = text[text.index("AS os\n") :].partition("-m venv")[0]
+    assert not [line for line in system.splitlines() if line.split()[:1] == ["python3"]]
+
+
+def test_a_python_of_debian_says_nothing_of_uv(tiny: Project) -> None:
+    assert made(tiny).uv == ""
+    assert "/opt/python" not in dockerfile(tiny)
+    assert "python3.11 -m venv" in dockerfile(tiny)
+
+
 def test_a_link_is_content(tiny: Project) -> None:
     """Where it points to is part of the layer, whether or not something is there."""
     path = tiny.root / "templates/base/files/usr/lib/it.so.1"

@@ -1,7 +1,7 @@
 """Properties of cells, of what is resolved together, of tags and of layers, over made-up matrices.
 
-The matrices have CUDA versions that sort other than their text, the cpu, several lines of a framework, and components of
-lines.
+The matrices have CUDA versions that sort other than their text, the cpu, several lines of a framework, and components
+of lines.
 """
 
 from __future__ import annotations
