@@ -42,7 +42,9 @@ def update(
     Groups whose locks are what matrix.yaml asks for are left as they are, but for an upgrade. Groups that fail do not
     stop the others; their errors are raised together at the end.
     """
-    resolver = Resolver(project, host, environ=os.environ, say=say)
+    present = {cell.id: _present(project, cell.id) for cell in project.cells}
+    sizes = {wheel.sha256: wheel.size for found in present.values() if found for wheel in found.wheels}
+    resolver = Resolver(project, host, environ=os.environ, say=say, sizes=sizes)
     made: list[Lock] = []
     failures: list[LockError] = []
     cudas = {cell.cuda for cell in chosen}
@@ -65,7 +67,7 @@ def update(
             continue
         made += found
         _share(mine, found)
-    for line in diff.upgrades({one.cell: _present(project, one.cell) for one in made}, made):
+    for line in diff.upgrades(present, made):
         say(line)
     changed = [name for one in made if (name := _write(project, one))]
     for name in strays(project):

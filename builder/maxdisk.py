@@ -60,7 +60,8 @@ def make_room(work: Work, store: Store, part: Plan, limit: int) -> None:
     engine.prune_cache()
     mine = build.built_ids(work.project.state)
     wanted = {image.cell.cuda for image in part.images}
-    done = [image for image in engine.images(PLAN_LABEL) if image.id in mine]
+    oldest_first = reversed(engine.images(PLAN_LABEL))
+    done = [image for image in oldest_first if image.id in mine]
     for image in sorted(done, key=lambda one: one.labels.get(CUDA_LABEL) in wanted):
         if lacks() >= 0:
             return

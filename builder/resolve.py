@@ -52,8 +52,9 @@ class Resolver:
         environ: Mapping[str, str],
         say: Callable[[str], None],
         matrix: Matrix | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """`matrix` in place of the project's own."""
+        """`matrix` in place of the project's own; `sizes` of wheels that are known already, by SHA-256."""
         self._project = project
         self._matrix = matrix or project.matrix
         self._index = host.index
@@ -62,7 +63,7 @@ class Resolver:
         self._environ = {**own, **host.index.environment()}
         self._say = say
         self._hide = host.hide
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[str, int] = dict(sizes or {})
         self._pins: dict[tuple[tuple[str, ...], str], dict[str, str] | LockError] = {}
 
     def resolve(self, group: Sequence[Cell], together: Sequence[Cell], known: Mapping[str, str]) -> list[Lock]:

@@ -15,7 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(sh|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 300
-HARMLESS = ("make lock render", "git diff", *(f".venv/bin/builder {word}" for word in ("doctor", "plan", "--help")))
+HARMLESS = (
+    "make lock render",
+    "git diff",
+    *(f".venv/bin/builder {word}" for word in ("doctor", "plan", "explain", "diff", "--help")),
+)
 
 
 @dataclass(frozen=True)
