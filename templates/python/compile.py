@@ -78,9 +78,11 @@ def each_alone(paths: list[str]) -> list[str]:
 
 
 def main() -> int:
-    if sys.version_info < (3, 11) and os.environ.get("PYTHONHASHSEED") != "0":
-        os.execve(sys.executable, [sys.executable, "-B", *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
-    site = Path(sysconfig.get_path("purelib"))
+    if not sys.flags.no_site:
+        # Once more, without what .pth files import: how a module is written depends on what the process knows.
+        environ = {**os.environ, "PYTHONHASHSEED": "0", "COMPILE_SITE": sysconfig.get_path("purelib")}
+        os.execve(sys.executable, [sys.executable, "-S", "-B", *sys.argv], environ)
+    site = Path(os.environ["COMPILE_SITE"])
     # `nvidia` is a link to /opt/nvidia, which no Python owns; rglob does not follow it.
     sources = [path for path in site.rglob("*.py") if path.is_file()]
     missing = [str(path) for path in sources if not Path(importlib.util.cache_from_source(str(path))).exists()]

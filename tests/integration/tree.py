@@ -41,7 +41,18 @@ def tree(image: str) -> dict[str, Node]:
         assert process.returncode == 0
     finally:
         _docker("rm", container)
-    return found
+    return _without_empty_folders(found)
+
+
+def _without_empty_folders(found: dict[str, Node]) -> dict[str, Node]:
+    """Some wheels list empty folders, such as `protobuf.libs/`: uv makes them, pip and our own layers do not."""
+    full = {path.rsplit("/", 1)[0] for path in found if "/" in path}
+    folder = tarfile.DIRTYPE.decode()
+    return {
+        path: node
+        for path, node in found.items()
+        if path in full or node.kind != folder or not path.startswith("opt/venv/lib/")
+    }
 
 
 def _nodes(archive: tarfile.TarFile) -> list[tuple[str, Node]]:
