@@ -73,6 +73,14 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
         if cell.id in known:
             raise MatrixError(f"{where}: {cell.id} is in the matrix already; delete the entry")
         known[cell.id] = cell
+    for number, budget in enumerate(matrix.budgets):
+        where = matrix.where("budgets", number, "cells")
+        try:
+            hits = match(budget.cells, known)
+        except UsageError as error:
+            raise MatrixError(f"{where}: {error}") from error
+        if not hits:
+            raise MatrixError(f"{where}: {budget.cells!r} matches no cell; delete it or mend the pattern")
     for number, exclusion in enumerate(matrix.exclude):
         where = matrix.where("exclude", number, "cells")
         try:
@@ -91,7 +99,7 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
 def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
     """The cell's components, each after all that it needs: the framework's, those of its line, the variant's.
 
-    On the cpu there is no `cuda` component, whoever needs it.
+    On the cpu there is no `cuda` component, and nothing that a line has for CUDA's sake.
     """
     ordered: list[str] = []
 
@@ -104,9 +112,14 @@ def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
             ordered.append(name)
 
     line = matrix.frameworks[cell.framework].versions[cell.line]
-    for name in (cell.framework, *line.components, *matrix.variants[cell.variant]):
+    of_line = [name for name in line.components if not (cell.is_cpu and _needs_cuda(matrix, name))]
+    for name in (cell.framework, *of_line, *matrix.variants[cell.variant]):
         add(name)
     return tuple(ordered)
+
+
+def _needs_cuda(matrix: Matrix, name: str) -> bool:
+    return name == CUDA or any(_needs_cuda(matrix, need) for need in matrix.components[name].needs)
 
 
 def together(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, tuple[Cell, ...]]:

@@ -22,6 +22,8 @@ from builder.facts import Facts
 from builder.matrix import CPU, FrameworkVersion, Matrix
 from builder.released import Catalogue, Metadata, Release
 
+DEEPEST = 3  # plugins of plugins that are followed; real ones are one deep
+LONGEST = 2000  # characters of a Requires-Dist; real ones have less than 300
 _RUNTIME = re.compile(rf"nvidia-cuda-runtime(-cu\d+)?|{lock.TOOLKIT}", re.ASCII)
 
 
@@ -35,8 +37,11 @@ class Brought:
 
     def said(self, subject: str, pronoun: str = "it") -> str:
         """In a sentence that speaks of `subject` already."""
+        told = f"{pronoun if self.by == subject else self.by} requires {_short(self.what)}"
+        if not self.cudas:
+            return f"{told}, of which the index has no release"
         which = self.cudas[0] if len(self.cudas) == 1 else f"{self.cudas[0]} to {self.cudas[-1]}"
-        return f"{pronoun if self.by == subject else self.by} requires {_short(self.what)}, which is CUDA {which}"
+        return f"{told}, which is CUDA {which}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Finder:
                 "installs it for the CPU alone"
             )
         elif brought and not brought.cudas:
-            yield f"{brought.by} requires {_short(brought.what)}, of which the index has no release"
+            yield brought.said(name, name)
         elif brought and cell.cuda not in brought.cudas:
             yield f"{brought.said(name, name)}, not {cell.cuda}"
         elif not brought and offers:
@@ -137,7 +142,9 @@ class Finder:
         return f" and was compiled for CUDA {self._compiled(cell)} (builder/facts.yaml)"
 
     def entry(self, cell: Cell) -> FrameworkVersion:
-        """The line that matrix.yaml has for the cell, or would have, with what the nearest line of its CUDA needs."""
+        """The line that matrix.yaml has for the cell, or would have, with what the nearest line of its CUDA needs, and
+        the bounds that no metadata says.
+        """
         versions = self._matrix.frameworks[cell.framework].versions
         if cell.line in versions:
             return versions[cell.line]
@@ -152,9 +159,21 @@ class Finder:
             release=cell.release,
             cuda=[cell.cuda],
             python=[cell.python],
-            constraints=like.constraints if like else [],
+            constraints=list(dict.fromkeys([*(like.constraints if like else []), *self._bounds(cell)])),
             components=like.components if like and not names_cuda else [],
         )
+
+    def _bounds(self, cell: Cell) -> Iterator[str]:
+        """What the release, or what it asks for itself, wants of other packages by facts.yaml alone."""
+        packages = (Requirement(self._matrix.frameworks[cell.framework].package), self.wanted(cell))
+        own = {canonicalize_name(one.name) for one in packages}
+        asked: dict[str, Requirement] = {canonicalize_name(one.name): one for one in self._asked(cell)}
+        for trap in self._facts.traps:
+            version = Version(cell.release) if trap.package in own else None
+            if trap.package in asked and (found := self.newest(asked[trap.package])):
+                version = found.version
+            if version and SpecifierSet(trap.affected).contains(version, prereleases=True):
+                yield f"{trap.other}{trap.wants}"
 
     def offered(self, cell: Cell) -> list[str]:
         """Values of the CUDA axis that the release may have: what it pins, and of a range what the matrix has."""
@@ -175,9 +194,11 @@ class Finder:
 
     def companions(self, cell: Cell) -> list[Requirement]:
         """Packages of the framework's own that its metadata asks for: jaxlib, jax-cuda12-plugin."""
-        metadata = self._metadata(cell)
-        asked = _active(metadata, self._extras(cell), cell.python)
-        return [one for one in asked if canonicalize_name(one.name).startswith(metadata.name)]
+        name = self._metadata(cell).name
+        return [one for one in self._asked(cell) if canonicalize_name(one.name).startswith(name)]
+
+    def _asked(self, cell: Cell) -> list[Requirement]:
+        return _active(self._metadata(cell), self._extras(cell), cell.python)
 
     def newest(self, requirement: Requirement) -> Release | None:
         """The newest stable release that a requirement admits."""
@@ -228,7 +249,7 @@ class Finder:
                 found[extra] = brought
         return found
 
-    def _brought(self, cell: Cell, metadata: Metadata, extras: Iterable[str]) -> Brought | None:
+    def _brought(self, cell: Cell, metadata: Metadata, extras: Iterable[str], depth: int = 0) -> Brought | None:
         """The CUDA runtime that comes with a release, asked for by itself or by a plugin of it."""
         asked = _active(metadata, extras, cell.python)
         by = f"{metadata.name} {metadata.version}"
@@ -236,12 +257,12 @@ class Finder:
             if _RUNTIME.fullmatch(canonicalize_name(one.name)):
                 return Brought(by=by, what=one, cudas=self._cudas(one))
         for one in asked:
-            if re.match(rf"{metadata.name}-cuda\d+-", canonicalize_name(one.name)):
+            if depth < DEEPEST and re.match(rf"{re.escape(metadata.name)}-cuda\d+-", canonicalize_name(one.name)):
                 release = self.newest(one)
                 if release is None:
                     return Brought(by=by, what=one, cudas=())
                 plugin = self._catalogue.metadata(one.name, release.version)
-                return self._brought(cell, plugin, {canonicalize_name(extra) for extra in one.extras})
+                return self._brought(cell, plugin, {canonicalize_name(extra) for extra in one.extras}, depth + 1)
         return None
 
     def _cudas(self, requirement: Requirement) -> tuple[str, ...]:
@@ -262,18 +283,24 @@ def named(package: str) -> str:
 def _active(metadata: Metadata, extras: Iterable[str], python: str) -> list[Requirement]:
     """Requirements that count on Linux with this Python and these extras."""
     names = ["", *sorted(extras)]
-    return [
-        one
-        for one in map(_parsed, metadata.requires)
-        if one and (not one.marker or any(one.marker.evaluate(_environment(python, name)) for name in names))
-    ]
+    return [one for one in map(_parsed, metadata.requires) if one and _counts(one, python, names)]
+
+
+def _counts(requirement: Requirement, python: str, extras: Iterable[str]) -> bool:
+    marker = requirement.marker
+    try:
+        return not marker or any(marker.evaluate(_environment(python, name)) for name in extras)
+    except (ValueError, KeyError, RecursionError):  # it compares what cannot be compared, or knows other variables
+        return False
 
 
 @cache
 def _parsed(text: str) -> Requirement | None:
+    if len(text) > LONGEST or not text.replace("\t", " ").isprintable():
+        return None
     try:
         return Requirement(text)
-    except InvalidRequirement:  # old metadata has such; what it asks for, an installer does not know either
+    except (InvalidRequirement, RecursionError):  # old metadata has such; an installer cannot read it either
         return None
 
 

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from builder.errors import FileError
+
 
 def of_bytes(blob: bytes) -> str:
     """`sha256:<hex>` of bytes."""
@@ -19,7 +21,12 @@ def of_data(data: Any) -> str:
 
 
 def tree(folder: Path) -> list[Path]:
-    """Every file and link below a folder, sorted. Links are not followed: they are content themselves."""
+    """Every file and link below a folder, sorted. Links are not followed: they are content themselves.
+
+    Raises FileError if the folder itself is one.
+    """
+    if folder.is_symlink():
+        raise FileError(f"{folder} is a link; a folder of the checkout is wanted")
     found = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
     return sorted(path for path in found if "__pycache__" not in path.parts)
 

@@ -312,6 +312,11 @@ class Engine:
             told: Any = self._client.api.df()
         return sum(int(entry.get("Size") or 0) for entry in told.get("BuildCache") or ())
 
+    def used_images(self) -> set[str]:
+        """Ids of the images that containers are made from, running or not."""
+        with translated("listing containers"):
+            return {str(entry["ImageID"]) for entry in self._client.api.containers(all=True)}
+
     def disk_bytes(self) -> int:
         """What all images and BuildKit's cache take on the engine's disk, layers that images share counted once."""
         with translated("asking how much disk is used"):

@@ -43,6 +43,10 @@ class LockError(BuilderError):
     title = "lock"
 
 
+class UnreachableError(LockError):
+    """The index could not be asked, so nothing is known of what it has."""
+
+
 class StaleError(BuilderError):
     """A generated file (lock, rendered image) is not what its inputs give."""
 

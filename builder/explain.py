@@ -31,6 +31,7 @@ _NUMBERS = r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}"
 _COMBINATION = re.compile(
     rf"([a-z]+)-({_NUMBERS})-(cu[0-9]{{2,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))?", re.ASCII
 )
+_OLDEST = 60  # CUDA 6.0; no framework's wheel is for an older one
 _PYTHONS = tuple(f"3.{minor}" for minor in range(6, 21))
 # torch==2.9.1 depends on nvidia-nccl-cu12{platform_machine == 'x86_64'}==2.27.5
 _BOUNDS = r"[<>=!~][^\s,]*(?:,[<>=!~][^\s,]*)*"
@@ -79,17 +80,24 @@ def parse(matrix: Matrix, text: str) -> Cell:
         short=short,
         line=line or version,
         release=lines[line].release if line else "",
-        cuda=_cuda_of(cuda_tag),
+        cuda=_cuda_of(matrix, text, cuda_tag),
         python=f"{major}.{minor}",
         variant=variant,
     )
 
 
-def _cuda_of(tag: str) -> str:
-    """cu128 is 12.8, cu1210 is 12.10, cu92 is 9.2."""
+def _cuda_of(matrix: Matrix, text: str, tag: str) -> str:
+    """cu128 is 12.8, cu1210 is 12.10, cu92 is 9.2; but cu13 is no CUDA 1.3. Raises UsageError."""
+    if tag == CPU:
+        return CPU
     digits = tag.removeprefix("cu")
+    if len(digits) == 2 and int(digits) < _OLDEST:
+        like = next((cuda for cuda in matrix.cuda if cuda.startswith(f"{digits}.")), f"{digits}.0")
+        raise UsageError(
+            f"{text}: {tag} names no minor version of CUDA", hint=f"Write cu{like.replace('.', '')} for {like}."
+        )
     places = 1 if len(digits) == 2 else 2
-    return CPU if tag == CPU else f"{digits[:places]}.{digits[places:]}"
+    return f"{digits[:places]}.{digits[places:]}"
 
 
 def explain(
@@ -188,7 +196,7 @@ class _Explainer:
             return []
         wanted = Version(asked.line)
         # Of releases that are equally far the newest: the last.
-        best = min(reversed(stable), key=lambda one: (abs(one.major - wanted.major), abs(one.minor - wanted.minor)))
+        best = min(reversed(stable), key=lambda one: nearby.apart(wanted, one))
         line = f"{best.major}.{best.minor}"
         if line in self._matrix.frameworks[asked.framework].versions:
             return []  # its cells are known
@@ -292,11 +300,16 @@ class _Explainer:
         cuda = cell.cuda if cell.is_cpu else f'"{cell.cuda}"'
         entry = self._cuda.entry(cell)
         more = {"constraints": entry.constraints, "components": entry.components}
-        rest = "".join(f", {name}: [{', '.join(values)}]" for name, values in more.items() if values)
+        rest = "".join(f", {name}: [{', '.join(map(_quoted, values))}]" for name, values in more.items() if values)
         yield (
             f'  under frameworks.{cell.framework}.versions: "{_line(cell.line)}": '
             f'{{release: {cell.release}, cuda: [{cuda}], python: ["{cell.python}"]{rest}}}'
         )
+
+
+def _quoted(value: str) -> str:
+    """As an entry of a list in brackets, where a comma would begin the next one."""
+    return f'"{value}"' if "," in value else value
 
 
 def shorten(reason: str) -> list[str]:
@@ -327,9 +340,10 @@ def _no_line(package: Package, line: str) -> str:
     siblings = [version for version in stable if version.release[:2] == wanted[:2]]
     if len(wanted) > 2 and siblings:
         return f"{package.name} has no release {line}; of {'.'.join(map(str, wanted[:2]))} it has {_joined(siblings)}"
-    lines = list(dict.fromkeys(f"{version.major}.{version.minor}" for version in stable))
-    lines.sort(key=lambda one: (abs(Version(one).major - wanted[0]), abs(Version(one).minor - wanted[1])))
-    near = ", ".join(sorted(lines[:3], key=Version))
+    # The newest first, which goes before one that is as far.
+    lines = list(dict.fromkeys(f"{version.major}.{version.minor}" for version in reversed(stable)))
+    lines.sort(key=lambda one: nearby.apart(Version(line), Version(one)))
+    near = ", ".join(lines[:SHOWN])
     newest = f"the newest stable one is {stable[-1]}" if stable else "no release of it is stable"
     return f"{package.name} has no release of {line} on the index: nearest are {near}; {newest}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from builder import digest, wheel
 from builder.cells import CUDA
@@ -25,6 +25,9 @@ def read(root: Path, image: PlannedImage, place: Place) -> dict[str, Entry]:
                 continue
             mode = wheel.PROGRAM_MODE if path.stat().st_mode & 0o100 else wheel.FILE_MODE
             found[name] = Entry(path=name, mode=mode, content=path.read_bytes())
+    for name in found:
+        if above := next((str(one) for one in PurePosixPath(name).parents if str(one) in found), None):
+            raise BuildError(f"templates/ has a file for /{name}, but /{above} is a link or file of another component")
     if image.of_component(CUDA):
         link, metadata = f"{place.site}/{place.link}", f"{place.site}/{place.link}.pth"
         found[link] = Entry(path=link, mode=0o777, link=f"/{wheel.CUDA.site}/{place.link}")

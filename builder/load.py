@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from builder import oci
 from builder.engine import RUN_LABEL, Engine
-from builder.errors import EngineError
+from builder.errors import EngineError, FileError
 from builder.layers import PlannedLayer
 from builder.oci import BuiltLayer
 from builder.store import CONFIG_TYPE, INDEX_TYPE, LAYOUT, MANIFEST_TYPE, Descriptor, Store
@@ -53,6 +53,19 @@ def read(store: Store, digest: str, planned: Sequence[PlannedLayer]) -> Assemble
         manifest=Descriptor(media_type=MANIFEST_TYPE, digest=digest, size=len(manifest)),
         layers=tuple(layers),
     )
+
+
+def image_ids(store: Store) -> set[str]:
+    """Every id that an engine may know a whole image of the store by: digests of manifest and configuration."""
+    found: set[str] = set()
+    for manifest in store.images().values():
+        try:
+            data = json.loads(store.read(manifest.digest))
+        except FileError:
+            continue
+        if all(store.has(one["digest"], one["size"]) for one in (data["config"], *data["layers"])):
+            found |= {manifest.digest, data["config"]["digest"]}
+    return found
 
 
 def load_bare(engine: Engine, store: Store, layer: BuiltLayer, checkout: str) -> str:

@@ -16,6 +16,7 @@ from builder.errors import LockError, join
 from builder.lock import Wheel, is_cuda_wheel
 
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
+_UNNAMED = 13  # the first CUDA whose wheels do not all say it in their names
 _MAJOR = re.compile(r"nvidia-[a-z0-9-]+-cu(\d+)", re.ASCII)
 
 
@@ -54,12 +55,18 @@ def _of_cuda(cell: Cell, wheels: Sequence[Wheel]) -> Iterator[LockError]:
     for wheel in wheels:
         if found := _MAJOR.fullmatch(wheel.name):
             majors.setdefault(found[1], wheel.name)
-    for major in sorted(majors.keys() - {cell.cuda.split(".", maxsplit=1)[0]}):
+        elif is_cuda_wheel(wheel.file) and not _RUNTIME.fullmatch(wheel.name) and _major(cell) < _UNNAMED:
+            majors.setdefault(str(_UNNAMED), wheel.name)
+    for major in sorted(majors.keys() - {str(_major(cell))}):
         yield LockError(
             f"{cell.id}: {majors[major]} is of CUDA {major}: wheels of two CUDA majors overwrite each other's files "
             "(libcudnn, libnccl and others have the same path in both)",
             hint=f"Find which package wants it: it is not built for CUDA {cell.cuda}.",
         )
+
+
+def _major(cell: Cell) -> int:
+    return int(cell.cuda.split(".", maxsplit=1)[0])
 
 
 def _of_versions(cell: Cell, wheels: Sequence[Wheel]) -> Iterator[LockError]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from builder import atomic, diff, lock
 from builder.cells import CUDA, Cell
@@ -47,6 +47,8 @@ def update(
     resolver = Resolver(project, host, environ=os.environ, say=say, sizes=sizes)
     made: list[Lock] = []
     failures: list[LockError] = []
+    failed: list[Cell] = []
+    cuda_of = {cell.id: cell.cuda for cell in project.cells}
     cudas = {cell.cuda for cell in chosen}
     shared: dict[str, dict[str, str]] = {cuda: {} for cuda in cudas}  # CUDA's wheels so far, for the next Python
     stale = []
@@ -64,10 +66,14 @@ def update(
             found = resolver.resolve(members, together, known | mine)
         except LockError as error:
             failures.append(error)
+            failed += members
             continue
         made += found
         _share(mine, found)
-    for line in diff.upgrades(present, made):
+    if upgrade and failures:  # half of a CUDA's groups on newer wheels would no longer share them
+        say("nothing is written of a CUDA of which not all could be resolved")
+        made = [one for one in made if not ({cell.cuda for cell in failed} & {cuda_of[one.cell]})]
+    for line in (*diff.upgrades(present, made), *_split(cuda_of, {**present, **{one.cell: one for one in made}})):
         say(line)
     changed = [name for one in made if (name := _write(project, one))]
     for name in strays(project):
@@ -76,6 +82,19 @@ def update(
     if failures:
         raise join(failures)
     return changed
+
+
+def _split(cuda_of: Mapping[str, str], locks: Mapping[str, Lock | None]) -> list[str]:
+    """A line for each of CUDA's wheels that cells of one CUDA have in several versions: they share less then."""
+    versions: dict[tuple[str, str], set[str]] = {}
+    for cell_id, found in locks.items():
+        for wheel in found.of_component(CUDA) if found else ():
+            versions.setdefault((cuda_of[cell_id], wheel.name), set()).add(wheel.version)
+    return [
+        f"CUDA {cuda}: {name} is wanted in {len(several)} versions: {', '.join(sorted(several))}"
+        for (cuda, name), several in versions.items()
+        if len(several) > 1
+    ]
 
 
 def _share(shared: dict[str, str], found: Sequence[Lock]) -> None:

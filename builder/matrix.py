@@ -118,9 +118,13 @@ class Python(_Model):
 
 
 class Cuda(_Model):
-    """`toolkit` is the release of NVIDIA's metapackage `cuda-toolkit` whose metadata pins the parts of this CUDA."""
+    """`toolkit` is the release of NVIDIA's metapackage `cuda-toolkit` whose metadata pins the parts of this CUDA.
+
+    `env` are variables that images on it have.
+    """
 
     toolkit: Release | None = None
+    env: dict[EnvName, Word] = {}
 
 
 class FrameworkVersion(_Model):
@@ -303,6 +307,7 @@ def _references(matrix: Matrix, located: strict_yaml.Located) -> typing.Iterator
     for version, python in matrix.python.items():
         if python.debian not in matrix.debian:
             yield unknown(("python", version, "debian"), python.debian, matrix.debian, "Debian release")
+    yield from _axes(matrix, located)
     for name, framework in matrix.frameworks.items():
         if name not in matrix.components:
             yield unknown(("frameworks", name), name, matrix.components, "component")
@@ -342,6 +347,31 @@ def _references(matrix: Matrix, located: strict_yaml.Located) -> typing.Iterator
     if "plain" not in matrix.variants:
         yield f"{located.where(('variants',))}: variants: 'plain' is missing; it is the image without additions"
     yield from _cycles(matrix, located)
+
+
+def _axes(matrix: Matrix, located: strict_yaml.Located) -> typing.Iterator[str]:
+    """Faults of single CUDA and Python versions."""
+    for version, python in matrix.python.items():
+        if python.uv and not python.uv.startswith(f"{version}."):
+            yield f"{located.where(('python', version, 'uv'))}: {python.uv} is no release of Python {version}"
+    for version, cuda in matrix.cuda.items():
+        if cuda.toolkit and not cuda.toolkit.startswith(f"{version}."):
+            where = located.where(("cuda", version, "toolkit"))
+            yield f"{where}: cuda-toolkit {cuda.toolkit} is not of CUDA {version}"
+    for axis, versions in (("cuda", matrix.cuda), ("python", matrix.python)):
+        tags: dict[str, str] = {}
+        for version in versions:
+            tag = version.replace(".", "")
+            if tag in tags:
+                where = located.where((axis, version), key=True)
+                yield f"{where}: {version} and {tags[tag]} differ only by their dots; ids and tags would collide"
+            tags[tag] = version
+    majors = {version.split(".", maxsplit=1)[0] for version in matrix.cuda}
+    for name, framework in matrix.frameworks.items():
+        for major in framework.package_on:
+            if major not in majors:
+                where = located.where(("frameworks", name, "package_on", major), key=True)
+                yield f"{where}: no CUDA of the matrix is {major}{nearest(major, majors)}"
 
 
 def _cycles(matrix: Matrix, located: strict_yaml.Located) -> typing.Iterator[str]:

@@ -1,20 +1,19 @@
 """Makes many images within a limit of disk: one group of cells after another, each freed before the next needs room.
 
-What is freed is the engine's: its build cache, then images that are done, which the store keeps and loads again in a
-minute. The store keeps everything, each layer once: it is the small part, and what is published.
+What is freed is the engine's: images that are done, which the store keeps and loads again in a minute, then the build
+cache. The store keeps everything, each layer once: it is the small part, and what is published.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from builder import assemble, build, evidence, made, publish
+from builder import assemble, build, evidence, load, made, publish, tags
 from builder.engine import ImageInfo
 from builder.errors import DiskError
 from builder.layers import PlannedLayer
 from builder.plan import Plan, PlannedImage
-from builder.reference import ImageRef
-from builder.settings import CUDA_LABEL, PLAN_LABEL
+from builder.settings import CELL_LABEL, CUDA_LABEL, PLAN_LABEL
 from builder.store import Store
 from builder.view import size
 from builder.work import Work
@@ -57,22 +56,38 @@ def make_room(work: Work, store: Store, part: Plan, limit: int) -> None:
     if lacks() >= 0:
         return
     work.view.say(f"disk: freeing, for store and engine are to stay below {size(limit)}")
-    engine.prune_cache()
-    mine = build.built_ids(work.project.state)
     wanted = {image.cell.cuda for image in part.images}
-    oldest_first = reversed(engine.images(PLAN_LABEL))
-    done = [image for image in oldest_first if image.id in mine]
-    for image in sorted(done, key=lambda one: one.labels.get(CUDA_LABEL) in wanted):
+    for image in sorted(_spare(work, store), key=lambda one: one.labels.get(CUDA_LABEL) in wanted):
         if lacks() >= 0:
             return
-        work.view.say(f"disk: out of the engine: {image.labels.get('gpu-images.cell', image.id)} (the store keeps it)")
-        _remove(work, image)
+        for tag in image.tags:
+            engine.remove_image(tag)
+        if engine.remove_image(image.id):
+            work.view.say(f"disk: out of the engine: {image.labels.get(CELL_LABEL, image.id)} (the store keeps it)")
+    if lacks() >= 0:
+        return
+    engine.prune_cache()
     if (short := -lacks()) > 0:
         raise DiskError(
             f"{', '.join(image.id for image in part.images)}: {size(short)} more than --max-disk {size(limit)} "
             f"would be needed: the store holds {size(store.size())}, the engine {size(engine.disk_bytes())}",
             hint="Allow more; or publish what is done and free it: builder push, builder gc --forget '<pattern>'.",
         )
+
+
+def _spare(work: Work, store: Store) -> list[ImageInfo]:
+    """Images of the engine that this checkout made and the store can load again, oldest first.
+
+    Not those that a container uses, or that somebody gave a name of their own.
+    """
+    project, engine = work.project, work.engine
+    mine, used, kept = build.built_ids(project.state), engine.used_images(), load.image_ids(store)
+    ours = {str(one) for references in tags.compute(project.matrix, project.cells).values() for one in references}
+    return [
+        image
+        for image in reversed(engine.images(PLAN_LABEL))
+        if image.id in mine and image.id in kept and image.id not in used and set(image.tags) <= ours
+    ]
 
 
 def _need(work: Work, store: Store, images: Sequence[PlannedImage]) -> int:
@@ -85,9 +100,3 @@ def _need(work: Work, store: Store, images: Sequence[PlannedImage]) -> int:
         if layer.wheels and (known is None or known.diff_id not in there):
             lacked += layer.bytes
     return (assemble.engine_bytes(lacked) if lacked else 0) + assemble.missing_bytes(store, images)
-
-
-def _remove(work: Work, image: ImageInfo) -> None:
-    for tag in image.tags:
-        work.engine.remove_image(str(ImageRef.parse(tag)))
-    work.engine.remove_image(image.id)

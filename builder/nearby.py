@@ -39,6 +39,13 @@ def rank(asked: Cell, listed: Iterable[Cell], others: Iterable[Cell]) -> list[Ne
     return [one[3] for one in few]
 
 
+def apart(wanted: Version, version: Version) -> tuple[int, int]:
+    """How far a release is, as a key to sort by: of another major line, the end that is on this side is nearest."""
+    if version.major == wanted.major:
+        return 0, abs(version.minor - wanted.minor)
+    return abs(version.major - wanted.major), version.minor if version.major > wanted.major else -version.minor
+
+
 def _difference(asked: Cell, cell: Cell) -> tuple[tuple[str, ...], float]:
     differs, distance = [], 0.0
     if cell.line != asked.line and cell.release != asked.release:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -10,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import requests
 from packaging.metadata import parse_email
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, is_normalized_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
@@ -126,9 +127,14 @@ class Index:
 
         login = self._login if fetch.origin_of(file.url) == self._origin else None
         if file.has_metadata:
-            answer = self._session.get(file.metadata_url, timeout=TIMEOUT_S, auth=login)
-            answer.raise_for_status()
-            return answer.content
+            content = bytearray()
+            with self._session.get(file.metadata_url, timeout=TIMEOUT_S, auth=login, stream=True) as answer:
+                answer.raise_for_status()
+                for piece in answer.iter_content(fetch.PIECE):
+                    content += piece
+                    if len(content) > LARGEST:
+                        raise ValueError
+            return bytes(content)
         options = {"timeout": TIMEOUT_S, "auth": login, "headers": {"Accept-Encoding": "identity"}}
         with RemoteZip(file.url, session=self._session, **options) as wheel:
             names = [one for one in wheel.infolist() if one.filename.count("/") == 1]
@@ -151,7 +157,7 @@ class Index:
             ) from error
         except (
             UnsupportedContentTypeError, UnsupportedRepoVersionError, requests.exceptions.InvalidJSONError,
-            zipfile.BadZipFile, StopIteration, KeyError, TypeError,
+            zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, StopIteration, KeyError, TypeError,
         ) as error:  # fmt: skip
             raise FetchError(f"{what}: what the index serves cannot be read", hint=_DOCTOR) from error
         except (requests.RequestException, RemoteZipError) as error:
@@ -178,7 +184,7 @@ def package_of(name: str, files: list[Any]) -> Package:
         Release(
             version=version,
             wheels=tuple(sorted(file.filename for file in found if file.filename.endswith(".whl"))),
-            requires_python=next((file.requires_python for file in found if file.requires_python), ""),
+            requires_python=next((file.requires_python for file in found if _is_plain(file.requires_python)), ""),
             is_yanked=all(file.is_yanked for file in found),
         )
         for version, found in by_version.items()
@@ -189,20 +195,31 @@ def package_of(name: str, files: list[Any]) -> Package:
 def parse(file: str, text: bytes) -> Metadata:
     """A METADATA file (core metadata). Raises FetchError for what is none."""
     found, _ = parse_email(text)
-    if "name" not in found or "version" not in found:
-        raise FetchError(f"{file}: its METADATA cannot be read", hint="Do not use this index until that is explained.")
+    try:
+        name, version = canonicalize_name(found["name"], validate=True), found["version"]
+        Version(version)
+    except (KeyError, ValueError) as error:
+        raise FetchError(
+            f"{file}: its METADATA cannot be read", hint="Do not use this index until that is explained."
+        ) from error
+    extras = (canonicalize_name(extra) for extra in found.get("provides_extra", ()))
     return Metadata(
-        name=canonicalize_name(found["name"]),
-        version=found["version"],
+        name=name,
+        version=version,
         requires=tuple(found.get("requires_dist", ())),
-        extras=tuple(sorted(canonicalize_name(extra) for extra in found.get("provides_extra", ()))),
+        extras=tuple(sorted(extra for extra in extras if is_normalized_name(extra))),
     )
+
+
+def _is_plain(text: str | None) -> bool:
+    """Whether it may be shown: an index can send anything, escape sequences of a terminal too."""
+    return text is not None and 0 < len(text) <= LONGEST and text.isprintable()
 
 
 def _version(file: Any) -> Version | None:
     """The release that a file belongs to; None for a file that is of no release."""
     try:
-        return Version(file.version) if file.version and len(file.filename) <= LONGEST else None
+        return Version(file.version) if file.version and _is_plain(file.filename) else None
     except InvalidVersion:
         return None
 

@@ -25,9 +25,9 @@ from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, p
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-from builder import facts, lock, lockcheck
+from builder import lock, lockcheck
 from builder.cells import Cell
-from builder.errors import LockError
+from builder.errors import FetchError, LockError, UnreachableError
 from builder.hide import Hider
 from builder.host import Host
 from builder.index import IndexSettings
@@ -38,6 +38,7 @@ from builder.project import Project
 TIMEOUT_S = 900
 OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
 UV_NEWEST_GLIBC = 40  # uv 0.13 knows platforms up to manylinux_2_40; newer C libraries run what older ones do
+_UNREACHABLE = re.compile(r"(?i)failed to fetch|connect|timed? ?out|error sending request|dns")
 _LIBC = ctypes.CDLL(None)
 
 
@@ -64,7 +65,7 @@ class Resolver:
         self._say = say
         self._hide = host.hide
         self._sizes: dict[str, int] = dict(sizes or {})
-        self._pins: dict[tuple[tuple[str, ...], str], dict[str, str] | LockError] = {}
+        self._pins: dict[tuple[tuple[str, ...], tuple[str, ...], str], dict[str, str] | LockError] = {}
 
     def resolve(self, group: Sequence[Cell], together: Sequence[Cell], known: Mapping[str, str]) -> list[Lock]:
         """Locks for all cells of one group, which is resolved with the cells `together`.
@@ -92,12 +93,18 @@ class Resolver:
         return locks
 
     def reason(self, cell: Cell) -> str:
-        """Why a cell, in the matrix or not, does not resolve to wheels by itself; empty if it does."""
+        """Why a cell, in the matrix or not, does not resolve to wheels by itself; empty if it does.
+
+        Raises FetchError if the index cannot be asked.
+        """
         try:
-            found = self._versions([cell], {})
+            pins = self._versions([cell], {})
+            lockcheck.check(cell, [wheel for wheel, _ in self._draft(cell, pins, {})])
+        except UnreachableError as error:
+            raise FetchError(str(error), hint=error.hint) from error
         except LockError as error:
             return str(error)
-        return " ".join(facts.load().trap_of(found))
+        return ""
 
     def _joint(
         self, first: Cell, group: Sequence[Cell], together: Sequence[Cell], known: Mapping[str, str]
@@ -106,14 +113,15 @@ class Resolver:
 
         A group that does not fit to the others is resolved alone: its images work, they only share less.
         """
-        key = tuple(lock.joint_requirements(self._matrix, together)), first.python
+        bounds = lock.joint_constraints(self._matrix, together)
+        key = tuple(lock.joint_requirements(self._matrix, together)), tuple(bounds), first.python
         others = sorted({cell.group for cell in together} - {first.group})
         if key not in self._pins:
             self._say(f"{', '.join([first.group, *others])}: resolving {len(key[0])} requirements together")
             try:
                 self._pins[key] = self._versions(together, known)
             except LockError as error:
-                if not others:
+                if not others or isinstance(error, UnreachableError):
                     raise
                 self._pins[key] = error
         found = self._pins[key]
@@ -207,13 +215,14 @@ class Resolver:
                 preexec_fn=_end_with_parent,  # no thread of ours runs yet
             )
         except subprocess.TimeoutExpired as error:
-            raise LockError(
+            raise UnreachableError(
                 f"{cell.id}: the package index gave no answer in {TIMEOUT_S} s",
                 hint="Try again; `builder doctor`.",
             ) from error
         told = self._hide(done.stderr).strip()
         if done.returncode:
-            raise LockError(f"{cell.id}: cannot be resolved to wheels\n{_explain(told)}", hint=_hint(told))
+            kind = UnreachableError if _UNREACHABLE.search(told) else LockError
+            raise kind(f"{cell.id}: cannot be resolved to wheels\n{_explain(told)}", hint=_hint(told))
         if yanked := re.search(r"`?(\S+==\S+?)`? is yanked[^\n]*", told):
             raise LockError(
                 f"{cell.id}: {yanked[0].strip('` ')}",
@@ -337,6 +346,6 @@ def _hint(told: str) -> str:
         return "Only wheels can be installed for now: pin a version that has one for this Python."
     if re.search(r"(?i)hash mismatch", told):
         return "The index serves other bytes than it promises; do not use it until that is explained."
-    if re.search(r"(?i)failed to fetch|connect|timed? ?out|error sending request|dns", told):
+    if _UNREACHABLE.search(told):
         return "The package index did not answer as it should; `builder doctor` shows which settings are used."
     return "Change a version in matrix.yaml so that the requirements fit together."

@@ -15,6 +15,7 @@ from builder.matrix import Component, Matrix
 OCI = "org.opencontainers.image"  # prefix of the image specification's "Pre-Defined Annotation Keys"
 LABEL = "gpu-images"
 PLAN_LABEL = f"{LABEL}.plan"
+CELL_LABEL = f"{LABEL}.cell"
 CUDA_LABEL = f"{LABEL}.cuda"  # a version, or cpu
 BUILT_FOR_LABEL = f"{LABEL}.framework.cuda"  # what the framework itself was compiled for
 DRIVER_LABEL = f"{LABEL}.driver"  # the oldest that runs this CUDA
@@ -69,6 +70,7 @@ def of_image(
             gpu_labels[DRIVER_LABEL] = driver
         if build:
             gpu_labels |= {BUILT_FOR_LABEL: build.cuda, ARCHITECTURES_LABEL: " ".join(build.architectures)}
+    env |= matrix.cuda[cell.cuda].env
     for part in parts.values():
         env |= part.env
     return Settings(
@@ -80,7 +82,7 @@ def of_image(
             f"{OCI}.title": cell.id,
             f"{OCI}.version": cell.release,
             f"{OCI}.ref.name": reference,
-            f"{LABEL}.cell": cell.id,
+            CELL_LABEL: cell.id,
             f"{LABEL}.framework": cell.framework,
             f"{LABEL}.framework.version": cell.release,
             CUDA_LABEL: cell.cuda,

@@ -79,10 +79,15 @@ class Size(click.ParamType[int]):
 
     name = "size"
 
+    def __init__(self, *, positive: bool = False) -> None:
+        self._positive = positive
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         found = re.fullmatch(r"([0-9]{1,15})([kMGT]?)B?", str(value), re.ASCII)
         if not found:
             self.fail(f"{value!r} is no size; write 40GB or 500MB", param, ctx)
+        if value != 0 and self._positive and not int(found[1]):
+            self.fail("expected more than 0", param, ctx)
         return int(found[1]) * _UNITS[found[2]]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
+from packaging.version import Version
 from rich.text import Text
 
 from builder import explain, facts, gpu, host, lock, runson, tags
@@ -27,6 +29,8 @@ from builder.runson import Device, ImageNeeds
 
 THIS = "this"
 _INDEXES = (MANIFESTS[1], MANIFESTS[3])  # media types of manifests for several platforms
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_TOO_OLD = re.compile(r"driver \S+ is too old: .* takes ([0-9.]+[0-9]) or newer", re.ASCII)
 _WORDS = {True: "runs", False: "does not run", None: "not known"}
 _STYLES = {True: "green", False: "bold red", None: "yellow"}
 EXAMPLES = """\b
@@ -59,7 +63,8 @@ def explain_command(context: Context, wanted: Sequence[str], gpu_name: str | Non
     checked against what the package index has and what the packages' metadata requires, then resolved; nothing is
     written.
 
-    With --gpu, CELLS are ids, patterns or sets of matrix.yaml (default: all), IMAGES are names with a registry.
+    With --gpu, CELLS are ids, patterns, sets or short tags of matrix.yaml (default: all), IMAGES are names with a
+    registry, which is asked.
     """
     project = context.project
     if gpu_name is not None:
@@ -96,7 +101,7 @@ def _resolution(context: Context, project: Project, lent: Host) -> Resolve:
 
 @dataclass(frozen=True, kw_only=True)
 class _Image:
-    """Cells of one group, which have the same needs, or an image in a registry."""
+    """Cells of one group, which have the same needs, a cell by a tag of it, or an image in a registry."""
 
     name: str
     needs: ImageNeeds
@@ -108,17 +113,24 @@ def _on_gpu(context: Context, project: Project, wanted: Sequence[str], name: str
     images = [*_images(project, wanted)]
     refused: set[str] = set()
     for device in devices:
-        capability = f" (compute capability {device.capability})" if device.capability not in ("", device.name) else ""
+        capability = f" (compute capability {device.capability})" if device.capability not in device.name else ""
         click.echo(f"{device.name}{capability}{f', driver {driver}' if driver else ''}:")
         for image in images:
             verdict = runson.judge(device, driver, image.needs, known)
             if not verdict.runs:
                 refused.add(image.name)
             state = Text(f"  {_WORDS[verdict.runs]:<14}", style=_STYLES[verdict.runs])
-            reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
-            context.out.print(state, Text(f"{image.name}{reasons}"), sep="", soft_wrap=True)
+            told = "; ".join(_strongest(verdict.reasons))
+            context.out.print(state, Text(f"{image.name}{': ' if told else ''}{told}"), sep="", soft_wrap=True)
     if (wanted and refused) or len(refused) == len(images):
         raise RefusedError(f"{len(refused)} of {len(images)} do not run there, or nobody knows it")
+
+
+def _strongest(reasons: Sequence[str]) -> list[str]:
+    """Of several that find the driver too old, only the one that takes the newest: that one serves the others too."""
+    oldest = {one: Version(found[1]) for one in reasons if (found := _TOO_OLD.fullmatch(one))}
+    kept = max(oldest, key=lambda one: oldest[one], default="")
+    return [one for one in reasons if one not in oldest or one == kept]
 
 
 def _devices(name: str, driver: str) -> tuple[Sequence[Device], str]:
@@ -134,29 +146,46 @@ def _devices(name: str, driver: str) -> tuple[Sequence[Device], str]:
 
 
 def _images(project: Project, wanted: Sequence[str]) -> Iterator[_Image]:
-    by_tag = {str(tag): cell for cell, names in tags.compute(project.matrix, project.cells).items() for tag in names}
-    here = [by_tag.get(one, one) for one in wanted]
-    in_registry = [one for one in here if "/" in one]
-    patterns = [one for one in here if "/" not in one]
+    """Cells by ids and patterns first. A name with a registry is what is published there, whatever is built here."""
+    by_tag = _by_tag(project)
+    images = [one for one in wanted if one in by_tag or "/" in one]
+    patterns = [one for one in wanted if one not in images]
     groups: dict[str, list[Cell]] = {}
-    if patterns or not in_registry:
+    if patterns or not images:
         for cell in project.select(patterns or ("*",)):
             groups.setdefault(cell.group, []).append(cell)
     for group, members in groups.items():
-        first = members[0]
-        build = facts.load().build(project.matrix.frameworks[first.framework].package, first.release, first.cuda)
         suffixes = [cell.suffix for cell in members]
         name = group + (suffixes[0] if len(suffixes) == 1 else f"{{{','.join(suffixes)}}}")
-        yield _Image(name=name, needs=runson.needs_of_build(first.cuda, build, facts.load()))
-    lent = host.read() if in_registry else Host()
-    for one in in_registry:
+        yield _Image(name=name, needs=_needs(project, members[0]))
+    lent: Host | None = None
+    for one in images:
         try:
             reference = ImageRef.parse(one)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        registry = Registry(reference, host=lent, write=False)
-        labels = labels_of(registry, reference.digest or reference.tag or "latest")
+        if not reference.registry and (found := by_tag.get(one)):
+            yield _Image(name=f"{one} ({found.id})", needs=_needs(project, found))
+            continue
+        lent = lent or host.read()
+        labels = labels_of(Registry(reference, host=lent, write=False), reference.digest or reference.tag or "latest")
         yield _Image(name=one, needs=runson.needs_of_labels(labels))
+
+
+def _by_tag(project: Project) -> dict[str, Cell]:
+    """Cells by their tags without registry: org/pt-cuda:2.9, and pt-cuda:2.9."""
+    by_id = {cell.id: cell for cell in project.cells}
+    found = {}
+    for cell, names in tags.compute(project.matrix, project.cells).items():
+        for tag in names:
+            short = f"{tag.repository}:{tag.tag}"
+            found[short] = found[short.rsplit("/", maxsplit=1)[-1]] = by_id[cell]
+    return found
+
+
+def _needs(project: Project, cell: Cell) -> ImageNeeds:
+    build = facts.load().build(project.matrix.frameworks[cell.framework].package, cell.release, cell.cuda)
+    return runson.needs_of_build(cell.cuda, build, facts.load())
 
 
 def labels_of(registry: Registry, name: str) -> Mapping[str, str]:
@@ -165,15 +194,26 @@ def labels_of(registry: Registry, name: str) -> Mapping[str, str]:
     try:
         if found and found.media_type in _INDEXES:
             listed = _json(found.content)["manifests"]
-            ours = [one["digest"] for one in listed if one.get("platform", {}).get("architecture") == "amd64"]
-            found = registry.manifest(str(ours[0])) if ours else None
+            ours = [one["digest"] for one in listed if _is_ours(one.get("platform", {}))]
+            found = registry.manifest(_digest(ours[0])) if ours else None
         if found is None:
-            raise VerifyError(f"{registry.name} has no {name} for {lock.PLATFORM}")
-        config = _json(registry.read_blob(str(_json(found.content)["config"]["digest"])))
+            raise VerifyError(f"{registry.name} has no {name} for Linux on {lock.PLATFORM}")
+        config = _json(registry.read_blob(_digest(_json(found.content)["config"]["digest"])))
         labels = config.get("config", {}).get("Labels") or {}
         return {str(key): str(value) for key, value in labels.items()}
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise VerifyError(f"{registry.name}: the manifest or configuration of {name} cannot be read") from error
+
+
+def _is_ours(platform: Mapping[str, Any]) -> bool:
+    return (platform.get("os"), platform.get("architecture")) == ("linux", "amd64")
+
+
+def _digest(told: Any) -> str:
+    """What goes into an address; what is then read is checked against it."""
+    if not isinstance(told, str) or not _DIGEST.fullmatch(told):
+        raise ValueError
+    return told
 
 
 def _json(content: bytes) -> dict[str, Any]:

@@ -35,10 +35,10 @@ def _method_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def _max_disk_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--max-disk",
-        type=Size(),
+        type=Size(positive=True),
         default=0,
-        help="Most bytes that store and engine may take together, such as 40GB: images that are done leave the engine "
-        "when the next need the room; the store keeps them.",
+        help="Most bytes that store and engine may take together, such as 40GB. Images that the store keeps leave the "
+        "engine when the next need the room, then the engine's build cache; what is in the store is not made again.",
     )(command)
 
 
@@ -94,7 +94,8 @@ def _run(
     rest = len(made.images) - count
     what = "built, tested and tagged" if tag else "built"
     done = f"{count} images {what}, " if count else ""
-    context.say(f"{done}{rest} images up to date ({took})")
+    where = " in the store" if max_disk else ""
+    context.say(f"{done}{rest} images up to date{where} ({took})")
 
 
 @click.command(name="images", epilog=CELLS_HELP)

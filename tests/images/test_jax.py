@@ -15,7 +15,7 @@ def test_versions_are_those_of_the_cell(subject: Any, python: Callable[[str], An
     assert jaxlib == subject.wheels["jaxlib"]
 
 
-def test_plugin_is_of_the_cells_cuda(subject: Any, python: Callable[[str], Any]) -> None:
+def test_plugin_is_of_the_cells_cuda(subject: Any, python: Callable[[str], Any], attributes: dict[str, Any]) -> None:
     """The plugin tells which CUDA it was built with, and which libraries it has loaded.
 
     Not asked is CUPTI: that of CUDA 13.2 crashes where no driver is.
@@ -42,7 +42,10 @@ print(json.dumps({{name: ask(name) for name in names}}))
     assert {name: value for name, value in told.items() if not isinstance(value, int)} == {}
     has = [int(part) for part in subject.cell["cuda"].split(".")]
     assert told["cuda_runtime_get_version"] == has[0] * 1000 + has[1] * 10
-    assert told["cuda_runtime_build_version"] // 1000 == has[0]
+    built = told["cuda_runtime_build_version"]
+    assert built // 1000 == has[0]
+    labels = attributes["Config"]["Labels"]
+    assert labels["gpu-images.framework.cuda"] == f"{built // 1000}.{built % 1000 // 10}"
     cudnn = next(version for name, version in subject.wheels.items() if name.startswith("nvidia-cudnn"))
     numbers = [int(part) for part in cudnn.split(".")[:3]]
     assert told["cudnn_get_version"] == numbers[0] * 10000 + numbers[1] * 100 + numbers[2]

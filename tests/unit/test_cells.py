@@ -148,7 +148,7 @@ def test_exclusions_and_inclusions_that_do_nothing(edit: Edit, old: str, new: st
     ("old", "new", "says"),
     [
         ('{cells: "em-1.10-cu129-py39*", reason', '{cells: "*", reason', "every cell is excluded"),
-        ('"12.9": {}', '"1.29": {}\n  "12.9": {}', "two cells have the id"),
+        ('"12.9": {}', '"1.29": {}\n  "12.9": {}', "differ only by their dots"),
     ],
     ids=["nothing left", "ids collide"],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from builder import digest
+from builder.errors import FileError
 
 
 def test_of_bytes() -> None:
@@ -65,3 +66,14 @@ def test_a_change_of_a_file_changes_its_digest(tmp_path: Path, change: str) -> N
     else:
         path.chmod(0o755)
     assert digest.of_tree(tmp_path, path) != before
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """It would lead out of the checkout."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("x")
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates/files").symlink_to(outside)
+    with pytest.raises(FileError, match="is a link"):
+        digest.tree(tmp_path / "templates/files")

@@ -15,20 +15,22 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from builder import cells, digest, explain, facts, gpu, host, matrix, strict_yaml
+from builder import cells, digest, explain, facts, gpu, host, matrix, runson, strict_yaml
 from builder.cells import Cell
 from builder.cli import explain as command
 from builder.cli.context import Context
 from builder.cudaof import Finder
-from builder.errors import BuilderError, RefusedError, UsageError, VerifyError
+from builder.errors import BuilderError, FetchError, RefusedError, RegistryError, UsageError, VerifyError
 from builder.explain import Explanation
-from builder.facts import Build, Facts
+from builder.facts import Build, Facts, Trap
 from builder.gpu import Gpu
 from builder.host import Host
-from builder.matrix import Matrix
+from builder.matrix import Framework, Matrix
 from builder.released import Metadata, Package, Release
+from builder.runson import Verdict
 from tests.unit.wire import Reply, Sent, Wire, connect
 
 STORED = Path(__file__).parent / "metadata"
@@ -142,8 +144,12 @@ def near(text: str) -> list[str]:
 
 RUNTIME_12 = "nvidia-cuda-runtime-cu12==12.8.90, which is CUDA 12.8"
 REFUSALS = {
-    "pt-2.99-cu128-py311": "torch has no release of 2.99 on the index: nearest are 2.11, 2.14, 2.15; the newest stable "
+    "pt-2.99-cu128-py311": "torch has no release of 2.99 on the index: nearest are 2.15, 2.14, 2.11; the newest stable "
     "one is 2.15.0",
+    "pt-99.0-cu132-py311": "torch has no release of 99.0 on the index: nearest are 2.15, 2.14, 2.11; the newest stable "
+    "one is 2.15.0",
+    "pt-0.9-cu132-py311": "torch has no release of 0.9 on the index: nearest are 2.0, 2.8, 2.9; the newest stable one "
+    "is 2.15.0",
     "pt-2.9.7-cu128-py311": "torch has no release 2.9.7; of 2.9 it has 2.9.0, 2.9.1",
     "tf-2.22-cu128-py313": "tensorflow 2.22 has no release that an installer would pick, only pre-releases or yanked "
     "ones: 2.22.0rc0",
@@ -300,6 +306,143 @@ def test_a_line_without_stable_release_is_near_to_the_newest_that_has_one() -> N
     ]
 
 
+def test_of_a_lower_major_version_the_newest_line_is_near() -> None:
+    found, _ = made()
+    few = found.model_copy(update={"frameworks": {**found.frameworks, "pytorch": _without(found, "2.15")}})
+    asked = explain.parse(few, "pt-99.0-cu132-py311")
+    nearest = explain.explain(few, (), Stored(), known(), asked, lambda *_: "").near
+    assert str(nearest[0]) == "pt-2.15-cu132-py311 (release 2.15.0; not in the matrix)"
+
+
+def _without(found: Matrix, line: str) -> Framework:
+    pytorch = found.frameworks["pytorch"]
+    return pytorch.model_copy(
+        update={"versions": {key: pytorch.versions[key] for key in pytorch.versions if key != line}}
+    )
+
+
+def test_bounds_that_no_metadata_says_are_added_before_it_is_resolved() -> None:
+    def resolve(supposed: Matrix, cell: Cell) -> str:
+        bounds = supposed.frameworks[cell.framework].versions[cell.line].constraints
+        return "" if bounds == ["numpy<2"] else "torch 2.0.1 takes numpy<2, not 2.4.6"
+
+    found = told("pt-2.0-cu117-py311", resolve)
+    assert found.works, found.lines
+    assert found.add == (
+        "it is not in matrix.yaml; add:",
+        '  under cuda: "11.7": {}',
+        '  under frameworks.pytorch.versions: "2.0": {release: 2.0.1, cuda: ["11.7"], python: ["3.11"], '
+        "constraints: [numpy<2]}",
+    )
+
+
+class Named(Stored):
+    """With packages that are made up, and requirements of torch 2.8.0 in place of its own."""
+
+    def __init__(self, requires: tuple[str, ...], **others: Metadata) -> None:
+        self._requires = requires
+        self._others = {one.name: one for one in others.values()}
+
+    def package(self, name: str) -> Package:
+        if other := self._others.get(canonicalize_name(name)):
+            return Package(name=name, releases=(Release(version=Version(other.version)),))
+        return super().package(name)
+
+    def metadata(self, name: str, version: Version) -> Metadata:
+        if other := self._others.get(name):
+            return other
+        found = super().metadata(name, version)
+        return replace(found, requires=self._requires) if str(version) == "2.8.0" else found
+
+
+def of_named(catalogue: Named, traps: list[Trap]) -> Explanation:
+    found, listed = made()
+    knows = known().model_copy(update={"traps": traps})
+    asked = explain.parse(found, "pt-2.8-cu128-py313")
+    return explain.explain(found, listed, catalogue, knows, asked, lambda *_: "")
+
+
+def trap(package: str, affected: str, wants: str) -> Trap:
+    return Trap(package=package, affected=affected, other="other", wants=wants, reason="made up", source="made up")
+
+
+RUNTIME = "nvidia-cuda-runtime-cu12==12.8.90"
+
+
+def test_bounds_of_what_comes_along_are_added_too_where_they_concern_it() -> None:
+    part = Metadata(name="part", version="2.1")
+    traps = [trap("part", "<3", ">=1,<2"), trap("part", ">=3", "<4"), trap("torch", "<2.8", "<5"), trap("x", "", "<6")]
+    assert of_named(Named((RUNTIME, "Part>=2"), part=part), traps).add[1].endswith(', constraints: ["other>=1,<2"]}')
+    assert "constraints" not in of_named(Named((RUNTIME,), part=part), traps).add[1]
+
+
+ODD = {
+    "compares what cannot be compared": 'foo; sys_platform ~= "linux"',
+    "knows other variables": 'foo; "x" in extras',
+    "is nested": f"foo; {'(' * 600}os_name == 'a'{')' * 600}",
+    "has a number of 5000 digits": f"foo; python_version >= '{'9' * 5000}'",
+    "has a bound of 5000 digits": f"nvidia-cuda-runtime-cu12=={'9' * 5000}",
+    "has an escape sequence": "nvidia-cuda-runtime-cu12===\x1b[31m",
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_a_requirement_that_nobody_can_read_does_not_count(odd: str) -> None:
+    found = of_named(Named((odd, RUNTIME)), [])
+    assert found.works
+    assert RUNTIME in found.because[0]
+
+
+def test_plugins_that_ask_for_plugins_without_end() -> None:
+    """The metadata of the plugin gives the name of the framework, and asks for the plugin again."""
+    again = Metadata(name="torch", version="2.8.0", requires=("torch-cuda12-x",))
+
+    class Endless(Named):
+        def package(self, name: str) -> Package:
+            if name == "torch-cuda12-x":
+                return Package(name=name, releases=(Release(version=Version("1")),))
+            return super().package(name)
+
+        def metadata(self, name: str, version: Version) -> Metadata:
+            return again if name == "torch-cuda12-x" else super().metadata(name, version)
+
+    found = of_named(Endless(("torch-cuda12-x",)), [])
+    assert not found.works
+    assert any("names no CUDA wheels in its metadata" in one for one in found.because)
+
+
+def test_a_name_is_no_expression() -> None:
+    class Odd(Named):
+        def metadata(self, name: str, version: Version) -> Metadata:
+            return replace(super().metadata(name, version), name="torch(")
+
+    assert of_named(Odd((RUNTIME,)), []).works
+    asking = of_named(Odd(("foo",)), [])
+    assert "names no CUDA wheels" in asking.because[0]
+
+
+def test_an_extra_whose_cuda_is_not_on_the_index() -> None:
+    class Extra(Named):
+        def metadata(self, name: str, version: Version) -> Metadata:
+            return replace(super().metadata(name, version), extras=("cuda",))
+
+    found = of_named(Extra(("nvidia-cuda-runtime-cu12>=99; extra == 'cuda'",)), [])
+    assert found.because[0] == (
+        "torch 2.8.0 has CUDA only by its extra cuda: it requires nvidia-cuda-runtime-cu12>=99, of which the index has "
+        "no release, not 12.8"
+    )
+
+
+def test_an_index_that_fails_is_no_reason_against_a_combination() -> None:
+    def fail(*_: object) -> str:
+        raise FetchError("the index is silent")
+
+    with pytest.raises(FetchError):
+        told("pt-2.8-cu128-py313", fail)
+    with pytest.raises(FetchError):
+        told("tf-2.22-cu128-py313", fail)  # for a neighbour
+
+
 def test_no_neighbour_is_offered_that_does_not_resolve() -> None:
     asked = []
 
@@ -389,6 +532,7 @@ def test_uv_s_reason_in_two_lines() -> None:
         ("pt-2.9-cu128-py311\n", "is no combination"),
         ("pt-2.9rc1-cu128-py311", "is no combination"),
         ("xx-2.9-cu128-py311", "no framework is called 'xx'"),
+        ("pt-2.15-cu13-py311", "cu13 names no minor version of CUDA"),
         ("pt-2.9-cu128-py311-jupiter", "no variant 'jupiter'; did you mean 'jupyter'?"),
     ],
 )
@@ -402,6 +546,13 @@ def test_what_is_no_combination(text: str, said: str) -> None:
 @pytest.mark.parametrize(("tag", "cuda"), [("cu118", "11.8"), ("cu1210", "12.10"), ("cu92", "9.2"), ("cpu", "cpu")])
 def test_cuda_tags(tag: str, cuda: str) -> None:
     assert explain.parse(made()[0], f"pt-2.9-{tag}-py310").cuda == cuda
+
+
+@pytest.mark.parametrize(("tag", "hint"), [("cu13", "Write cu132 for 13.2."), ("cu14", "Write cu140 for 14.0.")])
+def test_a_major_version_of_cuda_is_not_enough(tag: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        explain.parse(made()[0], f"pt-2.15-{tag}-py311")
+    assert refused.value.hint == hint
 
 
 @pytest.fixture
@@ -476,8 +627,9 @@ MANIFEST = json.dumps({"config": {"digest": digest.of_bytes(CONFIG)}, "layers": 
 LISTED = json.dumps(
     {
         "manifests": [
-            {"digest": "sha256:" + "7" * 64, "platform": {"architecture": "arm64"}},
-            {"digest": digest.of_bytes(MANIFEST), "platform": {"architecture": "amd64"}},
+            {"digest": "sha256:" + "7" * 64, "platform": {"architecture": "arm64", "os": "linux"}},
+            {"digest": "sha256:" + "8" * 64, "platform": {"architecture": "amd64", "os": "windows"}},
+            {"digest": digest.of_bytes(MANIFEST), "platform": {"architecture": "amd64", "os": "linux"}},
         ]
     }
 ).encode()
@@ -509,6 +661,70 @@ def test_an_image_in_a_registry_is_judged_by_its_labels(
     done = run("--gpu", "H100", "--driver", "470.82", "registry.example.test/a/b:2.9")
     assert isinstance(done.exception, RefusedError)
     assert "  does not run  registry.example.test/a/b:2.9: driver 470.82 is too old" in done.output
+
+
+def test_a_name_with_a_registry_is_asked_there_whatever_the_matrix_has(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "matrix.yaml").write_text(MATRIX.replace('registry: ""', "registry: registry.example.test"))
+    old = json.dumps({"config": {"Labels": {"gpu-images.cuda": "13.2", "gpu-images.driver": "580.65.06"}}}).encode()
+    manifest = json.dumps({"config": {"digest": digest.of_bytes(old)}, "layers": []}).encode()
+    wire = serve(monkeypatch, Reply(body=manifest, headers={"Content-Type": f"{KIND}.manifest.v1+json"}), old)
+    name = "registry.example.test/org/pt-cuda:2.9"
+    done = run("--gpu", "H100", "--driver", "570.82", name)
+    assert f"  does not run  {name}: driver 570.82 is too old: CUDA 13.2" in done.output
+    assert "GET /v2/org/pt-cuda/manifests/2.9" in wire.said
+
+
+@pytest.mark.parametrize("name", ["org/pt-cuda:2.9", "pt-cuda:2.9.1-cu128-py311"])
+def test_a_short_tag_is_a_cell_of_the_matrix(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "matrix.yaml").write_text(MATRIX.replace('registry: ""', "registry: registry.example.test"))
+    wire = serve(monkeypatch, Reply(status=404))
+    done = run("--gpu", "H100", "--driver", "580.82", name)
+    assert done.output.splitlines()[1:] == [f"  runs          {name} (pt-2.9-cu128-py311)"]
+    assert not wire.seen
+
+
+def test_of_two_drivers_that_are_wanted_the_newer_one_is_told(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = (
+        "driver 450 is too old: CUDA 12.8 takes 525.60.13 or newer",
+        "it has neither machine code nor PTX",
+        "driver 450 is too old: its PTX, made by CUDA 12.8, takes 1000.1 or newer",
+        "driver 450 is too old: GeForce RTX 5090 (12.0) takes 570.26 or newer",
+    )
+    monkeypatch.setattr(runson, "judge", lambda *_: Verdict(runs=False, reasons=reasons))
+    told = run("--gpu", "RTX 5090", "--driver", "450", "pt-2.9-cu128-py311").output.splitlines()[1]
+    assert told.endswith(f"pt-2.9-cu128-py311: {reasons[1]}; {reasons[2]}")
+
+
+def test_drivers_as_they_are_judged(run: Callable[..., Result]) -> None:
+    """The words of the verdict are those that are looked for."""
+    done = run("--gpu", "RTX 5090", "--driver", "450.80", "pt-2.9-cu128-py311")
+    assert done.output.count("is too old") == 1
+
+
+HOSTILE = ("../../../admin?x=", "sha256:" + "7" * 63, "sha256:" + "7" * 64 + "\n", "sha512:" + "7" * 64, None, 7)
+
+
+@pytest.mark.parametrize("told", HOSTILE)
+def test_what_is_no_digest_is_never_asked_for(monkeypatch: pytest.MonkeyPatch, told: object) -> None:
+    listed = {"manifests": [{"digest": told, "platform": {"architecture": "amd64", "os": "linux"}}]}
+    for content, kind in ((listed, "index"), ({"config": {"digest": told}}, "manifest")):
+        first = Reply(body=json.dumps(content).encode(), headers={"Content-Type": f"{KIND}.{kind}.v1+json"})
+        wire = serve(monkeypatch, first)
+        with pytest.raises(VerifyError):
+            command.labels_of(connect(), "2.9")
+        assert wire.said == ["GET /v2/a/b/manifests/2.9"]
+
+
+def test_other_bytes_than_the_digest_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, Reply(body=LISTED, headers={"Content-Type": f"{KIND}.index.v1+json"}), CONFIG + b" ")
+    with pytest.raises(RegistryError, match="other bytes than the digest says"):
+        command.labels_of(connect(), "2.9")
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"config": {"digest": 7}}', b'{"config": []}'])

@@ -158,3 +158,12 @@ def test_the_same_files_give_the_same_entries(tiny: Project, image: PlannedImage
             path.write_bytes(content)
             path.chmod(mode)
     assert entries(tiny, image) == before
+
+
+def test_nothing_lies_below_a_link_of_another_component(tiny: Project, image: PlannedImage) -> None:
+    link = tiny.root / "templates/base/files/srv/data"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/elsewhere")
+    put(tiny, "jupyter", "srv/data/file")
+    with pytest.raises(BuildError, match="a file for /srv/data/file, but /srv/data is a link"):
+        files.read(tiny.root, image, PLACE)

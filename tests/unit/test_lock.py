@@ -186,7 +186,10 @@ def test_inputs_change_with_what_is_asked_for(tiny: Project, edit: Edit, old: st
 FRESH = {
     "another CUDA's toolkit": ('"12.9": {}', '"12.9": {toolkit: 12.9.1}'),
     "constraint of a framework on another CUDA": ("{release: 0.5.3", "{constraints: [sums<2], release: 0.5.3"),
-    "package for another CUDA": ("package: ember\n", 'package: ember\n    package_on: {"13": "ember[cuda]"}\n'),
+    "package for no CUDA": (
+        "package: quartz[cuda]\n",
+        'package: quartz[cuda]\n    package_on: {"12": "quartz[cuda]"}\n',
+    ),
     "package of another framework on this CUDA and another Python": ("quartz[cuda]", "quartz[gpu]"),
     "package of Debian that is a Python": ("{debian: newbird}", "{debian: newbird, apt: [python3, python3-extra]}"),
     "budget": ("exclude:", 'budgets: [{cells: "*", image: 4GB, layer: 1GB}]\nexclude:'),

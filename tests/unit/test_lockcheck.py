@@ -65,7 +65,7 @@ def test_what_is_right(cell: Cell, wheels: list[Wheel]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["nvidia-cudnn-cu12", "nvidia-cuda-runtime-cu12-extra", "nvidia-cuda-nvrtc-cu12"], ids=str
+    "name", ["nvidia-cudnn-cu12", "nvidia-cuda-runtime-tools-cu12", "nvidia-cuda-nvrtc-cu12"], ids=str
 )
 def test_an_extra_that_resolves_to_cpu_only(name: str) -> None:
     error = refusal(TORCH, library(name, "12.8.90"), wheel("torch", "2.9.1"))
@@ -87,9 +87,10 @@ def test_another_cuda_than_the_tag_would_say(name: str, version: str) -> None:
     [
         (TORCH, library("nvidia-nccl-cu13", "2.27.7"), "13"),
         (TORCH, library("nvidia-cublas-cu11", "11.11.3.6"), "11"),
+        (TORCH, library("nvidia-cublas", "13.1.0.3"), "13"),
         (replace(TORCH, cuda="13.2"), CUDNN, "12"),
     ],
-    ids=["13 beside 12", "11 beside 12", "12 beside 13"],
+    ids=["13 beside 12", "11 beside 12", "13 without a suffix beside 12", "12 beside 13"],
 )
 def test_wheels_of_two_cudas(cell: Cell, stranger: Wheel, major: str) -> None:
     mine = RUNTIME if cell is TORCH else library("nvidia-cuda-runtime", "13.2.75")

@@ -241,3 +241,29 @@ def test_a_damaged_lock_is_made_again(tiny: Project, damage: bytes) -> None:
     path.write_bytes(damage)
     assert f"locks/{CELL}.json" in update(tiny, CELL)
     assert lock.read(tiny.root, CELL) is not None
+
+
+def test_an_upgrade_that_fails_in_part_writes_nothing_of_that_cuda(tiny: Project, resolver: type[FakeResolver]) -> None:
+    """Else some images of a CUDA would be on newer wheels of it than the others."""
+    update(tiny, CELL)
+    before = {path: path.read_bytes() for path in (tiny.root / "locks").glob("*.json")}
+    resolver.broken = frozenset({SAME_CUDA[-1]})
+    resolver.newest = "10"
+    said: list[str] = []
+    with pytest.raises(LockError):
+        update(tiny, CELL, upgrade=True, say=said.append)
+    assert {path: path.read_bytes() for path in (tiny.root / "locks").glob("*.json")} == before
+    assert "nothing is written of a CUDA of which not all could be resolved" in said
+
+
+def test_several_versions_of_a_cuda_wheel_are_told(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Apart(FakeResolver):
+        def resolve(self, group: Sequence[Cell], together: Sequence[Cell], known: Mapping[str, str]) -> list[Lock]:
+            self.newest = "1" if group[0].framework == "quartz" else "2"
+            return super().resolve(group, together, {})
+
+    monkeypatch.setattr(locking, "Resolver", Apart)
+    said: list[str] = []
+    update(tiny, CELL, say=said.append)
+    assert [line for line in said if line.startswith("CUDA 12.10: ")]
+    assert "in 2 versions: 1, 2" in said[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from builder import matrix, strict_yaml
 from builder.errors import MatrixError
 from builder.matrix import Matrix
+from builder.project import Project
 from tests.unit.fakes import place
 
 TINY = (Path(__file__).parent / "tiny/matrix.yaml").read_text(encoding="utf-8")
@@ -160,7 +162,7 @@ UNKNOWN = {
     "of a version": ("{release: 0.5.3", "{relase: 0.5.3", "did you mean 'release'?"),
     "of a component": ("healthcheck: [", "helthcheck: [", "did you mean 'healthcheck'?"),
     "of an exclusion": ("exclude:\n  - {cells:", "exclude:\n  - {reson: x, cells:", "did you mean 'reason'?"),
-    "of CUDA": ("{toolkit: 12.10.1}", "{toolkit: 12.10.1, driver: x}", "driver: unknown key; known: toolkit"),
+    "of CUDA": ("{toolkit: 12.10.1}", "{toolkit: 12.10.1, driver: x}", "driver: unknown key; known: toolkit, env"),
     "of a Python": ("{debian: oldbird}", "{debian: oldbird, atp: [git]}", "did you mean 'apt'?"),
     "of a framework's name on the cpu": (
         "image: quartz-cuda\n",
@@ -321,3 +323,42 @@ def test_any_text_as_a_value(value: str) -> None:
         where = "matrix.yaml:"
         assert set(found.frameworks["quartz"].versions["0.5"].release) <= set("0123456789.")
     assert where.startswith("matrix.yaml:")
+
+
+AXES = {
+    "a release of another Python": (
+        "{debian: oldbird}",
+        "{debian: oldbird, uv: 3.12.1}",
+        "3.12.1 is no release of Python 3.9",
+    ),
+    "a toolkit of another CUDA": (
+        "{toolkit: 12.10.1}",
+        "{toolkit: 12.6.3}",
+        "cuda-toolkit 12.6.3 is not of CUDA 12.10",
+    ),
+    "a toolkit for the cpu": (
+        '"12.9": {}',
+        '"12.9": {}\n  cpu: {toolkit: 12.9.1}',
+        "cuda-toolkit 12.9.1 is not of CUDA cpu",
+    ),
+    "versions with the same tag": ('"12.9": {}', '"12.9": {}\n  "1.29": {}', "1.29 and 12.9 differ only by their dots"),
+    "a package for no CUDA": (
+        "package: ember\n",
+        'package: ember\n    package_on: {"14": ember}\n',
+        "no CUDA of the matrix is 14",
+    ),
+    "a budget of nothing": (
+        "exclude:",
+        'budgets: [{cells: "zz-*", image: 1GB, layer: 1GB}]\nexclude:',
+        "'zz-*' matches no cell",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "says"), AXES.values(), ids=AXES)
+def test_axes_that_contradict_themselves(edit: Callable[[str, str], Project], old: str, new: str, says: str) -> None:
+    project = edit(old, new)
+    with pytest.raises(MatrixError) as caught:
+        assert project.cells
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("matrix.yaml:")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from builder import assemble, build, maxdisk, plan, publish
+from builder import assemble, build, load, maxdisk, plan, publish
 from builder.errors import DiskError
 from builder.host import Host
 from builder.plan import Plan
@@ -21,12 +21,15 @@ from tests.unit.fakes import FakeEngine, MemoryConsole
 from tests.unit.tiny_locks import LOCKED
 
 GB = 1_000_000_000
+KEPT: set[str] = set()  # what the store of these tests has
+TAGS = [f"registry.example.test:5000/team/ember-cuda:{tag}" for tag in ("1.10", "1.9")]
 
 
 class FullEngine(FakeEngine):
     """Its images take 10 GB each, its cache 3 GB."""
 
     cache = 3 * GB
+    in_use = ""
 
     def disk_bytes(self) -> int:
         return self.cache + 10 * GB * len({info.id for info in self.known.values()})
@@ -41,6 +44,9 @@ class FullEngine(FakeEngine):
         if found is None or not found.tags:
             self.known = {name: info for name, info in self.known.items() if info.id != reference}
         return True
+
+    def used_images(self) -> set[str]:
+        return {self.in_use}
 
     def chains(self) -> set[tuple[str, ...]]:
         return set()
@@ -59,18 +65,22 @@ def work(tiny: Project) -> Work:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(maxdisk, "_need", lambda *_: 5 * GB)
+    monkeypatch.setattr(load, "image_ids", lambda _: KEPT)
+    KEPT.clear()
     found = Store(tmp_path / "store")
     found.prepare()
     return found
 
 
-def have(work: Work, name: str, cuda: str, *, ours: bool = True) -> str:
+def have(work: Work, name: str, cuda: str, *, ours: bool = True, kept: bool = True) -> str:
     assert isinstance(work.engine, FakeEngine)
     image_id = work.engine.have(name, labels={PLAN_LABEL: name, CUDA_LABEL: cuda, "gpu-images.cell": name})
     if ours:
         record = build.record(work.project.state, name.replace("/", "-"))
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(image_id + "\n", encoding="ascii")
+    if kept:
+        KEPT.add(image_id)
     return image_id
 
 
@@ -94,36 +104,57 @@ def test_parts_are_groups_and_those_of_one_cuda_lie_together(made: Plan) -> None
 
 
 def test_nothing_is_freed_where_there_is_room(work: Work, store: Store, made: Plan) -> None:
-    have(work, "team/one:1", "12.9")
+    have(work, TAGS[0], "12.9")
     maxdisk.make_room(work, store, made, 20 * GB)
     assert isinstance(work.engine, FakeEngine)
     assert work.engine.calls == []
 
 
-def test_the_cache_goes_first(work: Work, store: Store, made: Plan) -> None:
-    have(work, "team/one:1", "12.9")
-    maxdisk.make_room(work, store, made, 16 * GB)  # 10 + 5; 3 of cache
+def test_the_cache_goes_last_for_others_use_it_too(work: Work, store: Store, made: Plan) -> None:
+    have(work, TAGS[0], "12.9")
+    maxdisk.make_room(work, store, made, 6 * GB)  # 5, and 3 of cache
     assert isinstance(work.engine, FakeEngine)
-    assert work.engine.calls == ["prune"]
+    assert work.engine.calls[0] == f"remove {TAGS[0]}"
+    assert work.engine.calls[-1] == "prune"
 
 
 def test_images_of_another_cuda_go_before_those_whose_layers_are_wanted(work: Work, store: Store, made: Plan) -> None:
     part = Plan(images=made.images[2:])
     assert {image.cell.cuda for image in part.images} == {"12.9"}
-    have(work, "team/same:1", "12.9")
-    have(work, "team/other:1", "12.10")
-    maxdisk.make_room(work, store, part, 16 * GB)
-    assert removed(work)[0] == "remove team/other:1"
-    assert "remove team/same:1" not in removed(work)
+    have(work, TAGS[0], "12.9")
+    have(work, TAGS[1], "12.10")
+    maxdisk.make_room(work, store, part, 19 * GB)
+    assert f"remove {TAGS[1]}" in removed(work)
+    assert f"remove {TAGS[0]}" not in removed(work)
 
 
-def test_images_that_are_not_ours_stay(work: Work, store: Store, made: Plan) -> None:
-    have(work, "team/mine:1", "12.10")
-    have(work, "elsewhere/theirs:1", "12.10", ours=False)
+def test_what_cannot_be_loaded_again_or_is_somebodys_stays(work: Work, store: Store, made: Plan) -> None:
+    have(work, TAGS[0], "12.10", ours=False)
     with pytest.raises(DiskError, match=r"more than --max-disk 9.0 GB"):
         maxdisk.make_room(work, store, made, 9 * GB)
-    assert removed(work)[0] == "remove team/mine:1"
-    assert not [call for call in removed(work) if "theirs" in call]
+    assert removed(work) == []
+
+
+def test_what_the_store_lost_stays(work: Work, store: Store, made: Plan) -> None:
+    have(work, TAGS[0], "12.10", kept=False)
+    with pytest.raises(DiskError):
+        maxdisk.make_room(work, store, made, 9 * GB)
+    assert removed(work) == []
+
+
+def test_what_a_container_uses_stays(work: Work, store: Store, made: Plan) -> None:
+    assert isinstance(work.engine, FullEngine)
+    work.engine.in_use = have(work, TAGS[0], "12.10")
+    with pytest.raises(DiskError):
+        maxdisk.make_room(work, store, made, 9 * GB)
+    assert removed(work) == []
+
+
+def test_what_somebody_gave_a_name_of_their_own_stays(work: Work, store: Store, made: Plan) -> None:
+    have(work, "mine/for-the-course:1", "12.10")
+    with pytest.raises(DiskError):
+        maxdisk.make_room(work, store, made, 9 * GB)
+    assert removed(work) == []
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,7 @@ def test_the_user_wants_to_end(blobs: list[Blob], monkeypatch: pytest.MonkeyPatc
     registry = FakeRegistry()
     silent = threading.Event()
     monkeypatch.setattr(pushing, "GRACE_S", 0.2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without
 
     def upload(_: str) -> None:
         main = threading.main_thread().ident

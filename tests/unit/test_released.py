@@ -190,6 +190,49 @@ def test_what_is_said_when_metadata_cannot_be_had(lay: Laid, files: Callable[[Se
     assert HOST not in str(failed.value) + failed.value.hint
 
 
+def test_a_file_of_metadata_is_not_read_to_its_end_where_it_has_none(lay: Laid) -> None:
+    index, _ = lay(
+        page(LINUX, attributes='data-core-metadata="true"'), lambda _: Reply(body=METADATA + bytes(released.LARGEST))
+    )
+    with pytest.raises(FetchError, match="what the index serves cannot be read"):
+        index.metadata("tiny-pack", ONE)
+
+
+def encrypted(sent: Sent) -> Reply:
+    """Flags of the entry, and of its own header, say that it needs a password."""
+    content = wheel()
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = content.rindex(mark) + flags
+        content = content[:at] + bytes([content[at] | 1]) + content[at + 1 :]
+    return part(content, sent)
+
+
+def test_a_wheel_that_wants_a_password(lay: Laid) -> None:
+    index, _ = lay(page(LINUX), encrypted)
+    with pytest.raises(FetchError, match="what the index serves cannot be read"):
+        index.metadata("tiny-pack", ONE)
+
+
+@pytest.mark.parametrize(
+    "text", [b"Name: x(\nVersion: 1\n", b"Name: x\nVersion: one\n", b"Name: \x1b[31m\nVersion: 1\n", b"Name: x\n"]
+)
+def test_metadata_without_a_name_or_version_that_is_one(text: bytes) -> None:
+    with pytest.raises(FetchError, match="its METADATA cannot be read"):
+        released.parse("x.whl", text)
+
+
+def test_an_extra_that_is_no_name_is_passed_over() -> None:
+    text = b"Name: x\nVersion: 1\nProvides-Extra: \x1b[31m\nProvides-Extra: one\n"
+    assert released.parse("x.whl", text).extras == ("one",)
+
+
+def test_what_cannot_be_shown_is_passed_over(lay: Laid) -> None:
+    content = page("a-1-py3-none-any.whl", attributes='data-requires-python="\x1b[31m"').body
+    more = page("a-2-py3-none-\x1b[31m.whl").body
+    found = lay(Reply(body=content + more, headers={"Content-Type": "text/html"}))[0].package("a")
+    assert [(str(one.version), one.requires_python) for one in found.releases] == [("1", "")]
+
+
 @pytest.mark.parametrize(
     ("pages", "said"),
     [

@@ -14,7 +14,7 @@ from packaging.tags import parse_tag
 
 from builder import lock, resolve
 from builder.cells import Cell
-from builder.errors import LockError
+from builder.errors import FetchError, LockError, UnreachableError
 from builder.host import Host
 from builder.index import IndexSettings
 from builder.project import Project
@@ -411,7 +411,9 @@ def test_why_a_cell_does_not_work(tiny: Project, monkeypatch: pytest.MonkeyPatch
     asked: list[Asked] = []
     made, _ = resolver(tiny, monkeypatch, uv(tmp_path, asked=asked))
     assert made.reason(cell) == ""
-    assert [(one.wanted, one.python) for one in asked] == [(["ember==1.9.2", "emberkit", "pip"], "3.11")]
+    assert (asked[0].wanted, asked[0].python) == (["ember==1.9.2", "emberkit", "pip"], "3.11")
+    made, _ = resolver(tiny, monkeypatch, uv(tmp_path, cuda_version="12.8.9"))
+    assert "brings CUDA 12.8.9 (nvidia-cuda-runtime-cu12), not 12.9" in made.reason(cell), "lock would refuse it"
     made, _ = resolver(tiny, monkeypatch, uv(tmp_path, told=(1, NO_SOLUTION)))
     assert made.reason(cell).startswith(f"{cell.id}: cannot be resolved to wheels\n  No solution found")
 
@@ -430,7 +432,21 @@ def test_a_cell_that_resolves_and_does_not_work_all_the_same(
 
     made, _ = resolver(project, monkeypatch, pinned)
     [cell] = project.select(["qz-0.5-cu129-py311-board"])
-    assert made.reason(cell).startswith("tensorboard 2.9.1 takes setuptools<82: it imports pkg_resources")
+    assert "tensorboard 2.9.1 takes setuptools<82: it imports pkg_resources" in made.reason(cell)
+
+
+def test_an_index_that_does_not_answer_says_nothing_of_a_cell(
+    tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither that it does not work, nor that it does not fit to others."""
+    down = uv(tmp_path, told=(2, "error: Failed to fetch: `https://index.example.test/simple/ember/`"))
+    said: list[str] = []
+    made, _ = resolver(tiny, monkeypatch, down, say=said.append)
+    with pytest.raises(FetchError, match="Failed to fetch"):
+        made.reason(tiny.cells[0])
+    with pytest.raises(UnreachableError):
+        made.resolve(tiny.groups[GROUP], tiny.together[GROUP], {})
+    assert not [line for line in said if "resolved alone" in line]
 
 
 def test_another_cuda_than_the_tag_says(tiny: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@
 ARG BASE=example/base:new@sha256:2222222222222222222222222222222222222222222222222222222222222222
 
 # ---- os: Debian packages, the user and the folders that all that follows is put into
-# SOURCE_DATE_EPOCH: else /etc/shadow holds the day of the build.
+# SOURCE_DATE_EPOCH: else /etc/shadow holds the day of the build. PYTHONHASHSEED: Debian's packages compile their modules.
 FROM ${BASE} AS os
 # apt takes whatever version the release has now; a build from an empty cache takes the newest.
 # hadolint ignore=DL3008
@@ -16,6 +16,7 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host \
     --mount=type=cache,id=apt-cache-newbird,target=/var/cache/apt,sharing=locked \
     --mount=type=cache,id=apt-lists-newbird,target=/var/lib/apt/lists,sharing=locked \
     . /mnt/host/env.sh && \
+    export PYTHONHASHSEED=0 && \
     apt-get update -q && \
     DEBIAN_FRONTEND=noninteractive apt-get upgrade -q -y --no-install-recommends && \
     DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
