@@ -5,14 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from builder import strict_yaml
+from builder.errors import FileError
 
 FILE = Path(__file__).with_name("facts.yaml")
+
+
+def _specifier(value: str) -> str:
+    try:
+        SpecifierSet(value)
+    except InvalidSpecifier as error:
+        raise ValueError("expected versions such as >=2.6,<2.21") from error
+    return value
+
+
+# Some of these end up in a Dockerfile and in labels. In pydantic's patterns `$` is the end alone, no newline before it.
+DriverVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]{3}(\.[0-9]{1,4}){0,2}$")]
+Branch = Annotated[str, StringConstraints(pattern=r"^([0-9]{3})?$")]
+Major = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}$")]
+CudaVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}(\.[0-9]{1,4}){1,2}$")]
+Minor = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$")]
+Capability = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]?\.[0-9]$")]
+Architecture = Annotated[str, StringConstraints(pattern=r"^(sm|compute)_[1-9][0-9]{1,2}[af]?$")]
+Package = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{1,60}(-[a-z0-9]{1,60}){0,9}$")]
+Release = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){1,3}$")]
+GpuName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]{0,60}$")]
+Specifier = Annotated[str, AfterValidator(_specifier), StringConstraints(pattern=r"^[0-9.,<>=!~*]{0,60}$")]
+Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
 
 
 class _Model(BaseModel):
@@ -20,15 +45,15 @@ class _Model(BaseModel):
 
 
 class Driver(_Model):
-    minimum: str
-    source: str
+    minimum: DriverVersion
+    source: Line
 
 
 class Toolkits(_Model):
     """`drivers`: the driver that came with a CUDA, by its first two numbers."""
 
-    drivers: dict[str, str]
-    source: str
+    drivers: dict[Minor, DriverVersion]
+    source: Line
 
 
 class Build(_Model):
@@ -37,19 +62,23 @@ class Build(_Model):
     `cudnn` is the major version, empty where the wheel does not say it.
     """
 
-    cuda: str
-    cudnn: str = ""
-    architectures: list[str]
-    source: str
+    cuda: CudaVersion
+    cudnn: Annotated[str, StringConstraints(pattern=r"^[0-9]{0,2}$")] = ""
+    architectures: list[Architecture]
+    source: Line
 
 
 class Generation(_Model):
-    """GPUs of one compute capability: the first `cuda` that compiles for them, the `last` branch of drivers."""
+    """GPUs of one compute capability: the first `cuda` that compiles for them, the `last` branch of drivers.
 
-    cuda: str
-    last: str = ""
-    names: list[str]
-    source: str
+    Those of `arm` come only with an ARM CPU; with no `names`, so does every GPU of this compute capability.
+    """
+
+    cuda: Minor
+    last: Branch = ""
+    names: list[GpuName]
+    arm: list[GpuName] = []
+    source: Line
 
 
 class Trap(_Model):
@@ -58,13 +87,13 @@ class Trap(_Model):
     `required`: it must be there at all.
     """
 
-    package: str
-    affected: str
-    other: str
-    wants: str
+    package: Package
+    affected: Specifier
+    other: Package
+    wants: Specifier
     required: bool = False
-    reason: str
-    source: str
+    reason: Line
+    source: Line
 
     def violation(self, versions: Mapping[str, str]) -> str:
         """What is wrong with these packages, in one line; empty if nothing is."""
@@ -78,18 +107,29 @@ class Trap(_Model):
         return f"{self.package} {mine} takes {self.other}{self.wants}, not {its}: {self.reason}"
 
 
+class Caveat(_Model):
+    """A flaw of images that run: of a `framework` of the matrix, by its `cuda` and the GPU's `capabilities`."""
+
+    framework: Package
+    cuda: Specifier
+    capabilities: Specifier
+    reason: Line
+    source: Line
+
+
 class Facts(_Model):
     """The whole file: `drivers` by CUDA major, `builds` by package and release, `gpus` by compute capability.
 
     `plugins` says which package has a framework's GPU code where its own does not, by CUDA major.
     """
 
-    drivers: dict[str, Driver]
+    drivers: dict[Major, Driver]
     toolkits: Toolkits
-    plugins: dict[str, dict[str, str]]
-    builds: dict[str, dict[str, Build]]
-    gpus: dict[str, Generation]
+    plugins: dict[Package, dict[Major, Package]]
+    builds: dict[Package, dict[Release, Build]]
+    gpus: dict[Capability, Generation]
     traps: list[Trap]
+    caveats: list[Caveat]
 
     def driver(self, cuda: str) -> str:
         """Oldest driver that runs CUDA `cuda`; empty if the file does not know that major version."""
@@ -111,7 +151,7 @@ class Facts(_Model):
 
     def capability(self, name: str) -> str:
         """Compute capability of a GPU by its name in this file, or empty."""
-        return next((capability for capability, found in self.gpus.items() if name in found.names), "")
+        return next((capability for capability, found in self.gpus.items() if name in found.names + found.arm), "")
 
     def first_cuda(self, capability: str) -> str:
         """The oldest CUDA whose machine code runs on this compute capability, or empty."""
@@ -133,11 +173,36 @@ class Facts(_Model):
         found = self.gpus.get(capability)
         return found.last if found else ""
 
+    def caveats_of(self, framework: str, cuda: str, capability: str) -> list[str]:
+        """Known flaws of a framework with this CUDA on GPUs of this compute capability, as lines."""
+        return [
+            one.reason
+            for one in self.caveats
+            if one.framework == framework
+            and SpecifierSet(one.cuda).contains(cuda)
+            and SpecifierSet(one.capabilities).contains(capability)
+        ]
+
     def trap_of(self, versions: Mapping[str, str]) -> list[str]:
         """What packages want of each other and no metadata says, as lines; `versions` by canonical name."""
         return [told for trap in self.traps if (told := trap.violation(versions))]
 
 
+def read(path: Path) -> Facts:
+    """Raises a FileError with the place of the first fault; what is no YAML is a MatrixError, as everywhere."""
+    located = strict_yaml.load(path)
+    try:
+        return Facts.model_validate(located.data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        is_key = first["loc"][-1:] == ("[key]",)
+        place = first["loc"][:-1] if is_key else first["loc"]
+        raise FileError(
+            f"{located.where(place, key=is_key)}: {'.'.join(map(str, place))}: {first['msg']}",
+            hint="Correct it; the entries next to it show the form.",
+        ) from None
+
+
 @cache
 def load() -> Facts:
-    return Facts.model_validate(strict_yaml.load(FILE).data)
+    return read(FILE)

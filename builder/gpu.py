@@ -10,7 +10,7 @@ from builder.runson import Device
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu(Device):
-    """`memory` in bytes."""
+    """`memory` in bytes, 0 where the GPU has none of its own or does not tell."""
 
     memory: int
 
@@ -29,7 +29,7 @@ def read() -> tuple[str, tuple[Gpu, ...]]:
             Gpu(
                 name=_text(pynvml.nvmlDeviceGetName(handle)),
                 capability=_capability(pynvml, handle),
-                memory=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+                memory=_memory(pynvml, handle),
             )
             for handle in handles
         )
@@ -49,6 +49,14 @@ def _capability(nvml: Any, handle: Any) -> str:
     except nvml.NVMLError:
         return ""
     return f"{major}.{minor}"
+
+
+def _memory(nvml: Any, handle: Any) -> int:
+    """NVML refuses to tell for GPUs that share the memory of the CPU."""
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:
+        return 0
 
 
 def _text(value: str | bytes) -> str:

@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 
 import requests
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from builder.errors import FetchError, UsageError
 from builder.fetch import Session, words_of
@@ -62,16 +62,21 @@ class Wheels:
         self._simple = PyPISimple(self._index.geturl(), session=self._session)
 
     def compiled(self, package: str, release: str) -> Compiled:
-        """Raises a FetchError if the index does not serve it, a UsageError for a package not listed below."""
+        """Raises a FetchError if the index does not serve it, else a UsageError: an unknown package, no version."""
         if package not in _READERS:
             raise UsageError(
                 f"nothing is known of how {package} says what it was compiled for",
                 hint=f"Known: {', '.join(_READERS)}.",
             )
+        try:
+            wanted = Version(release)
+        except InvalidVersion as error:
+            raise UsageError(f"{package}: {release!r} is no exact release", hint="Write it as 2.9.1.") from error
         from remotezip import RemoteZip, RemoteZipError  # noqa: PLC0415
 
+        name = "the index"
         try:
-            url, name = self._find(package, release)
+            url, name = self._find(package, wanted)
             with RemoteZip(
                 url,
                 session=self._session,
@@ -93,7 +98,7 @@ class Wheels:
                 hint="It may be a build for CPUs. Otherwise builder/wheelfacts.py has to learn where it says it.",
             ) from error
 
-    def _find(self, package: str, release: str) -> tuple[str, str]:
+    def _find(self, package: str, release: Version) -> tuple[str, str]:
         """Address and name of a wheel for Linux on x86-64."""
         from pypi_simple import NoSuchProjectError  # noqa: PLC0415
 
@@ -118,12 +123,12 @@ class Wheels:
         return unquote(mine.username), unquote(mine.password or "")
 
 
-def _is_of(filename: str, release: str) -> bool:
+def _is_of(filename: str, release: Version) -> bool:
     try:
         _, version, _, tags = parse_wheel_filename(filename)
     except InvalidWheelFilename:  # a source distribution
         return False
-    return version == Version(release) and any("linux" in tag.platform and "x86_64" in tag.platform for tag in tags)
+    return version == release and any("linux" in tag.platform and "x86_64" in tag.platform for tag in tags)
 
 
 def _torch(wheel: ZipFile) -> Compiled:

@@ -113,8 +113,9 @@ def _on_gpu(context: Context, project: Project, wanted: Sequence[str], name: str
     images = [*_images(project, wanted)]
     refused: set[str] = set()
     for device in devices:
-        capability = f" (compute capability {device.capability})" if device.capability not in device.name else ""
-        click.echo(f"{device.name}{capability}{f', driver {driver}' if driver else ''}:")
+        named = device.spoken != device.name or device.capability in device.name
+        capability = "" if named else f" (compute capability {device.capability})"
+        click.echo(f"{device.spoken}{capability}{f', driver {driver}' if driver else ''}:")
         for image in images:
             verdict = runson.judge(device, driver, image.needs, known)
             if not verdict.runs:
@@ -185,7 +186,7 @@ def _by_tag(project: Project) -> dict[str, Cell]:
 
 def _needs(project: Project, cell: Cell) -> ImageNeeds:
     build = facts.load().build(project.matrix.frameworks[cell.framework].package, cell.release, cell.cuda)
-    return runson.needs_of_build(cell.cuda, build, facts.load())
+    return runson.needs_of_build(cell.cuda, build, facts.load(), cell.framework)
 
 
 def labels_of(registry: Registry, name: str) -> Mapping[str, str]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import click
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from builder import facts, host
 from builder.cli.context import Context
@@ -74,7 +76,8 @@ def _parse(text: str) -> tuple[str, str]:
         requirement = Requirement(text)
         (pin,) = requirement.specifier
         if pin.operator == "==":
-            return requirement.name, pin.version
+            Version(pin.version)  # "2.9.*" is none
+            return canonicalize_name(requirement.name), pin.version
     except (InvalidRequirement, ValueError):
         pass
     raise UsageError(f"{text!r} is no exact release", hint="Write it as torch==2.9.1.")

@@ -36,11 +36,7 @@ def lock_command(context: Context, wanted: Sequence[str], check: bool, upgrade: 
         changed = locking.update(project, chosen, host.read(), upgrade=upgrade, say=context.say)
     _tell_written(context, changed)
     if not changed:
-        context.say(
-            "every lock is as it was"
-            if upgrade
-            else "every lock belongs to matrix.yaml; --upgrade takes newer versions"
-        )
+        context.say(f"every lock is as it was{'' if upgrade else '; --upgrade takes newer versions'}")
 
 
 @click.command(name="plan", epilog=CELLS_HELP)

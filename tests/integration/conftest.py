@@ -130,7 +130,7 @@ def released(released_once: Checkout, tmp_path: Path) -> Iterator[Checkout]:
     """A checkout with both images built, tested and tagged; what a test changes in it is undone."""
     kept, tags = [released_once.root, released_once.store], released_once.tags()
     for place in kept:
-        shutil.copytree(place, tmp_path / "kept" / place.name, copy_function=shutil.copy2)
+        shutil.copytree(place, tmp_path / "kept" / place.name, symlinks=True, copy_function=shutil.copy2)
     yield released_once
     for place in kept:
         shutil.rmtree(place)

@@ -15,7 +15,7 @@ def other(released_once: Checkout, tmp_path_factory: pytest.TempPathFactory) -> 
     """The same project in another folder, with an empty store."""
     folder = tmp_path_factory.mktemp("elsewhere")
     root = folder / "a/deeper/folder"
-    shutil.copytree(released_once.root, root, ignore=shutil.ignore_patterns(".builder"))
+    shutil.copytree(released_once.root, root, symlinks=True, ignore=shutil.ignore_patterns(".builder"))
     (folder / "a/deeper/tmp").mkdir()
     made = Checkout(
         root=root,

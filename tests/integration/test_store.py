@@ -114,7 +114,7 @@ def test_two_checkouts_share_an_empty_store_at_once(checkout: Checkout, index: I
     checkout.lock_and_render()
     store = checkout.take_store()
     other = tmp_path / "other"
-    shutil.copytree(checkout.root, other, ignore=shutil.ignore_patterns(".builder"))
+    shutil.copytree(checkout.root, other, symlinks=True, ignore=shutil.ignore_patterns(".builder"))
     index.faults["tinyframe"] = Fault.FILE_STALLS
     with checkout.running("build") as one, checkout.running("--root", str(other), "build") as two:
         one.reaches(index.stalled.is_set)

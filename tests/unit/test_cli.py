@@ -530,7 +530,7 @@ def test_lock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locking, "update", lambda *_, **__: ["locks/x.json"])
     assert run("lock").err.strip() == "written: locks/x.json"
     monkeypatch.setattr(locking, "update", lambda *_, **__: [])
-    assert run("lock").err.strip() == "every lock belongs to matrix.yaml; --upgrade takes newer versions"
+    assert run("lock").err.strip() == "every lock is as it was; --upgrade takes newer versions"
     assert run("lock", "--upgrade").err.strip() == "every lock is as it was"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from builder import facts
+from builder.errors import FileError
 from builder.runson import _ARCHITECTURE
 
 KNOWN = facts.load()
@@ -54,9 +56,11 @@ def test_plugins_are_among_the_builds() -> None:
 
 
 def test_every_gpu_stands_once_and_has_a_first_driver() -> None:
-    names = [name for group in KNOWN.gpus.values() for name in group.names]
+    names = [name for group in KNOWN.gpus.values() for name in group.names + group.arm]
     assert len(names) == len(set(names))
-    assert all(KNOWN.first_driver(capability) for capability in KNOWN.gpus)
+    for capability, group in KNOWN.gpus.items():  # the table of drivers starts with CUDA 7; Tegra's have other numbers
+        assert KNOWN.first_driver(capability) or not group.names or Version(group.cuda) < Version("7.0"), capability
+    assert KNOWN.capability("GH200") == "9.0"
     assert KNOWN.capability("GeForce RTX 5090") == "12.0"
     assert KNOWN.capability("Voodoo") == ""
 
@@ -68,6 +72,9 @@ def test_every_gpu_stands_once_and_has_a_first_driver() -> None:
         ("12.1", "12.8", "575.51.03", ""),  # CUDA 12.8 makes sm_120, which runs on it; the GPU itself came later
         ("8.9", "11.0", "520.61.05", ""),
         ("7.0", "9.0", "384.81", "580"),
+        ("3.5", "5.0", "", "470"),
+        ("3.7", "5.0", "", "470"),
+        ("5.0", "6.0", "", "580"),
         ("42.0", "", "", ""),
         ("", "", "", ""),
     ],
@@ -110,3 +117,54 @@ def test_traps_have_ranges_that_can_be_read() -> None:
         assert SpecifierSet(trap.affected)
         assert SpecifierSet(trap.wants)
         assert not SpecifierSet(trap.wants).contains(Version("9999"))
+
+
+@pytest.mark.parametrize(
+    ("framework", "cuda", "capability", "count"),
+    [
+        ("jax", "12.8", "10.0", 1),
+        ("jax", "13.1", "11.0", 1),
+        ("jax", "12.6", "10.0", 0),
+        ("jax", "13.2", "10.0", 0),
+        ("jax", "12.8", "9.0", 0),
+        ("jax", "12.8", "12.0", 0),
+        ("pt", "12.8", "10.0", 0),
+    ],
+)
+def test_caveats(framework: str, cuda: str, capability: str, count: int) -> None:
+    told = KNOWN.caveats_of(framework, cuda, capability)
+    assert len(told) == count
+    assert all("silently corrupt data" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("minimum: 450.80.02", 'minimum: "450.80\\"\\nUSER root"', "drivers.11.minimum"),
+        ("minimum: 450.80.02", 'minimum: "450.80.02\\n"', "drivers.11.minimum"),
+        ('{cuda: "11.7", arch', '{cuda: "11.7 x", arch', "builds.torch.2.0.1.cuda"),
+        ("[sm_37,", '["sm_37\\n",', "builds.torch.2.0.1.architectures.0"),
+        ("[sm_37,", "[sm_3x,", "builds.torch.2.0.1.architectures.0"),
+        ('"5.2":', '"52":', "gpus.52"),
+        ('"7.0": "346.46"', '"7.0": new', "toolkits.drivers.7.0"),
+        ('cudnn: "8"', 'cudnn: "8.x"', "builds.tensorflow.2.9.3.cudnn"),
+        ('">=2.6,<2.21"', "recent", "traps.0.affected"),
+    ],
+)
+def test_a_value_that_is_none_is_refused_with_its_place(tmp_path: Path, old: str, new: str, place: str) -> None:
+    text = facts.FILE.read_text()
+    assert old in text
+    changed = tmp_path / "facts.yaml"
+    changed.write_text(text.replace(old, new, 1))
+    line = text[: text.index(old)].count("\n") + 1
+    with pytest.raises(FileError, match=rf"^facts\.yaml:{line}:[0-9]+: {place}: ") as caught:
+        facts.read(changed)
+    assert caught.value.hint
+
+
+def test_architectures_of_one_gpu_or_family_are_architectures(tmp_path: Path) -> None:
+    changed = tmp_path / "facts.yaml"
+    changed.write_text(facts.FILE.read_text().replace("[sm_37,", "[sm_90a, sm_103f, compute_120f,", 1))
+    build = facts.read(changed).build("torch", "2.0.1")
+    assert build
+    assert build.architectures[:3] == ["sm_90a", "sm_103f", "compute_120f"]

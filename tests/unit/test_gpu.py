@@ -39,7 +39,9 @@ class Library:
     def nvmlDeviceGetName(self, handle: int) -> str | bytes:  # noqa: N802
         return (self.names or [])[handle]
 
-    def nvmlDeviceGetMemoryInfo(self, _: int) -> Any:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        if (self.names or [])[handle] == "GB10":
+            raise self.NVMLError
         return SimpleNamespace(total=80)
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
@@ -57,8 +59,9 @@ class Library:
         (None, "", ()),
         ([], "570.1", ()),
         (["H", b"A"], "570.1", (Gpu(name="H", capability="12.0", memory=80), Gpu(name="A", capability="", memory=80))),
+        (["GB10"], "570.1", (Gpu(name="GB10", capability="12.0", memory=0),)),
     ],
-    ids=["no driver", "no GPU", "two"],
+    ids=["no driver", "no GPU", "two", "no memory of its own"],
 )
 def test_read(
     monkeypatch: pytest.MonkeyPatch, names: list[str | bytes] | None, driver: str, gpus: tuple[Gpu, ...]

@@ -21,6 +21,8 @@ TF_29 = ImageNeeds(
     cuda="11.8", driver="450.80.02", architectures=("sm_60", "sm_70", "sm_75", "compute_80"), compiled="11.2"
 )
 CPU = ImageNeeds(cuda="cpu")
+OLD = ImageNeeds(cuda="11.8", driver="450.80.02", architectures=("sm_35", "sm_50"), compiled="11.2")
+TORCH_121 = ImageNeeds(cuda="12.1", driver="525.60.13", architectures=("sm_50", "sm_60"), compiled="12.1")
 
 
 def gpu(name: str) -> Device:
@@ -42,14 +44,27 @@ def gpu(name: str) -> Device:
         ("NVIDIA GH200 480GB", "GH200", "9.0"),
         ("Tesla V100-SXM2-16GB", "Tesla V100", "7.0"),
         ("V100", "Tesla V100", "7.0"),
+        ("Tesla V100S-PCIE-32GB", "Tesla V100S", "7.0"),
+        ("Tesla K80", "Tesla K80", "3.7"),
+        ("Tesla K40m", "Tesla K40m", "3.5"),
+        ("K40", "Tesla K40", "3.5"),
+        ("NVIDIA A800-SXM4-80GB", "A800", "8.0"),
+        ("NVIDIA A800 40GB Active", "A800", "8.0"),
+        ("NVIDIA H800", "H800", "9.0"),
+        ("NVIDIA GeForce RTX 4090 D", "GeForce RTX 4090 D", "8.9"),
+        ("NVIDIA GeForce GTX 1650 SUPER", "GeForce GTX 1650 SUPER", "7.5"),
+        ("GeForce GTX 1080 with Max-Q Design", "GeForce GTX 1080", "6.1"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "H100", "9.0"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", "A100", "8.0"),
+        ("NVIDIA GH200 144G HBM3e", "GH200", "9.0"),
         ("Tesla T4", "T4", "7.5"),
         ("A6000", "RTX A6000", "8.6"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "8.9"),
         ("Quadro RTX 6000", "Quadro RTX 6000", "7.5"),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Blackwell", "12.0"),
-        ("sm_120", "a GPU of compute capability 12.0", "12.0"),
-        ("12.0", "a GPU of compute capability 12.0", "12.0"),
-        ("SM_86", "a GPU of compute capability 8.6", "8.6"),
+        ("sm_120", "12.0", "12.0"),
+        ("12.0", "12.0", "12.0"),
+        ("SM_86", "8.6", "8.6"),
     ],
 )
 def test_find_gpu(text: str, name: str, capability: str) -> None:
@@ -70,10 +85,11 @@ def test_no_name_at_all(text: str) -> None:
 
 def test_every_name_is_found_by_itself() -> None:
     for capability, group in KNOWN.gpus.items():
-        for name in group.names:
+        for name in group.names + group.arm:
             assert gpu(name) == gpu(f"NVIDIA {name}") == Device(name=name, capability=capability)
 
 
+ARM = "{} comes only with an ARM CPU, and the image is for x86_64"
 PTX_NOTE = "it has PTX and no machine code for this GPU: the first start compiles, which takes minutes"
 
 
@@ -100,7 +116,8 @@ PTX_NOTE = "it has PTX and no machine code for this GPU: the first start compile
         ),
         # Machine code of sm_86 on 8.9, of sm_120 on 12.1, of sm_100 on 10.3; not of sm_70 on 6.1.
         ("RTX 4090", "570", TORCH_128, True, ()),
-        ("GB10", "580", TORCH_128, True, ()),
+        ("12.1", "580", TORCH_128, False, (ARM.format("compute capability 12.1"),)),
+        ("GB10", "580", TORCH_128, False, (ARM.format("GB10"),)),
         ("B300", "580", TORCH_128, True, ()),
         (
             "GTX 1080", "570", TORCH_128, False,
@@ -135,12 +152,27 @@ PTX_NOTE = "it has PTX and no machine code for this GPU: the first start compile
             "V100", "595.45.04", TORCH_128, False,
             ("driver 595.45.04 is too new: 580 is the last branch that knows Tesla V100",),
         ),
+        ("K80", "535.54.03", OLD, False,
+         ("driver 535.54.03 is too new: 470 is the last branch that knows Tesla K80",)),
+        ("3.5", "535.54.03", OLD, False,
+         ("driver 535.54.03 is too new: 470 is the last branch that knows compute capability 3.5",)),
+        ("K40", "470.57.02", OLD, True, ()),
+        ("5.0", "590.44.01", TORCH_121, False,
+         ("driver 590.44.01 is too new: 580 is the last branch that knows compute capability 5.0",)),
+        # A GPU or a CUDA that the table does not have
+        ("9.9", "580", TORCH_128, None, ("which drivers know GPUs of compute capability 9.9 is not known",)),
+        ("9.9", "", TORCH_128, None, ("which drivers know GPUs of compute capability 9.9 is not known",)),
+        ("H100", "580", ImageNeeds(cuda="99.8", architectures=("sm_90",)), None,
+         ("the oldest driver for CUDA 99.8 is not known",)),
+        ("H100", "580", ImageNeeds(cuda="99.8", driver="570.26", architectures=("sm_90",)), True, ()),
         # No driver given
         ("RTX 5090", "", TORCH_128, True, ("it takes driver 570.26 or newer",)),
         ("V100", "", TORCH_128, True, ("it takes driver 525.60.13 or newer",)),
         # CPU, and what nobody knows
         ("RTX 5090", "390.12", CPU, True, ("it is made for the CPU and needs no GPU",)),
         ("A100", "570", ImageNeeds(cuda="12.8"), None, ("which GPUs its framework was compiled for is not known",)),
+        ("GB10", "570", ImageNeeds(cuda=""), None, ("it does not say which CUDA it has",)),
+        ("GB10", "", CPU, False, (ARM.format("GB10"),)),
         ("A100", "570", ImageNeeds(cuda=""), None, ("it does not say which CUDA it has",)),
         (
             "A100", "470", ImageNeeds(cuda="12.8"), False,
@@ -168,6 +200,49 @@ def test_judge(name: str, driver: str, image: ImageNeeds, runs: bool | None, rea
 def test_an_architecture(architecture: str, capability: str, runs: bool) -> None:
     image = ImageNeeds(cuda="12.9", architectures=(architecture,))
     assert runson.judge(gpu(capability), "", image, KNOWN).runs is runs
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GH200 480GB", "GB200", "NVIDIA GB300", "GB10"])
+def test_a_gpu_that_comes_with_an_arm_cpu_as_the_driver_names_it(name: str) -> None:
+    found = gpu(name)
+    own = Device(name=f"NVIDIA {found.name}", capability=found.capability)  # as NVML has it
+    for device in (found, own):
+        told = runson.judge(device, "580", TORCH_128, KNOWN)
+        assert told == Verdict(runs=False, reasons=(ARM.format(device.name),))
+
+
+@pytest.mark.parametrize("capability", ["5.3", "6.2", "7.2", "8.7", "10.1", "11.0"])
+def test_tegra(capability: str) -> None:
+    everything = ImageNeeds(cuda="12.8", driver="525.60.13", architectures=tuple(
+        f"sm_{number}" for number in (50, 60, 70, 80, 100, 110)
+    ))  # fmt: skip
+    assert runson.judge(gpu(capability), "580", everything, KNOWN) == Verdict(
+        runs=False, reasons=(ARM.format(f"compute capability {capability}"),)
+    )
+
+
+@pytest.mark.parametrize("name", ["H100", "B200", "B300", "9.0", "10.0", "10.3"])
+def test_others_of_the_same_compute_capability_come_with_any_cpu(name: str) -> None:
+    assert runson.judge(gpu(name), "580", TORCH_128, KNOWN).runs is True
+
+
+def test_a_caveat_is_shown_where_the_image_runs() -> None:
+    build = Build(cuda="12.8", architectures=["sm_90", "sm_100", "compute_120"], source="x")
+    jax = runson.needs_of_build("12.8", build, KNOWN, "jax")
+    told = runson.judge(gpu("B200"), "580", jax, KNOWN)
+    assert told.runs is True
+    assert [one for one in told.reasons if "silently corrupt data" in one]
+    assert runson.judge(gpu("H100"), "580", jax, KNOWN) == Verdict(runs=True)
+    assert runson.judge(gpu("B200"), "580", runson.needs_of_build("12.8", build, KNOWN, "pt"), KNOWN).reasons == ()
+    labels = {"gpu-images.framework": "jax", settings.CUDA_LABEL: "12.8", settings.ARCHITECTURES_LABEL: "sm_100"}
+    assert runson.judge(gpu("B200"), "580", runson.needs_of_labels(labels), KNOWN) == told
+
+
+def test_no_machine_code_for_a_gpu_that_is_only_a_compute_capability() -> None:
+    assert runson.judge(gpu("6.1"), "", TORCH_128, KNOWN).reasons == (
+        "it has neither machine code nor PTX for compute capability 6.1: only " + " ".join(TORCH_128.architectures),
+    )
+    assert "compute capability 12.0 takes 570.26" in runson.judge(gpu("12.0"), "550", TORCH_128, KNOWN).reasons[0]
 
 
 def test_a_gpu_whose_compute_capability_nobody_knows() -> None:

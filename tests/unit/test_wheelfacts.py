@@ -221,7 +221,7 @@ def test_what_the_file_lacks_is_shown_as_it_must_stand_there() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["torch", "torch>=2", "torch==2,<3", "torch==2.*x", "==2"])
+@pytest.mark.parametrize("text", ["torch", "torch>=2", "torch==2,<3", "torch==2.*x", "torch==2.9.*", "==2"])
 def test_what_is_no_exact_release(text: str) -> None:
     with pytest.raises(UsageError, match="is no exact release"):
         command._parse(text)
@@ -229,3 +229,17 @@ def test_what_is_no_exact_release(text: str) -> None:
 
 def test_an_exact_release() -> None:
     assert command._parse("torch==2.9.1") == ("torch", "2.9.1")
+    assert command._parse("Torch==2.9.1") == ("torch", "2.9.1")
+    assert command._parse("JAX_cuda12.plugin==0.10.2") == ("jax-cuda12-plugin", "0.10.2")
+
+
+def test_a_release_that_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    Index(monkeypatch, {f"torch-2.9.1-{TAG}.whl": TORCH})
+    with pytest.raises(UsageError, match=r"torch: '2\.9\.\*' is no exact release"):
+        wheels().compiled("torch", "2.9.*")
+
+
+def test_a_page_of_an_unknown_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    Wire.lay(monkeypatch, lambda _: Reply(body=b"hello", headers={"Content-Type": "text/plain"}))
+    with pytest.raises(FetchError, match=r"torch 2\.9\.1: the index does not say"):
+        wheels().compiled("torch", "2.9.1")
