@@ -14,6 +14,7 @@ from builder.errors import MatrixError, UsageError
 from builder.matrix import CPU, Matrix, nearest
 
 CUDA = "cuda"  # the component of NVIDIA's libraries
+ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", re.ASCII)
 MAX_CELLS = 50_000
 MAX_ALTERNATIVES = 256
 _BRACE = re.compile(r"\{([^{}]*)\}")
@@ -170,7 +171,7 @@ def select(matrix: Matrix, cells: Sequence[Cell], wanted: Sequence[str]) -> tupl
 
 def parse(matrix: Matrix, cell_id: str, where: str) -> Cell:
     """A cell from its id, in or outside the product; raises MatrixError naming the part that is unknown."""
-    found = re.fullmatch(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", cell_id, re.ASCII)
+    found = ID.fullmatch(cell_id)
     if not found:
         raise MatrixError(f"{where}: {cell_id!r} is not a cell id; one looks like pt-2.9-cu128-py311-jupyter")
     short, line, cuda_tag, python_tag, variant = found.groups()

@@ -308,9 +308,7 @@ class Engine:
 
     def cache_bytes(self) -> int:
         """Size of BuildKit's cache."""
-        with translated("asking for the size of the build cache"):
-            told: Any = self._client.api.df()
-        return sum(int(entry.get("Size") or 0) for entry in told.get("BuildCache") or ())
+        return self._disk()[1]
 
     def used_images(self) -> set[str]:
         """Ids of the images that containers are made from, running or not."""
@@ -319,10 +317,14 @@ class Engine:
 
     def disk_bytes(self) -> int:
         """What all images and BuildKit's cache take on the engine's disk, layers that images share counted once."""
+        return sum(self._disk())
+
+    def _disk(self) -> tuple[int, int]:
+        """Bytes of all layers, and of BuildKit's cache."""
         with translated("asking how much disk is used"):
             told: Any = self._client.api.df()
         cache = sum(int(entry.get("Size") or 0) for entry in told.get("BuildCache") or ())
-        return int(told.get("LayersSize") or 0) + cache
+        return int(told.get("LayersSize") or 0), cache
 
     def start(
         self,

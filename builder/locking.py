@@ -43,7 +43,7 @@ def update(
     stop the others; their errors are raised together at the end.
     """
     present = {cell.id: _present(project, cell.id) for cell in project.cells}
-    sizes = {wheel.sha256: wheel.size for found in present.values() if found for wheel in found.wheels}
+    sizes = diff.sizes(found for found in present.values() if found)
     resolver = Resolver(project, host, environ=os.environ, say=say, sizes=sizes)
     made: list[Lock] = []
     failures: list[LockError] = []
@@ -54,13 +54,13 @@ def update(
     stale = []
     for group in dict.fromkeys(cell.group for cell in project.cells if cell.cuda in cudas):
         members = project.groups[group]
-        if not upgrade and (current := _current(project, members)):
+        if not upgrade and (current := _current(project, members, present)):
             _share(shared[members[0].cuda], current)
         else:
             stale.append(group)
     for group in stale:
         members, together = project.groups[group], project.together[group]
-        known = {} if upgrade else _known(project, together)
+        known = {} if upgrade else _known(present, together)
         mine = shared[members[0].cuda]
         try:
             found = resolver.resolve(members, together, known | mine)
@@ -72,7 +72,8 @@ def update(
         _share(mine, found)
     if upgrade and failures:  # half of a CUDA's groups on newer wheels would no longer share them
         say("nothing is written of a CUDA of which not all could be resolved")
-        made = [one for one in made if not ({cell.cuda for cell in failed} & {cuda_of[one.cell]})]
+        broken = {cell.cuda for cell in failed}
+        made = [one for one in made if cuda_of[one.cell] not in broken]
     for line in (*diff.upgrades(present, made), *_split(cuda_of, {**present, **{one.cell: one for one in made}})):
         say(line)
     changed = [name for one in made if (name := _write(project, one))]
@@ -119,20 +120,20 @@ def strays(project: Project) -> list[str]:
     return [f"locks/{file.name}" for file in files if file.stem not in known]
 
 
-def _current(project: Project, members: Sequence[Cell]) -> list[Lock]:
+def _current(project: Project, members: Sequence[Cell], present: Mapping[str, Lock | None]) -> list[Lock]:
     """The locks of a group if all of them are what matrix.yaml asks for; none otherwise."""
     locks = []
     for cell in members:
-        found = _present(project, cell.id)
+        found = present[cell.id]
         if not found or found.inputs != lock.inputs(project.matrix, cell, project.together[cell.group]):
             return []
         locks.append(found)
     return locks
 
 
-def _known(project: Project, members: Sequence[Cell]) -> dict[str, str]:
+def _known(present: Mapping[str, Lock | None], members: Sequence[Cell]) -> dict[str, str]:
     """Versions of the present locks, to be kept where they still fit."""
-    locks = [found for cell in members if (found := _present(project, cell.id))]
+    locks = [found for cell in members if (found := present[cell.id])]
     return {wheel.name: wheel.version for found in locks for wheel in found.wheels}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from builder import diff, host, lock
+from builder import cells, diff, host, lock
 from builder.cli import publishing
 from builder.cli.context import Context
 from builder.diff import Amount, Change, Diff, Package, Revisions, Side
@@ -27,7 +26,6 @@ from builder.view import size
 
 FORMS = "A side is a cell's id, a git revision, revision:cell-id, or an image as org/name:tag or registry/org/name:tag."
 HERE = "working tree"
-_CELL = re.compile(r"[a-z]+-[0-9.]+-(cu[0-9]+|cpu)-py[0-9]+(-[a-z][a-z0-9]*)?", re.ASCII)
 _LOCK = TypeAdapter(Lock)
 
 
@@ -113,10 +111,10 @@ def _image(context: Context, name: str, known: Mapping[str, int]) -> Side:
 
 def _locks(project: Project, word: str) -> _Locks | None:
     """What a word names, None if that is no cell and no revision."""
-    if _CELL.fullmatch(word):
+    if cells.ID.fullmatch(word):
         return _Locks(name=HERE, locks=_in_tree(project), cell=word)
     revision, _, cell = word.rpartition(":")
-    if revision and _CELL.fullmatch(cell):
+    if revision and cells.ID.fullmatch(cell):
         if not _commit(project.root, revision):
             raise UsageError(f"git knows no revision {revision!r}", hint="`git log --oneline` lists them.")
         return _Locks(name=revision, locks=_at(project.root, revision), cell=cell)

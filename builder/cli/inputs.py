@@ -87,8 +87,7 @@ def _image_table(made: Plan) -> Table:
 
 def _sums(made: Plan) -> str:
     """What sharing layers saves."""
-    whole = sum(image.bytes for image in made.images)
-    unique = sum({layer.inputs: layer.bytes for image in made.images for layer in image.layers}.values())
+    whole, unique = made.sum_bytes, made.unique_bytes
     ratio = f", {100 * unique / whole:.0f} % of that" if whole else ""
     return f"{len(made.images)} images: {size(whole)} if each had layers of its own, {size(unique)} unique{ratio}"
 
