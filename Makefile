@@ -2,9 +2,10 @@
 BUILDER := .venv/bin/builder
 CELLS ?=
 MAX_DISK ?= 60GB
+GPU ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help images nightly test lint unit integration facts lock plan render build rebase push check doctor engine bench clean
+.PHONY: help images nightly test lint unit integration browser facts lock plan render build rebase push check doctor engine bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -15,8 +16,8 @@ help: ## list the targets
 engine: .venv/.ready ## find a Docker Engine, or install and start one
 	@$(BUILDER) engine
 
-images: engine ## build, test and tag the default images (CELLS='pt-*' for others)
-	@$(BUILDER) images $(CELLS)
+images: engine ## build, test and tag the default images (CELLS='pt-*' for others; GPU=require: not without GPU tests)
+	@$(BUILDER) images $(CELLS) --gpu $(GPU)
 
 nightly: engine ## build, test and tag every image within MAX_DISK of disk (default 60GB)
 	@$(BUILDER) images all --max-disk $(MAX_DISK)
@@ -54,10 +55,13 @@ push: .venv/.ready ## publish what passed its tests to the registry of matrix.ya
 	@$(BUILDER) push $(CELLS)
 
 check: engine ## run the image tests again on what is built
-	@$(BUILDER) test $(CELLS)
+	@$(BUILDER) test $(CELLS) --gpu $(GPU)
 
 doctor: .venv/.ready ## what this machine has and what it lacks
 	@$(BUILDER) doctor
+
+browser: engine ## Jupyter and TensorBoard in a real Chromium, with the newest Jupyter image of PyTorch
+	@.venv/bin/pytest tests/browser
 
 bench: engine ## cold builds to a registry by both methods, wheel to layer, no-op, per-step times
 	@.venv/bin/python tests/bench.py

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from builder.errors import MatrixError, UsageError
-from builder.matrix import CPU, Matrix, nearest
+from builder.matrix import CPU, Component, Matrix, nearest
 
 CUDA = "cuda"  # the component of NVIDIA's libraries
 ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", re.ASCII)
@@ -100,7 +100,8 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
 def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
     """The cell's components, each after all that it needs: the framework's, those of its line, the variant's.
 
-    On the cpu there is no `cuda` component, and nothing that a line has for CUDA's sake.
+    On the cpu there is no `cuda` component, and nothing that a line has for CUDA's sake; on no CUDA those that are only
+    for others.
     """
     ordered: list[str] = []
 
@@ -109,7 +110,7 @@ def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
             return
         for need in matrix.components[name].needs:
             add(need)
-        if name != CUDA or not cell.is_cpu:
+        if not (name == CUDA and cell.is_cpu) and _is_on(matrix.components[name], cell.cuda):
             ordered.append(name)
 
     line = matrix.frameworks[cell.framework].versions[cell.line]
@@ -117,6 +118,10 @@ def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
     for name in (cell.framework, *of_line, *matrix.variants[cell.variant]):
         add(name)
     return tuple(ordered)
+
+
+def _is_on(component: Component, cuda: str) -> bool:
+    return not component.only_on or cuda.split(".", maxsplit=1)[0] in component.only_on
 
 
 def _needs_cuda(matrix: Matrix, name: str) -> bool:

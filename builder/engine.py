@@ -333,11 +333,15 @@ class Engine:
         checkout: str,
         command: Sequence[str] | None = None,
         ports: Sequence[int] = (),
-        gpus: bool = False,
+        gpus: bool | Sequence[str] = False,
         **options: Any,
     ) -> Container:
-        """A container of `image`, labelled so that `sweep` finds it; ports are published on loopback only."""
-        requests_ = [DeviceRequest(count=-1, capabilities=[["gpu"]])] if gpus else None
+        """A container of `image`, labelled so that `sweep` finds it; ports are published on loopback only.
+
+        `gpus` are the UUIDs or numbers of the GPUs that it gets, or True for all.
+        """
+        chosen = {"count": -1} if gpus is True else {"device_ids": list(gpus or ())}
+        requests_ = [DeviceRequest(capabilities=[["gpu"]], **chosen)] if gpus else None
         with translated(f"starting {image}"):
             containers: Any = self._client.containers
             started: Container = containers.run(

@@ -25,13 +25,15 @@ DAEMON_LOG = Path("/var/log/dockerd.log")
 PID_FILE = Path("/var/run/docker.pid")
 SETUP_LOG = Path("/var/log/gpu-images-engine-setup.log")
 PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "iptables")
+COMPOSE_MINIMUM = (2, 0)  # what went before was another program, `docker-compose`
+COMPOSE_PACKAGES = ("docker-compose-v2", "docker-compose")  # Ubuntu's name, and Debian's
 TRIXIE = "trixie"
 PREFERENCES = """\
 Package: *
 Pin: release n=trixie
 Pin-Priority: 100
 
-Package: docker.io docker-cli docker-buildx
+Package: docker.io docker-cli docker-buildx docker-compose
 Pin: release n=trixie
 Pin-Priority: 990
 """
@@ -69,8 +71,7 @@ def refuse_unless_possible(
     """Raises EngineError unless this machine is one that we can set up."""
     if environ.get("DOCKER_HOST"):
         raise EngineError(str(absent), hint="DOCKER_HOST names it: start it there, or unset DOCKER_HOST.") from absent
-    family = {release.get("ID", ""), *release.get("ID_LIKE", "").split()}
-    if not family & {"debian", "ubuntu"}:
+    if not _has_apt(release):
         name = release.get("PRETTY_NAME", "this system")
         raise EngineError(
             f"no Docker Engine answers, and on {name} it has to be installed by hand",
@@ -97,6 +98,42 @@ def install(say: Callable[[str], None]) -> None:
             _apt([*options, "update", "-q"], log)
         known = [name for name in PACKAGES if _exists(name, options)]
         _apt([*options, "install", "-y", "-q", "--no-install-recommends", *known], log)
+
+
+def ensure_compose(say: Callable[[str], None]) -> tuple[int, int]:
+    """The version of `docker compose`, which is installed as the engine is if it is not there.
+
+    No step of making images needs it: it is for those who deploy them, and for the tests of that. Raises EngineError.
+    """
+    if (found := compose_version()) >= COMPOSE_MINIMUM:
+        return found
+    if os.geteuid() != 0 or not _has_apt(host.os_release()):
+        raise EngineError(
+            "`docker compose` is not installed, and installing it needs root on Debian or Ubuntu",
+            hint="Install Docker's Compose plugin, version 2 or newer, with the system's package manager.",
+        )
+    log = SETUP_LOG
+    say("engine: installing Docker's Compose plugin from the distribution's packages")
+    _apt(["update", "-q"], log)
+    with TemporaryDirectory(prefix="builder-engine-") as folder:
+        options: list[str] = []
+        name = next((one for one in COMPOSE_PACKAGES if _candidate(one) >= COMPOSE_MINIMUM), "")
+        if not name:
+            name, options = "docker-compose", _trixie(Path(folder), "Compose is older than 2")
+            _apt([*options, "update", "-q"], log)
+        _apt([*options, "install", "-y", "-q", "--no-install-recommends", name], log)
+    if (found := compose_version()) < COMPOSE_MINIMUM:
+        raise EngineError("`docker compose` was installed but does not answer", hint=f"Look into {log}.")
+    return found
+
+
+def compose_version() -> tuple[int, int]:
+    """(0, 0) where there is none."""
+    try:
+        done = subprocess.run(["docker", "compose", "version", "--short"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return (0, 0)
+    return parse_version(done.stdout.strip().removeprefix("v")) if done.returncode == 0 else (0, 0)
 
 
 def start(say: Callable[[str], None]) -> None:
@@ -147,9 +184,13 @@ def parse_version(text: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def _candidate() -> tuple[int, int]:
-    """Version of docker.io that the machine's own sources would install."""
-    done = subprocess.run(["apt-cache", "policy", "docker.io"], capture_output=True, text=True, check=False)
+def _has_apt(release: Mapping[str, str]) -> bool:
+    return bool({release.get("ID", ""), *release.get("ID_LIKE", "").split()} & {"debian", "ubuntu"})
+
+
+def _candidate(name: str = "docker.io") -> tuple[int, int]:
+    """Version of a package that the machine's own sources would install."""
+    done = subprocess.run(["apt-cache", "policy", name], capture_output=True, text=True, check=False)
     found = re.search(r"Candidate: (\S+)", done.stdout)
     return parse_version(found[1]) if found else (0, 0)
 
@@ -160,7 +201,7 @@ def _exists(name: str, options: Sequence[str]) -> bool:
     return bool(re.search(r"Candidate: (?!\(none\))\S", done.stdout))
 
 
-def _trixie(folder: Path) -> list[str]:
+def _trixie(folder: Path, lacks: str = "Docker Engine is older than 23") -> list[str]:
     """apt options that add Debian's trixie, for the engine's packages only, without changing the machine's sources."""
     release = host.os_release()
     sources = host.read().apt_sources
@@ -168,8 +209,8 @@ def _trixie(folder: Path) -> list[str]:
     codename = release.get("VERSION_CODENAME", "")
     if not main or not codename:
         raise EngineError(
-            "the distribution's Docker Engine is older than 23, and no Debian archive is configured here",
-            hint="Install Docker Engine 23 or newer by hand, start it, and run this again.",
+            f"the distribution's {lacks}, and no Debian archive is configured here",
+            hint="Install Docker Engine 23 or newer by hand, with Compose 2 or newer, start it, and run this again.",
         )
     (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
     lines = [f"deb [signed-by={host.KEYRING}] {main} {suite} main\n" for suite in (codename, TRIXIE)]

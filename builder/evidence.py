@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -13,7 +15,11 @@ SUITES = ("tests/images", "tests/gpu")
 
 
 class Evidence(BaseModel):
-    """`suite` is the digest of the tests that ran; `gpu` is never a pass where no GPU was."""
+    """`suite` is the digest of the tests that ran; `gpu` is never a pass where no GPU was.
+
+    `gpu_reason` says why GPU tests were not run, `not_applicable` which of them had nothing to check on that GPU: they
+    count neither as passed nor as failed.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,10 +30,17 @@ class Evidence(BaseModel):
     passed: tuple[str, ...]
     failed: tuple[str, ...]
     gpu: Literal["passed", "failed", "not run"]
+    gpu_reason: str = ""
+    not_applicable: tuple[str, ...] = ()
 
     @property
     def is_pass(self) -> bool:
         return bool(self.passed) and not self.failed and self.gpu != "failed"
+
+    @property
+    def gpu_told(self) -> str:
+        """The state of the GPU tests with what a person would ask next."""
+        return f"{self.gpu} ({self.gpu_reason})" if self.gpu_reason else self.gpu
 
 
 def path(state: Path, image_id: str) -> Path:
@@ -44,6 +57,19 @@ def read(state: Path, image_id: str) -> Evidence | None:
         return Evidence.model_validate_json(path(state, image_id).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError):
         return None
+
+
+def figures_path(state: Path, image_id: str) -> Path:
+    """What the GPU tests measured, beside the evidence."""
+    return state / "evidence" / f"{image_id.replace(':', '-')}.gpu.json"
+
+
+def write_figures(state: Path, image_id: str, figures: Sequence[dict[str, Any]]) -> None:
+    """The JSON of every GPU check; without any, what an earlier run measured is forgotten."""
+    if figures:
+        atomic.write_text(figures_path(state, image_id), json.dumps(list(figures), indent=1) + "\n")
+    else:
+        figures_path(state, image_id).unlink(missing_ok=True)
 
 
 def suite_digest(root: Path) -> str:

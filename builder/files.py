@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from builder import digest, wheel
+from builder import digest, settings, wheel
 from builder.cells import CUDA
 from builder.errors import BuildError
 from builder.plan import PlannedImage
@@ -28,6 +28,8 @@ def read(root: Path, image: PlannedImage, place: Place) -> dict[str, Entry]:
     for name in found:
         if above := next((str(one) for one in PurePosixPath(name).parents if str(one) in found), None):
             raise BuildError(f"templates/ has a file for /{name}, but /{above} is a link or file of another component")
+    constraints = settings.CONSTRAINTS.lstrip("/")
+    found[constraints] = Entry(path=constraints, mode=wheel.FILE_MODE, content=image.constraints.encode())
     if image.of_component(CUDA):
         link, metadata = f"{place.site}/{place.link}", f"{place.site}/{place.link}.pth"
         found[link] = Entry(path=link, mode=0o777, link=f"/{wheel.CUDA.site}/{place.link}")

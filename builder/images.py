@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
-from builder import build, errors
+from builder import build, errors, gpu
 from builder.engine import Engine
 from builder.errors import BuilderError, EngineError
 from builder.imagetest import Tester
@@ -38,13 +38,24 @@ class Method(Protocol):
         """Ends what `prepare` began."""
 
 
-def run(work: Work, method: Method, plan: Plan, *, jobs: int, test: bool = True, tag: bool = True) -> int:
+def run(
+    work: Work,
+    method: Method,
+    plan: Plan,
+    *,
+    jobs: int,
+    test: bool = True,
+    tag: bool = True,
+    gpu_mode: gpu.Mode = gpu.AUTO,
+) -> int:
     """Makes every image of the plan; returns how many it changed anything for.
 
     Failures do not stop the other images; they are raised together at the end.
     """
     work.engine.sweep(str(work.project.root))
-    tester = Tester(work.engine, work.project, work.view, work.host.hide)
+    tester = _tester(work, plan, jobs, gpu_mode)
+    if test:
+        tester.check(plan.images)
     found = {image.id: method.find(image) for image in plan.images}
     todo = [image for image in plan.images if not is_done(work, tester, image, found[image.id], test=test, tag=tag)]
     if not todo:
@@ -65,7 +76,7 @@ def run(work: Work, method: Method, plan: Plan, *, jobs: int, test: bool = True,
             proof = tester.known(image, image_id)
             if proof is None or not proof.is_pass:
                 proof = tester.test(image, image_id)
-            note += f", {len(proof.passed)} tests passed, gpu: {proof.gpu}"
+            note += f", {len(proof.passed)} tests passed, gpu: {proof.gpu_told}"
             if tag:
                 _tag(work.engine, image, image_id)
                 method.tagged(image)
@@ -94,21 +105,27 @@ def is_done(work: Work, tester: Tester, image: PlannedImage, image_id: str, *, t
     return all(found and found.id == image_id for found in map(work.engine.image, image.references))
 
 
-def retest(work: Work, method: Method, plan: Plan, *, jobs: int) -> None:
+def retest(work: Work, method: Method, plan: Plan, *, jobs: int, gpu_mode: gpu.Mode = gpu.AUTO) -> None:
     """Tests images that are built, whatever evidence there is; tags nothing."""
     _need_client()
     work.engine.sweep(str(work.project.root))
-    tester = Tester(work.engine, work.project, work.view, work.host.hide)
+    tester = _tester(work, plan, jobs, gpu_mode)
+    tester.check(plan.images)
 
     def one(image: PlannedImage) -> None:
         image_id = method.find(image)
         if not image_id:
             raise EngineError(f"{image.id}: not built", hint=f"builder build {image.id}")
         proof = tester.test(image, image_id)
-        work.view.end(image.id, "done", f"{len(proof.passed)} tests passed, gpu: {proof.gpu}")
+        work.view.end(image.id, "done", f"{len(proof.passed)} tests passed, gpu: {proof.gpu_told}")
 
     with work.view.shown():
         _each(plan.images, one, work.view, jobs, on_interrupt=tester.stop)
+
+
+def _tester(work: Work, plan: Plan, jobs: int, gpu_mode: gpu.Mode) -> Tester:
+    pool = gpu.Pool(min(jobs, sum(not image.cell.is_cpu for image in plan.images)))
+    return Tester(work.engine, work.project, work.view, work.host.hide, gpu_mode=gpu_mode, pool=pool)
 
 
 def _need_client() -> None:

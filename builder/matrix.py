@@ -157,7 +157,10 @@ class Framework(_Model):
 
 
 class Component(_Model):
+    """`only_on` are the CUDA majors (or `cpu`) that have it; none named: all."""
+
     needs: list[Name] = []
+    only_on: list[CudaMajor] = []
     apt: list[AptPackage] = []
     packages: list[PackageName] = []
     env: dict[EnvName, Word] = {}
@@ -367,6 +370,11 @@ def _axes(matrix: Matrix, located: strict_yaml.Located) -> typing.Iterator[str]:
                 yield f"{where}: {version} and {tags[tag]} differ only by their dots; ids and tags would collide"
             tags[tag] = version
     majors = {version.split(".", maxsplit=1)[0] for version in matrix.cuda}
+    for name, component in matrix.components.items():
+        for index, major in enumerate(component.only_on):
+            if major not in majors:
+                where = located.where(("components", name, "only_on", index))
+                yield f"{where}: no CUDA of the matrix is {major}{nearest(major, majors)}"
     for name, framework in matrix.frameworks.items():
         for major in framework.package_on:
             if major not in majors:

@@ -6,13 +6,16 @@ Dockerfile is made from, so two plans with one digest give the same Dockerfile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from builder import cells, digest, layers, lock, settings, splice, tags
-from builder.cells import Cell
+from builder.cells import CUDA, Cell
 from builder.errors import LockError, StaleError
 from builder.layers import Parts, PlannedLayer
 from builder.lock import Wheel
@@ -20,7 +23,7 @@ from builder.matrix import Component, Matrix, Python
 from builder.project import Project
 from builder.settings import Settings
 
-FORMAT = 2
+FORMAT = 3
 # What every image is made from besides its components' folders.
 OS_INPUTS = ("templates/os.j2", "templates/macros.j2", "templates/host/env.sh")
 UV_LOCK = "locks/uv.txt"
@@ -58,6 +61,11 @@ class PlannedImage:
 
     def of_component(self, component: str) -> tuple[Wheel, ...]:
         return tuple(wheel for wheel in self.wheels if wheel.component == component)
+
+    @property
+    def constraints(self) -> str:
+        """pip's constraints file of the image."""
+        return constraints(self.cell.framework, self.wheels, self.requirements)
 
     @property
     def bytes(self) -> int:
@@ -193,7 +201,9 @@ def _draft(matrix: Matrix, cell: Cell, locked: lock.Lock, trees: _Trees) -> _Dra
             python=cell.python,
             wheels=locked.wheels,
             os=digest.of_data(_os_inputs(matrix, cell, components, trees)),
-            files=digest.of_data([splice.FORMAT, cell.python, files]),
+            files=digest.of_data(
+                [splice.FORMAT, cell.python, files, constraints(cell.framework, locked.wheels, locked.requirements)]
+            ),
             compiler=digest.of_data(trees.of(COMPILER)),
         ),
     )
@@ -208,6 +218,13 @@ def _os_inputs(matrix: Matrix, cell: Cell, components: dict[str, Component], tre
         apt_packages(python, components.values()),
         [trees.of(name) for name in OS_INPUTS],
     ]
+
+
+def constraints(framework: str, wheels: Iterable[Wheel], requirements: Mapping[str, Sequence[str]]) -> str:
+    """What pip must not replace in a running container: the framework, what was asked for with it, and its CUDA."""
+    asked = {canonicalize_name(Requirement(one).name) for one in requirements.get(framework, ())}
+    pinned = sorted((wheel.name, wheel.version) for wheel in wheels if wheel.component == CUDA or wheel.name in asked)
+    return "".join(f"{name}=={version}\n" for name, version in pinned)
 
 
 def apt_packages(python: Python, components: Iterable[Component]) -> list[str]:

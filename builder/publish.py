@@ -120,7 +120,7 @@ def _push(host: Host, view: View, store: Store, target: Target, repositories: Se
     parts = [(done.sent, "sent"), (done.mounted, "taken over"), (done.skipped, "there already")]
     told = [
         f"{image.id}: {done.digest}, {', '.join(f'{size(count)} {what}' for count, what in parts if count)}, "
-        f"gpu: {target.proof.gpu}"
+        f"gpu: {target.proof.gpu_told}"
     ]
     return told + _tag(host, store, target, versioned=_tags(target.references[:1]), moving=())
 

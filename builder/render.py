@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jinja2
 
-from builder import atomic, splice
+from builder import atomic, settings, splice
 from builder.cells import CUDA
 from builder.errors import StaleError, TemplateError
 from builder.matrix import Matrix
@@ -48,6 +48,7 @@ def _image(root: Path, environment: jinja2.Environment, matrix: Matrix, image: P
         "epoch": splice.MTIME,
         "settings": image.settings,
         "groups": groups,
+        "constraints": settings.CONSTRAINTS,
         "file_components": image.file_components,
         "debian": image.debian,
         "python": image.cell.python,
@@ -59,7 +60,7 @@ def _image(root: Path, environment: jinja2.Environment, matrix: Matrix, image: P
         raise TemplateError(f"templates/{error.name}:{error.lineno}: {error.message} ({image.id})") from error
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise TemplateError(f"{_template_place(error)}: {error} ({image.id})") from error
-    files = {f"{folder}/Dockerfile": dockerfile}
+    files = {f"{folder}/Dockerfile": dockerfile, f"{folder}/constraints.txt": image.constraints}
     for name, wheels in groups:
         lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
         files[f"{folder}/wheels-{name}.txt"] = "".join(lines)

@@ -20,8 +20,9 @@ CUDA_LABEL = f"{LABEL}.cuda"  # a version, or cpu
 BUILT_FOR_LABEL = f"{LABEL}.framework.cuda"  # what the framework itself was compiled for
 DRIVER_LABEL = f"{LABEL}.driver"  # the oldest that runs this CUDA
 ARCHITECTURES_LABEL = f"{LABEL}.gpu.architectures"  # what the framework was compiled for: sm_90 compute_90
-PATH = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ENTRYPOINT = ("/usr/bin/tini", "-g", "--")
+PATH = "/opt/venv/bin:/opt/venv/user/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENTRYPOINT = ("/usr/bin/tini", "-g", "--", "start")
+CONSTRAINTS = "/etc/pip/constraints.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,11 @@ def of_image(
     env = {
         "PATH": PATH,
         "LANG": "C.UTF-8",
+        # Below the prefix of /opt/venv, else pip would not remove or upgrade what it installed there.
+        "PYTHONUSERBASE": "/opt/venv/user",
+        # For every pip and uv in the container, those of people's own environments too.
+        "PIP_CONSTRAINT": CONSTRAINTS,
+        "UV_CONSTRAINT": CONSTRAINTS,
     }
     gpu_labels = {}
     if not cell.is_cpu:

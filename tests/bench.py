@@ -41,6 +41,7 @@ from builder.registry import Registry
 from builder.store import MANIFEST_TYPE, Store
 from builder.view import View, duration, size
 from builder.work import Work
+from tests import bench_start
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDER = str(Path(sys.executable).parent / "builder")
@@ -81,6 +82,7 @@ def main() -> int:
         print(json.dumps(publish(Path(checkout), Store(Path(store)), cell)))
         return 0
     results = Results()
+    start_of_jupyter(results, chosen.repeat)
     with tempfile.TemporaryDirectory(prefix="builder-bench-") as scratch:
         bench = Bench(Path(scratch), results)
         try:
@@ -94,6 +96,16 @@ def main() -> int:
             bench.remove_images()
     show(results)
     return 0
+
+
+def start_of_jupyter(results: Results, repeat: int) -> None:
+    """Of an image of this checkout, as people have it."""
+    found = bench_start.measure(Engine.connect(), Project(ROOT), results.timed, repeat)
+    if found is None:
+        results.facts["start of Jupyter: not measured, no Jupyter image is built (builder images '*-jupyter')"] = None
+        return
+    ratio = results.median(found[0]) / results.median(found[1])
+    results.facts[f"start of Jupyter: {ratio:.1f} times as long as a container that does nothing"] = None
 
 
 class Bench:

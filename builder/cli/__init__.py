@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from builder import errors
-from builder.cli import asking, explain, inputs, machine, making, publishing
+from builder.cli import asking, benchmarks, deploying, explain, inputs, machine, making, publishing
 from builder.cli import facts as facts_cli
 from builder.cli.context import Context, Size
 from builder.errors import BuilderError
@@ -95,6 +95,8 @@ for _command in (
     making.rebase_command,
     publishing.push_command,
     publishing.verify_command,
+    deploying.deploy_command,
+    benchmarks.bench_command,
     machine.base_command,
     machine.engine_command,
     machine.doctor_command,

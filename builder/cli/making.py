@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from builder import errors, host, images, maxdisk
+from builder import errors, gpu, host, images, maxdisk
 from builder.assemble import Assembler, missing_bytes
 from builder.build import DockerfileBuilder
 from builder.cli.context import CELLS_HELP, Context, Size, cells_argument, current_plan, jobs_option
@@ -42,6 +42,19 @@ def _max_disk_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def _gpu_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--gpu",
+        "gpu_mode",
+        type=click.Choice(list(gpu.MODES)),
+        default=gpu.AUTO,
+        show_default=True,
+        help="GPU tests: `require` fails before anything is built where they cannot run, and runs those that never "
+        "were; `auto` runs them where a GPU has enough free memory; `off` leaves them out. What was not run says "
+        "`gpu: not run`, and why. Images for the CPU have none.",
+    )(command)
+
+
 @contextmanager
 def _making(context: Context, work: Work, made: Plan, method: str, *, fresh: bool = False) -> Iterator[Method]:
     if method == DOCKERFILE:
@@ -65,6 +78,7 @@ def _run(
     tag: bool = True,
     fresh: bool = False,
     max_disk: int = 0,
+    gpu_mode: gpu.Mode = gpu.AUTO,
 ) -> None:
     began = time.monotonic()
     project = context.project
@@ -77,7 +91,9 @@ def _run(
         parts = [made]
         if max_disk:
             context.store.prepare()
-            parts = maxdisk.parts(maxdisk.rest(work, context.store, made, test=test))
+            # With --gpu require, what the store has may lack a GPU test: whether it does is asked image by image.
+            left = made if gpu_mode == gpu.REQUIRE else maxdisk.rest(work, context.store, made, test=test)
+            parts = maxdisk.parts(left)
         failures: list[BuilderError] = []
         count = 0
         for part in parts:
@@ -85,7 +101,7 @@ def _run(
                 if max_disk:
                     maxdisk.make_room(work, context.store, part, max_disk)
                 with _making(context, work, part, method, fresh=fresh) as maker:
-                    count += images.run(work, maker, part, jobs=jobs, test=test, tag=tag)
+                    count += images.run(work, maker, part, jobs=jobs, test=test, tag=tag, gpu_mode=gpu_mode)
             except BuilderError as error:
                 failures.append(error)
         if failures:
@@ -103,10 +119,13 @@ def _run(
 @jobs_option
 @_method_option
 @_max_disk_option
+@_gpu_option
 @click.pass_obj
-def images_command(context: Context, wanted: Sequence[str], jobs: int, method: str, max_disk: int) -> None:
+def images_command(
+    context: Context, wanted: Sequence[str], jobs: int, method: str, max_disk: int, gpu_mode: gpu.Mode
+) -> None:
     """Build, test and tag; what is done already is not done again."""
-    _run(context, wanted, "images", method, jobs=jobs, max_disk=max_disk)
+    _run(context, wanted, "images", method, jobs=jobs, max_disk=max_disk, gpu_mode=gpu_mode)
 
 
 @click.command(name="build", epilog=CELLS_HELP)
@@ -137,8 +156,9 @@ def rebase_command(context: Context, wanted: Sequence[str], jobs: int) -> None:
 @cells_argument
 @jobs_option
 @_method_option
+@_gpu_option
 @click.pass_obj
-def test_command(context: Context, wanted: Sequence[str], jobs: int, method: str) -> None:
+def test_command(context: Context, wanted: Sequence[str], jobs: int, method: str, gpu_mode: gpu.Mode) -> None:
     """Run the tests of images that are built, again."""
     project = context.project
     chosen = project.select(wanted)
@@ -146,4 +166,4 @@ def test_command(context: Context, wanted: Sequence[str], jobs: int, method: str
         made = current_plan(project, chosen)
         work = context.work(project, View(context.err), host.read())
         with _making(context, work, made, method) as maker:
-            images.retest(work, maker, made, jobs=jobs)
+            images.retest(work, maker, made, jobs=jobs, gpu_mode=gpu_mode)

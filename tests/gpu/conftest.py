@@ -1,23 +1,81 @@
-"""The fixtures of the image tests, with every GPU handed to the container."""
+"""Runs the GPU checks of an image inside it, one test for each, on the GPUs that `builder` lent: IMAGE_TEST_GPUS.
+
+A check that has nothing to check on these GPUs is shown as skipped, and told to `builder` as `not applicable`, with its
+reason: it is neither a pass nor a failure. Any other test that is skipped is no pass.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import tarfile
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from docker.models.containers import Container
 
+from builder.imagetest import NOT_APPLICABLE
 from tests.images.conftest import (  # noqa: F401  pytest finds fixtures and hooks by name
     engine,
-    host,
     pytest_configure,
-    pytest_runtest_logreport,
-    python,
     start,
     subject,
 )
 
+HERE = Path(__file__).parent
+INSIDE = "/tmp/gpu-tests"
+Check = Callable[[str, str], None]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """As that of the image tests, and it knows which check had nothing to check."""
+    if report.when != "call" and report.outcome == "passed":
+        return
+    outcome = NOT_APPLICABLE if (NOT_APPLICABLE, True) in report.user_properties else report.outcome
+    with Path(os.environ["IMAGE_TEST_REPORT"]).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps({"test": report.nodeid, "outcome": outcome}) + "\n")
+
 
 @pytest.fixture(scope="session")
 def container(start: Callable[..., Container]) -> Container:  # noqa: F811
-    return start(["sleep", "infinity"], gpus=True)
+    """A container with these GPUs and the checks. NCCL passes data between processes through /dev/shm."""
+    gpus = [name for name in os.environ["IMAGE_TEST_GPUS"].split(",") if name]
+    assert gpus, "no GPU was lent: IMAGE_TEST_GPUS is empty"
+    made = start(["sleep", "infinity"], gpus=gpus, shm_size="1g")
+    assert made.put_archive("/tmp", archive())
+    return made
+
+
+def archive() -> bytes:
+    """A tar of run.py and its checks."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for path in [HERE / "run.py", *sorted((HERE / "checks").glob("*.py"))]:
+            tar.add(path, f"{Path(INSIDE).name}/{path.relative_to(HERE)}")
+    return out.getvalue()
+
+
+@pytest.fixture
+def check(container: Container, record_property: Callable[[str, object], None]) -> Check:
+    """Runs one check of a framework in the image; keeps what it measured."""
+
+    def run(framework: str, name: str) -> None:
+        command = ["python", f"{INSIDE}/run.py", "--framework", framework, "--only", name, "--json", "-"]
+        done: Any = container.exec_run(command, demux=True)
+        status, (out, err) = done
+        told = (err or b"").decode("utf-8", "replace")
+        print(told)
+        assert out, f"run.py ended with status {status} and said:\n{told[-3000:]}"
+        data: dict[str, Any] = json.loads(out)
+        with Path(os.environ["IMAGE_TEST_FIGURES"]).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(data) + "\n")
+        [result] = data["results"]
+        if result["state"] == NOT_APPLICABLE:
+            record_property(NOT_APPLICABLE, True)
+            pytest.skip(result["detail"])
+        assert (status, result["state"]) == (0, "passed"), result["detail"]
+
+    return run

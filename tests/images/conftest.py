@@ -5,6 +5,7 @@ A test file is named after the component that it tests; an image runs the files 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import testinfra
+from docker.errors import NotFound
 from docker.models.containers import Container
 from testinfra.host import Host
 
@@ -81,7 +83,8 @@ def start(engine: Engine, subject: Subject) -> Iterator[Start]:
 
     yield run
     for container in started:
-        container.remove(force=True, v=True)
+        with contextlib.suppress(NotFound):
+            container.remove(force=True, v=True)
 
 
 @pytest.fixture(scope="session")
@@ -108,10 +111,40 @@ def python(host: Host) -> Callable[[str], Any]:
 
 
 @pytest.fixture(scope="session")
+def once(start: Start) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in a new container: its status, what it printed, and what it and the launcher said on stderr."""
+
+    def run(command: list[str] | None, **options: Any) -> tuple[int, str, str]:
+        container = start(command, **options)
+        status = int(container.wait(timeout=120)["StatusCode"])
+        out, err = (container.logs(stdout=out, stderr=not out).decode() for out in (True, False))
+        container.remove(v=True)
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def attributes(container: Container) -> dict[str, Any]:
     """`docker inspect` of the image."""
     assert container.image is not None
     return dict(container.image.attrs)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "another user of group 0": {"user": "123456:0"},
+    "another user and group": {"user": "123456:123456"},
+    "read-only": {"read_only": True, "tmpfs": {"/tmp": "", "/run": "", "/home/user": "mode=0777"}},
+    "without capabilities": {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]},
+    "read-only, another user": {"read_only": True, "tmpfs": {"/tmp": "", "/run": ""}, "user": "123456:0"},
+    "root that becomes a user": {"user": "root", "environment": {"NB_UID": "4242", "NB_GID": "4343"}},
+}
+
+
+@pytest.fixture(params=list(MODES))
+def mode(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Ways to start a container that must work, as options of docker-py."""
+    return MODES[request.param]
 
 
 def wait_until(probe: Callable[[], bool], *, seconds: float, what: str) -> None:

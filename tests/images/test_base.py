@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import tarfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from docker.models.containers import Container
+from packaging.requirements import Requirement
 from testinfra.host import Host
 
 from builder import host as machine
 
-# What Debian's own packages bring; anything else is a surprise to look at.
-SETUID = {
-    "/usr/bin/chage", "/usr/bin/chfn", "/usr/bin/chsh", "/usr/bin/expiry", "/usr/bin/gpasswd", "/usr/bin/mount",
-    "/usr/bin/newgrp", "/usr/bin/passwd", "/usr/bin/su", "/usr/bin/umount", "/usr/sbin/unix_chkpwd",
-}  # fmt: skip
 SHELLS = ["sh -c", "bash -c", "sh -lc", "bash -lc", "bash -ic", "env -i sh -lc", "env -i HOME=/tmp bash -lc"]
 
 
@@ -33,7 +33,9 @@ def test_starts_in_workspace(host: Host) -> None:
 
 
 def test_cannot_write_to_the_installation(host: Host) -> None:
-    assert host.check_output("find /opt /usr /etc -xdev -writable -not -type l 2>/dev/null || true") == ""
+    found = host.check_output("find /opt /usr /etc -xdev -writable -not -type l 2>/dev/null || true").splitlines()
+    # Where pip installs for the container's user.
+    assert [path for path in found if path != "/opt/venv/user" and not path.startswith("/opt/venv/user/")] == []
 
 
 def test_process_1_is_tini(host: Host) -> None:
@@ -41,7 +43,7 @@ def test_process_1_is_tini(host: Host) -> None:
 
 
 def test_orphans_are_reaped(host: Host, until: Callable[..., None]) -> None:
-    host.check_output("sh -c 'for i in $(seq 100); do (sleep 0.2 &) ; done'")
+    host.check_output("sh -c 'for i in $(seq 500); do (sleep 0.2 &) ; done'")
     zombies = "grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l"
     sleeping = "grep -lx sleep /proc/[0-9]*/comm 2>/dev/null | wc -l"
     # One `sleep infinity` is the container's own command.
@@ -79,10 +81,8 @@ def test_labels_tell_the_plan(subject: Any, attributes: dict[str, Any]) -> None:
     assert {name: labels.get(name) for name in expected} == expected
 
 
-def test_setuid_files_are_known(host: Host) -> None:
-    found = host.check_output("find / -xdev -type f -perm /6000 2>/dev/null || true").split()
-    # Where /bin is no link to /usr/bin yet, as on bullseye.
-    assert {path if path.startswith("/usr/") else f"/usr{path}" for path in found} <= SETUID
+def test_no_file_runs_with_the_rights_of_another(host: Host) -> None:
+    assert host.check_output("find / -xdev -type f -perm /6000 2>/dev/null || true") == ""
 
 
 def test_no_folder_is_open_to_everyone(host: Host) -> None:
@@ -112,7 +112,7 @@ def test_nothing_of_the_building_machine_is_left(host: Host, attributes: dict[st
 
 
 def test_no_key_or_secret_is_there(host: Host) -> None:
-    patterns = ("authorized_keys", "id_rsa*", "id_ed25519*", "id_ecdsa*", "ssh_host_*", ".netrc", ".pypirc")
+    patterns = ("authorized_keys", "id_rsa*", "id_ed25519*", "id_ecdsa*", "ssh_host_*", ".netrc", ".pypirc", ".npmrc")
     names = " -o ".join(f"-name '{pattern}'" for pattern in patterns)
     assert host.run(f"find / -xdev \\( {names} \\) -type f 2>/dev/null").stdout == ""
 
@@ -120,3 +120,195 @@ def test_no_key_or_secret_is_there(host: Host) -> None:
 def test_a_waiting_container_listens_on_nothing(host: Host) -> None:
     listening = "cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk '$4 == \"0A\"' | wc -l"
     assert host.check_output(listening) == "0"
+
+
+# ---- the launcher
+
+
+def test_a_command_runs_as_it_is(once: Callable[..., Any], mode: dict[str, Any]) -> None:
+    code = "import os, tempfile; print(6 * 7); open(os.environ['HOME'] + '/written', 'w'); tempfile.TemporaryFile()"
+    status, out, err = once(["python", "-c", code], **mode)
+    assert (status, out) == (0, "42\n"), err
+
+
+def test_a_commands_status_is_the_containers(once: Callable[..., Any]) -> None:
+    assert once(["sh", "-c", "exit 7"])[0] == 7
+    status, _, err = once(["no-such-program"])
+    assert status == 127
+    assert "no-such-program: no such command" in err
+
+
+def test_help_names_every_variable(once: Callable[..., Any], host: Host) -> None:
+    status, out, _ = once(["--help"])
+    names = re.findall(r'"name": "(\w+)"', host.check_output("cat /etc/variables.d/*.json"))
+    assert status == 0
+    assert len(names) >= 5
+    assert [name for name in names if f"  {name} " not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("NB_UID", "me", "expected a number"),
+        ("NB_UID", "0", "expected a number"),
+        ("GPU_REQUIRED", "yes", "expected 1"),
+        ("GPU_MEMORY_LIMIT", "half", "expected a size"),
+    ],
+)
+def test_a_wrong_variable_is_refused(once: Callable[..., Any], name: str, value: str, told: str) -> None:
+    status, _, err = once(["true"], environment={name: value})
+    assert status == 78
+    assert f"error: {name}='{value}': {told}" in err
+
+
+def test_a_misspelt_variable_is_noticed(once: Callable[..., Any]) -> None:
+    assert (
+        "GPU_REQUIERD is not a variable of this image; did you mean GPU_REQUIRED?"
+        in once(["true"], environment={"GPU_REQUIERD": "1"})[2]
+    )
+
+
+@pytest.mark.parametrize("owner", [1000, 4242, 33])
+@pytest.mark.parametrize("how", ["NB_UID", "owner", "--user"])
+def test_a_volume_is_writable_whoever_owns_it(once: Callable[..., Any], tmp_path: Path, owner: int, how: str) -> None:
+    """On a volume of the engine, which is on the engine's machine, owned by someone."""
+    if how == "--user":
+        options: dict[str, Any] = {"user": f"{owner}:0"}
+    elif how == "NB_UID":
+        options = {"user": "root", "environment": {"NB_UID": str(owner), "NB_GID": str(owner)}}
+    else:
+        options = {"user": "root", "environment": {"NB_GID": "0"}}
+    volume = f"image-test-{os.getpid()}-{owner}-{how.strip('-').lower()}"
+    mounted = {volume: {"bind": "/workspace", "mode": "rw"}}
+    try:
+        # Not empty, or Docker fills it from the image again, and nobody else's.
+        make = f"touch /workspace/old; chmod 755 /workspace; chown -R {owner}:{owner} /workspace"
+        assert once(["sh", "-c", make], user="root", volumes=mounted)[0] == 0
+        code = "touch /workspace/new ~/new; stat -c %u /workspace/new; id -u; python -c 'import pwd'"
+        status, out, err = once(["bash", "-ec", code], volumes=mounted, **options)
+        assert (status, out.split()) == (0, [str(owner), str(owner)]), err
+    finally:
+        once_removed(volume)
+
+
+def once_removed(volume: str) -> None:
+    import docker  # noqa: PLC0415
+
+    docker.from_env().volumes.get(volume).remove(force=True)
+
+
+def test_a_workspace_that_cannot_be_written_is_told(once: Callable[..., Any]) -> None:
+    _, _, err = once(["true"], user="123456:123456")
+    assert "/workspace belongs to 1000:0 and cannot be written by user 123456: start with `--user 1000:0`" in err
+
+
+def test_numbers_without_root_are_refused(once: Callable[..., Any]) -> None:
+    status, _, err = once(["true"], environment={"NB_UID": "4242"})
+    assert status == 78
+    assert "add `--user root`" in err
+
+
+def test_root_is_given_up_for_good(once: Callable[..., Any]) -> None:
+    code = "id -un; id -u; grep -E 'Cap(Prm|Eff)|^Groups' /proc/self/status"
+    status, out, err = once(["sh", "-c", code], user="root", environment={"NB_UID": "4242"})
+    assert status == 0, err
+    assert out.split() == ["user", "4242", "Groups:", "0", "CapPrm:", "0" * 16, "CapEff:", "0" * 16]
+
+
+def test_root_stays_root_for_a_command_that_asks_nothing(once: Callable[..., Any]) -> None:
+    """`docker run --user root IMAGE apt-get install ...`, and every RUN of a derived image that starts it so."""
+    assert once(["sh", "-c", "id -u; echo $HOME"], user="root")[1].split() == ["0", "/root"]
+
+
+def test_hooks_run_in_order_and_can_export(start: Callable[..., Container], until: Callable[..., None]) -> None:
+    hooks = {
+        "10-one.sh": "export FROM_HOOK=one; SILENT=x; echo told",
+        "20-two": "#!/bin/sh\necho $FROM_HOOK >/tmp/seen\n",
+        "README": "not a program",
+    }
+    container = start(["sh", "-c", "sleep 2; exec sh -c 'cat /tmp/seen; echo $FROM_HOOK $SILENT'"])
+    container.stop(timeout=1)
+    put(container, "/etc/start.d", hooks)
+    container.start()
+    assert container.wait(timeout=60)["StatusCode"] == 0
+    assert container.logs(stdout=True, stderr=False).decode().split()[-2:] == ["one", "one"]
+    assert "told" in container.logs(stdout=False, stderr=True).decode()
+
+
+def test_a_hook_that_fails_ends_the_start(start: Callable[..., Container]) -> None:
+    container = start(["echo", "reached"])
+    container.wait(timeout=60)
+    put(container, "/etc/start.d", {"50-bad.sh": "false"})
+    container.start()
+    assert container.wait(timeout=60)["StatusCode"] == 1
+    assert "/etc/start.d/50-bad.sh ended with status 1" in container.logs().decode()
+    assert container.logs(stdout=True, stderr=False).decode().count("reached") == 1
+
+
+def put(container: Container, folder: str, files: dict[str, str]) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"{folder.lstrip('/')}/{name}")
+            info.size, info.mode = len(text.encode()), 0o644 if name == "README" else 0o755
+            tar.addfile(info, io.BytesIO(text.encode()))
+    assert container.put_archive("/", buffer.getvalue())
+
+
+def test_small_shared_memory_is_told_with_the_flag(once: Callable[..., Any]) -> None:
+    assert "/dev/shm has 64 MB" in once(["true"])[2]
+    assert "--shm-size=8g" in once(["true"])[2]
+    assert "/dev/shm" not in once(["true"], shm_size="1g")[2]
+
+
+def test_quiet_is_quiet(once: Callable[..., Any]) -> None:
+    assert once(["true"], environment={"START_QUIET": "1"}) == (0, "", "")
+
+
+# ---- pip in a running container
+
+
+def test_pip_installs_for_the_user_but_replaces_nothing(host: Host, subject: Any) -> None:
+    """Wheels made here: image tests ask no index."""
+    make = """
+import base64, hashlib, os, sys, zipfile
+name, version = sys.argv[1:]
+files = {f"{name}.py": f"version = {version!r}", f"{name}-{version}.dist-info/METADATA":
+         f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n",
+         f"{name}-{version}.dist-info/WHEEL":
+         "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+         f"{name}-{version}.dist-info/RECORD": ""}
+os.makedirs("/tmp/wheels", exist_ok=True)
+with zipfile.ZipFile(f"/tmp/wheels/{name}-{version}-py3-none-any.whl", "w") as wheel:
+    for path, text in files.items():
+        wheel.writestr(path, text)
+"""
+    framework = Requirement(subject.data["requirements"][subject.cell["framework"]][0]).name
+    for name, version in (("harmless", "1.0"), (framework.replace("-", "_"), "999.0")):
+        assert host.run("python -c %s %s %s", make, name, version).rc == 0
+    pip = "python -m pip install --no-index --disable-pip-version-check --find-links /tmp/wheels"
+    assert host.run(f"{pip} harmless").rc == 0
+    assert host.check_output("python -c 'import harmless; print(harmless.version, harmless.__file__)'").startswith(
+        "1.0 /opt/venv/user/"
+    )
+    refused = host.run(f"{pip} --upgrade {framework}==999.0")
+    assert refused.rc != 0
+    assert "constraint" in refused.stdout + refused.stderr
+    # In an environment of one's own, where nothing but the constraints could refuse.
+    assert host.run("python -m venv --without-pip /tmp/own").rc == 0
+    own = host.run(f"{pip.replace('python -m pip', 'python -m pip --python /tmp/own/bin/python')} {framework}==999.0")
+    assert own.rc != 0
+    assert "constraint" in own.stdout + own.stderr
+    assert host.run("python -c %s harmless 2.0", make).rc == 0
+    assert host.run(f"{pip} --upgrade harmless").rc == 0
+    assert host.check_output("python -c 'import importlib.metadata as m; print(m.version(\"harmless\"))'") == "2.0"
+    assert host.run("python -m pip uninstall -y harmless").rc == 0
+    assert host.run("python -c 'import harmless'").rc == 1
+
+
+def test_pip_has_a_place_where_the_root_is_read_only(once: Callable[..., Any]) -> None:
+    code = (
+        "import os, site; os.makedirs(site.getuserbase(), exist_ok=True); print(os.access(site.getuserbase(), os.W_OK))"
+    )
+    status, out, err = once(["python", "-c", code], read_only=True, tmpfs={"/tmp": "", "/run": ""})
+    assert (status, out) == (0, "True\n"), err

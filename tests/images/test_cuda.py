@@ -12,9 +12,11 @@ from testinfra.host import Host
 
 # torchvision's wheel carries a CUDA runtime and an nvJPEG of its own, renamed by auditwheel so that nothing else loads
 # them; Triton's carries CUPTI for its profiler. Neither can be left out of a wheel.
+# And Debian's libcurl, whose name begins alike.
 VENDORED = re.compile(
     r"/opt/venv/lib/python[0-9.]+/site-packages/"
     r"(torchvision\.libs/lib(cudart|nvjpeg)\.[0-9a-f]+\.so\.\d+|triton/backends/nvidia/lib/cupti[a-z-]*/.*)"
+    r"|/usr/lib/x86_64-linux-gnu/libcurl(-gnutls)?\.so\.[0-9.]+"
 )
 FAMILIES = ["libcu*", "libnccl*", "libnv*", "libcusparseLt*"]
 # Plugins for network cards and MPI, which are linked to those drivers.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from docker.models.containers import Container
+from testinfra.host import Host
 
 
 def test_versions_are_those_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
@@ -113,3 +118,133 @@ x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("batch")))
 print(json.dumps([len(x.sharding.device_set), float(jax.jit(jnp.sum)(x))]))
 """
     assert python(code) == [4, pytest.approx(28.0)]
+
+
+# ---- the examples
+
+
+def _run(host: Host, command: str) -> str:
+    done = host.run(command)
+    assert done.rc == 0, done.stdout + done.stderr[-3000:]
+    return str(done.stdout)
+
+
+def _epochs(text: str) -> dict[int, tuple[float, float]]:
+    """Loss and accuracy by epoch, as the examples print them."""
+    found = re.findall(r"^epoch (\d+): loss ([\d.]+) accuracy ([\d.]+)$", text, re.MULTILINE)
+    return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in found}
+
+
+EXAMPLE = "python /opt/examples/jax/train_data_parallel.py --epochs 3 --batch-size 32"
+
+
+def _weights(text: str) -> list[str]:
+    return re.findall(r"^weights (\w+)$", text, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def trained(host: Host) -> tuple[str, str]:
+    """A folder, and what a training on two devices printed."""
+    folder = _run(host, "mktemp -d").strip()
+    return folder, _run(host, f"cd {folder} && {EXAMPLE} --devices 2 --checkpoint whole.npz")
+
+
+def test_data_parallel_training_on_two_devices_learns(trained: tuple[str, str]) -> None:
+    _, text = trained
+    epochs = _epochs(text)
+    assert "2 devices (cpu) of 1 processes" in text
+    assert list(epochs) == [1, 2, 3]
+    assert epochs[3][0] < 0.6 * epochs[1][0]
+    assert epochs[3][1] > 0.75
+
+
+def test_interrupted_training_ends_with_the_same_weights(host: Host, trained: tuple[str, str]) -> None:
+    folder, text = trained
+    program = f"cd {folder} && {EXAMPLE} --devices 2 --checkpoint parts.npz"
+    stopped = _run(host, f"{program} --stop-after 1")
+    resumed = _run(host, f"{program} --resume")
+    assert "goes on from" in resumed
+    assert list(_epochs(resumed)) == [2, 3]
+    assert _weights(resumed) == _weights(text) != _weights(stopped)
+    assert len(_weights(text)) == 1
+
+
+def test_two_processes_compute_what_two_devices_do(host: Host, trained: tuple[str, str]) -> None:
+    folder, text = trained
+    program = f"{EXAMPLE} --devices 1 --coordinator 127.0.0.1:23456 --processes 2 --checkpoint processes.npz"
+    both = f"cd {folder} && ({program} --process 1 & {program} --process 0; status=$?; wait $! && exit $status)"
+    told = _run(host, both)
+    assert "2 devices (cpu) of 2 processes" in told
+    assert _epochs(told) == _epochs(text)
+    assert _weights(told) == _weights(text)
+
+
+# ---- dist-check
+
+
+def _told(container: Container, *options: str) -> tuple[int, str, str]:
+    done: Any = container.exec_run(["dist-check", *options], demux=True)
+    out, err = (part.decode() if part else "" for part in done.output)
+    return int(done.exit_code), out, err
+
+
+def _agreed(report: dict[str, Any]) -> None:
+    """Every sum of at least three types was exact on both ranks, and something was measured."""
+    assert report["problems"] == []
+    assert report["ok"]
+    assert report["world"] == 2
+    assert report["library"] == "gloo"
+    assert [check for check in report["checks"] if check["wrong_ranks"]] == []
+    assert {check["dtype"] for check in report["checks"]} >= {"float32", "float64", "int64"}
+    assert [row["bytes"] for row in report["bandwidth"]] == [2**10, 2**16, 2**20]
+    # Of two ranks each moves the data once.
+    assert all(row["bus"] == row["algorithm"] > 0 for row in report["bandwidth"])
+
+
+def test_dist_check_of_two_processes(container: Container) -> None:
+    code, out, err = _told(container, "-n", "2", "--max-size", "1M", "--json")
+    assert code == 0, out + err
+    report = json.loads(out)
+    _agreed(report)
+    assert [rank["transports"] for rank in report["ranks"]] == [["TCP"], ["TCP"]]
+
+
+@pytest.fixture(scope="module")
+def pair(start: Callable[..., Container]) -> list[tuple[Container, str]]:
+    """Two containers on the default network, with their addresses."""
+    found = []
+    for _ in range(2):
+        one = start(["sleep", "infinity"])
+        one.reload()
+        found.append((one, str(one.attrs["NetworkSettings"]["Networks"]["bridge"]["IPAddress"])))
+    return found
+
+
+def test_dist_check_of_two_containers(pair: list[tuple[Container, str]]) -> None:
+    """Each goes through its own interface, by its own address, to the other."""
+    (first, address), (second, other) = pair
+    where = ["--nodes", "2", "--master", f"{address}:29500", "--max-size", "1M"]
+    with ThreadPoolExecutor(1) as background:
+        there = background.submit(_told, second, "--rank", "1", *where)
+        code, out, err = _told(first, "--rank", "0", "--json", *where)
+        assert there.result()[0] == 0, there.result()
+    assert code == 0, out + err
+    report = json.loads(out)
+    _agreed(report)
+    assert [rank["host"] for rank in report["ranks"]] == [str(one.id)[:12] for one in (first, second)]
+    assert [rank["interfaces"] for rank in report["ranks"]] == [["eth0"], ["eth0"]]
+    assert [rank["addresses"] for rank in report["ranks"]] == [[address], [other]]
+    assert other in report["ranks"][0]["peers"]
+
+
+def test_dist_check_names_the_rank_that_does_not_come(pair: list[tuple[Container, str]]) -> None:
+    (first, address), (second, _) = pair
+    where = ["--nodes", "2", "--master", f"{address}:29500", "--timeout", "2"]
+    code, out, _ = _told(first, "--rank", "0", *where)
+    assert code == 1
+    assert f"node 1 (rank 1) did not come to {address}:29500 within 2 s" in out
+    assert f"--rank 1 --master {address}:29500" in out  # what to start there
+    code, out, err = _told(second, "--rank", "1", *where)
+    assert code == 1
+    assert "Connection refused" in err
+    assert "start the one with --rank 0" in err

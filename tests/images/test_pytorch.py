@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import pytest
+from docker.models.containers import Container
+from testinfra.host import Host
 
 
 def test_version_and_cuda_are_those_of_the_cell(
@@ -105,3 +112,170 @@ def test_architectures_are_those_of_the_label(python: Callable[[str], Any], attr
     code = "import torch, json; print(json.dumps(torch._C._cuda_getArchFlags().split()))"
     labels = attributes["Config"]["Labels"]
     assert python(code) == labels["gpu-images.gpu.architectures"].split()
+
+
+# ---- the examples
+
+
+def _run(host: Host, command: str) -> str:
+    done = host.run(command)
+    assert done.rc == 0, done.stdout + done.stderr[-3000:]
+    return str(done.stdout)
+
+
+def _epochs(text: str) -> dict[int, tuple[float, float]]:
+    """Loss and accuracy by epoch, as the examples print them."""
+    found = re.findall(r"^epoch (\d+): loss ([\d.]+) accuracy ([\d.]+)$", text, re.MULTILINE)
+    return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in found}
+
+
+@pytest.fixture(scope="module")
+def trained(host: Host) -> tuple[str, str]:
+    """A folder with the checkpoint of two processes that were not interrupted, and what they printed."""
+    folder = _run(host, "mktemp -d").strip()
+    program = f"torchrun --nproc-per-node=2 /opt/examples/pytorch/train_ddp.py --checkpoint {folder}/whole.pt"
+    return folder, _run(host, f"cd {folder} && {program} --epochs 2")
+
+
+def test_data_parallel_training_of_two_processes_learns(trained: tuple[str, str]) -> None:
+    _, text = trained
+    epochs = _epochs(text)
+    assert "ranks: 2, on cpu" in text
+    assert list(epochs) == [1, 2]  # rank 0 alone tells
+    assert epochs[2][0] < 0.6 * epochs[1][0]
+    assert epochs[2][1] > 0.75
+
+
+def test_interrupted_training_ends_with_the_same_weights(host: Host, trained: tuple[str, str]) -> None:
+    folder, text = trained
+    program = f"cd {folder} && torchrun --nproc-per-node=2 /opt/examples/pytorch/train_ddp.py --epochs 2"
+    stopped = _run(host, f"{program} --checkpoint {folder}/parts.pt --stop-after 1")
+    resumed = _run(host, f"{program} --checkpoint {folder}/parts.pt --resume")
+    assert "goes on from" in resumed
+    assert list(_epochs(stopped)) == [1]
+    assert _epochs(resumed) == {2: _epochs(text)[2]}
+    weights = [re.findall(r"^weights (\w+)$", one, re.MULTILINE) for one in (text, stopped, resumed)]
+    assert weights[2] == weights[0] != weights[1]
+    assert len(weights[0]) == 1
+
+
+def test_sigterm_saves_and_ends_without_error(host: Host, trained: tuple[str, str]) -> None:
+    """In the middle of an epoch, which is then finished."""
+    folder, _ = trained
+    program = f"python -u /opt/examples/pytorch/train_ddp.py --epochs 1000 --checkpoint {folder}/told.pt"
+    script = f"""
+cd {folder}
+{program} >told.log 2>&1 &
+for _ in $(seq 600); do grep -q '^epoch 1:' told.log && break; sleep 0.1; done
+kill -TERM $!
+wait $!
+"""
+    done = host.run("bash -c %s", script)
+    log = _run(host, f"cat {folder}/told.log")
+    assert done.rc == 0, log
+    assert "told to stop: saved" in log
+    where = re.search(r"at epoch (\d+), step (\d+)", log)
+    assert where is not None
+    load = f"import torch; s = torch.load('{folder}/told.pt', weights_only=True); print(s['epoch'], s['step'])"
+    assert _run(host, f'python -c "{load}"').split() == list(where.groups())
+
+
+def test_exported_model_agrees_with_the_model(host: Host, trained: tuple[str, str]) -> None:
+    """As a program of torch.export and in onnxruntime, for batches of 1 and 7."""
+    folder, _ = trained
+    program = f"cd {folder} && python /opt/examples/pytorch/export_onnx.py --checkpoint whole.pt"
+    lines = [line for line in _run(host, program).splitlines() if line.startswith("exported/")]
+    assert sorted(line.split(" (")[0] for line in lines) == [
+        "exported/model.onnx, batch of 1: agrees",
+        "exported/model.onnx, batch of 7: agrees",
+        "exported/model.pt2, batch of 1: agrees",
+        "exported/model.pt2, batch of 7: agrees",
+    ]
+
+
+def test_exporter_says_when_a_result_differs(host: Host) -> None:
+    """Its comparison can fail: here onnxruntime's results are shifted."""
+    code = """
+import runpy, sys
+import onnxruntime
+real = onnxruntime.InferenceSession.run
+onnxruntime.InferenceSession.run = lambda self, *given: [one + 0.01 for one in real(self, *given)]
+sys.argv = ["export_onnx.py", "--output", sys.argv[1]]
+sys.path.insert(0, "/opt/examples/pytorch")
+runpy.run_path("/opt/examples/pytorch/export_onnx.py", run_name="__main__")
+"""
+    done = host.run("python -c %s $(mktemp -d)", code)
+    assert done.rc == 1, done.stderr[-3000:]
+    assert "model.onnx, batch of 7: DIFFERS" in done.stdout
+    assert "model.pt2, batch of 7: agrees" in done.stdout
+
+
+# ---- dist-check
+
+
+def _told(container: Container, *options: str) -> tuple[int, str, str]:
+    done: Any = container.exec_run(["dist-check", *options], demux=True)
+    out, err = (part.decode() if part else "" for part in done.output)
+    return int(done.exit_code), out, err
+
+
+def _agreed(report: dict[str, Any]) -> None:
+    """Every sum of at least three types was exact on both ranks, and something was measured."""
+    assert report["problems"] == []
+    assert report["ok"]
+    assert report["world"] == 2
+    assert report["library"] == "gloo"
+    assert [check for check in report["checks"] if check["wrong_ranks"]] == []
+    assert {check["dtype"] for check in report["checks"]} >= {"float32", "float64", "int64"}
+    assert [row["bytes"] for row in report["bandwidth"]] == [2**10, 2**16, 2**20]
+    # Of two ranks each moves the data once.
+    assert all(row["bus"] == row["algorithm"] > 0 for row in report["bandwidth"])
+
+
+def test_dist_check_of_two_processes(container: Container) -> None:
+    code, out, err = _told(container, "-n", "2", "--max-size", "1M", "--json")
+    assert code == 0, out + err
+    report = json.loads(out)
+    _agreed(report)
+    assert [rank["transports"] for rank in report["ranks"]] == [["TCP"], ["TCP"]]
+
+
+@pytest.fixture(scope="module")
+def pair(start: Callable[..., Container]) -> list[tuple[Container, str]]:
+    """Two containers on the default network, with their addresses."""
+    found = []
+    for _ in range(2):
+        one = start(["sleep", "infinity"])
+        one.reload()
+        found.append((one, str(one.attrs["NetworkSettings"]["Networks"]["bridge"]["IPAddress"])))
+    return found
+
+
+def test_dist_check_of_two_containers(pair: list[tuple[Container, str]]) -> None:
+    """Each goes through its own interface, by its own address, to the other."""
+    (first, address), (second, other) = pair
+    where = ["--nodes", "2", "--master", f"{address}:29500", "--max-size", "1M"]
+    with ThreadPoolExecutor(1) as background:
+        there = background.submit(_told, second, "--rank", "1", *where)
+        code, out, err = _told(first, "--rank", "0", "--json", *where)
+        assert there.result()[0] == 0, there.result()
+    assert code == 0, out + err
+    report = json.loads(out)
+    _agreed(report)
+    assert [rank["host"] for rank in report["ranks"]] == [str(one.id)[:12] for one in (first, second)]
+    assert [rank["interfaces"] for rank in report["ranks"]] == [["eth0"], ["eth0"]]
+    assert [rank["addresses"] for rank in report["ranks"]] == [[address], [other]]
+    assert other in report["ranks"][0]["peers"]
+
+
+def test_dist_check_names_the_rank_that_does_not_come(pair: list[tuple[Container, str]]) -> None:
+    (first, address), (second, _) = pair
+    where = ["--nodes", "2", "--master", f"{address}:29500", "--timeout", "2"]
+    code, out, _ = _told(first, "--rank", "0", *where)
+    assert code == 1
+    assert f"node 1 (rank 1) did not come to {address}:29500 within 2 s" in out
+    assert f"--rank 1 --master {address}:29500" in out  # what to start there
+    code, out, err = _told(second, "--rank", "1", *where)
+    assert code == 1
+    assert "Connection refused" in err
+    assert "start the one with --rank 0" in err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -104,3 +106,17 @@ def test_what_failed_before_is_tested_again(untested: Checkout) -> None:
     untested.write_tests({"tiny": "def test_fails():\n    assert 1 == 2\n"})
     for _ in range(2):
         assert "test_tiny.py::test_fails" in untested.builder("images", PLAIN, code=8)
+
+
+@pytest.mark.parametrize("command", ["images", "test"])
+def test_a_gpu_that_is_required_and_not_there_stops_it_before_anything_is_done(
+    untested: Checkout, command: str
+) -> None:
+    told = untested.builder(command, "--gpu", "require", PLAIN, code=8)
+    assert f"{PLAIN}: --gpu require, and GPU tests cannot run: no GPU test: tests/gpu/test_tiny.py is missing" in told
+    (untested.root / "tests/gpu").mkdir(exist_ok=True)
+    (untested.root / "tests/gpu/test_tiny.py").write_text("def test():\n    raise AssertionError\n")
+    told = untested.builder(command, "--gpu", "require", PLAIN, code=8)
+    assert re.search("GPU tests cannot run: (no NVIDIA driver|Docker Engine has no NVIDIA runtime|driver)", told)
+    shutil.rmtree(untested.root / "tests/gpu")
+    assert not list((untested.root / ".builder/evidence").glob("*"))

@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,31 @@ def test_no_layer_holds_anything_of_the_machine(built: Checkout, needles: dict[s
             faults += found(path, content, needles)
         assert faults == []
         assert {"etc/passwd", "opt/venv/bin/tinyframe", "etc/profile.d/10-venv.sh"} <= paths
+
+
+def test_no_layer_hides_what_another_holds(built: Checkout) -> None:
+    """So what a container shows is all that there is; image tests search that for keys, in images too large to save."""
+    for image in built.image_ids():
+        paths = [path for path, _ in saved(image) if "/" in path and not path.startswith("blobs/")]
+        files = [path for path in paths if not path.endswith(("/layer.tar", "/json", "/VERSION"))]
+        assert [path for path in files if "/.wh." in path] == []
+        links = {path for path in files if files.count(path) > 1}
+        assert {path for path in links if not path.endswith("/") and path not in folders(image)} == set()
+
+
+def folders(image: str) -> set[str]:
+    """Folders of all layers, which several may name."""
+    result = set()
+    with (
+        subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as process,
+        tarfile.open(fileobj=process.stdout, mode="r|") as archive,
+    ):
+        for item in archive:
+            content = archive.extractfile(item) if item.isfile() else None
+            if content is not None:
+                with suppress(tarfile.ReadError), tarfile.open(fileobj=content, mode="r|*") as layer:
+                    result |= {entry.name.removeprefix("./") for entry in layer if entry.isdir()}
+    return result
 
 
 def test_the_search_finds_what_is_there(needles: dict[str, bytes], authority: Path) -> None:

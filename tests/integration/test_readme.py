@@ -102,8 +102,9 @@ def check(command: str, clone: Path) -> None:
     elif words[0] == "builder":
         run([".venv/bin/builder", words[1], "--help"], clone)
     elif words[:2] == ["docker", "run"]:
-        tags = run([".venv/bin/builder", "plan"], ROOT)
-        assert re.search(rf"{re.escape(words[-1])}\s*$", tags, re.MULTILINE), f"no image is called {words[-1]}"
+        image = next(word for word in words if word.startswith("org/"))
+        tags = run([".venv/bin/builder", "plan", "all"], ROOT)
+        assert re.search(rf"{re.escape(image)}\s*$", tags, re.MULTILINE), f"no image is called {image}"
     elif words[:2] == ["docker", "build"]:
         assert (ROOT / words[words.index("-f") + 1]).is_file()  # built for real in test_plain_build.py
     else:

@@ -321,8 +321,8 @@ def test_images(run: Run, seen: list[Seen]) -> None:
     assert "1 images built, tested and tagged, 4 images up to date (" in done.err
     assert run("build", CELL).code == 0
     assert [(one.cells, one.options) for one in seen] == [
-        ([TINY_IDS[9], *TINY_IDS[12:]], {"jobs": 3, "test": True, "tag": True}),
-        ([CELL], {"jobs": 2, "test": False, "tag": False}),
+        ([TINY_IDS[9], *TINY_IDS[12:]], {"jobs": 3, "test": True, "tag": True, "gpu_mode": "auto"}),
+        ([CELL], {"jobs": 2, "test": False, "tag": False, "gpu_mode": "auto"}),
     ]
     assert all(isinstance(one.method, Assembler) for one in seen)
 
@@ -353,7 +353,7 @@ def test_rebase_tests_and_tags_what_it_makes_on_new_packages(
     assert run("rebase", CELL).code == 0
     assert run("images", CELL).code == 0
     assert made == [{"fresh": True}, {"fresh": False}]
-    assert [one.options for one in seen] == [{"jobs": 2, "test": True, "tag": True}] * 2
+    assert [one.options for one in seen] == [{"jobs": 2, "test": True, "tag": True, "gpu_mode": "auto"}] * 2
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,110 @@ def test_apt_fails(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp
     assert machine["calls"] == []
 
 
+# ---- Compose
+
+
+def compose(
+    machine: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    answers: str = "",
+    candidates: dict[str, str] | None = None,
+    installs: str = "2.26.1-4",
+) -> Programs:
+    """A machine where `docker compose` has the version `answers`, and after an installation `installs`."""
+    state = {"version": answers}
+
+    def answer(command: list[str]) -> tuple[int, str, str]:
+        if command[:2] == ["docker", "compose"]:
+            return (0, f"{state['version']}\n", "") if state["version"] else (1, "", "unknown command: docker compose")
+        if command[0] == "apt-cache":
+            return 0, f"{command[-1]}:\n  Candidate: {(candidates or {}).get(command[-1], '(none)')}\n", ""
+        if "install" in command:
+            state["version"] = installs
+        return 0, "", ""
+
+    programs = Programs(answer)
+    monkeypatch.setattr("subprocess.run", programs)
+    archive = AptSource(kind="main", uri="http://mirror.example.test/debian")
+    monkeypatch.setattr("builder.host.read", lambda: machine.get("host", Host(apt_sources=(archive,))))
+    return programs
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("2.26.1-4", (2, 26)), ("v2.40.3", (2, 40)), ("", (0, 0)), ("?", (0, 0))]
+)
+def test_the_version_of_compose(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, text: str, version: tuple[int, int]
+) -> None:
+    compose(machine, monkeypatch, answers=text)
+    assert engine_setup.compose_version() == version
+
+
+def test_without_docker_there_is_no_compose(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("docker")
+
+    monkeypatch.setattr("subprocess.run", absent)
+    assert engine_setup.compose_version() == (0, 0)
+
+
+def test_compose_that_is_there_is_left_alone(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = compose(machine, monkeypatch, answers="2.30.0")
+    assert engine_setup.ensure_compose(pytest.fail) == (2, 30)
+    assert [call[0] for call in programs.calls] == ["docker"]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "package"),
+    [
+        ({"docker-compose-v2": "2.24.6-0ubuntu1", "docker-compose": "1.29.2-6"}, "docker-compose-v2"),
+        ({"docker-compose": "2.26.1-4"}, "docker-compose"),
+    ],
+)
+def test_compose_of_the_distribution(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, candidates: dict[str, str], package: str
+) -> None:
+    programs = compose(machine, monkeypatch, candidates=candidates)
+    assert engine_setup.ensure_compose(lambda _: None) == (2, 26)
+    (install,) = [call for call in programs.calls if "install" in call]
+    assert install == ["apt-get", "install", "-y", "-q", "--no-install-recommends", package]
+
+
+def test_compose_of_trixie_where_the_distribution_has_the_old_program(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = compose(machine, monkeypatch, candidates={"docker-compose": "1.29.2-3"})
+    engine_setup.ensure_compose(lambda _: None)
+    (install,) = [call for call in programs.calls if "install" in call]
+    assert install[-1] == "docker-compose"
+    settings = dict(word.split("=", 1) for word in install if word.startswith("Dir::"))
+    assert "trixie" in programs.files[settings["Dir::Etc::SourceList"]]
+    pinned = programs.files[settings["Dir::Etc::Preferences"]].split("\n\n")[1]
+    assert pinned.startswith("Package: docker.io docker-cli docker-buildx docker-compose\n")
+
+
+@pytest.mark.parametrize(("uid", "release"), [(1000, DEBIAN), (0, FEDORA)])
+def test_compose_that_cannot_be_installed(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, uid: int, release: dict[str, str]
+) -> None:
+    programs = compose(machine, monkeypatch, candidates={"docker-compose": "2.26.1-4"})
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setattr("builder.host.os_release", lambda: release)
+    with pytest.raises(EngineError, match="`docker compose` is not installed") as caught:
+        engine_setup.ensure_compose(pytest.fail)
+    assert "version 2 or newer" in caught.value.hint
+    assert not any("apt" in call[0] for call in programs.calls)
+
+
+def test_compose_that_does_not_answer_after_its_installation(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compose(machine, monkeypatch, candidates={"docker-compose": "2.26.1-4"}, installs="")
+    with pytest.raises(EngineError, match="was installed but does not answer"):
+        engine_setup.ensure_compose(lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("content", "stays"),
     [(str(os.getpid()), False), ("not a number", False), ("99999999", True)],

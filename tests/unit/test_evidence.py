@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,26 @@ def test_what_cannot_be_read_is_no_evidence(tmp_path: Path, blob: bytes | None) 
     if blob is not None:
         path.write_bytes(blob)
     assert evidence.read(tmp_path, ID) is None
+
+
+def test_evidence_says_why_a_gpu_was_not_there() -> None:
+    assert made(gpu_reason="no driver").gpu_told == "not run (no driver)"
+    assert made(gpu="passed").gpu_told == "passed"
+
+
+def test_a_test_with_nothing_to_check_is_no_pass() -> None:
+    assert not made(passed=(), not_applicable=("t",)).is_pass
+
+
+def test_figures_lie_beside_the_evidence_until_there_are_none(tmp_path: Path) -> None:
+    evidence.write_figures(tmp_path, ID, [])
+    assert not list(tmp_path.rglob("*.json"))
+    evidence.write_figures(tmp_path, ID, [{"driver": "570.1"}])
+    path = evidence.figures_path(tmp_path, ID)
+    assert path.parent == evidence.path(tmp_path, ID).parent
+    assert json.loads(path.read_text()) == [{"driver": "570.1"}]
+    evidence.write_figures(tmp_path, ID, [])
+    assert not path.exists()
 
 
 def test_gpu_has_three_states() -> None:

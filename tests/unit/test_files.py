@@ -118,7 +118,7 @@ def test_what_python_left_beside_a_file_is_not_in_it(tiny: Project, image: Plann
 
 def test_a_component_without_files_of_its_own_adds_none(tiny: Project, image: PlannedImage) -> None:
     none = replace(image, file_components=(), wheels=())
-    assert entries(tiny, none) == []
+    assert [entry.path for entry in entries(tiny, none)] == ["etc", "etc/pip", "etc/pip/constraints.txt"]
 
 
 def test_cuda_is_linked_and_its_metadata_found(tiny: Project, image: PlannedImage) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from builder import build, errors, images, plan
 from builder.errors import BuilderError, BuildError, EngineError, FetchError, ImageTestError, LockError
 from builder.host import Host
-from builder.plan import Plan
+from builder.plan import Plan, PlannedImage
 from builder.project import Project
 from builder.settings import PLAN_LABEL
 from builder.view import View
@@ -21,18 +23,35 @@ from tests.unit.fakes import FakeEngine, FakeMethod, FakeTester, MemoryConsole, 
 FIRST, SECOND = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
 
 
+@dataclass
+class ModeTester(FakeTester):
+    """Keeps what it was made with; `lacks` is why GPU tests cannot run."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    lacks: str = ""
+
+    def check(self, images: Sequence[PlannedImage]) -> None:
+        self.fake.calls.append(f"check {len(images)}")
+        if self.lacks:
+            raise ImageTestError(self.lacks)
+
+
 class Bench:
     """The tiny project, with fakes around it."""
 
     def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = FakeEngine()
         self.method = FakeMethod(self.engine)
-        self.tester = FakeTester(self.engine)
+        self.tester = ModeTester(self.engine)
         self.console = MemoryConsole()
         self.work = Work(engine=self.engine, project=project, host=Host(), view=View(self.console))
         self.plan = plan.make_locked(project, project.select([FIRST, SECOND]))
-        monkeypatch.setattr(images, "Tester", lambda *_: self.tester)
+        monkeypatch.setattr(images, "Tester", self._tester)
         monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+
+    def _tester(self, *_: object, **options: Any) -> FakeTester:
+        self.tester.options = options
+        return self.tester
 
     def run(self, *, test: bool = True, tag: bool = True, jobs: int = 2) -> int:
         return images.run(self.work, self.method, self.plan, jobs=jobs, test=test, tag=tag)
@@ -291,6 +310,28 @@ def test_an_error_of_the_file_system_is_a_failure_of_one_image(bench: Bench) -> 
     with pytest.raises(errors.DiskError, match="full"):
         bench.run()
     assert f"tag {bench.references(SECOND)[0]}" in bench.calls("tag")
+
+
+@pytest.mark.parametrize("begin", [images.run, images.retest], ids=["images", "test"])
+def test_gpu_tests_that_cannot_run_stop_it_before_anything_is_built(bench: Bench, begin: Callable[..., object]) -> None:
+    bench.tester.lacks = "no driver"
+    with pytest.raises(ImageTestError, match="no driver"):
+        begin(bench.work, bench.method, bench.plan, jobs=1, gpu_mode="require")
+    assert bench.tester.options["gpu_mode"] == "require"
+    assert bench.calls(*ALL, "check") == ["check 2"]
+
+
+def test_a_build_without_tests_needs_no_gpu(bench: Bench) -> None:
+    bench.tester.lacks = "no driver"
+    assert bench.run(test=False, tag=False) == 2
+
+
+def test_images_that_run_at_once_share_the_gpus(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[int] = []
+    monkeypatch.setattr("builder.gpu.Pool", shares.append)
+    bench.run(jobs=1)
+    bench.run(jobs=9)
+    assert shares == [1, 2]
 
 
 def test_retest(bench: Bench) -> None:

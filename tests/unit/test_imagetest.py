@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from builder import evidence, imagetest, plan
+from builder import evidence, gpu, imagetest, plan
 from builder.errors import ImageTestError
+from builder.gpu import Gpu
 from builder.hide import Hider
 from builder.imagetest import describe, outcome
 from builder.plan import PlannedImage
 from builder.project import Project
+from builder.settings import ARCHITECTURES_LABEL, CUDA_LABEL, DRIVER_LABEL
 from builder.view import View
 from tests.unit.fakes import INFO, FakeEngine, MemoryConsole, evidence_of
 
@@ -39,6 +41,8 @@ OUTCOMES: dict[str, tuple[Lines, int, list[str], list[str]]] = {
     "fails, then passes": ([("a", "failed"), ("a", "passed")], 0, [], ["a"]),
     "none collected": ([], 5, [], ["the test run itself (pytest ended with status 5)"]),
     "collection error": ([("a", "passed")], 2, ["a"], ["the test run itself (pytest ended with status 2)"]),
+    "nothing to check": ([("a", "passed"), ("b", "not applicable")], 0, ["a"], []),
+    "nothing to check, then failed in tear-down": ([("b", "not applicable"), ("b", "failed")], 1, [], ["b"]),
     "killed": ([("a", "passed")], -9, ["a"], ["the test run itself (pytest ended with status -9)"]),
 }
 
@@ -82,6 +86,7 @@ class Child:
     results: ClassVar[Mapping[str, str]] = {}
     status = 0
     runs: ClassVar[list[list[str]]] = []
+    gpus: ClassVar[list[str]] = []
 
     def __init__(self, command: list[str], *, env: Mapping[str, str], **_: object) -> None:
         paths = [Path(word) for word in command if word.endswith(".py")]
@@ -91,6 +96,9 @@ class Child:
             Path(env["IMAGE_TEST_REPORT"]),
             [(node(path.stem, path.parent.name), self.results.get(path.stem, "passed")) for path in paths],
         )
+        self.gpus.append(env["IMAGE_TEST_GPUS"])
+        if self.gpus[-1]:
+            Path(env["IMAGE_TEST_FIGURES"]).write_text(json.dumps({"driver": "570.86.10"}) + "\n")
         self.subject = json.loads(Path(env["IMAGE_TEST_SUBJECT"]).read_text())
         self.stdout = iter(f"{file}::test PASSED\n" for file in files)
 
@@ -105,6 +113,7 @@ class Child:
 def child(monkeypatch: pytest.MonkeyPatch) -> type[Child]:
     class Fresh(Child):
         runs: ClassVar[list[list[str]]] = []
+        gpus: ClassVar[list[str]] = []
 
     monkeypatch.setattr("subprocess.Popen", Fresh)
     return Fresh
@@ -118,10 +127,12 @@ def tester(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, 
     """A tester on a machine with so many GPUs; the engine has NVIDIA's runtime if it has one."""
     assert image.id == CELL
 
-    def make(gpus: int = 0, *, runtime: bool = True) -> imagetest.Tester:
-        monkeypatch.setattr("builder.gpu.count", lambda: gpus)
+    def make(
+        *gpus: Gpu, runtime: bool = True, mode: gpu.Mode = gpu.AUTO, driver: str = "570.86.10"
+    ) -> imagetest.Tester:
         info = replace(INFO, runtimes=("nvidia", "runc") if gpus and runtime else ("runc",))
-        return imagetest.Tester(FakeEngine(info=info), tiny, View(console), Hider())
+        pool = gpu.Pool(ask=lambda: (driver if gpus else "", gpus), poll=0.001)
+        return imagetest.Tester(FakeEngine(info=info), tiny, View(console), Hider(), gpu_mode=mode, pool=pool)
 
     return make
 
@@ -179,25 +190,38 @@ def test_a_component_that_had_no_test_is_no_pass(
     assert child.runs
 
 
-GPU_CASES: dict[str, tuple[int, bool, str, str]] = {
-    "no GPU": (0, True, "passed", "not run"),
-    "GPU without the engine's runtime": (1, False, "passed", "not run"),
-    "GPU": (1, True, "passed", "passed"),
-    "GPU that fails": (1, True, "failed", "failed"),
-    "GPU whose tests are skipped": (1, True, "skipped", "failed"),
+H100 = Gpu(name="NVIDIA H100", capability="9.0", memory=80 * 10**9, free=70 * 10**9, index=1, uuid="GPU-1")
+BUSY = replace(H100, free=1, index=0, uuid="GPU-0")
+REQUIRED = "--gpu require, and GPU tests cannot run"
+GPU_CASES: dict[str, tuple[tuple[Gpu, ...], bool, str, str, str]] = {
+    "no GPU": ((), True, "passed", "not run", "no NVIDIA driver answers on this machine"),
+    "GPU without the engine's runtime": ((H100,), False, "passed", "not run", "no NVIDIA runtime"),
+    "GPU that is busy": ((BUSY,), True, "passed", "not run", "no GPU has 8 GB free"),
+    "GPU": ((H100,), True, "passed", "passed", ""),
+    "GPU beside one that is busy": ((BUSY, H100), True, "passed", "passed", ""),
+    "GPU that fails": ((H100,), True, "failed", "failed", ""),
+    "GPU whose tests are skipped": ((H100,), True, "skipped", "failed", ""),
+    "GPU on which there is nothing to check": ((H100,), True, "not applicable", "failed", ""),
 }
 
 
-@pytest.mark.parametrize(("gpus", "runtime", "result", "state"), GPU_CASES.values(), ids=GPU_CASES.keys())
+@pytest.fixture
+def on_gpu(tiny: Project) -> Path:
+    """A GPU test of the image's framework."""
+    path = tiny.root / "tests/gpu/test_quartz.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    return path
+
+
+@pytest.mark.parametrize(("gpus", "runtime", "result", "state", "reason"), GPU_CASES.values(), ids=GPU_CASES.keys())
+@pytest.mark.usefixtures("on_gpu")
 def test_gpu(
     tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester,
-    gpus: int, runtime: bool, result: str, state: str,
+    gpus: tuple[Gpu, ...], runtime: bool, result: str, state: str, reason: str,
 ) -> None:  # fmt: skip
-    path = tiny.root / "tests/gpu/test_quartz.py"
-    path.parent.mkdir()
-    path.write_text("")
-    made = tester(gpus, runtime=runtime)
-    if gpus and runtime:
+    made = tester(*gpus, runtime=runtime)
+    if state != "not run":
         child.results = {"test_quartz": result}
     if state == "failed":
         with pytest.raises(ImageTestError):
@@ -207,7 +231,82 @@ def test_gpu(
     found = evidence.read(tiny.state, ID)
     assert found
     assert found.gpu == state
-    assert len(child.runs) == (2 if gpus and runtime else 1)
+    assert reason in found.gpu_reason
+    assert bool(found.gpu_reason) is bool(reason)
+    assert child.gpus == ([""] if state == "not run" else ["", "GPU-1"])
+    assert found.not_applicable == ((node("test_quartz", "gpu"),) if result == "not applicable" else ())
+    measured = evidence.figures_path(tiny.state, ID)
+    assert measured.exists() is (state != "not run")
+
+
+@pytest.mark.usefixtures("on_gpu", "child")
+def test_figures_of_an_earlier_run_do_not_outlive_it(tiny: Project, image: PlannedImage, tester: MakeTester) -> None:
+    tester(H100).test(image, ID)
+    measured = evidence.figures_path(tiny.state, ID)
+    assert json.loads(measured.read_text()) == [{"driver": "570.86.10"}]
+    tester(H100, mode=gpu.OFF).test(image, ID)
+    assert not measured.exists()
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_gpu_off(image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
+    found = tester(H100, mode=gpu.OFF).test(image, ID)
+    assert (found.gpu, found.gpu_reason, len(child.runs)) == ("not run", "--gpu off", 1)
+    assert found.is_pass
+
+
+WANTS: dict[str, tuple[tuple[Gpu, ...], str, dict[str, str], str]] = {
+    "nothing": ((H100,), "570.86.10", {}, ""),
+    "no GPU": ((), "570.86.10", {}, "no NVIDIA driver"),
+    "busy": ((BUSY,), "570.86.10", {}, "no GPU has 8 GB free"),
+    "driver too old": ((H100,), "470.82.01", {DRIVER_LABEL: "525.60.13"}, "driver 470.82.01 is too old"),
+    "no code for it": ((H100,), "570.86.10", {ARCHITECTURES_LABEL: "sm_70"}, "neither machine code nor PTX"),
+    "a driver named in no way that we know": ((H100,), "bogus", {DRIVER_LABEL: "525.60.13"}, ""),
+}
+
+
+@pytest.mark.parametrize(("gpus", "driver", "labels", "reason"), WANTS.values(), ids=WANTS.keys())
+@pytest.mark.usefixtures("on_gpu", "child")
+def test_gpu_required(
+    image: PlannedImage, tester: MakeTester,
+    gpus: tuple[Gpu, ...], driver: str, labels: dict[str, str], reason: str,
+) -> None:  # fmt: skip
+    image = replace(image, settings=replace(image.settings, labels={CUDA_LABEL: "12.9", **labels}))
+    made = tester(*gpus, mode=gpu.REQUIRE, driver=driver)
+    if not reason:
+        made.check([image])
+        return
+    with pytest.raises(ImageTestError, match=f"^{CELL}: {REQUIRED}: .*{reason}"):
+        made.check([image])
+    with pytest.raises(ImageTestError, match=f"^{CELL}: {REQUIRED}: .*{reason}"):
+        made.test(image, ID)
+    tester(*gpus, driver=driver).check([image])
+    assert reason in tester(*gpus, driver=driver).test(image, ID).gpu_reason
+
+
+@pytest.mark.usefixtures("child")
+def test_gpu_required_of_an_image_without_gpu_tests(image: PlannedImage, tester: MakeTester) -> None:
+    with pytest.raises(ImageTestError, match=r"tests/gpu/test_quartz.py is missing$") as caught:
+        tester(H100, mode=gpu.REQUIRE).check([image])
+    assert "--gpu auto" in caught.value.hint
+    assert tester(H100).test(image, ID).gpu_reason == "no GPU test: tests/gpu/test_quartz.py is missing"
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_an_image_for_the_cpu_has_no_gpu_tests(image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
+    image = replace(image, cell=replace(image.cell, cuda="cpu"))
+    made = tester(H100, mode=gpu.REQUIRE)
+    made.check([image])
+    found = made.test(image, ID)
+    assert (found.gpu, len(child.runs)) == ("not run", 1)
+    assert made.known(image, ID) == found
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_images_that_lack_the_same_are_named_together(image: PlannedImage, tester: MakeTester) -> None:
+    other = replace(image, cell=replace(image.cell, variant="plain"))
+    with pytest.raises(ImageTestError, match=rf"^{CELL}, {other.id}: {REQUIRED}"):
+        tester(mode=gpu.REQUIRE).check([image, other])
 
 
 def stale(tiny: Project, image: PlannedImage, change: str) -> dict[str, Any]:
@@ -230,18 +329,20 @@ def test_evidence_that_no_longer_counts(tiny: Project, image: PlannedImage, test
 
 
 def test_evidence_without_gpu_does_not_count_where_a_gpu_is(
-    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
+    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester, on_gpu: Path
 ) -> None:
-    path = tiny.root / "tests/gpu/test_quartz.py"
-    path.parent.mkdir()
-    path.write_text("")
     found = tester().test(image, ID)
     assert child.runs
-    assert tester(0).known(image, ID) == found
-    assert tester(1).known(image, ID) is None
-    path.unlink()
+    assert tester().known(image, ID) == found
+    assert tester(BUSY).known(image, ID) == found
+    assert tester(H100, mode=gpu.OFF).known(image, ID) == found
+    assert tester(H100).known(image, ID) is None
+    assert tester(H100, mode=gpu.REQUIRE).known(image, ID) is None
+    passed = tester(H100).test(image, ID)
+    assert tester(mode=gpu.OFF).known(image, ID) == passed
+    on_gpu.unlink()
     evidence.write(tiny.state, found.model_copy(update={"suite": evidence.suite_digest(tiny.root)}))
-    assert tester(1).known(image, ID) is not None
+    assert tester(H100).known(image, ID) is not None
 
 
 def test_what_the_tests_are_told(image: PlannedImage) -> None:

@@ -303,7 +303,9 @@ def test_an_image_for_the_cpu_has_the_same_layers_without_cuda(on_cpu: Project) 
     cuda, cpu = (made(on_cpu, cell) for cell in ("qz-0.5-cu129-py311", "qz-0.5-cpu-py311"))
     assert cpu.components == ("base", "python", "quartz")
     assert cpu.references[-1] == "registry.example.test:5000/team/quartz:0.5"
-    assert [layer for layer in cuda.layers if layer.component != "cuda"] == list(cpu.layers)
+    # The last layer has pip's constraints, which name CUDA's wheels.
+    assert [layer for layer in cuda.layers if layer.component != "cuda"][:-1] == list(cpu.layers[:-1])
+    assert cuda.layers[-1].inputs != cpu.layers[-1].inputs
     assert cpu.digest != cuda.digest
     text = render.render(on_cpu.root, on_cpu.matrix, plan.make(on_cpu, on_cpu.select(["qz-0.5-cpu-py311"])))
     dockerfile = text["images/qz-0.5-cpu-py311/Dockerfile"]
@@ -380,3 +382,12 @@ def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> N
     assert {read[cell.id] for cell in project.cells} == {1}
     assert max(read.values()) <= 2, read.most_common(3)
     assert len(found.as_data()["images"]) == len(found.images)
+
+
+def test_pip_is_kept_from_replacing_the_framework_and_its_cuda(tiny: Project) -> None:
+    image = made(tiny, "em-1.10-cu1210-py311-jupyter")
+    names = [line.split("==")[0] for line in image.constraints.splitlines()]
+    assert "ember" in names
+    assert {wheel.name for wheel in image.of_component("cuda")} <= set(names)
+    assert not {wheel.name for wheel in image.of_component("jupyter")} & set(names)
+    assert names == sorted(names)

@@ -35,7 +35,8 @@ def test_snapshot(tiny: Project, snapshot: Callable[[str, str], None], cell: str
 def test_wheels_are_named_by_hash_alone(tiny: Project) -> None:
     files = rendered(tiny, PLAIN)
     assert sorted(files) == [
-        f"images/{PLAIN}/{name}" for name in ("Dockerfile", "wheels-cuda.txt", "wheels-python.txt", "wheels-quartz.txt")
+        f"images/{PLAIN}/{name}"
+        for name in ("Dockerfile", "constraints.txt", "wheels-cuda.txt", "wheels-python.txt", "wheels-quartz.txt")
     ]
     [wheel] = plan.make(tiny, tiny.select([PLAIN])).images[0].of_component("quartz")
     assert files[f"images/{PLAIN}/wheels-quartz.txt"] == f"quartz==0.5.3 --hash=sha256:{wheel.sha256}\n"

@@ -9,6 +9,8 @@ ARG BASE=example/base:new@sha256:22222222222222222222222222222222222222222222222
 
 # ---- os: Debian packages, the user and the folders that all that follows is put into
 # SOURCE_DATE_EPOCH: else /etc/shadow holds the day of the build. PYTHONHASHSEED: Debian's packages compile their modules.
+# Host keys are made by each container; a file that runs with another's rights is none of this image's tools.
+# --system-site-packages and /opt/venv/user: pip installs there for the container's user, beside what lies in /opt/venv.
 FROM ${BASE} AS os
 # apt takes whatever version the release has now; a build from an empty cache takes the newest.
 # hadolint ignore=DL3008
@@ -26,9 +28,13 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host \
     rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache && \
     SOURCE_DATE_EPOCH=946684800 useradd --no-log-init --uid 1000 --gid 0 --create-home --home-dir /home/user --shell /bin/bash user && \
     rm -f /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- && \
+    rm -f /etc/ssh/ssh_host_* && \
+    find / -xdev -type f -perm /6000 -exec chmod a-s {} + && \
     install -d -o 1000 -g 0 -m 0775 /workspace && \
+    install -d -o 1000 -g 0 -m 0770 /run/workstation /var/lib/workstation && \
     chmod 0775 /home/user && \
-    python3.11 -m venv --without-pip /opt/venv
+    python3.11 -m venv --without-pip --system-site-packages /opt/venv && \
+    install -d -o 1000 -g 0 -m 0775 /opt/venv/user
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools
@@ -88,16 +94,20 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host \
     /opt/venv/bin/python -B /mnt/compile.py
 
 COPY templates/base/files/ /
+COPY images/qz-0.5-cu129-py311/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+ENV PATH="/opt/venv/bin:/opt/venv/user/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
+    PYTHONUSERBASE="/opt/venv/user" \
+    PIP_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_CONSTRAINT="/etc/pip/constraints.txt" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=525.60.13"
 
 USER 1000:0
 WORKDIR /workspace
-ENTRYPOINT ["/usr/bin/tini", "-g", "--"]
+ENTRYPOINT ["/usr/bin/tini", "-g", "--", "start"]
 CMD ["bash"]
 
 LABEL org.opencontainers.image.title="qz-0.5-cu129-py311" \

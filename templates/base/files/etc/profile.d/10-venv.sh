@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# Debian's /etc/profile sets PATH anew for login shells (su -, ssh, bash -l): put the environment first again.
+# Debian's /etc/profile sets PATH anew for login shells (ssh, su -, bash -l): they get the one of the image again.
 case ":$PATH:" in
 *:/opt/venv/bin:*) ;;
-*) export PATH="/opt/venv/bin:$PATH" ;;
+*) export PATH="/opt/venv/bin:/opt/venv/user/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" ;;
 esac

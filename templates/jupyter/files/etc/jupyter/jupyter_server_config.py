@@ -1,42 +1,35 @@
-"""The Jupyter server of this image: every interface, a random token unless one is given, files in /workspace."""
+"""The Jupyter server of this image: every interface, a token always, files in /workspace."""
 
-import logging
+import json
 import os
-import re
-import sys
+import warnings
+from pathlib import Path
+
+from jupyter_server.utils import JupyterServerAuthWarning
 
 c = get_config()  # type: ignore[name-defined]  # noqa: F821
 
 c.ServerApp.ip = "0.0.0.0"  # inside the container; what is reachable is what `docker run -p` publishes
-c.ServerApp.port = 8888
+c.ServerApp.port = int(os.environ.get("JUPYTER_PORT", "8888"))
 c.ServerApp.port_retries = 0  # another port would not be the published one
 c.ServerApp.open_browser = False
 c.ServerApp.root_dir = "/workspace"
 c.ServerApp.terminado_settings = {"shell_command": ["/bin/bash"]}
 c.ServerApp.allow_remote_access = True  # the token guards it; the Host header is whatever the user typed
+c.ServerApp.allow_unauthenticated_access = False  # of extensions too, unless they say that they mean it
+warnings.filterwarnings("ignore", category=JupyterServerAuthWarning)  # lists those that have now to be logged in for
+c.Application.log_level = "WARN"  # the launcher says where it is
 # No language servers are installed: do not list them at every start.
 c.LanguageServerManager.autodetect = False
+if "JUPYTER_CERT" in os.environ:
+    c.ServerApp.certfile, c.ServerApp.keyfile = os.environ["JUPYTER_CERT"], os.environ["JUPYTER_KEY"]
 
-# Jupyter takes JUPYTER_TOKEN from the environment; set but empty, it would mean "no login at all".
-if os.environ.get("JUPYTER_TOKEN") == "" and os.environ.get("JUPYTER_ALLOW_NO_LOGIN") != "1":
-    sys.exit(
-        "JUPYTER_TOKEN is empty, which would let anyone in. Unset it for a random token, give one, "
-        "or set JUPYTER_ALLOW_NO_LOGIN=1 if the port is reachable by you alone."
-    )
+# Whoever runs Jupyter by hand, without the launcher, has Jupyter's own random token.
+if "STATE_DIR" in os.environ:
+    c.IdentityProvider.token = (Path(os.environ["STATE_DIR"]) / "jupyter-token").read_text()
 
-
-class _OneUrl(logging.Filter):
-    """Ends the start with the one address that works from the host; a file's or a container's name does not."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        url = re.search(r"http://127\.0\.0\.1:8888/\S*token=\S+", text)
-        if url and record.levelno == logging.CRITICAL:
-            record.msg, record.args = f"JupyterLab is ready (with `docker run -p 8888:8888`):\n\n    {url[0]}", ()
-        return True
-
-
-c.ServerApp.logging_config = {
-    "filters": {"one_url": {"()": _OneUrl}},
-    "handlers": {"console": {"filters": ["one_url"]}},
+# Web pages of other components, behind the login of this server and listening on the loopback alone.
+c.ServerProxy.servers = {
+    file.stem: json.loads(file.read_text()) for file in sorted(Path("/etc/jupyter/proxied.d").glob("*.json"))
 }
+c.ServerProxy.host_allowlist = []  # no proxy to other machines

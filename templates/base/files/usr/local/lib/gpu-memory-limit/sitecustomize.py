@@ -1,0 +1,88 @@
+"""Keeps every Python process to GPU_MEMORY_LIMIT of each GPU. On the path only if that variable is set.
+
+No framework but JAX reads such a limit from its environment, so it is set when the framework is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def limit() -> int:
+    """Bytes; the launcher has checked that the variable is a size."""
+    text = os.environ["GPU_MEMORY_LIMIT"].replace(" ", "")
+    for unit, factor in (("MiB", 2**20), ("GiB", 2**30), ("MB", 10**6), ("GB", 10**9)):
+        if text.endswith(unit):
+            return round(float(text[: -len(unit)]) * factor)
+    return 0
+
+
+def limit_torch(torch: Any) -> None:
+    """When CUDA is first used: asking for the GPUs' sizes any earlier would start it in every process."""
+
+    def apply() -> None:
+        for index in range(torch.cuda.device_count()):
+            total = torch.cuda.get_device_properties(index).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit() / total), index)
+
+    if torch.version.cuda:
+        torch.cuda._lazy_call(apply)
+
+
+def limit_tensorflow(tensorflow: Any) -> None:
+    config = tensorflow.config
+    for gpu in config.list_physical_devices("GPU"):
+        size = config.LogicalDeviceConfiguration(memory_limit=max(1, limit() // 2**20))
+        config.set_logical_device_configuration(gpu, [size])
+
+
+def limit_jax(_: Any) -> None:
+    """A fraction of the smallest GPU, for XLA takes one for all."""
+    import pynvml  # noqa: PLC0415  in a process that asked for JAX only
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        totals = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+    except pynvml.NVMLError:
+        return
+    if totals:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{min(1.0, limit() / min(totals)):.4f}")
+
+
+# JAX reads its variables when it first looks for GPUs; torch and TensorFlow have to be there to be told.
+BEFORE: dict[str, Callable[[Any], None]] = {"jaxlib": limit_jax}
+AFTER: dict[str, Callable[[Any], None]] = {"torch": limit_torch, "tensorflow": limit_tensorflow}
+
+
+class Watch(MetaPathFinder):
+    """Sees the import of a framework."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in BEFORE:
+            BEFORE.pop(fullname)(None)
+        if fullname not in AFTER:
+            return None
+        apply = AFTER.pop(fullname)
+        spec = importlib.util.find_spec(fullname)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def execute_and_limit(module: ModuleType) -> None:
+                execute(module)
+                apply(module)
+
+            spec.loader.exec_module = execute_and_limit  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, Watch())

@@ -1,0 +1,52 @@
+"""The folder for what a running container needs to remember: tokens, host keys' configuration, which services run."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+CANDIDATES = (Path("/run/workstation"), Path("/tmp/workstation"))
+SERVICES = "services"  # file with the names of the services that were started, one a line
+
+
+def make() -> Path:
+    """A folder of this process's user alone: in /run, or in /tmp where /run cannot be written."""
+    mine = f"of-{os.getuid()}"
+    for top in CANDIDATES:
+        try:
+            top.mkdir(mode=0o755, exist_ok=True)
+            folder = top / mine
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            continue
+        if _is_ours(folder, os.getuid()) and os.access(folder, os.W_OK):
+            return folder
+    raise OSError("neither /run/workstation nor /tmp can be written: with --read-only add --tmpfs /tmp")
+
+
+def find() -> Path | None:
+    """The folder of the services that run: this user's, or any if this is root, whose health check may ask."""
+    uid = os.getuid()
+    for top in CANDIDATES:
+        for folder in sorted(top.glob("of-*")) if uid == 0 else [top / f"of-{uid}"]:
+            owner = folder.name.partition("-")[2]
+            if owner.isdigit() and _is_ours(folder, int(owner)) and (folder / SERVICES).is_file():
+                return folder
+    return None
+
+
+def write(path: Path, text: str) -> None:
+    """A file that only its owner can read."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(text)
+
+
+def _is_ours(folder: Path, uid: int) -> bool:
+    """Nobody else made it: /tmp is open to all."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & 0o022

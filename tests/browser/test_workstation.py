@@ -1,0 +1,112 @@
+"""What a researcher sees: the login, a notebook that runs, its curve in TensorBoard. The pictures are in docs/."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import requests
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+from tests.browser.conftest import PICTURES, Running, wait
+
+TRAIN = [
+    "import torch\nfrom torch.utils.tensorboard import SummaryWriter\n\n"
+    "torch.manual_seed(0)\nx = torch.randn(512, 8)\ny = (x.sum(1, keepdim=True) > 0).float()\n"
+    "model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))\n"
+    "optimizer = torch.optim.Adam(model.parameters(), lr=0.01)",
+    "with SummaryWriter('/workspace/runs/first') as log:\n    for step in range(200):\n"
+    "        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(x), y)\n"
+    "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n"
+    "        log.add_scalar('loss', loss.item(), step)\n"
+    "right = ((model(x) > 0) == (y > 0.5)).float().mean().item()\n"
+    "print('learned' if right > 0.95 else 'not learned', f'{right:.3f}')",
+]
+
+
+def one(browser: webdriver.Chrome, selector: str) -> WebElement | None:
+    return next((found for found in browser.find_elements(By.CSS_SELECTOR, selector) if found.is_displayed()), None)
+
+
+def log_in(browser: webdriver.Chrome, running: Running, token: str) -> None:
+    browser.get(f"{running.url}/lab")
+    field = wait(lambda: one(browser, "input[type=password]"), "the login page")
+    field.send_keys(token, Keys.ENTER)
+
+
+def picture(browser: webdriver.Chrome, name: str, tmp_path: Path) -> None:
+    """Saved beside the test; into docs/ only if asked for, so that a test run leaves the checkout as it is."""
+    folder = PICTURES if os.environ.get("UPDATE_PICTURES") == "1" else tmp_path
+    assert browser.save_screenshot(str(folder / name))
+
+
+def test_a_wrong_token_does_not_log_in(browser: webdriver.Chrome, running: Running) -> None:
+    log_in(browser, running, "0" * 48)
+    wait(lambda: "Invalid credentials" in browser.page_source, "the refusal")
+    assert not browser.get_cookies() or all("username" not in cookie["name"] for cookie in browser.get_cookies())
+    browser.get(f"{running.url}/lab")
+    assert "/login" in browser.current_url
+
+
+def test_a_notebook_trains_and_tensorboard_shows_its_curve(
+    browser: webdriver.Chrome, running: Running, tmp_path: Path
+) -> None:
+    cells: list[dict[str, object]] = [
+        {"cell_type": "code", "id": f"c{i}", "metadata": {}, "outputs": [], "execution_count": None, "source": source}
+        for i, source in enumerate(TRAIN)
+    ]
+    spec = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    notebook = {"cells": cells, "metadata": spec, "nbformat": 4, "nbformat_minor": 5}
+    saved = requests.put(
+        f"{running.url}/api/contents/train.ipynb",
+        json={"type": "notebook", "content": notebook},
+        headers={"Authorization": f"token {running.token}"},
+        timeout=30,
+    )
+    assert saved.status_code == 201, saved.text
+
+    log_in(browser, running, running.token)
+    wait(lambda: one(browser, ".jp-LauncherCard[title*='TensorBoard']"), "the launcher with its TensorBoard tile")
+
+    browser.get(f"{running.url}/lab/tree/train.ipynb")
+    wait(lambda: one(browser, ".jp-Notebook .jp-Cell .cm-content"), "the notebook")
+    wait(lambda: one(browser, ".jp-Notebook-ExecutionIndicator[data-status=idle]"), "the kernel")
+    for index in range(len(TRAIN)):
+        editor = browser.find_elements(By.CSS_SELECTOR, ".jp-Notebook .jp-CodeCell .cm-content")[index]
+        editor.click()
+        editor.send_keys(Keys.SHIFT, Keys.ENTER)
+    output = wait(lambda: one(browser, ".jp-OutputArea-output pre"), "the output of the last cell")
+    wait(lambda: "learned" in output.text, "what it printed")
+    assert output.text.startswith("learned ")
+    picture(browser, "jupyterlab.png", tmp_path)
+
+    browser.get(f"{running.url}/tensorboard/")
+    wait(lambda: one(browser, "scalar-card"), "a card of TensorBoard")
+    line = wait(lambda: one(browser, "scalar-card line-chart path, scalar-card line-chart canvas"), "the curve")
+    assert line.size["width"] > 0
+    wait(lambda: "loss" in browser.find_element(By.CSS_SELECTOR, "scalar-card").text, "its name")
+    picture(browser, "tensorboard.png", tmp_path)
+
+
+def test_the_gpus_are_shown(browser: webdriver.Chrome, with_gpus: Running, tmp_path: Path) -> None:
+    """By a stand-in for the driver; the figures that it tells appear in the page."""
+    assert "GPU 0: NVIDIA H100 80GB HBM3, 80 GiB, driver 570.86.10" in with_gpus.container.logs().decode()
+    log_in(browser, with_gpus, with_gpus.token)
+    wait(lambda: one(browser, ".jp-LauncherCard"), "the launcher")
+    tab = wait(lambda: one(browser, "li[data-id*=nvdashboard], li[title*='GPU Dashboards']"), "the tab of the GPUs")
+    tab.click()
+    button = wait(
+        lambda: next((b for b in browser.find_elements(By.TAG_NAME, "button") if b.text == "GPU Utilization"), None),
+        "the list of views",
+    )
+    button.click()
+
+    def widths() -> list[float]:
+        return [bar.size["width"] for bar in browser.find_elements(By.CSS_SELECTOR, ".recharts-bar-rectangle path")]
+
+    # Bars grow when they first appear: until they are as the driver tells it, 41 % and 87 %.
+    wait(lambda: len(now := widths()) == 2 and now[0] and abs(now[1] / now[0] - 87 / 41) < 0.05, "the bars")
+    picture(browser, "gpus.png", tmp_path)

@@ -1,0 +1,13 @@
+"""Each GPU check of JAX, in the image and on the GPUs that were lent; what they are is in checks/jax.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.checks.jax import CHECKS
+from tests.gpu.conftest import Check
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test(check: Check, name: str) -> None:
+    check("jax", name)

@@ -1,0 +1,86 @@
+"""GPU_MEMORY_LIMIT: the limit is set when a framework is imported, and for nobody else."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+HOOK = Path(__file__).resolve().parents[2] / "templates/base/files/usr/local/lib/gpu-memory-limit/sitecustomize.py"
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    monkeypatch.setenv("GPU_MEMORY_LIMIT", "8GB")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = importlib.util.spec_from_file_location("hook", HOOK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    for name in ("torch", "tensorflow", "jaxlib"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("8GB", 8 * 10**9), ("512 MiB", 2**29), ("1.5GiB", 3 * 2**29)])
+def test_reads_what_the_launcher_accepts(
+    hook: ModuleType, monkeypatch: pytest.MonkeyPatch, text: str, expected: int
+) -> None:
+    monkeypatch.setenv("GPU_MEMORY_LIMIT", text)
+    assert hook.limit() == expected
+
+
+def test_torch_is_told_when_cuda_starts(hook: ModuleType) -> None:
+    waiting: list[Callable[[], None]] = []
+    told: list[tuple[float, int]] = []
+    totals = [16 * 10**9, 4 * 10**9]
+    torch = SimpleNamespace(
+        version=SimpleNamespace(cuda="12.8"),
+        cuda=SimpleNamespace(
+            _lazy_call=waiting.append,
+            device_count=lambda: len(totals),
+            get_device_properties=lambda index: SimpleNamespace(total_memory=totals[index]),
+            set_per_process_memory_fraction=lambda fraction, index: told.append((fraction, index)),
+        ),
+    )
+    hook.limit_torch(torch)
+    assert told == []
+    waiting[0]()
+    assert told == [(0.5, 0), (1.0, 1)]
+
+
+def test_tensorflow_gets_a_logical_device_of_that_size(hook: ModuleType) -> None:
+    told: list[Any] = []
+    config = SimpleNamespace(
+        list_physical_devices=lambda kind: [kind + ":0", kind + ":1"],
+        LogicalDeviceConfiguration=lambda memory_limit: memory_limit,
+        set_logical_device_configuration=lambda gpu, sizes: told.append((gpu, sizes)),
+    )
+    hook.limit_tensorflow(SimpleNamespace(config=config))
+    assert told == [("GPU:0", [7629]), ("GPU:1", [7629])]
+
+
+def test_is_applied_after_the_import_and_once(
+    hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setitem(hook.AFTER, "torch", lambda module: seen.append(module.value))
+    (tmp_path / "torch.py").write_text("value = 7\n")
+    importlib.invalidate_caches()
+    assert importlib.import_module("torch").value == 7
+    importlib.reload(sys.modules["torch"])
+    assert seen == [7]
+
+
+def test_other_modules_and_absent_frameworks_are_left_alone(hook: ModuleType) -> None:
+    assert hook.Watch().find_spec("json", None) is None
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("tensorflow")
