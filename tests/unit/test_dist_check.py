@@ -337,6 +337,18 @@ def test_all_right() -> None:
     assert report["checks"] == [{"dtype": "float32", "elements": 1000, "wrong_ranks": []}]
 
 
+def test_one_rank_alone_is_noted() -> None:
+    report = judged(result(0), hellos=[hello(0)])
+    assert report["ok"]
+    assert whats(report["notes"]) == ["one rank alone: no data went anywhere"]
+
+
+def test_nccl_s_connections_are_not_taken_for_its_transport() -> None:
+    both = [hello(index, gpus=1) for index in range(2)]
+    report = judge.report(both, plan.make(both, "auto"), "nccl", [result(0), result(1)], [], timeout=60)
+    assert [rank["transports"] for rank in report["ranks"]] == [[], []]
+
+
 def test_the_slowest_rank_counts() -> None:
     report = judged(result(0), result(1, measured=[{"bytes": 2**20, "seconds": 0.004}]))
     assert report["bandwidth"] == [
@@ -416,6 +428,7 @@ def test_a_first_node_that_cannot_be_reached(reason: str, says: str) -> None:
         ("DataLoader worker is killed by signal: Bus error", "shared memory"),
         ("NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory", "lock memory"),
         ("NCCL WARN Bootstrap : no socket interface found", "interface"),
+        ("[enforce fail at external/gloo/gloo/transport/tcp/device.cc:99] rv == 0. -3 vs 0", "own name"),
         ("CUDA driver version is insufficient for CUDA runtime version", "driver is too old"),
         ("Error 802: system not yet initialized", "NVSwitch"),
         ("torch.OutOfMemoryError: CUDA out of memory", "no memory left"),
@@ -510,7 +523,7 @@ def test_text_of_a_report() -> None:
     assert "1     host1  cpu     eth0 10.0.0.6  TCP" in text
     assert "sum of float32  exact for 1000 values" in text
     assert "1 MiB          1.000 ms  1.05 GB/s  1.05 GB/s" in text
-    assert text.endswith("ok: 2 ranks agree on every sum")
+    assert text.endswith("ok: 2 ranks got every sum right")
 
 
 def test_text_of_trouble_ends_with_the_verdict_and_shows_logs() -> None:

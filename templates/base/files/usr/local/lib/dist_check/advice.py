@@ -33,6 +33,7 @@ SHM_FIX = ("docker run --shm-size=8g ... (or --ipc=host); Kubernetes: an emptyDi
 IB_FIX = (
     "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ...; Kubernetes: RDMA device plugin",
 )
+ALONE = Problem("one rank alone: no data went anywhere", ("-n 2 --backend cpu; or add machines with --nodes",))
 # The most telling first: the first that is found counts.
 KNOWN = (
     Known(
@@ -54,6 +55,11 @@ KNOWN = (
         r"no socket interface found|Unable to find address for|Unable to resolve|no interfaces? found",
         "the interface that was asked for is not there",
         ("unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, or name an interface of this machine (ls /sys/class/net)",),
+    ),
+    Known(
+        r"gloo/transport/tcp/device",
+        "gloo asks for the address of this machine's own name, and there is none",
+        ("docker run --hostname NAME --add-host NAME:ADDRESS ...; with --network none, ADDRESS is 127.0.0.1",),
     ),
     Known(
         r"CUDA driver version is insufficient|forward compatibility was attempted|no kernel image is available",

@@ -45,7 +45,8 @@ def report(
     if not missing and not checks:
         found.append(Problem("no sum was compared"))
     transports = [name for rank in ranks for name in rank["transports"]]
-    notes = advice.notes(hellos, on_gpus=made.library == plan.GPU, transports=transports)
+    alone = [advice.ALONE] if len(ranks) == 1 else []
+    notes = alone + advice.notes(hellos, on_gpus=made.library == plan.GPU, transports=transports)
     return {
         "ok": not found,
         "started": True,
@@ -80,7 +81,7 @@ def _rank(one: plan.Rank, hellos: Sequence[plan.Hello], result: Result | None, l
     used = sorted({address for address, _ in told.get("connections", [])})
     by_address = {address: name for name, address in hello["interfaces"].items()}
     interfaces = [by_address.get(address) or _loopback(address) for address in used]
-    if not ways and used:
+    if not ways and used and library != "nccl":  # NCCL's connections say nothing about the data's way
         ways = ["TCP"]
     return {
         "rank": one.rank,

@@ -16,7 +16,7 @@ def text(report: Report) -> str:
     lines += _logs(report)
     lines += _problems("note", report["notes"])
     if report["ok"]:
-        lines.append(f"ok: {report['world']} ranks agree on every sum")
+        lines.append(f"ok: {_count(report['world'], 'rank')} got every sum right")
     elif report["started"]:
         lines.append("failed")
     else:
@@ -26,8 +26,9 @@ def text(report: Report) -> str:
 
 def _computed(report: Report) -> list[str]:
     versions = " ".join(f"{name} {version}" for name, version in report["versions"].items())
+    ranks = _count(report["world"], "rank")
     lines = [
-        f"{report['framework']} ({versions}), {report['world']} ranks on {_count(len(report['nodes']), 'node')}",
+        f"{report['framework']} ({versions}), {ranks} on {_count(len(report['nodes']), 'node')}",
         f"library: {report['library']} ({report['why']})",
         "",
     ]
