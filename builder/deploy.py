@@ -26,7 +26,7 @@ SSH_PORT = 2222  # sshd runs as a user, who may not have port 22 everywhere
 WORKSPACE, HOME, HOST_KEYS = "/workspace", "/home/user", "/var/lib/workstation"
 TMP, SHM = "/tmp", "/dev/shm"  # noqa: S108  paths in the container
 USER, GROUP = 1000, 0
-CHECK = ("check-services",)
+CHECK = ("/usr/local/bin/check-services",)
 MASTER_PORT = 29500  # torchrun's default, for all frameworks
 PYTORCH, TENSORFLOW, JAX = "pytorch", "tensorflow", "jax"
 # The one line that JAX cannot learn from the environment.

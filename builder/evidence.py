@@ -72,6 +72,14 @@ def write_figures(state: Path, image_id: str, figures: Sequence[dict[str, Any]])
         figures_path(state, image_id).unlink(missing_ok=True)
 
 
+def read_figures(state: Path, image_id: str) -> list[dict[str, Any]]:
+    """Empty if there are none, or none that can be read."""
+    try:
+        return list(json.loads(figures_path(state, image_id).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return []
+
+
 def suite_digest(root: Path) -> str:
     """Digest of every file of the image tests: other tests, other evidence."""
     return digest.of_data([digest.of_tree(root, root / suite) for suite in SUITES])

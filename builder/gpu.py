@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,10 +53,22 @@ def read() -> tuple[str, tuple[Gpu, ...]]:
     except pynvml.NVMLError:
         return "", ()
     try:
-        gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
-        return _text(pynvml.nvmlSystemGetDriverVersion()), gpus
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):  # one that fell off the bus; the others are of use
+                gpus.append(_gpu(pynvml, index))
+        return _text(pynvml.nvmlSystemGetDriverVersion()), tuple(gpus)
     finally:
         pynvml.nvmlShutdown()
+
+
+def allowed(gpus: tuple[Gpu, ...], chosen: str | None) -> tuple[Gpu, ...]:
+    """Those that CUDA_VISIBLE_DEVICES names by index or the beginning of a UUID; all if it is not set."""
+    if chosen is None:
+        return gpus
+    words = [word.strip() for word in chosen.split(",")]
+    named = [word for word in words if word.startswith("GPU-")]
+    return tuple(one for one in gpus if str(one.index) in words or any(one.uuid.startswith(word) for word in named))
 
 
 def count() -> int:
@@ -79,8 +93,9 @@ class Pool:
         self._change = threading.Condition()
 
     def read(self) -> tuple[str, tuple[Gpu, ...]]:
-        """As the module's `read`, at this moment."""
-        return (self._ask or read)()
+        """As the module's `read`, at this moment, but for GPUs that CUDA_VISIBLE_DEVICES leaves to others."""
+        driver, gpus = (self._ask or read)()
+        return driver, allowed(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def why_not(self) -> str:
         """Why nobody could test on a GPU now, or once others of this run are done; empty if somebody could."""

@@ -58,12 +58,17 @@ class Tester:
 
     def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
         """Earlier evidence, if it is for this image, by today's tests, on no less hardware."""
-        found = evidence.read(self._project.state, image_id)
-        if found is None or found.suite != self._suite or found.plan != image.digest:
+        found = self._earlier(image, image_id)
+        if found is None:
             return None
         if found.gpu == "not run" and not self._why_no_gpu(image):
             return None
         return found
+
+    def _earlier(self, image: PlannedImage, image_id: str) -> Evidence | None:
+        """Earlier evidence, if it is for this image and by today's tests."""
+        found = evidence.read(self._project.state, image_id)
+        return found if found and found.suite == self._suite and found.plan == image.digest else None
 
     def check(self, images: Sequence[PlannedImage]) -> None:
         """With `--gpu require`, raises ImageTestError if GPU tests of these images cannot run."""
@@ -101,6 +106,14 @@ class Tester:
             self._engine.info()  # raises EngineError if that is why they failed
         if self._stopped:
             raise ImageTestError(f"{image.id}: the tests were interrupted")
+        earlier = self._earlier(image, image_id)
+        if state == "not run" and earlier and earlier.gpu != "not run":
+            # What a GPU said of this image stays said: it must not become "not run" because none is free now.
+            state, reason, not_applicable = earlier.gpu, "", list(earlier.not_applicable)
+            of_gpu = ("tests/gpu/",)
+            passed += [name for name in earlier.passed if name.startswith(of_gpu)]
+            failed += [name for name in earlier.failed if name.startswith(of_gpu)]
+            figures = evidence.read_figures(self._project.state, image_id)
         result = Evidence(
             image_id=image_id,
             cell=image.id,

@@ -221,9 +221,16 @@ def _os_inputs(matrix: Matrix, cell: Cell, components: dict[str, Component], tre
 
 
 def constraints(framework: str, wheels: Iterable[Wheel], requirements: Mapping[str, Sequence[str]]) -> str:
-    """What pip must not replace in a running container: the framework, what was asked for with it, and its CUDA."""
-    asked = {canonicalize_name(Requirement(one).name) for one in requirements.get(framework, ())}
-    pinned = sorted((wheel.name, wheel.version) for wheel in wheels if wheel.component == CUDA or wheel.name in asked)
+    """What pip must not replace in a running container: the framework, what was asked for with it, and its CUDA.
+
+    The framework is more than one package: jaxlib and jax-cuda12-plugin belong to jax.
+    """
+    asked = [canonicalize_name(Requirement(one).name) for one in requirements.get(framework, ())]
+    pinned = sorted(
+        (wheel.name, wheel.version)
+        for wheel in wheels
+        if wheel.component == CUDA or wheel.name in asked or (asked and wheel.name.startswith(asked[0]))
+    )
     return "".join(f"{name}=={version}\n" for name, version in pinned)
 
 

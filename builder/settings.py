@@ -20,8 +20,8 @@ CUDA_LABEL = f"{LABEL}.cuda"  # a version, or cpu
 BUILT_FOR_LABEL = f"{LABEL}.framework.cuda"  # what the framework itself was compiled for
 DRIVER_LABEL = f"{LABEL}.driver"  # the oldest that runs this CUDA
 ARCHITECTURES_LABEL = f"{LABEL}.gpu.architectures"  # what the framework was compiled for: sm_90 compute_90
-PATH = "/opt/venv/bin:/opt/venv/user/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ENTRYPOINT = ("/usr/bin/tini", "-g", "--", "start")
+PATH = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin"
+ENTRYPOINT = ("/usr/bin/tini", "-g", "--", "/usr/local/bin/start")
 CONSTRAINTS = "/etc/pip/constraints.txt"
 
 

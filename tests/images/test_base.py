@@ -222,7 +222,8 @@ def test_root_stays_root_for_a_command_that_asks_nothing(once: Callable[..., Any
 
 def test_hooks_run_in_order_and_can_export(start: Callable[..., Container], until: Callable[..., None]) -> None:
     hooks = {
-        "10-one.sh": "export FROM_HOOK=one; SILENT=x; echo told",
+        # What it leaves running holds nothing up, and an early end loses nothing.
+        "10-one.sh": "export FROM_HOOK=one; SILENT=x; echo told; sleep 300 & exit 0",
         "20-two": "#!/bin/sh\necho $FROM_HOOK >/tmp/seen\n",
         "README": "not a program",
     }
@@ -253,6 +254,14 @@ def put(container: Container, folder: str, files: dict[str, str]) -> None:
             info.size, info.mode = len(text.encode()), 0o644 if name == "README" else 0o755
             tar.addfile(info, io.BytesIO(text.encode()))
     assert container.put_archive("/", buffer.getvalue())
+
+
+def test_without_a_gpu_there_is_one_warning_or_an_end(once: Callable[..., Any], subject: Any) -> None:
+    err = once(["true"], shm_size="1g")[2]
+    assert err.count("no GPU") == err.count("\n") == (0 if subject.cell["cuda"] == "cpu" else 1)
+    status, _, err = once(["true"], environment={"GPU_REQUIRED": "1"})
+    assert status == 69
+    assert err.startswith("error: GPU_REQUIRED=1, but ")
 
 
 def test_small_shared_memory_is_told_with_the_flag(once: Callable[..., Any]) -> None:

@@ -265,8 +265,9 @@ def test_https_with_ones_own_certificate(start: Callable[..., Container], until:
     warnings.simplefilter("ignore", InsecureRequestWarning)
     until(lambda: answers(address, 200, headers=headers, verify=False), seconds=START_S, what="https")
     assert answers(address, 403, verify=False)
-    said = "https://127.0.0.1:8888/lab?token=chosen-by-me"
+    said = "https://127.0.0.1:8888/lab   (log in with JUPYTER_TOKEN)"
     until(lambda: said in container.logs().decode(), seconds=10, what="the address in the log")
+    assert "chosen-by-me" not in container.logs().decode()
 
 
 def test_a_token_is_kept_over_a_restart(start: Callable[..., Container], until: Callable[..., None]) -> None:
@@ -328,10 +329,32 @@ def test_a_given_token_is_used(start: Callable[..., Container], until: Callable[
 
 
 def test_the_health_check_can_fail(start: Callable[..., Container]) -> None:
-    container = start(["sleep", "infinity"])
+    container = start(["infinity"], entrypoint=["sleep"])
     done = container.exec_run(["check-services"])
     assert done.exit_code == 1
-    assert b"no service runs" in done.output
+    assert b"not started by the launcher" in done.output
+
+
+def test_a_command_is_healthy_without_services(container: Container) -> None:
+    assert container.exec_run(["check-services"]).exit_code == 0
+
+
+def test_the_health_check_of_root_runs_nothing_of_the_user_as_root(
+    start: Callable[..., Container], until: Callable[..., None]
+) -> None:
+    """The engine asks as root where the container was started so, and the user writes what is read."""
+    container = start(user="root", environment={"NB_UID": "4242"})
+    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the services")
+    plant = (
+        "mkdir -p /tmp/x /opt/venv/user/bin; echo /tmp/x >>/run/workstation/of-4242/services; "
+        "for name in /tmp/x/check /opt/venv/user/bin/check-services /opt/venv/user/bin/start; do "
+        "printf '#!/bin/sh\\nid -u >>/tmp/ran\\n' >$name; chmod 755 $name; done"
+    )
+    assert container.exec_run(["sh", "-c", plant], user="4242:0").exit_code == 0
+    assert container.exec_run(["check-services"], user="root").exit_code == 0
+    container.restart(timeout=10)
+    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the services")
+    assert container.exec_run(["cat", "/tmp/ran"]).exit_code == 1
 
 
 def test_sigterm_ends_the_service(server: Server) -> None:

@@ -39,7 +39,9 @@ def client(host: Host) -> tuple[Host, str]:
 
 @pytest.fixture(scope="session")
 def server(start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]) -> Container:
-    container = start(environment={"SSH_PUBLIC_KEY": client[1], "GIVEN": "a 'b' $c \\ d"})
+    container = start(
+        environment={"SSH_PUBLIC_KEY": client[1], "JUPYTER_TOKEN": "chosen-by-me", "GIVEN": "a 'b' $c \\ d"}
+    )
     until(lambda: listens(container), seconds=START_S, what="sshd")
     container.reload()
     return container
@@ -81,7 +83,9 @@ def test_a_session_sees_what_docker_exec_sees(client: tuple[Host, str], server: 
 
 
 def test_the_token_of_jupyter_is_not_in_a_session(client: tuple[Host, str], server: Container) -> None:
-    assert "JUPYTER_TOKEN" not in over_ssh(client, server, "env").stdout
+    told = over_ssh(client, server, "env").stdout
+    assert "PIP_CONSTRAINT" in told
+    assert "chosen-by-me" not in told
 
 
 def test_files_are_copied(client: tuple[Host, str], server: Container) -> None:
@@ -107,6 +111,14 @@ def test_another_key_does_not_open_it(client: tuple[Host, str], server: Containe
     done = client[0].run(f"ssh {CLIENT.replace('/tmp/mine', '/tmp/other')} user@{address(server)} id")
     assert done.rc == 255
     assert "Permission denied (publickey)" in done.stderr
+
+
+def test_listens_on_its_ports_only(server: Container, subject: Any) -> None:
+    rows = [line.split() for line in inside(server).check_output("cat /proc/net/tcp /proc/net/tcp6").splitlines()]
+    # In hex: 0A is the state LISTEN, 0100007F the address 127.0.0.1, where kernels and TensorBoard may listen.
+    listening = [row[1].split(":") for row in rows if row[3] == "0A"]
+    allowed = {22, 8888} if "jupyter" in subject.data["components"] else {22}
+    assert {int(port, 16) for address, port in listening if address != "0100007F"} | {8888} == allowed | {8888}
 
 
 def test_settings_are_strict(server: Container) -> None:

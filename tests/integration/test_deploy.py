@@ -123,7 +123,7 @@ def test_services_start_and_are_healthy(serving: str, new: NewComposed) -> None:
     compose("up", "--detach", "--wait")
     found = compose.inspect()
     assert found["State"]["Health"]["Status"] == "healthy"
-    assert found["Config"]["Healthcheck"]["Test"] == ["CMD", "check-services"]
+    assert found["Config"]["Healthcheck"]["Test"] == ["CMD", "/usr/local/bin/check-services"]
     (published,) = found["NetworkSettings"]["Ports"]["8888/tcp"]
     assert published["HostIp"] == "127.0.0.1"
     compose("exec", "-T", compose.name, "sh", "-c", "echo hello > /workspace/told.txt && mkdir -p ~/.local/x")

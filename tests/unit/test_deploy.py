@@ -205,7 +205,10 @@ def test_what_the_engine_has_is_asked_for_its_labels(run: Run, monkeypatch: pyte
     engine = FakeEngine()
     engine.have("other/image:1", labels=LABELS)
     monkeypatch.setattr(Engine, "connect", lambda: engine)
-    assert compose_of(run("compose", "other/image:1"))["healthcheck"]["test"] == ["CMD", "check-services"]
+    assert compose_of(run("compose", "other/image:1"))["healthcheck"]["test"] == [
+        "CMD",
+        "/usr/local/bin/check-services",
+    ]
 
 
 def test_an_image_in_a_registry_is_asked_for_its_labels(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_what_no_variant_and_no_command_changes(variant: str, command: tuple[str
 def test_services_are_reached_from_this_machine_alone_and_watched(variant: str) -> None:
     service = compose(variant)
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    assert service["healthcheck"]["test"] == ["CMD", "check-services"]
+    assert service["healthcheck"]["test"] == ["CMD", "/usr/local/bin/check-services"]
     assert service["restart"] == "unless-stopped"
     assert "command" not in service
 

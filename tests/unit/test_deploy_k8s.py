@@ -104,7 +104,7 @@ def test_services(variant: str, gpus: int) -> None:
     assert "args" not in found
     assert "command" not in found, "the image's entrypoint is tini and the launcher"
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert found[probe]["exec"] == {"command": ["check-services"]}
+        assert found[probe]["exec"] == {"command": ["/usr/local/bin/check-services"]}
     assert of_kind(text, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
     assert found.get("resources") == ({"limits": {"nvidia.com/gpu": "4"}} if gpus else None)
 

@@ -46,6 +46,8 @@ def test_torch_is_told_when_cuda_starts(hook: ModuleType) -> None:
         version=SimpleNamespace(cuda="12.8"),
         cuda=SimpleNamespace(
             _lazy_call=waiting.append,
+            current_device=lambda: 1,
+            set_device=lambda index: told.append((-1.0, index)),
             device_count=lambda: len(totals),
             get_device_properties=lambda index: SimpleNamespace(total_memory=totals[index]),
             set_per_process_memory_fraction=lambda fraction, index: told.append((fraction, index)),
@@ -54,7 +56,7 @@ def test_torch_is_told_when_cuda_starts(hook: ModuleType) -> None:
     hook.limit_torch(torch)
     assert told == []
     waiting[0]()
-    assert told == [(0.5, 0), (1.0, 1)]
+    assert told == [(0.5, 0), (1.0, 1), (-1.0, 1)]  # and back to the GPU that it was on
 
 
 def test_tensorflow_gets_a_logical_device_of_that_size(hook: ModuleType) -> None:
@@ -77,6 +79,20 @@ def test_is_applied_after_the_import_and_once(
     importlib.invalidate_caches()
     assert importlib.import_module("torch").value == 7
     importlib.reload(sys.modules["torch"])
+    assert seen == [7]
+
+
+def test_a_library_that_only_looks_takes_nothing_away(
+    hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers and others ask importlib whether torch is there before they import it."""
+    seen: list[int] = []
+    monkeypatch.setitem(hook.AFTER, "torch", lambda module: seen.append(module.value))
+    (tmp_path / "torch.py").write_text("value = 7\n")
+    importlib.invalidate_caches()
+    assert importlib.util.find_spec("torch") is not None
+    assert seen == []
+    importlib.import_module("torch")
     assert seen == [7]
 
 

@@ -240,12 +240,25 @@ def test_gpu(
 
 
 @pytest.mark.usefixtures("on_gpu", "child")
-def test_figures_of_an_earlier_run_do_not_outlive_it(tiny: Project, image: PlannedImage, tester: MakeTester) -> None:
-    tester(H100).test(image, ID)
-    measured = evidence.figures_path(tiny.state, ID)
-    assert json.loads(measured.read_text()) == [{"driver": "570.86.10"}]
-    tester(H100, mode=gpu.OFF).test(image, ID)
-    assert not measured.exists()
+def test_what_a_gpu_said_of_an_image_stays_said(tiny: Project, image: PlannedImage, tester: MakeTester) -> None:
+    first = tester(H100).test(image, ID)
+    again = tester(H100, mode=gpu.OFF).test(image, ID)
+    assert (again.gpu, again.gpu_reason) == ("passed", "")
+    assert sorted(again.passed) == sorted(first.passed)
+    assert json.loads(evidence.figures_path(tiny.state, ID).read_text()) == [{"driver": "570.86.10"}]
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_failure_on_a_gpu_is_not_forgotten_where_none_is_free(
+    image: PlannedImage, child: type[Child], tester: MakeTester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = image.cell.framework
+    monkeypatch.setattr(child, "results", {f"test_{kind}": "failed"})
+    with pytest.raises(ImageTestError):
+        tester(H100).test(image, ID)
+    monkeypatch.setattr(child, "results", {})
+    with pytest.raises(ImageTestError, match=f"tests/gpu/test_{kind}"):
+        tester(H100, mode=gpu.OFF).test(image, ID)
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -28,7 +28,7 @@ def of(project: Project, cell_id: str = CELL) -> Settings:
 def test_a_plain_image(tiny: Project) -> None:
     assert of(tiny, PLAIN) == Settings(
         env={
-            "PATH": "/opt/venv/bin:/opt/venv/user/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin",
             "LANG": "C.UTF-8",
             "PYTHONUSERBASE": "/opt/venv/user",
             "PIP_CONSTRAINT": "/etc/pip/constraints.txt",
@@ -40,7 +40,7 @@ def test_a_plain_image(tiny: Project) -> None:
         ports=(),
         command=("bash",),
         health=None,
-        entrypoint=("/usr/bin/tini", "-g", "--", "start"),
+        entrypoint=("/usr/bin/tini", "-g", "--", "/usr/local/bin/start"),
         user="1000:0",
         workdir="/workspace",
         labels={

@@ -146,6 +146,8 @@ def test_login_shells_have_the_path_of_the_image() -> None:
         ("-1", ()),
         ("", ()),
         ("0,0", ()),
+        ("\u00b2", ()),
+        ("MIG-1234", (Gpu("a slice of a GPU", "MIG-1234", 0),)),
     ],
 )
 def test_cuda_visible_devices_is_respected(chosen: str | None, expected: tuple[Gpu, ...]) -> None:
@@ -236,3 +238,8 @@ def test_every_service_is_whole() -> None:
     for folder in folders:
         programs = {path.name for path in folder.iterdir() if os.access(path, os.X_OK)}
         assert programs == {"prepare", "run", "check", "ready"}, folder
+
+
+def test_the_sitecustomize_knows_the_sizes_of_the_launcher() -> None:
+    text = (ROOT / "templates/base/files/usr/local/lib/gpu-memory-limit/sitecustomize.py").read_text()
+    assert all(f'"{unit}"' in text for unit in variables._UNITS)

@@ -76,6 +76,8 @@ def visible(gpus: tuple[Gpu, ...], selected: str | None) -> tuple[Gpu, ...]:
     for word in selected.split(","):
         text = word.strip()
         match = [gpu for gpu in gpus if str(gpu.index) == text or (text[:4] == "GPU-" and gpu.uuid.startswith(text))]
+        if text.startswith("MIG-"):  # a slice, which NVML lists below its GPU
+            match = [gpu for gpu in gpus if gpu.mig and gpu not in chosen][:1]
         if len(match) != 1:
             break
         chosen += match

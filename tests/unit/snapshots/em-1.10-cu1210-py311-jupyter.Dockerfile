@@ -123,7 +123,7 @@ COPY templates/base/files/ /
 COPY templates/jupyter/files/ /
 COPY images/em-1.10-cu1210-py311-jupyter/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/opt/venv/user/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
     LANG="C.UTF-8" \
     PYTHONUSERBASE="/opt/venv/user" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
@@ -139,7 +139,7 @@ EXPOSE 8888
 HEALTHCHECK --interval=10s --timeout=5s \
     --start-period=60s --retries=3 \
     CMD ["check-jupyter"]
-ENTRYPOINT ["/usr/bin/tini", "-g", "--", "start"]
+ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
 CMD ["start-jupyter"]
 
 LABEL org.opencontainers.image.title="em-1.10-cu1210-py311-jupyter" \

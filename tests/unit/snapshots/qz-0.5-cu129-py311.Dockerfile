@@ -96,7 +96,7 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host \
 COPY templates/base/files/ /
 COPY images/qz-0.5-cu129-py311/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/opt/venv/user/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
     LANG="C.UTF-8" \
     PYTHONUSERBASE="/opt/venv/user" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
@@ -107,7 +107,7 @@ ENV PATH="/opt/venv/bin:/opt/venv/user/bin:/usr/local/sbin:/usr/local/bin:/usr/s
 
 USER 1000:0
 WORKDIR /workspace
-ENTRYPOINT ["/usr/bin/tini", "-g", "--", "start"]
+ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
 CMD ["bash"]
 
 LABEL org.opencontainers.image.title="qz-0.5-cu129-py311" \

@@ -6,7 +6,8 @@
     torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-backend=c10d --rdzv-endpoint=FIRST:29400 train_ddp.py
                                                              the same on each of two machines
 
-Add --resume to go on from the checkpoint. SIGTERM (docker stop, Slurm, Kubernetes) saves one and ends with exit code 0.
+Add --resume to go on from the checkpoint. SIGTERM (docker stop, Slurm, Kubernetes) saves one and ends
+with exit code 0; torchrun, if it started this, then ends with 1.
 The data are made from a seed: nothing is downloaded. `data` and `build_model` are what to replace by your own.
 """
 

@@ -28,9 +28,11 @@ def limit_torch(torch: Any) -> None:
     """When CUDA is first used: asking for the GPUs' sizes any earlier would start it in every process."""
 
     def apply() -> None:
+        current = torch.cuda.current_device()  # setting a fraction moves to that GPU
         for index in range(torch.cuda.device_count()):
             total = torch.cuda.get_device_properties(index).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit() / total), index)
+        torch.cuda.set_device(current)
 
     if torch.version.cuda:
         torch.cuda._lazy_call(apply)
@@ -45,8 +47,10 @@ def limit_tensorflow(tensorflow: Any) -> None:
 
 def limit_jax(_: Any) -> None:
     """A fraction of the smallest GPU, for XLA takes one for all."""
-    import pynvml  # noqa: PLC0415  in a process that asked for JAX only
-
+    try:
+        import pynvml  # noqa: PLC0415  in a process that asked for JAX only
+    except ImportError:  # an environment of somebody's own
+        return
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -63,23 +67,29 @@ AFTER: dict[str, Callable[[Any], None]] = {"torch": limit_torch, "tensorflow": l
 
 
 class Watch(MetaPathFinder):
-    """Sees the import of a framework."""
+    """Sees the import of a framework. Libraries also look whether it is there, without importing it."""
+
+    def __init__(self) -> None:
+        self._looking: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname in BEFORE:
             BEFORE.pop(fullname)(None)
-        if fullname not in AFTER:
+        if fullname not in AFTER or fullname in self._looking:
             return None
-        apply = AFTER.pop(fullname)
-        spec = importlib.util.find_spec(fullname)
+        self._looking.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking.discard(fullname)
         if spec and spec.loader:
             execute = spec.loader.exec_module
 
             def execute_and_limit(module: ModuleType) -> None:
                 execute(module)
-                apply(module)
+                AFTER.pop(fullname, lambda _: None)(module)
 
             spec.loader.exec_module = execute_and_limit  # type: ignore[method-assign]
         return spec

@@ -71,8 +71,10 @@ def visible(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...
         return gpus
     result: list[Gpu] = []
     for entry in (part.strip() for part in environ["CUDA_VISIBLE_DEVICES"].split(",")):
-        if entry.isdigit() and int(entry) < len(gpus):
+        if entry.isascii() and entry.isdecimal() and int(entry) < len(gpus):
             found = gpus[int(entry)]
+        elif entry.startswith("MIG-") and gpus:  # a slice, which NVML lists below its GPU
+            found = Gpu(f"a slice of {gpus[0].name if len(gpus) == 1 else 'a GPU'}", entry, 0)
         else:
             named = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
             if len(named) != 1:

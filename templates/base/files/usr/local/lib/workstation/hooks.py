@@ -26,17 +26,16 @@ def run(environ: MutableMapping[str, str], folder: Path = FOLDER) -> None:
 
 
 def _source(hook: Path, environ: MutableMapping[str, str]) -> None:
-    read, write = os.pipe()
-    # The environment comes back by a pipe of its own: what the hook prints goes to the log.
-    code = f'set -e; . "$1"; exec env -0 >&{write}'
-    with subprocess.Popen(
-        ["/bin/sh", "-c", code, "sh", str(hook)], env=dict(environ), stdout=2, pass_fds=(write,)
-    ) as shell:
-        os.close(write)
-        with os.fdopen(read, "rb") as stream:
-            told = stream.read()
-    _result(hook, shell.returncode)
-    found = dict(entry.split("=", 1) for entry in os.fsdecode(told).split("\0") if "=" in entry)
+    file = Path(environ["STATE_DIR"]) / "hook-environment"
+    file.unlink(missing_ok=True)
+    # However the hook ends, and into a file: what it prints goes to the log, and what it leaves running holds nothing.
+    code = 'trap \'env -0 >"$2"\' EXIT; set -e; . "$1"'
+    done = subprocess.run(["/bin/sh", "-c", code, "sh", str(hook), str(file)], env=dict(environ), stdout=2, check=False)
+    _result(hook, done.returncode)
+    if not file.exists():
+        raise Refusal(f"{hook} replaced the shell's EXIT trap, so what it exported is lost; leave that trap alone")
+    found = dict(entry.split("=", 1) for entry in os.fsdecode(file.read_bytes()).split("\0") if "=" in entry)
+    file.unlink()
     for name in [name for name in environ if name not in found]:
         del environ[name]
     environ.update({name: value for name, value in found.items() if name not in _OF_THE_SHELL})

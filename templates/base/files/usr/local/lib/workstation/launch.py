@@ -66,6 +66,7 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     hooks.run(environ)
     if serving:
         return services.run(services.prepare(folders, environ), environ, home, _say)
+    state.write(home / state.SERVICES, "")  # for the health check: no service is meant to run
     return _become(arguments or ["bash"], environ)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import stat
 from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 
@@ -112,12 +111,15 @@ def _rename(file: Path, name: str, fields: Mapping[int, str], new: str = "") -> 
 
 
 def _give(top: Path, user: int, group: int) -> None:
-    """Gives the image's own user's files below `top` to another; files of others stay theirs."""
-    if not top.exists() or top.stat().st_uid == user:
+    """Gives the files below `top` that the image made for its user to another.
+
+    Those belong to 1000:0. What people mount belongs to a group of theirs, and stays as it is.
+    """
+    if not top.exists():
         return
     for path in _below(top):
         try:
-            if path.lstat().st_uid == UID:
+            if (path.lstat().st_uid, path.lstat().st_gid) == (UID, 0):
                 os.lchown(path, user, group)
         except OSError:
             continue  # read-only, or a mount that refuses: `settle` sees whether it can be written
@@ -128,10 +130,5 @@ def _below(top: Path) -> Iterable[Path]:
     device = top.stat().st_dev
     for folder, folders, files in os.walk(top):
         here = Path(folder)
-        yield from (here / name for name in (*folders, *files))
-        folders[:] = [name for name in folders if _device(here / name) == device]
-
-
-def _device(path: Path) -> int:
-    found = path.lstat()
-    return found.st_dev if stat.S_ISDIR(found.st_mode) else -1
+        folders[:] = [name for name in folders if (here / name).lstat().st_dev == device]
+        yield from (path for name in (*folders, *files) if (path := here / name).lstat().st_dev == device)

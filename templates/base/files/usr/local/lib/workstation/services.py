@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import state
@@ -33,15 +33,16 @@ SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 @dataclass
 class Service:
-    """One service; `due` is when it is to be started again, on the monotonic clock."""
+    """One service; `due` is when it is to be started again, `next_check` when it is asked again, both monotonic."""
 
     folder: Path
     process: subprocess.Popen[bytes] | None = None
     began: float = 0.0
     due: float = 0.0
     deaths: int = 0
+    next_check: float = 0.0
     is_ready: bool = False
-    was_ready: bool = field(default=False)
+    was_ready: bool = False
 
     @property
     def name(self) -> str:
@@ -70,7 +71,7 @@ def run(services: Sequence[Service], environ: Mapping[str, str], home: Path, say
     """Exit status: 128 and the signal that ended the container, or that of a service that could not stay up."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     state.write(home / state.SERVICES, "".join(f"{one.name}\n" for one in services))
-    began = time.monotonic()
+    began, told_all = time.monotonic(), False
     for one in services:
         _start(one, environ)
     while True:
@@ -88,9 +89,9 @@ def run(services: Sequence[Service], environ: Mapping[str, str], home: Path, say
                 _start(one, environ)
             if one.process and not one.is_ready and _answers(one, environ):
                 _ready(one, environ, say)
-                if not one.was_ready and all(other.is_ready for other in services):
-                    say(f"ready after {time.monotonic() - began:.1f} s")
-                one.was_ready = True
+        if not told_all and all(one.is_ready for one in services):
+            told_all = True
+            say(f"ready after {time.monotonic() - began:.1f} s")
 
 
 def stop(services: Sequence[Service]) -> None:
@@ -142,7 +143,12 @@ def _ended(one: Service, say: Callable[[str], None]) -> int:
 
 
 def _answers(one: Service, environ: Mapping[str, str]) -> bool:
-    return check(one.folder, environ) == 0
+    """Asks no oftener than each POLL_S: the end of each check is itself a signal that wakes the launcher."""
+    if time.monotonic() < one.next_check:
+        return False
+    answers = check(one.folder, environ) == 0
+    one.next_check = time.monotonic() + POLL_S
+    return answers
 
 
 def check(folder: Path, environ: Mapping[str, str]) -> int:
@@ -165,6 +171,7 @@ def _ready(one: Service, environ: Mapping[str, str], say: Callable[[str], None])
         say(f"{one.name} answers again")
     elif (one.folder / "ready").exists():
         _call(one.folder / "ready", environ)
+    one.was_ready = True
 
 
 def _call(program: Path, environ: Mapping[str, str]) -> int:

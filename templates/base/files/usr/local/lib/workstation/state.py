@@ -6,17 +6,16 @@ import os
 import stat
 from pathlib import Path
 
-CANDIDATES = (Path("/run/workstation"), Path("/tmp/workstation"))
+TOP = Path("/run/workstation")
 SERVICES = "services"  # file with the names of the services that were started, one a line
 
 
 def make() -> Path:
     """A folder of this process's user alone: in /run, or in /tmp where /run cannot be written."""
-    mine = f"of-{os.getuid()}"
-    for top in CANDIDATES:
+    for folder in _places(str(os.getuid())):
         try:
-            top.mkdir(mode=0o755, exist_ok=True)
-            folder = top / mine
+            if folder.parent == TOP:
+                TOP.mkdir(mode=0o755, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError:
             continue
@@ -28,12 +27,16 @@ def make() -> Path:
 def find() -> Path | None:
     """The folder of the services that run: this user's, or any if this is root, whose health check may ask."""
     uid = os.getuid()
-    for top in CANDIDATES:
-        for folder in sorted(top.glob("of-*")) if uid == 0 else [top / f"of-{uid}"]:
-            owner = folder.name.partition("-")[2]
-            if owner.isdigit() and _is_ours(folder, int(owner)) and (folder / SERVICES).is_file():
+    for place in _places(str(uid) if uid else "*"):
+        for folder in sorted(place.parent.glob(place.name)):
+            owner = folder.name.rpartition("-")[2]
+            if owner.isdecimal() and _is_ours(folder, int(owner)) and (folder / SERVICES).is_file():
                 return folder
     return None
+
+
+def _places(uid: str) -> tuple[Path, Path]:
+    return TOP / f"of-{uid}", Path(f"/tmp/workstation-of-{uid}")
 
 
 def write(path: Path, text: str) -> None:

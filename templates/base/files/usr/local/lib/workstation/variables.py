@@ -108,7 +108,12 @@ def _path(value: str) -> str:
 
 
 def _file(value: str) -> str:
-    return _path(value) or ("" if Path(value).is_file() else "no such file in the container: mount it with -v")
+    if told := _path(value):
+        return told
+    try:
+        return "" if Path(value).is_file() else "no such file in the container: mount it with -v"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
 
 
 def _free(_: str) -> str:

@@ -133,10 +133,14 @@ def host_key(folder: Path) -> Path:
     key = home / f"ssh_host_key.{os.getuid()}"
     if home == folder:
         print("warning: the host key is new at every start here: /var/lib/workstation cannot be written", flush=True)
-    if not key.exists():
-        key.with_suffix(key.suffix + ".pub").unlink(missing_ok=True)
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)]
+    public, draft = Path(f"{key}.pub"), Path(f"{key}.new")
+    if not key.exists():  # which is there last, and whole
+        for old in (draft, Path(f"{draft}.pub")):
+            old.unlink(missing_ok=True)
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(draft)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        Path(f"{draft}.pub").rename(public)
+        draft.rename(key)
     return key
 
 
