@@ -51,8 +51,11 @@ def test_orphans_are_reaped(host: Host, until: Callable[..., None]) -> None:
     until(lambda: host.check_output(zombies) == "0", seconds=5, what="zombies to be gone")
 
 
-def test_sigterm_ends_it_at_once(start: Callable[..., Container]) -> None:
+def test_sigterm_ends_it_at_once(start: Callable[..., Container], until: Callable[..., None]) -> None:
     running = start(["sleep", "infinity"])
+    # Before tini has set itself up, the kernel keeps signals from process 1.
+    runs = ["sh", "-c", "grep -qx sleep /proc/[0-9]*/comm"]
+    until(lambda: running.exec_run(runs).exit_code == 0, seconds=30, what="the command")
     running.stop(timeout=10)
     assert running.wait()["StatusCode"] == 143  # 128 + SIGTERM; 137 would be the kill after ten seconds
 

@@ -283,7 +283,7 @@ def test_a_server_that_dies_is_started_again(start: Callable[..., Container], un
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
     port = published(container)
     address = f"http://127.0.0.1:{port}/api/contents"
-    until(lambda: answers(address, 403), seconds=START_S, what="the server")
+    until(lambda: "ready after" in container.logs().decode(), seconds=START_S, what="the server")
     kill = "kill -KILL $(cat /proc/[0-9]*/stat 2>/dev/null | awk '$2 == \"(jupyter-lab)\" {print $1}')"
     assert container.exec_run(["sh", "-c", kill]).exit_code == 0
     until(

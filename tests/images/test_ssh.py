@@ -27,7 +27,7 @@ def inside(container: Container) -> Host:
 
 
 def listens(container: Container) -> bool:
-    return bool(container.exec_run(["/etc/services.d/ssh/check"]).exit_code == 0)
+    return bool(container.exec_run(["check-services"]).exit_code == 0)
 
 
 @pytest.fixture(scope="session")
