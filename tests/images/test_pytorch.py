@@ -279,3 +279,16 @@ def test_dist_check_names_the_rank_that_does_not_come(pair: list[tuple[Container
     assert code == 1
     assert "Connection refused" in err
     assert "start the one with --rank 0" in err
+
+
+def test_compiled_on_the_cpu_agrees_with_eager(python: Callable[[str], Any]) -> None:
+    """It writes C++, for which it needs a compiler, the headers of Python, and setuptools."""
+    code = """
+import json, torch
+def f(x):
+    return torch.nn.functional.gelu(x @ x.T).sum(dim=1)
+torch.manual_seed(0)
+x = torch.randn(64, 64)
+print(json.dumps((torch.compile(f)(x) - f(x)).abs().max().item()))
+"""
+    assert python(code) < 1e-3
