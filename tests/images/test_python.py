@@ -34,6 +34,8 @@ def test_every_requested_package_is_importable(subject: Any, python: Callable[[s
     """But for CUDA's wheels, which hold libraries and no module, and metapackages, which hold nothing."""
     asked = [Requirement(text).name for texts in subject.data["requirements"].values() for text in texts]
     wanted = [name for name in asked if canonicalize_name(name) not in subject.data["cuda_wheels"]]
+    # pip last: a process that has imported it gets Python's own distutils, with which setuptools refuses to work.
+    wanted.sort(key=lambda name: name == "pip")
     code = f"""
 import importlib, importlib.metadata as metadata, json
 wanted = {wanted!r}
