@@ -71,10 +71,6 @@ def allowed(gpus: tuple[Gpu, ...], chosen: str | None) -> tuple[Gpu, ...]:
     return tuple(one for one in gpus if str(one.index) in words or any(one.uuid.startswith(word) for word in named))
 
 
-def count() -> int:
-    return len(read()[1])
-
-
 class Pool:
     """Lends this machine's GPUs to image tests, each GPU to one image at a time. For many threads.
 
