@@ -3,9 +3,10 @@ BUILDER := .venv/bin/builder
 CELLS ?=
 MAX_DISK ?= 60GB
 GPU ?= auto
+PRUNE_CACHE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help images nightly test lint unit integration browser facts lock plan render build rebase push check doctor engine bench clean
+.PHONY: help images nightly test lint unit mutations integration browser facts lock plan render build rebase push retest check doctor engine bench bench-frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -16,24 +17,29 @@ help: ## list the targets
 engine: .venv/.ready ## find a Docker Engine, or install and start one
 	@$(BUILDER) engine
 
-images: engine ## build, test and tag the default images (CELLS='pt-*' for others; GPU=require: not without GPU tests)
-	@$(BUILDER) images $(CELLS) --gpu $(GPU)
+images: .venv/.ready ## build, test and tag the default images (CELLS='pt-*' for others; GPU=require: not without GPU tests)
+	@$(BUILDER) images $(CELLS) --start-engine --gpu $(GPU)
 
-nightly: engine ## build, test and tag every image within MAX_DISK of disk (default 60GB)
-	@$(BUILDER) images all --max-disk $(MAX_DISK)
+nightly: .venv/.ready ## build, test and tag every image within MAX_DISK of disk (default 60GB; PRUNE_CACHE=1: build cache too)
+	@$(BUILDER) images all --start-engine --max-disk $(MAX_DISK) $(if $(PRUNE_CACHE),--prune-cache)
 
-test: lint unit integration ## all tests of the project: lint, unit, integration
+check: lint unit ## lint, types and unit tests: no engine, no network
+
+test: check integration ## all tests of the project, also those that need an engine
 
 lint: .venv/.ready ## ruff, mypy, hadolint, shellcheck, workflow checks, rendered files up to date
 	@.venv/bin/python tests/lint.py
 
 unit: .venv/.ready ## unit tests: no engine, no network
-	@.venv/bin/pytest -q tests/unit
+	@.venv/bin/pytest -q -n auto tests/unit
+
+mutations: .venv/.ready ## change 100 places of the code, one at a time, and list the changes that no unit test notices
+	@nice .venv/bin/python -m tests.mutations
 
 integration: engine ## integration tests: the real engine, tiny wheels
-	@.venv/bin/pytest tests/integration
+	@.venv/bin/pytest -n 2 --dist loadfile tests/integration
 
-facts: .venv/.ready ## check builder/facts.yaml against the real wheels (asks the index)
+facts: .venv/.ready ## check builder/matrix/facts.yaml against the real wheels (asks the index)
 	@$(BUILDER) facts
 
 lock: .venv/.ready ## resolve every cell to exact wheels (asks the index)
@@ -45,17 +51,17 @@ plan: .venv/.ready ## what would be built
 render: .venv/.ready ## write images/ from templates/ and locks/
 	@$(BUILDER) render
 
-build: engine ## build without testing or tagging
-	@$(BUILDER) build $(CELLS)
+build: .venv/.ready ## build without testing or tagging
+	@$(BUILDER) build $(CELLS) --start-engine
 
-rebase: engine ## the same images on today's Debian packages
-	@$(BUILDER) rebase $(CELLS)
+rebase: .venv/.ready ## the same images on today's Debian packages
+	@$(BUILDER) rebase $(CELLS) --start-engine
 
 push: .venv/.ready ## publish what passed its tests to the registry of matrix.yaml
 	@$(BUILDER) push $(CELLS)
 
-check: engine ## run the image tests again on what is built
-	@$(BUILDER) test $(CELLS) --gpu $(GPU)
+retest: .venv/.ready ## run the image tests again on what is built
+	@$(BUILDER) test $(CELLS) --start-engine --gpu $(GPU)
 
 doctor: .venv/.ready ## what this machine has and what it lacks
 	@$(BUILDER) doctor
@@ -64,7 +70,10 @@ browser: engine ## Jupyter and TensorBoard in a real Chromium, with the newest J
 	@.venv/bin/pytest tests/browser
 
 bench: engine ## cold builds to a registry by both methods, wheel to layer, no-op, per-step times
-	@.venv/bin/python tests/bench.py
+	@.venv/bin/python -m benchmarks.build
+
+bench-frameworks: engine ## PyTorch, TensorFlow and JAX inside their images: start, memory, a training step
+	@.venv/bin/python -m benchmarks.frameworks
 
 clean: .venv/.ready ## remove this checkout's untagged images, containers, logs
 	@$(BUILDER) clean

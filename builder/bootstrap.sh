@@ -38,7 +38,7 @@ need_pip() {
 }
 
 python=$(find_python)
-settings=$("$python" -m builder.index --shell) || die "the package index settings cannot be read (see above)"
+settings=$("$python" -m builder.index.settings --shell) || die "the package index settings cannot be read (see above)"
 eval "$settings"
 
 want=$(sed -n 's/^uv==\([^ ]*\).*/\1/p' locks/uv.txt)
@@ -56,8 +56,10 @@ say "making .venv from locks/builder.txt"
 if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     "$uv" venv --quiet --clear --no-config --python "$python" .venv
 fi
-VIRTUAL_ENV=$PWD/.venv "$uv" pip sync --quiet --require-hashes --only-binary :all: locks/builder.txt
+VIRTUAL_ENV=$PWD/.venv "$uv" pip sync --quiet --compile-bytecode --require-hashes --only-binary :all: locks/builder.txt
 # The project itself, editable; its build backend comes from the locked requirements too.
 VIRTUAL_ENV=$PWD/.venv "$uv" pip install --quiet --no-deps --no-build-isolation --offline -e .
 cp "$uv" .venv/bin/uv
+# Without bytecode, the first run of each command compiles it, and with PYTHONDONTWRITEBYTECODE every run does.
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m compileall -q builder
 touch .venv/.ready

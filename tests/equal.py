@@ -12,15 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from builder import images, plan
-from builder.assemble import Assembler
-from builder.build import DockerfileBuilder
+from builder.build import images
+from builder.build.assemble import Assembler
+from builder.build.dockerfile import DockerfileBuilder
+from builder.build.images import Options
+from builder.build.work import Work
 from builder.cli.context import Context
-from builder.engine import Engine
-from builder.host import read
-from builder.plan import Plan, PlannedImage
-from builder.view import View
-from builder.work import Work
+from builder.common.console import View
+from builder.engine.client import Engine
+from builder.index.host import read
+from builder.plan import plan
+from builder.plan.plan import Plan, PlannedImage
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -54,10 +56,10 @@ def main(cells: list[str]) -> int:
 
 
 def _built(work: Work, method: images.Method, image: PlannedImage) -> str:
-    images.run(work, method, Plan(images=(image,)), jobs=1, test=False, tag=False)
-    found = method.find(image)
-    assert found, f"{image.id} was built but is not found"
-    return found
+    outcomes = images.run(work, method, Plan(images=(image,)), Options(jobs=1, test=False))
+    if failure := images.failure(outcomes):
+        raise failure
+    return outcomes[0].image_id
 
 
 if __name__ == "__main__":

@@ -32,10 +32,12 @@ def checks() -> dict[str, list[str]]:
         "ruff": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],
         "mypy": ["mypy"],
-        "hadolint": ["hadolint", *_files("images/*/Dockerfile")],
+        "rooms": ["lint-imports", "--no-cache"],
+        "hadolint": ["hadolint", *_files("images/*/*.Dockerfile")],
         "shellcheck": ["shellcheck", *_shell_scripts()],
         "zizmor": ["zizmor", "--offline", "--quiet", "--min-severity=medium", *workflows],
         "workflow schema": ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
+        "renovate schema": ["check-jsonschema", "--builtin-schema", "vendor.renovate", ".github/renovate.json"],
         "locks": ["builder", "lock", "--check"],
         "images/": ["builder", "render", "--check"],
     }

@@ -1,43 +1,38 @@
-"""What the command line says for every command: checkout, locks, consoles, store."""
+"""What all commands share: checkout, locks, consoles, store."""
 
 from __future__ import annotations
 
 import os
-import re
+import pwd
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import click
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from builder import budget, plan, render, runlock
-from builder.engine import Engine
-from builder.host import Host
-from builder.plan import Plan
-from builder.project import Project
-from builder.store import Store
-from builder.view import View
-from builder.work import Work
+from builder.common.errors import FileError, UsageError
+from builder.layers.store import Store
+from builder.matrix import tags
+from builder.matrix.project import Project
 
-CELLS_HELP = "CELLS are ids, shell patterns or sets of matrix.yaml; default: the set `default`."
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+SHOWN = 10  # names of written files; the others are counted
 
 
 @dataclass
 class Context:
-    """What the command line says for every command."""
+    """The options before the command, and where it writes."""
 
     root: Path | None = None
     wait: bool = False
     store_root: Path | None = None
     store_limit: int = 0
     err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
-    # A file or a pipe has no width to fold lines to.
+    # Lines are folded to the width of a terminal; a file or a pipe has none.
     out: Console = field(default_factory=lambda: Console(highlight=False, width=None if sys.stdout.isatty() else 200))
 
     @property
@@ -48,54 +43,49 @@ class Context:
         self.err.print(Text(text), soft_wrap=True)
 
     @contextmanager
-    def alone(self, project: Project, command: str) -> Iterator[None]:
-        """Holds the checkout's lock, after removing what a killed holder left."""
-        with runlock.held(project.state, f"builder {command}", wait=self.wait, say=self.say):
-            project.sweep()
+    def locked(self, project: Project, command: str) -> Iterator[None]:
+        """Holds the lock of the checkout; see `Project.locked`."""
+        with project.locked(f"builder {command}", wait=self.wait, say=self.say):
             yield
 
-    def work(self, project: Project, view: View, lent: Host) -> Work:
-        return Work(engine=Engine.connect(), project=project, host=lent, view=view)
+    def say_written(self, names: Sequence[str]) -> None:
+        """Names the files that a command wrote."""
+        for name in names[:SHOWN]:
+            self.say(f"written: {name}")
+        if len(names) > SHOWN:
+            self.say(f"... and {len(names) - SHOWN} more (git status)")
+
+    def references(self) -> dict[str, tuple[str, ...]]:
+        """The tags of each cell of the checkout, by cell id; none outside a checkout."""
+        try:
+            project = self.project
+        except UsageError:
+            return {}
+        references = tags.compute(project.matrix, project.cells)
+        return {cell: tuple(map(str, names)) for cell, names in references.items()}
 
     @property
     def store(self) -> Store:
-        """The machine's store, shared by all checkouts unless told otherwise."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return Store((self.store_root or cache / "gpu-images").resolve(), limit=self.store_limit)
+        """The store of this machine, shared by all checkouts by default."""
+        return Store((self.store_root or _cache() / "gpu-images").resolve(), limit=self.store_limit)
 
 
-def cells_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("wanted", metavar="[CELLS]...", nargs=-1)(command)
+def _cache() -> Path:
+    """The user's cache folder. Source: XDG Base Directory Specification, which ignores relative paths."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    if folder.is_absolute():
+        return folder
+    home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    if not Path(home).is_absolute():
+        raise FileError(f"no home folder for the cache: HOME is {home!r}", hint="Set HOME, or add --store.")
+    return Path(home) / ".cache"
 
 
-def jobs_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "-j", "--jobs", type=click.IntRange(1, 32), default=2, show_default=True, help="Images at a time."
-    )(command)
-
-
-class Size(click.ParamType[int]):
-    """Bytes as people write them: 40GB, 500M or plain digits."""
-
-    name = "size"
-
-    def __init__(self, *, positive: bool = False) -> None:
-        self._positive = positive
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = re.fullmatch(r"([0-9]{1,15})([kMGT]?)B?", str(value), re.ASCII)
-        if not found:
-            self.fail(f"{value!r} is no size; write 40GB or 500MB", param, ctx)
-        if value != 0 and self._positive and not int(found[1]):
-            self.fail("expected more than 0", param, ctx)
-        return int(found[1]) * _UNITS[found[2]]
-
-
-def current_plan(project: Project, chosen: Sequence[Any]) -> Plan:
-    """The plan, after making sure that images/ is what it would be rendered to, and within the budgets."""
-    made = plan.make_locked(project, project.cells)
-    render.check(project.root, render.render(project.root, project.matrix, made))
-    ids = {cell.id for cell in chosen}
-    images = tuple(image for image in made.images if image.id in ids)
-    budget.check_plan(project.matrix, images)
-    return Plan(images=images)
+def new_table(*columns: str, right: Collection[str] = (), fold: Collection[str] = ()) -> Table:
+    """A table without lines. Columns in `right` are aligned right; those in `fold` may be broken to fit."""
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        justify: Literal["left", "right"] = "right" if name in right else "left"
+        overflow: Literal["fold", "ellipsis"] = "fold" if name in fold else "ellipsis"
+        table.add_column(name, justify=justify, no_wrap=name not in fold, overflow=overflow)
+    return table

@@ -1,4 +1,4 @@
-"""The command that holds facts.yaml against the real wheels."""
+"""`builder facts`: checks facts.yaml against the wheels on the index."""
 
 from __future__ import annotations
 
@@ -9,66 +9,70 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from builder import facts, host
 from builder.cli.context import Context
-from builder.errors import StaleError, UsageError
-from builder.facts import Build, Facts
-from builder.matrix import CPU, Matrix
-from builder.wheelfacts import Compiled, Wheels
+from builder.common.errors import StaleError, UsageError
+from builder.index import host
+from builder.index.session import IndexSession
+from builder.index.wheel_facts import read_build
+from builder.matrix import facts
+from builder.matrix.facts import Build, Facts
+from builder.matrix.schema import CPU, Matrix
 
 
 @click.command(name="facts")
-@click.argument("wanted", metavar="[PACKAGE==VERSION]...", nargs=-1)
+@click.argument("requirements", metavar="[PACKAGE==VERSION]...", nargs=-1)
 @click.pass_obj
-def facts_command(context: Context, wanted: Sequence[str]) -> None:
-    """Check builder/facts.yaml against the wheels on the index (default: what matrix.yaml names).
+def facts_command(context: Context, requirements: Sequence[str]) -> None:
+    """Check builder/matrix/facts.yaml against the wheels on the index.
 
-    Reads single files out of the wheels and installs nothing: at most 12 MB each.
+    The file lists the CUDA version and the GPU architectures that each framework release was compiled for, which are
+    not in any metadata. Without arguments, checks the releases in matrix.yaml. Prints the entry to add if one is
+    missing. Reads single files of the wheels, at most 12 MB each, and installs nothing.
     """
     known = facts.load()
-    builds = [_parse(one) for one in wanted] or of_matrix(context.project.matrix, known)
-    wheels = Wheels(host.read().index)
-    faults = []
-    for package, release in builds:
-        found = wheels.compiled(package, release)
-        told = compare(known.builds.get(package, {}).get(release), found, package, release)
-        said = told or f"same: CUDA {found.cuda}, {' '.join(found.architectures)}"
-        click.echo(f"{package} {release}: {said}")
-        if told:
-            faults.append(f"{package} {release}")
-    if faults:
+    releases = [_parse(text) for text in requirements] or _of_matrix(context.project.matrix, known)
+    session = IndexSession(host.read().index)
+    outdated = []
+    for package, release in releases:
+        build = read_build(session, package, release)
+        difference = compare(known.builds.get(package, {}).get(release), build, package, release)
+        same = f"same: CUDA {build.cuda}, {' '.join(build.architectures)}"
+        click.echo(f"{package} {release}: {difference or same}")
+        if difference:
+            outdated.append(f"{package} {release}")
+    if outdated:
         raise StaleError(
-            f"builder/facts.yaml is not what the wheels say: {', '.join(faults)}",
+            f"builder/matrix/facts.yaml does not match the wheels: {', '.join(outdated)}",
             hint="Correct or add the entries shown.",
         )
 
 
-def of_matrix(matrix: Matrix, known: Facts) -> list[tuple[str, str]]:
-    """Package and release of all GPU code that a matrix asks for."""
-    builds = {
+def _of_matrix(matrix: Matrix, known: Facts) -> list[tuple[str, str]]:
+    """Package and release of all GPU code in the matrix."""
+    releases = {
         (known.compiled_package(framework.package, cuda), entry.release): None
         for framework in matrix.frameworks.values()
         for entry in framework.versions.values()
         for cuda in entry.cuda
         if cuda != CPU
     }
-    return list(builds)
+    return list(releases)
 
 
-def compare(known: Build | None, found: Compiled, package: str, release: str) -> str:
-    """How the file differs from a wheel, in words; empty if it does not."""
+def compare(known: Build | None, build: Build, package: str, release: str) -> str:
+    """How the entry in facts.yaml differs from the build in a wheel; empty if it does not."""
     if known is None:
-        cudnn = f', cudnn: "{found.cudnn}"' if found.cudnn else ""
-        listed = ", ".join(found.architectures)
-        entry = f'{{cuda: "{found.cuda}"{cudnn}, architectures: [{listed}], source: {found.source}}}'
-        return f"facts.yaml lacks it; add to builds.{package}:\n    {release}: {entry}"
+        cudnn = f', cudnn: "{build.cudnn}"' if build.cudnn else ""
+        architectures = ", ".join(build.architectures)
+        entry = f'{{cuda: "{build.cuda}"{cudnn}, architectures: [{architectures}], source: {build.source}}}'
+        return f"missing in facts.yaml; add to builds.{package}:\n    {release}: {entry}"
     pairs = {
-        "CUDA": (known.cuda, found.cuda),
-        "cuDNN": (known.cudnn, found.cudnn),
-        "architectures": (" ".join(known.architectures), " ".join(found.architectures)),
+        "CUDA": (known.cuda, build.cuda),
+        "cuDNN": (known.cudnn, build.cudnn),
+        "architectures": (" ".join(known.architectures), " ".join(build.architectures)),
     }
-    told = [f"{name} {its or 'none'}, not {mine or 'none'}" for name, (mine, its) in pairs.items() if mine != its]
-    return f"differs: the wheel says {'; '.join(told)}" if told else ""
+    differences = [f"{name} {new or 'none'}, not {old or 'none'}" for name, (old, new) in pairs.items() if old != new]
+    return f"differs: the wheel has {'; '.join(differences)}" if differences else ""
 
 
 def _parse(text: str) -> tuple[str, str]:
@@ -76,8 +80,8 @@ def _parse(text: str) -> tuple[str, str]:
         requirement = Requirement(text)
         (pin,) = requirement.specifier
         if pin.operator == "==":
-            Version(pin.version)  # "2.9.*" is none
+            Version(pin.version)  # raises for "2.9.*"
             return canonicalize_name(requirement.name), pin.version
     except (InvalidRequirement, ValueError):
         pass
-    raise UsageError(f"{text!r} is no exact release", hint="Write it as torch==2.9.1.")
+    raise UsageError(f"{text!r} is not an exact release: use e.g. torch==2.9.1")

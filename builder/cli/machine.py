@@ -1,4 +1,4 @@
-"""Commands about this machine: base, engine, doctor, clean, gc."""
+"""The commands about this machine: base, doctor, clean, gc."""
 
 from __future__ import annotations
 
@@ -8,41 +8,50 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from builder import base, digest, doctor, engine_setup, errors, host, images
-from builder.cli.context import Context
-from builder.engine import Engine
-from builder.errors import UsageError
-from builder.view import size
+from builder.build import base, doctor, work
+from builder.cli import engine
+from builder.cli.context import Context, new_table
+from builder.common import digest
+from builder.common.console import Meter, View
+from builder.common.errors import DamagedError, EngineError, UsageError
+from builder.common.units import counted, size
+from builder.engine.client import Engine
+from builder.layers import garbage, images
+from builder.layers.store import Store, sizes
 
 
 @click.command(name="base")
 @click.argument("release", required=False)
-@click.option("--fresh", is_flag=True, help="Make a base that was put together here again, with today's packages.")
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="If the base image was built on this machine, build it again from today's Debian packages.",
+)
 @click.pass_obj
 def base_command(context: Context, release: str | None, fresh: bool) -> None:
-    """Have the base image of a Debian RELEASE in the engine; print its name, for `--build-arg BASE=`."""
+    """Pull or build the base image of a Debian RELEASE.
+
+    RELEASE is a Debian release in matrix.yaml, such as bookworm. Default: the first one there. Prints the NAME of the
+    base image, for `docker build --build-arg BASE=NAME`.
+    """
     project = context.project
-    known = project.matrix.debian
-    release = release or next(iter(known))
-    if release not in known:
-        raise UsageError(f"matrix.yaml has no Debian release {release!r}; it has: {', '.join(known)}")
-    with context.alone(project, "base"):
-        made = base.ensure(Engine.connect(), project, release, host.read(), context.say, fresh=fresh)
-    click.echo(made.reference)
-
-
-@click.command(name="engine")
-@click.pass_obj
-def engine_command(context: Context) -> None:
-    """Find a Docker Engine; on Debian and Ubuntu, as root, install and start one if none answers."""
-    info = engine_setup.ensure(context.say).info()
-    context.say(f"engine: Docker Engine {info.version} answers ({info.store})")
+    releases = project.matrix.debian
+    release = release or next(iter(releases))
+    if release not in releases:
+        raise UsageError(f"no Debian release {release!r} in matrix.yaml", hint=f"Use one of: {', '.join(releases)}.")
+    with context.locked(project, "base"):
+        image = base.ensure(engine.connect(context, project), release, fresh=fresh)
+    click.echo(image.reference)
 
 
 @click.command(name="doctor")
 @click.pass_obj
 def doctor_command(context: Context) -> None:
-    """Show what this machine has for building images, and what is missing."""
+    """Check whether this machine can build images.
+
+    Shows what is present (ok), what is absent but only some tasks need (note), and what is absent and every build needs
+    (missing).
+    """
     findings = doctor.examine(context.project, context.store, context.say)
     table = Table(box=None, show_header=False, pad_edge=False)
     styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
@@ -51,45 +60,91 @@ def doctor_command(context: Context) -> None:
     context.out.print(table)
     missing = [finding.name for finding in findings if finding.state == "missing"]
     if missing:
-        raise errors.EngineError(f"missing: {', '.join(missing)}")
+        raise EngineError(f"missing: {', '.join(missing)}")
 
 
 @click.command(name="clean")
-@click.option("--cache", is_flag=True, help="BuildKit's cache too, of all projects on this engine.")
+@click.option("--cache", is_flag=True, help="Also empty the engine's build cache, which all projects share.")
 @click.pass_obj
 def clean_command(context: Context, cache: bool) -> None:
-    """Remove test containers and images of ours that no tag names, and logs; tagged images stay."""
+    """Remove test containers, untagged images and logs.
+
+    Removes only those of this checkout, and keeps tagged images. To clean the store, use `builder gc`.
+    """
     project = context.project
-    with context.alone(project, "clean"):
-        freed = images.clean(Engine.connect(), project, cache=cache)
-    context.say(freed)
+    with context.locked(project, "clean"):
+        summary = work.clean(Engine.connect(), project, cache=cache)
+    context.say(summary)
 
 
 @click.command(name="gc")
-@click.option("--dry-run", is_flag=True, help="Only show what would be freed.")
-@click.option("--forget", "patterns", multiple=True, metavar="NAME", help="Give up images too; a name or a pattern.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted; write nothing.")
+@click.option(
+    "--forget",
+    "patterns",
+    multiple=True,
+    metavar="NAME",
+    help="Also delete these images. NAME is a tag, a cell id, or a pattern; the option can be repeated.",
+)
+@click.option("--check", is_flag=True, help="Check the hash of every blob, and delete only damaged blobs.")
 @click.pass_obj
-def gc_command(context: Context, dry_run: bool, patterns: Sequence[str]) -> None:
-    """Show what the store holds, and free what none of its images uses.
+def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: bool) -> None:
+    """Show the images in the store, and delete unused blobs.
 
-    An image is used as long as the store has it under its name; one that was built anew gives its name to the new one.
+    Blobs are files of the store: layers, configurations and manifests. SIZE is the size of an image; OWN is the part
+    that no other image shares. If an image is damaged, nothing is deleted: use --check to delete the damaged blobs,
+    then `builder build` to build them again.
     """
     store = context.store
-    store.prepare()
-    for pattern in patterns if not dry_run else ():
-        names = store.forget(pattern)
-        if not names:
-            raise UsageError(f"the store has no image {pattern!r}", hint="`builder gc --dry-run` shows its images.")
-        context.say(f"given up: {', '.join(names)}")
-    table = Table(box=None, pad_edge=False)
-    for heading, justify in (("IMAGE", "left"), ("MANIFEST", "left"), ("SIZE", "right"), ("ITS OWN", "right")):
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for use in store.uses():
+    store.require()
+    if check:
+        if dry_run or patterns:
+            raise UsageError("--check cannot be combined with --dry-run or --forget")
+        _check(context, store)
+        return
+    names = _matches(context, store, patterns)
+    freed = garbage.find(store, without=names) if dry_run else garbage.collect(store, without=names, wait=context.wait)
+    would = "would be " if dry_run else ""
+    for name in names:
+        context.say(f"{would}removed: {name}")
+    table = new_table("IMAGE", "MANIFEST", "SIZE", "OWN", right=["SIZE", "OWN"])
+    for use in garbage.uses(store, without=names):
         table.add_row(use.name, digest.short(use.manifest), size(use.bytes), size(use.own))
     context.out.print(table)
-    freed = store.garbage() if dry_run else store.gc(wait=context.wait)
     context.say(f"store: {store.root}, {size(store.size())}")
-    context.say(
-        f"{'could free' if dry_run else 'freed'} {size(freed.bytes)}: "
-        f"{len(freed.blobs)} blobs of no image, {len(freed.leftovers)} leftovers"
-    )
+    parts = f"{counted(len(freed.blobs), 'unused blob')}, {counted(len(freed.leftovers), 'leftover')}"
+    context.say(f"{would}freed: {size(freed.bytes)} ({parts})")
+
+
+def _matches(context: Context, store: Store, patterns: Sequence[str]) -> list[str]:
+    """Names in the store. Raises UsageError for a pattern that matches none, before anything is changed."""
+    stored = store.images()
+    references = context.references() if patterns else {}
+    names: dict[str, None] = {}
+    for pattern in patterns:
+        matches = images.match(stored, pattern, references)
+        if not matches:
+            raise UsageError(f"the store has no image {pattern!r}", hint="`builder gc --dry-run` lists its images.")
+        names |= dict.fromkeys(matches)
+    return list(names)
+
+
+def _check(context: Context, store: Store) -> None:
+    view = View(context.err)
+    meter = Meter(view, "store", "checked", sum(sizes(store.root.glob("blobs/sha256/*")).values()))
+    with view.live():
+        result = garbage.check(store, meter.add)
+    for name in result.restored:
+        context.say(f"restored in index.json: {name}")
+    for blob in result.damaged:
+        context.say(f"{blob} did not match its digest and was removed")
+    for name, fault in result.incomplete.items():
+        context.say(f"damaged: {name}: {fault}")
+    if result.damaged or result.incomplete:
+        damaged = f"{len(result.damaged)} of {counted(result.blobs, 'blob')} damaged"
+        raise DamagedError(
+            f"{damaged}, {counted(len(result.incomplete), 'image')} incomplete",
+            hint="`builder images CELLS` builds them again; `builder gc --forget NAME` deletes an image instead.",
+        )
+    blobs = counted(result.blobs, "blob")
+    context.say(f"store: {store.root}: {blobs}, {size(result.bytes)}, all match their digests")

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Sourced by every build step that downloads: the machine's certificates, index and apt settings, where it has any.
+# Sourced by every build step that downloads: the build host's certificates, index and apt settings, if there are any.
 host=/mnt/host
 if [ -f "$host/ca.crt" ]; then
     export SSL_CERT_FILE="$host/ca.crt" PIP_CERT="$host/ca.crt"

@@ -18,7 +18,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
-from builder.engine import Engine
+from builder.engine.client import Engine
 from tests import nvml
 from tests.nvml import Card
 
@@ -39,9 +39,9 @@ def jupyter(**options: Any) -> Iterator[Running]:
     """A container of the newest tagged PyTorch image with Jupyter."""
     engine = Engine.connect()
     known = engine.images("gpu-images.framework=pytorch")
-    found = [one for one in known if one.tags and "jupyter" in one.labels["gpu-images.components"].split()]
-    assert found, "no Jupyter image of PyTorch is built: make images"
-    container = engine.start(found[0].id, checkout=str(ROOT), ports=[8888], shm_size="1g", **options)
+    images = [image for image in known if image.tags and "jupyter" in image.labels["gpu-images.components"].split()]
+    assert images, "no Jupyter image of PyTorch is built: make images"
+    container = engine.start(images[0].id, checkout=str(ROOT), ports=[8888], shm_size="1g", **options)
     try:
         token = wait(lambda: re.search(r"\?token=([0-9a-f]{48})", container.logs().decode()), "the address in the log")
         container.reload()
@@ -94,7 +94,7 @@ def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
 def wait(probe: Callable[[], T | None], what: str, seconds: float = START_S) -> T:
     """The first result of `probe` that is not empty; fails naming `what`."""
     deadline = time.monotonic() + seconds
-    while not (found := probe()):
+    while not (result := probe()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
         time.sleep(0.3)
-    return found
+    return result

@@ -25,16 +25,40 @@ TRAIN = [
     "right = ((model(x) > 0) == (y > 0.5)).float().mean().item()\n"
     "print('learned' if right > 0.95 else 'not learned', f'{right:.3f}')",
 ]
+SHOW = [
+    "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.scatter(x.sum(1), model(x).detach())\nplt.show()",
+    "%load_ext tensorboard\n%tensorboard --logdir /workspace/runs",
+]
 
 
 def one(browser: webdriver.Chrome, selector: str) -> WebElement | None:
-    return next((found for found in browser.find_elements(By.CSS_SELECTOR, selector) if found.is_displayed()), None)
+    return next(
+        (element for element in browser.find_elements(By.CSS_SELECTOR, selector) if element.is_displayed()), None
+    )
 
 
 def log_in(browser: webdriver.Chrome, running: Running, token: str) -> None:
     browser.get(f"{running.url}/lab")
     field = wait(lambda: one(browser, "input[type=password]"), "the login page")
     field.send_keys(token, Keys.ENTER)
+
+
+def run_cell(browser: webdriver.Chrome, index: int) -> None:
+    """Runs a cell as a person does, and waits for its end."""
+    cell = f".jp-Notebook .jp-Cell[data-windowed-list-index='{index}']"
+    editor = wait(lambda: one(browser, f"{cell} .cm-content"), f"cell {index}")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", editor)
+    dialogs = [dialog.text for dialog in browser.find_elements(By.CSS_SELECTOR, ".jp-Dialog")]
+    assert dialogs == []
+    editor.click()
+    editor.send_keys(Keys.SHIFT, Keys.ENTER)
+    wait(lambda: ended(browser, cell), f"the end of cell {index}")
+
+
+def ended(browser: webdriver.Chrome, cell: str) -> bool:
+    """Whether a number stands before the cell, instead of nothing or an asterisk."""
+    prompt = one(browser, f"{cell} .jp-InputPrompt")
+    return prompt is not None and any(letter.isdigit() for letter in prompt.text)
 
 
 def picture(browser: webdriver.Chrome, name: str, tmp_path: Path) -> None:
@@ -56,7 +80,7 @@ def test_a_notebook_trains_and_tensorboard_shows_its_curve(
 ) -> None:
     cells: list[dict[str, object]] = [
         {"cell_type": "code", "id": f"c{i}", "metadata": {}, "outputs": [], "execution_count": None, "source": source}
-        for i, source in enumerate(TRAIN)
+        for i, source in enumerate([*TRAIN, *SHOW])
     ]
     spec = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
     notebook = {"cells": cells, "metadata": spec, "nbformat": 4, "nbformat_minor": 5}
@@ -75,13 +99,20 @@ def test_a_notebook_trains_and_tensorboard_shows_its_curve(
     wait(lambda: one(browser, ".jp-Notebook .jp-Cell .cm-content"), "the notebook")
     wait(lambda: one(browser, ".jp-Notebook-ExecutionIndicator[data-status=idle]"), "the kernel")
     for index in range(len(TRAIN)):
-        editor = browser.find_elements(By.CSS_SELECTOR, ".jp-Notebook .jp-CodeCell .cm-content")[index]
-        editor.click()
-        editor.send_keys(Keys.SHIFT, Keys.ENTER)
+        run_cell(browser, index)
     output = wait(lambda: one(browser, ".jp-OutputArea-output pre"), "the output of the last cell")
     wait(lambda: "learned" in output.text, "what it printed")
     assert output.text.startswith("learned ")
+    run_cell(browser, len(TRAIN))
+    plot = wait(lambda: one(browser, ".jp-OutputArea-output img"), "the plot")
+    assert plot.size["width"] > 300
     picture(browser, "jupyterlab.png", tmp_path)
+
+    run_cell(browser, len(TRAIN) + 1)
+    frame = wait(lambda: one(browser, "iframe[src*='/proxy/6006/'], iframe[id^=tensorboard-frame]"), "%tensorboard")
+    browser.switch_to.frame(frame)
+    wait(lambda: one(browser, "scalar-card"), "TensorBoard in the notebook")
+    browser.switch_to.default_content()
 
     browser.get(f"{running.url}/tensorboard/")
     wait(lambda: one(browser, "scalar-card"), "a card of TensorBoard")

@@ -1,7 +1,7 @@
-"""Runs the GPU checks of an image inside it, one test for each, on the GPUs that `builder` lent: IMAGE_TEST_GPUS.
+"""Runs the GPU checks of an image inside it, one test for each check, on the GPUs in IMAGE_TEST_GPUS.
 
-A check that has nothing to check on these GPUs is shown as skipped, and told to `builder` as `not applicable`, with its
-reason: it is neither a pass nor a failure. Any other test that is skipped is no pass.
+A check that has nothing to check on these GPUs is skipped, and reported to `builder` as
+`not applicable` with its reason. Any other skipped test has not passed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from docker.models.containers import Container
 
-from builder.imagetest import NOT_APPLICABLE
+from builder.build.image_tests import NOT_APPLICABLE
 from tests.images.conftest import (  # noqa: F401  pytest finds fixtures and hooks by name
     engine,
     pytest_configure,
@@ -31,7 +31,7 @@ Check = Callable[[str, str], None]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """As that of the image tests, and it knows which check had nothing to check."""
+    """As in the image tests, with the outcome `not applicable`."""
     if report.when != "call" and report.outcome == "passed":
         return
     outcome = NOT_APPLICABLE if (NOT_APPLICABLE, True) in report.user_properties else report.outcome
@@ -43,14 +43,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def container(start: Callable[..., Container]) -> Container:  # noqa: F811
     """A container with these GPUs and the checks. NCCL passes data between processes through /dev/shm."""
     gpus = [name for name in os.environ["IMAGE_TEST_GPUS"].split(",") if name]
-    assert gpus, "no GPU was lent: IMAGE_TEST_GPUS is empty"
-    made = start(["sleep", "infinity"], gpus=gpus, shm_size="1g")
-    assert made.put_archive("/tmp", archive())
-    return made
+    assert gpus, "no GPU: IMAGE_TEST_GPUS is empty"
+    new = start(["sleep", "infinity"], gpus=gpus, shm_size="1g")
+    assert new.put_archive("/tmp", archive())
+    return new
 
 
 def archive() -> bytes:
-    """A tar of run.py and its checks."""
+    """A tar file with run.py and its checks."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for path in [HERE / "run.py", *sorted((HERE / "checks").glob("*.py"))]:
@@ -60,15 +60,15 @@ def archive() -> bytes:
 
 @pytest.fixture
 def check(container: Container, record_property: Callable[[str, object], None]) -> Check:
-    """Runs one check of a framework in the image; keeps what it measured."""
+    """A function that runs one check of a framework in the image and stores its figures."""
 
     def run(framework: str, name: str) -> None:
         command = ["python", f"{INSIDE}/run.py", "--framework", framework, "--only", name, "--json", "-"]
-        done: Any = container.exec_run(command, demux=True)
-        status, (out, err) = done
-        told = (err or b"").decode("utf-8", "replace")
-        print(told)
-        assert out, f"run.py ended with status {status} and said:\n{told[-3000:]}"
+        answer: Any = container.exec_run(command, demux=True)
+        status, (out, err) = answer
+        log = (err or b"").decode("utf-8", "replace")
+        print(log)
+        assert out, f"run.py ended with status {status}:\n{log[-3000:]}"
         data: dict[str, Any] = json.loads(out)
         with Path(os.environ["IMAGE_TEST_FIGURES"]).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(data) + "\n")

@@ -1,4 +1,4 @@
-"""Each GPU check of JAX, in the image and on the GPUs that were lent; what they are is in checks/jax.py."""
+"""Each GPU check of JAX (checks/jax.py), in the image."""
 
 from __future__ import annotations
 

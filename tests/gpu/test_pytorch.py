@@ -1,4 +1,4 @@
-"""Each GPU check of PyTorch, in the image and on the GPUs that were lent; what they are is in checks/pytorch.py."""
+"""Each GPU check of PyTorch (checks/pytorch.py), in the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each GPU check of TensorFlow, in the image and on the GPUs that were lent; what they are: checks/tensorflow.py."""
+"""Each GPU check of TensorFlow (checks/tensorflow.py), in the image."""
 
 from __future__ import annotations
 

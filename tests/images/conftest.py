@@ -1,4 +1,4 @@
-"""Fixtures of the image tests. `builder test` runs them; it says by two variables what is tested and where to report.
+"""Fixtures of the image tests. `builder test` runs them; two variables name the image under test and the report.
 
 A test file is named after the component that it tests; an image runs the files of all its components.
 """
@@ -22,12 +22,15 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 from testinfra.host import Host
 
-from builder.engine import Engine
+from builder.engine.client import Engine
+
+# Modules with assertions that are not test files.
+pytest.register_assert_rewrite("tests.images.dist_check", "tests.images.examples")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The image under test, as `builder.imagetest.describe` tells of it."""
+    """The image under test, as `builder.build.image_tests.describe` describes it."""
 
     data: dict[str, Any]
 
@@ -46,13 +49,13 @@ class Subject:
 
 
 def pytest_configure() -> None:
-    """Ends this process with the builder that started it, even if that is killed: it would start more containers."""
+    """Ends this process with its parent, even if that is killed: otherwise it would start more containers."""
     pr_set_pdeathsig = 1  # linux/prctl.h
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A line for each test phase that matters: the call, and set-up or tear-down if they did not pass."""
+    """Writes a line for the call of each test, and for a set-up or tear-down that did not pass."""
     if report.when == "call" or report.outcome != "passed":
         with Path(os.environ["IMAGE_TEST_REPORT"]).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"test": report.nodeid, "outcome": report.outcome}) + "\n")
@@ -71,26 +74,40 @@ def engine() -> Engine:
 Start = Callable[..., Container]
 
 
-@pytest.fixture(scope="session")
-def start(engine: Engine, subject: Subject) -> Iterator[Start]:
-    """Starts containers of the image; all are removed at the end."""
-    started: list[Container] = []
+@contextlib.contextmanager
+def starting(engine: Engine, subject: Subject) -> Iterator[Start]:
+    """A function that starts containers of the image; all are removed at the end."""
+    containers: list[Container] = []
 
     def run(command: list[str] | None = None, **options: Any) -> Container:
         container = engine.start(subject.image_id, command=command, checkout=str(subject.data["checkout"]), **options)
-        started.append(container)
+        containers.append(container)
         return container
 
     yield run
-    for container in started:
+    for container in containers:
         with contextlib.suppress(NotFound):
             container.remove(force=True, v=True)
 
 
 @pytest.fixture(scope="session")
-def container(start: Start) -> Container:
-    """A container that only waits: for tests of what the image holds."""
-    return start(["sleep", "infinity"])
+def keep(engine: Engine, subject: Subject) -> Iterator[Start]:
+    """A function that starts containers for several tests."""
+    with starting(engine, subject) as run:
+        yield run
+
+
+@pytest.fixture
+def start(engine: Engine, subject: Subject) -> Iterator[Start]:
+    """A function that starts containers for one test: their health checks would slow down the next tests."""
+    with starting(engine, subject) as run:
+        yield run
+
+
+@pytest.fixture(scope="session")
+def container(keep: Start) -> Container:
+    """A container that only sleeps, for tests of the contents of the image."""
+    return keep(["sleep", "infinity"])
 
 
 @pytest.fixture(scope="session")
@@ -100,28 +117,66 @@ def host(container: Container) -> Host:
 
 @pytest.fixture(scope="session")
 def python(host: Host) -> Callable[[str], Any]:
-    """Runs Python code in the image, as its user; the JSON that the code prints last is the result."""
+    """A function that runs Python code in the image, as its user; returns the JSON in the last line of the output."""
 
     def run(code: str) -> Any:
-        done = host.run("python -W ignore -c %s", code)
-        assert done.rc == 0, done.stderr[-3000:]
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        result = host.run("python -W ignore -c %s", code)
+        assert result.rc == 0, result.stderr[-3000:]
+        return json.loads(result.stdout.strip().splitlines()[-1])
 
     return run
 
 
 @pytest.fixture(scope="session")
-def once(start: Start) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command in a new container: its status, what it printed, and what it and the launcher said on stderr."""
+def once(keep: Start) -> Callable[..., tuple[int, str, str]]:
+    """A function that runs a command in a new container; returns its status, stdout, and stderr with the launcher's."""
 
     def run(command: list[str] | None, **options: Any) -> tuple[int, str, str]:
-        container = start(command, **options)
+        container = keep(command, **options)
         status = int(container.wait(timeout=120)["StatusCode"])
         out, err = (container.logs(stdout=out, stderr=not out).decode() for out in (True, False))
         container.remove(v=True)
         return status, out, err
 
     return run
+
+
+class Shell:
+    """Runs commands in a container, as `docker exec` does."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+
+    def result(self, command: str | list[str], user: str = "") -> tuple[int, str]:
+        """Status and output (stdout and stderr) of a command; bash runs a command that is one string."""
+        words = ["bash", "-ec", command] if isinstance(command, str) else command
+        result = self.container.exec_run(words, user=user)
+        assert isinstance(result.output, bytes)
+        return int(result.exit_code or 0), result.output.decode()
+
+    def run(self, command: str | list[str], user: str = "") -> str:
+        """The output of a command that must succeed."""
+        status, text = self.result(command, user)
+        assert status == 0, text
+        return text.strip()
+
+    def fails(self, command: str | list[str], user: str = "") -> str:
+        """The output of a command that must fail."""
+        status, text = self.result(command, user)
+        assert status != 0, text
+        return text
+
+
+@pytest.fixture
+def shell(start: Start) -> Callable[..., Shell]:
+    """A function that starts a container that sleeps, and waits until its launcher is done."""
+
+    def start_shell(**options: Any) -> Shell:
+        shell = Shell(start(["sleep", "infinity"], **options))
+        wait_until(lambda: shell.result("grep -qx sleep /proc/[0-9]*/comm")[0] == 0, seconds=60, what="the launcher")
+        return shell
+
+    return start_shell
 
 
 @pytest.fixture(scope="session")
@@ -134,21 +189,21 @@ def attributes(container: Container) -> dict[str, Any]:
 MODES: dict[str, dict[str, Any]] = {
     "another user of group 0": {"user": "123456:0"},
     "another user and group": {"user": "123456:123456"},
-    "read-only": {"read_only": True, "tmpfs": {"/tmp": "", "/run": "", "/home/user": "mode=0777"}},
+    "read-only": {"read_only": True, "tmpfs": {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}},
     "without capabilities": {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]},
-    "read-only, another user": {"read_only": True, "tmpfs": {"/tmp": "", "/run": ""}, "user": "123456:0"},
+    "read-only, another user": {"read_only": True, "tmpfs": {"/tmp": "exec", "/run": ""}, "user": "123456:0"},
     "root that becomes a user": {"user": "root", "environment": {"NB_UID": "4242", "NB_GID": "4343"}},
 }
 
 
 @pytest.fixture(params=list(MODES))
 def mode(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Ways to start a container that must work, as options of docker-py."""
+    """Options of docker-py with which every image must work."""
     return MODES[request.param]
 
 
 def wait_until(probe: Callable[[], bool], *, seconds: float, what: str) -> None:
-    """Waits for `probe`; fails naming `what`."""
+    """Waits until `probe` returns True; otherwise fails with `what`."""
     deadline = time.monotonic() + seconds
     while not probe():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"

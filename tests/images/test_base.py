@@ -1,4 +1,4 @@
-"""Every image: user, process 1, shells, labels, and what must not be there."""
+"""Every image: user, process 1, shells, labels, the launcher, and files that must not exist."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 from docker.models.containers import Container
-from packaging.requirements import Requirement
 from testinfra.host import Host
 
-from builder import host as machine
+from builder.index import host as machine
 
 SHELLS = ["sh -c", "bash -c", "sh -lc", "bash -lc", "bash -ic", "env -i sh -lc", "env -i HOME=/tmp bash -lc"]
 
@@ -33,9 +32,9 @@ def test_starts_in_workspace(host: Host) -> None:
 
 
 def test_cannot_write_to_the_installation(host: Host) -> None:
-    found = host.check_output("find /opt /usr /etc -xdev -writable -not -type l 2>/dev/null || true").splitlines()
-    # Where pip installs for the container's user.
-    assert [path for path in found if path != "/opt/venv/user" and not path.startswith("/opt/venv/user/")] == []
+    writable = host.check_output("find /opt /usr /etc -xdev -writable -not -type l 2>/dev/null || true").splitlines()
+    # pip installs there for the container's user.
+    assert [path for path in writable if path != "/opt/venv/user" and not path.startswith("/opt/venv/user/")] == []
 
 
 def test_process_1_is_tini(host: Host) -> None:
@@ -51,11 +50,11 @@ def test_orphans_are_reaped(host: Host, until: Callable[..., None]) -> None:
     until(lambda: host.check_output(zombies) == "0", seconds=5, what="zombies to be gone")
 
 
-def test_sigterm_ends_it_at_once(start: Callable[..., Container], until: Callable[..., None]) -> None:
+def test_sigterm_ends_the_container_at_once(start: Callable[..., Container], until: Callable[..., None]) -> None:
     running = start(["sleep", "infinity"])
-    # Before tini has set itself up, the kernel keeps signals from process 1.
-    runs = ["sh", "-c", "grep -qx sleep /proc/[0-9]*/comm"]
-    until(lambda: running.exec_run(runs).exit_code == 0, seconds=30, what="the command")
+    # Until tini has installed its handlers, process 1 ignores signals.
+    is_running = ["sh", "-c", "grep -qx sleep /proc/[0-9]*/comm"]
+    until(lambda: running.exec_run(is_running).exit_code == 0, seconds=30, what="the command")
     running.stop(timeout=10)
     assert running.wait()["StatusCode"] == 143  # 128 + SIGTERM; 137 would be the kill after ten seconds
 
@@ -65,12 +64,11 @@ def test_the_environment_comes_first_in_every_shell(host: Host, shell: str) -> N
     assert host.check_output(f"{shell} 'command -v python 2>/dev/null'") == "/opt/venv/bin/python"
 
 
-def test_labels_tell_the_plan(subject: Any, attributes: dict[str, Any]) -> None:
+def test_labels_describe_the_plan(subject: Any, attributes: dict[str, Any]) -> None:
     labels = attributes["Config"]["Labels"]
     expected = {
         "gpu-images.cell": subject.data["id"],
         "gpu-images.plan": subject.data["plan"],
-        "gpu-images.lock": subject.data["lock"],
         "gpu-images.framework": subject.cell["framework"],
         "gpu-images.framework.version": subject.cell["release"],
         "gpu-images.cuda": subject.cell["cuda"],
@@ -79,16 +77,23 @@ def test_labels_tell_the_plan(subject: Any, attributes: dict[str, Any]) -> None:
         "gpu-images.components": " ".join(subject.data["components"]),
         "org.opencontainers.image.title": subject.data["id"],
         "org.opencontainers.image.version": subject.cell["release"],
-        "org.opencontainers.image.ref.name": subject.data["references"][0],
     }
     assert {name: labels.get(name) for name in expected} == expected
 
 
-def test_no_file_runs_with_the_rights_of_another(host: Host) -> None:
+def test_no_label_names_a_registry_or_a_namespace(subject: Any, attributes: dict[str, Any]) -> None:
+    """A fork, and a push to another registry, give the same image."""
+    labels = attributes["Config"]["Labels"]
+    repository = subject.data["references"][0].rpartition(":")[0]
+    assert "org.opencontainers.image.ref.name" not in labels
+    assert not [name for name, value in labels.items() if repository in value]
+
+
+def test_no_file_is_setuid_or_setgid(host: Host) -> None:
     assert host.check_output("find / -xdev -type f -perm /6000 2>/dev/null || true") == ""
 
 
-def test_no_folder_is_open_to_everyone(host: Host) -> None:
+def test_no_folder_is_writable_by_everyone_without_sticky_bit(host: Host) -> None:
     assert host.check_output("find / -xdev -type d -perm -0002 -not -perm -1000 2>/dev/null || true") == ""
 
 
@@ -98,29 +103,29 @@ def certificates(text: str) -> set[str]:
     }
 
 
-def test_nothing_of_the_building_machine_is_left(host: Host, attributes: dict[str, Any], container: Container) -> None:
-    lent = machine.read()
+def test_nothing_of_the_build_host_is_left(host: Host, attributes: dict[str, Any], container: Container) -> None:
+    settings = machine.read()
     assert host.check_output("ls -A /mnt") == ""
     assert host.run("find / -xdev -name ca.crt -path '*host*' 2>/dev/null").stdout == ""
     assert not host.file("/etc/pip.conf").exists
     assert not host.file("/etc/uv/uv.toml").exists
-    # Every certificate that the image trusts comes from Debian's package.
+    # The image trusts only certificates of Debian's package.
     trusted = certificates(host.check_output("cat /etc/ssl/certs/ca-certificates.crt"))
     packaged = certificates(host.check_output("cat /usr/share/ca-certificates/mozilla/*.crt"))
     assert trusted
     assert trusted <= packaged
     assert container.image is not None
-    told = f"{attributes['Config']}{container.image.history()}"
-    assert lent.hide(told) == told, "the image's configuration or history names a mirror"
+    text = f"{attributes['Config']}{container.image.history()}"
+    assert settings.hide(text) == text, "the image's configuration or history names a mirror"
 
 
-def test_no_key_or_secret_is_there(host: Host) -> None:
+def test_no_key_or_secret_is_in_the_image(host: Host) -> None:
     patterns = ("authorized_keys", "id_rsa*", "id_ed25519*", "id_ecdsa*", "ssh_host_*", ".netrc", ".pypirc", ".npmrc")
     names = " -o ".join(f"-name '{pattern}'" for pattern in patterns)
     assert host.run(f"find / -xdev \\( {names} \\) -type f 2>/dev/null").stdout == ""
 
 
-def test_a_waiting_container_listens_on_nothing(host: Host) -> None:
+def test_a_container_without_services_listens_on_no_port(host: Host) -> None:
     listening = "cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk '$4 == \"0A\"' | wc -l"
     assert host.check_output(listening) == "0"
 
@@ -128,13 +133,13 @@ def test_a_waiting_container_listens_on_nothing(host: Host) -> None:
 # ---- the launcher
 
 
-def test_a_command_runs_as_it_is(once: Callable[..., Any], mode: dict[str, Any]) -> None:
+def test_a_command_runs_unchanged(once: Callable[..., Any], mode: dict[str, Any]) -> None:
     code = "import os, tempfile; print(6 * 7); open(os.environ['HOME'] + '/written', 'w'); tempfile.TemporaryFile()"
     status, out, err = once(["python", "-c", code], **mode)
     assert (status, out) == (0, "42\n"), err
 
 
-def test_a_commands_status_is_the_containers(once: Callable[..., Any]) -> None:
+def test_the_status_of_a_command_is_that_of_the_container(once: Callable[..., Any]) -> None:
     assert once(["sh", "-c", "exit 7"])[0] == 7
     status, _, err = once(["no-such-program"])
     assert status == 127
@@ -150,31 +155,31 @@ def test_help_names_every_variable(once: Callable[..., Any], host: Host) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("NB_UID", "me", "expected a number"),
-        ("NB_UID", "0", "expected a number"),
+        ("NB_UID", "-1", "expected a number"),
         ("GPU_REQUIRED", "yes", "expected 1"),
         ("GPU_MEMORY_LIMIT", "half", "expected a size"),
     ],
 )
-def test_a_wrong_variable_is_refused(once: Callable[..., Any], name: str, value: str, told: str) -> None:
+def test_an_invalid_variable_is_refused(once: Callable[..., Any], name: str, value: str, message: str) -> None:
     status, _, err = once(["true"], environment={name: value})
     assert status == 78
-    assert f"error: {name}='{value}': {told}" in err
+    assert f"error: {name}='{value}': {message}" in err
 
 
-def test_a_misspelt_variable_is_noticed(once: Callable[..., Any]) -> None:
+def test_a_misspelt_variable_is_a_warning(once: Callable[..., Any]) -> None:
     assert (
         "GPU_REQUIERD is not a variable of this image; did you mean GPU_REQUIRED?"
         in once(["true"], environment={"GPU_REQUIERD": "1"})[2]
     )
 
 
-@pytest.mark.parametrize("owner", [1000, 4242, 33])
+@pytest.mark.parametrize("owner", [1000, 1234, 33])
 @pytest.mark.parametrize("how", ["NB_UID", "owner", "--user"])
 def test_a_volume_is_writable_whoever_owns_it(once: Callable[..., Any], tmp_path: Path, owner: int, how: str) -> None:
-    """On a volume of the engine, which is on the engine's machine, owned by someone."""
+    """On a volume of the engine with another owner."""
     if how == "--user":
         options: dict[str, Any] = {"user": f"{owner}:0"}
     elif how == "NB_UID":
@@ -184,49 +189,49 @@ def test_a_volume_is_writable_whoever_owns_it(once: Callable[..., Any], tmp_path
     volume = f"image-test-{os.getpid()}-{owner}-{how.strip('-').lower()}"
     mounted = {volume: {"bind": "/workspace", "mode": "rw"}}
     try:
-        # Not empty, or Docker fills it from the image again, and nobody else's.
+        # Not empty: Docker would otherwise fill it from the image again, and change its owner.
         make = f"touch /workspace/old; chmod 755 /workspace; chown -R {owner}:{owner} /workspace"
         assert once(["sh", "-c", make], user="root", volumes=mounted)[0] == 0
         code = "touch /workspace/new ~/new; stat -c %u /workspace/new; id -u; python -c 'import pwd'"
         status, out, err = once(["bash", "-ec", code], volumes=mounted, **options)
         assert (status, out.split()) == (0, [str(owner), str(owner)]), err
     finally:
-        once_removed(volume)
+        remove_volume(volume)
 
 
-def once_removed(volume: str) -> None:
+def remove_volume(volume: str) -> None:
     import docker  # noqa: PLC0415
 
     docker.from_env().volumes.get(volume).remove(force=True)
 
 
-def test_a_workspace_that_cannot_be_written_is_told(once: Callable[..., Any]) -> None:
+def test_an_unwritable_workspace_is_a_warning(once: Callable[..., Any]) -> None:
     _, _, err = once(["true"], user="123456:123456")
-    assert "/workspace belongs to 1000:0 and cannot be written by user 123456: start with `--user 1000:0`" in err
+    assert "user 123456 cannot write to /workspace, which belongs to 1000:0: start with `--user 1000:0`" in err
 
 
-def test_numbers_without_root_are_refused(once: Callable[..., Any]) -> None:
+def test_nb_uid_without_root_is_refused(once: Callable[..., Any]) -> None:
     status, _, err = once(["true"], environment={"NB_UID": "4242"})
     assert status == 78
     assert "add `--user root`" in err
 
 
-def test_root_is_given_up_for_good(once: Callable[..., Any]) -> None:
+def test_root_is_dropped_with_all_capabilities(once: Callable[..., Any]) -> None:
     code = "id -un; id -u; grep -E 'Cap(Prm|Eff)|^Groups' /proc/self/status"
     status, out, err = once(["sh", "-c", code], user="root", environment={"NB_UID": "4242"})
     assert status == 0, err
     assert out.split() == ["user", "4242", "Groups:", "0", "CapPrm:", "0" * 16, "CapEff:", "0" * 16]
 
 
-def test_root_stays_root_for_a_command_that_asks_nothing(once: Callable[..., Any]) -> None:
-    """`docker run --user root IMAGE apt-get install ...`, and every RUN of a derived image that starts it so."""
+def test_root_stays_root_for_a_command_without_nb_uid(once: Callable[..., Any]) -> None:
+    """`docker run --user root IMAGE apt-get install ...`, and every RUN after `USER root` in a derived image."""
     assert once(["sh", "-c", "id -u; echo $HOME"], user="root")[1].split() == ["0", "/root"]
 
 
 def test_hooks_run_in_order_and_can_export(start: Callable[..., Container], until: Callable[..., None]) -> None:
     hooks = {
-        # What it leaves running holds nothing up, and an early end loses nothing.
-        "10-one.sh": "export FROM_HOOK=one; SILENT=x; echo told; sleep 300 & exit 0",
+        # A background process does not block the start, and after an early exit the exports are kept.
+        "10-one.sh": "export FROM_HOOK=one; SILENT=x; echo printed; sleep 300 & exit 0",
         "20-two": "#!/bin/sh\necho $FROM_HOOK >/tmp/seen\n",
         "README": "not a program",
     }
@@ -236,10 +241,10 @@ def test_hooks_run_in_order_and_can_export(start: Callable[..., Container], unti
     container.start()
     assert container.wait(timeout=60)["StatusCode"] == 0
     assert container.logs(stdout=True, stderr=False).decode().split()[-2:] == ["one", "one"]
-    assert "told" in container.logs(stdout=False, stderr=True).decode()
+    assert "printed" in container.logs(stdout=False, stderr=True).decode()
 
 
-def test_a_hook_that_fails_ends_the_start(start: Callable[..., Container]) -> None:
+def test_a_hook_that_fails_ends_the_container(start: Callable[..., Container]) -> None:
     container = start(["echo", "reached"])
     container.wait(timeout=60)
     put(container, "/etc/start.d", {"50-bad.sh": "false"})
@@ -249,17 +254,17 @@ def test_a_hook_that_fails_ends_the_start(start: Callable[..., Container]) -> No
     assert container.logs(stdout=True, stderr=False).decode().count("reached") == 1
 
 
-def put(container: Container, folder: str, files: dict[str, str]) -> None:
+def put(container: Container, folder: str, files: dict[str, str], mode: int = 0o755) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, text in files.items():
-            info = tarfile.TarInfo(f"{folder.lstrip('/')}/{name}")
-            info.size, info.mode = len(text.encode()), 0o644 if name == "README" else 0o755
+            info = tarfile.TarInfo(f"{folder.strip('/')}/{name}")
+            info.size, info.mode = len(text.encode()), 0o644 if name == "README" else mode
             tar.addfile(info, io.BytesIO(text.encode()))
     assert container.put_archive("/", buffer.getvalue())
 
 
-def test_without_a_gpu_there_is_one_warning_or_an_end(once: Callable[..., Any], subject: Any) -> None:
+def test_without_a_gpu_there_is_one_warning_or_an_error(once: Callable[..., Any], subject: Any) -> None:
     err = once(["true"], shm_size="1g")[2]
     assert err.count("no GPU") == err.count("\n") == (0 if subject.cell["cuda"] == "cpu" else 1)
     status, _, err = once(["true"], environment={"GPU_REQUIRED": "1"})
@@ -267,60 +272,180 @@ def test_without_a_gpu_there_is_one_warning_or_an_end(once: Callable[..., Any], 
     assert err.startswith("error: GPU_REQUIRED=1, but ")
 
 
-def test_small_shared_memory_is_told_with_the_flag(once: Callable[..., Any]) -> None:
+def test_small_shared_memory_is_a_warning_with_the_flag(once: Callable[..., Any]) -> None:
     assert "/dev/shm has 64 MB" in once(["true"])[2]
     assert "--shm-size=8g" in once(["true"])[2]
     assert "/dev/shm" not in once(["true"], shm_size="1g")[2]
 
 
-def test_quiet_is_quiet(once: Callable[..., Any]) -> None:
+def test_start_quiet_prints_nothing(once: Callable[..., Any]) -> None:
     assert once(["true"], environment={"START_QUIET": "1"}) == (0, "", "")
 
 
-# ---- pip in a running container
+# ---- compatibility with other images
 
 
-def test_pip_installs_for_the_user_but_replaces_nothing(host: Host, subject: Any) -> None:
-    """Wheels made here: image tests ask no index."""
-    make = """
-import base64, hashlib, os, sys, zipfile
-name, version = sys.argv[1:]
-files = {f"{name}.py": f"version = {version!r}", f"{name}-{version}.dist-info/METADATA":
-         f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n",
-         f"{name}-{version}.dist-info/WHEEL":
-         "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
-         f"{name}-{version}.dist-info/RECORD": ""}
-os.makedirs("/tmp/wheels", exist_ok=True)
-with zipfile.ZipFile(f"/tmp/wheels/{name}-{version}-py3-none-any.whl", "w") as wheel:
-    for path, text in files.items():
-        wheel.writestr(path, text)
+def test_only_variants_have_tools_and_services(host: Host, subject: Any) -> None:
+    """By design, each image contains only the components in its name."""
+    commands = {"tools": ["git", "curl", "rsync", "tmux"], "jupyter": ["jupyter"], "ssh": ["sshd"], "devel": ["cmake"]}
+    missing = [name for part, names in commands.items() if part not in subject.data["components"] for name in names]
+    present = [name for name in missing if host.run("command -v %s || test -e /usr/sbin/%s", name, name).rc == 0]
+    assert present == []
+
+
+USERS = ["1000:0", "1234:0", "123456:0", "1234:1234"]
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_docker_exec_has_a_home_and_a_name(shell: Callable[..., Any], user: str) -> None:
+    session = shell(user=user)
+    code = "python -c 'import getpass; print(getpass.getuser())'; echo $HOME; touch ~/mine && stat -c %u ~/mine; id -u"
+    name, home, owner, uid = session.run(code).split()
+    assert (name, home, owner) == ("user", "/home/user", uid)
+    assert session.run("id -un") == ("user" if uid == "1000" else f"user{uid}")
+    assert f"{session.run('id -un')}@" in session.run(["bash", "-ic", 'echo "${PS1@P}"'])
+
+
+def test_another_user_cannot_replace_the_state_of_services(shell: Callable[..., Any]) -> None:
+    """Not even another member of group 0."""
+    container = shell()
+    container.run("mkdir -m 700 /var/lib/workstation/of-1000")
+    for path in ("/run/workstation/of-1000", "/var/lib/workstation/of-1000"):
+        for command in (["rm", "-rf", path], ["mv", path, f"{path}.away"]):
+            container.fails(command, user="1234:0")
+
+
+EVIL = r"""
+for folder in /opt/venv/user/lib/python*/site-packages ~/.local/lib/$(basename /opt/venv/lib/python3*)/site-packages; do
+    mkdir -p $folder
+    for file in evil.pth sitecustomize.py usercustomize.py; do
+        echo 'import os; os.system("echo evil >&2")' >$folder/$file
+    done
+done
+mkdir -p ~/.local/bin ~/.config/pip
+for name in python python3 pip git; do
+    for folder in ~/.local/bin /opt/venv/user/bin; do
+        printf '#!/bin/sh\necho evil\n' >$folder/$name && chmod +x $folder/$name || true
+    done
+done
+printf '[alias]\n st = !echo evil\n[core]\n fsmonitor = "echo evil >&2; false"\n' >~/.gitconfig
+printf '[global]\npython = /opt/venv/user/bin/python3\n' >~/.config/pip/pip.conf
+echo 'echo evil' | tee -a ~/.bashrc ~/.profile ~/.bash_profile >/dev/null
+python -c pass
 """
-    framework = Requirement(subject.data["requirements"][subject.cell["framework"]][0]).name
-    for name, version in (("harmless", "1.0"), (framework.replace("-", "_"), "999.0")):
-        assert host.run("python -c %s %s %s", make, name, version).rc == 0
-    pip = "python -m pip install --no-index --disable-pip-version-check --find-links /tmp/wheels"
-    assert host.run(f"{pip} harmless").rc == 0
-    assert host.check_output("python -c 'import harmless; print(harmless.version, harmless.__file__)'").startswith(
-        "1.0 /opt/venv/user/"
-    )
-    refused = host.run(f"{pip} --upgrade {framework}==999.0")
-    assert refused.rc != 0
-    assert "constraint" in refused.stdout + refused.stderr
-    # In an environment of one's own, where nothing but the constraints could refuse.
-    assert host.run("python -m venv --without-pip /tmp/own").rc == 0
-    own = host.run(f"{pip.replace('python -m pip', 'python -m pip --python /tmp/own/bin/python')} {framework}==999.0")
-    assert own.rc != 0
-    assert "constraint" in own.stdout + own.stderr
-    assert host.run("python -c %s harmless 2.0", make).rc == 0
-    assert host.run(f"{pip} --upgrade harmless").rc == 0
-    assert host.check_output("python -c 'import importlib.metadata as m; print(m.version(\"harmless\"))'") == "2.0"
-    assert host.run("python -m pip uninstall -y harmless").rc == 0
-    assert host.run("python -c 'import harmless'").rc == 1
+AS_ROOT = [
+    ["python", "-c", "print(6 * 7)"],
+    ["python3", "-c", "print(6 * 7)"],
+    ["pip", "--version"],
+    ["python", "-m", "pip", "list"],
+    ["git", "st"],
+    ["sh", "-c", "cd /tmp && git init own && cd own && git status"],
+    ["bash", "-c", "pip --version"],
+    ["bash", "-ic", "pip --version; git st; echo $HISTFILE; cd /tmp/own && git status"],
+    ["bash", "-lc", "pip --version; git st; cd /tmp/own && git status"],
+    ["check-services"],
+]
 
 
-def test_pip_has_a_place_where_the_root_is_read_only(once: Callable[..., Any]) -> None:
-    code = (
-        "import os, site; os.makedirs(site.getuserbase(), exist_ok=True); print(os.access(site.getuserbase(), os.W_OK))"
-    )
-    status, out, err = once(["python", "-c", code], read_only=True, tmpfs={"/tmp": "", "/run": ""})
-    assert (status, out) == (0, "True\n"), err
+def test_root_runs_nothing_that_the_user_can_write(shell: Callable[..., Any]) -> None:
+    """`docker exec -u root`, in a container whose user has planted programs, settings and .pth files."""
+    container = shell()
+    assert "evil" in container.run(EVIL), "the user's own Python reads them"
+    outputs = {" ".join(command): container.result(command, user="root")[1] for command in AS_ROOT}
+    assert [command for command, text in outputs.items() if "evil" in text] == [], outputs
+    assert outputs["python -c print(6 * 7)"] == "42\n"
+    history = "bash -ic pip --version; git st; echo $HISTFILE; cd /tmp/own && git status"
+    assert "/root/.bash_history" in outputs[history]
+    for command in ("rm", "unlink"):  # what keeps its place there
+        container.fails([command, "/opt/venv/user/bin/git"])
+
+
+def test_the_fixes_for_a_workspace_of_root_work(once: Callable[..., Any]) -> None:
+    """Follows both fixes in the warning."""
+    volume = f"image-test-{os.getpid()}-of-root"
+    mounted = {volume: {"bind": "/workspace", "mode": "rw"}}
+    try:
+        make = "chmod 755 /workspace; chown -R 0:0 /workspace; touch /workspace/old"
+        assert once(["sh", "-c", make], user="root", volumes=mounted)[0] == 0
+        _, _, err = once(["true"], volumes=mounted)
+        assert "chown 1000 /workspace" in err
+        assert "--user root -e NB_UID=0" in err
+        code = ["sh", "-c", "touch /workspace/$(id -u) && id -u"]
+        root = {"user": "root", "environment": {"NB_UID": "0"}}
+        status, out, err = once(code, volumes=mounted, **root)
+        assert (status, out) == (0, "0\n"), err
+        assert "cannot write" not in err
+        assert once(["chown", "1000", "/workspace"], user="root", volumes=mounted)[0] == 0
+        status, out, err = once(code, volumes=mounted)
+        assert (status, out) == (0, "1000\n"), err
+        assert "cannot write" not in err
+    finally:
+        remove_volume(volume)
+
+
+@pytest.mark.parametrize("chown_home", [False, True])
+def test_owners_in_a_mounted_home_change_only_with_chown_home(once: Callable[..., Any], chown_home: bool) -> None:
+    volume = f"image-test-{os.getpid()}-home"
+    mounted = {volume: {"bind": "/home/user", "mode": "rw"}}
+    environment = {"NB_UID": "4242"} | ({"CHOWN_HOME": "1"} if chown_home else {})
+    try:
+        assert once(["touch", "/home/user/mine"], volumes=mounted)[0] == 0
+        status, out, err = once(
+            ["stat", "-c", "%u", "/home/user/mine"], user="root", environment=environment, volumes=mounted
+        )
+        assert (status, out) == (0, "4242\n" if chown_home else "1000\n"), err
+    finally:
+        remove_volume(volume)
+
+
+def test_a_noexec_tmp_is_a_warning(once: Callable[..., Any]) -> None:
+    compile_there = "cp /bin/true /tmp/program && /tmp/program"
+    status, _, err = once(["sh", "-c", compile_there], read_only=True, tmpfs={"/tmp": "", "/run": ""})
+    assert status == 126
+    assert "/tmp is mounted noexec" in err
+    assert "--tmpfs /tmp:exec" in err
+    status, _, err = once(["sh", "-c", compile_there], read_only=True, tmpfs={"/tmp": "exec", "/run": ""})
+    assert status == 0
+    assert "noexec" not in err
+
+
+def test_a_hook_that_is_not_executable_is_a_warning(start: Callable[..., Container]) -> None:
+    container = start(["true"])
+    container.wait(timeout=60)
+    put(container, "/etc/start.d", {"README": "read me"})
+    put(container, "/etc/start.d/", {"30-forgotten": "echo never"}, mode=0o644)
+    container.start()
+    assert container.wait(timeout=60)["StatusCode"] == 0
+    log = container.logs().decode()
+    assert "/etc/start.d/30-forgotten was not run: make it executable" in log
+    assert "README" not in log
+
+
+def test_variables_of_docker_stacks_are_warnings(once: Callable[..., Any]) -> None:
+    environment = {"NB_USER": "me", "GRANT_SUDO": "yes", "CHOWN_EXTRA": "/data"}
+    _, _, err = once(["true"], environment=environment)
+    assert [name for name in environment if err.count(f"{name} has no effect here: ") != 1] == []
+
+
+def test_start_sh_of_docker_stacks_runs_the_command(once: Callable[..., Any]) -> None:
+    status, out, err = once(["start.sh", "echo", "reached"])
+    assert (status, out) == (0, "reached\n"), err
+    assert "start.sh is not needed" in err
+
+
+def test_start_notebook_without_jupyter_names_the_variant(once: Callable[..., Any], subject: Any) -> None:
+    if "jupyter" not in subject.data["components"]:
+        status, _, err = once(["start-notebook.py"])
+        assert status == 78
+        assert "use the variant jupyter or full" in err
+    assert once(["start-singleuser.py"])[0] == 78
+
+
+def test_users_see_what_root_installs_and_removes_in_a_derived_image(shell: Callable[..., Any]) -> None:
+    """`USER root` and `RUN pip install`: the user's record of a package is deleted with the package."""
+    container = shell()
+    version = "import importlib.metadata as m; print([d.version for d in m.distributions(name='nvidia-ml-py')])"
+    assert container.run(["python", "-c", version]) != "[]"
+    container.run(["pip", "uninstall", "--yes", "nvidia-ml-py"], user="root")
+    assert container.run(["python", "-c", version]) == "[]"
+    assert "nvidia-ml-py" not in container.run("pip list 2>/dev/null; uv pip list 2>/dev/null || true")

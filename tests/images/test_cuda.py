@@ -1,4 +1,4 @@
-"""CUDA libraries: in one place, once, at the locked versions, each loadable; and what the image says of GPUs."""
+"""CUDA libraries: each exists once, in /opt/nvidia, has the locked version and can be loaded; settings for GPUs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import pytest
 from packaging.utils import canonicalize_name
 from testinfra.host import Host
 
-# torchvision's wheel carries a CUDA runtime and an nvJPEG of its own, renamed by auditwheel so that nothing else loads
-# them; Triton's carries CUPTI for its profiler. Neither can be left out of a wheel.
-# And Debian's libcurl, whose name begins alike.
+# torchvision's wheel has its own CUDA runtime and nvJPEG, renamed by auditwheel so that nothing else loads them, and
+# Triton's has CUPTI for its profiler. The name of Debian's libcurl matches too.
 VENDORED = re.compile(
     r"/opt/venv/lib/python[0-9.]+/site-packages/"
     r"(torchvision\.libs/lib(cudart|nvjpeg)\.[0-9a-f]+\.so\.\d+|triton/backends/nvidia/lib/cupti[a-z-]*/.*)"
     r"|/usr/lib/x86_64-linux-gnu/libcurl(-gnutls)?\.so\.[0-9.]+"
 )
 FAMILIES = ["libcu*", "libnccl*", "libnv*", "libcusparseLt*"]
-# Plugins for network cards and MPI, which are linked to those drivers.
+# Plugins for network cards and MPI, which need their drivers.
 PLUGINS = re.compile(r"libcufile_rdma|libnvshmem_(transport|bootstrap)|nvshmem_(transport|bootstrap)|libpcsamplingutil")
 
-# Asks the libraries themselves, which works without a driver: package (without -cuNN) -> code that prints its version.
-ASK = {
+# By package (without -cuNN): the library, and its function for the version, which works without a driver.
+VERSION_FUNCTIONS = {
     "nvidia-cudnn": ("libcudnn.so.?", "cudnnGetVersion", "return"),
     "nvidia-nccl": ("libnccl.so.2", "ncclGetVersion", "argument"),
     "nvidia-cufft": ("libcufft.so.*", "cufftGetVersion", "argument"),
@@ -35,30 +34,29 @@ def test_cuda_wheels_are_installed_in_opt_nvidia(subject: Any, python: Callable[
 import importlib.metadata as metadata, json
 print(json.dumps([d.metadata["Name"] for d in metadata.distributions(path=["/opt/nvidia"])]))
 """
-    found = {canonicalize_name(name) for name in python(code)}
-    assert found
-    assert found == set(subject.data["cuda_wheels"])
+    installed = {canonicalize_name(name) for name in python(code)}
+    assert installed
+    assert installed == set(subject.data["cuda_wheels"])
 
 
-def test_site_packages_links_to_opt_nvidia(host: Host, python: Callable[[str], Any]) -> None:
-    site = python("import sysconfig, json; print(json.dumps(sysconfig.get_path('purelib')))")
-    link = host.file(f"{site}/nvidia")
+def test_site_packages_links_to_opt_nvidia(host: Host, subject: Any) -> None:
+    link = host.file(f"/opt/venv/lib/python{subject.cell['python']}/site-packages/nvidia")
     assert link.is_symlink
     assert link.linked_to == "/opt/nvidia/nvidia"
 
 
-def test_no_cuda_library_is_there_twice(host: Host, subject: Any) -> None:
+def test_every_cuda_library_exists_once(host: Host, subject: Any) -> None:
     names = " -o ".join(f"-name '{name}.so*'" for name in FAMILIES)
-    found = host.check_output(f"find / -xdev -type f \\( {names} \\) 2>/dev/null || true").split()
-    found = [path for path in found if not VENDORED.fullmatch(path)]
-    assert len(found) >= len(subject.data["cuda_wheels"]) / 2
-    assert [path for path in found if not path.startswith("/opt/nvidia/nvidia/")] == []
-    names_found = [path.rsplit("/", 1)[1] for path in found]
-    assert sorted(names_found) == sorted(set(names_found))
+    paths = host.check_output(f"find / -xdev -type f \\( {names} \\) 2>/dev/null || true").split()
+    paths = [path for path in paths if not VENDORED.fullmatch(path)]
+    assert len(paths) >= len(subject.data["cuda_wheels"]) / 2
+    assert [path for path in paths if not path.startswith("/opt/nvidia/nvidia/")] == []
+    libraries = [path.rsplit("/", 1)[1] for path in paths]
+    assert sorted(libraries) == sorted(set(libraries))
 
 
 def test_cuda_runtime_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
-    """Asks the library itself: cudaRuntimeGetVersion works without a driver since CUDA 12."""
+    """From the library itself: cudaRuntimeGetVersion works without a driver since CUDA 12."""
     code = """
 import ctypes, glob, json
 library = ctypes.CDLL(glob.glob("/opt/nvidia/nvidia/**/libcudart.so.*", recursive=True)[0])
@@ -68,14 +66,14 @@ print(json.dumps([status, "%d.%d" % (version.value // 1000, version.value % 1000
 """
     status, version = python(code)
     if subject.cell["cuda"].startswith("11."):
-        no_driver = 35  # cudaErrorInsufficientDriver; cuBLAS below tells the release then
+        no_driver = 35  # cudaErrorInsufficientDriver; then the version of cuBLAS below shows the release
         assert status == no_driver
     else:
         assert [status, version] == [0, subject.cell["cuda"]]
 
 
 def test_cublas_is_the_locked_one(subject: Any, python: Callable[[str], Any]) -> None:
-    """Each CUDA release has a cuBLAS of its own."""
+    """Each CUDA release has its own version of cuBLAS."""
     code = """
 import ctypes, glob, json
 for name in ("libcublasLt.so.*", "libcublas.so.*"):
@@ -91,10 +89,10 @@ print(json.dumps(numbers))
     assert python(code) == [int(part) for part in locked.split(".")[:3]]
 
 
-@pytest.mark.parametrize("package", ASK)
+@pytest.mark.parametrize("package", VERSION_FUNCTIONS)
 def test_libraries_are_the_locked_ones(subject: Any, python: Callable[[str], Any], package: str) -> None:
     locked = {re.sub(r"-cu\d+$", "", name): version for name, version in subject.wheels.items()}
-    file, function, how = ASK[package]
+    file, function, how = VERSION_FUNCTIONS[package]
     code = f"""
 import ctypes, glob, json, os
 files = glob.glob("/opt/nvidia/nvidia/**/" + {file!r}, recursive=True)
@@ -118,17 +116,17 @@ else:
         assert number is None
         return
     major, minor, patch = (int(part) for part in locked[package].split(".")[:3])
-    scales = [(10000, 100), (1000, 100)]  # newer and older ways of these libraries to write a version as one number
+    scales = [(10000, 100), (1000, 100)]  # newer and older encodings of a version as one number
     assert number in [major * first + minor * second + patch for first, second in scales]
 
 
 def test_every_library_loads_without_a_gpu(python: Callable[[str], Any]) -> None:
-    """In one process, as a framework does; what one needs of another is found by its own search path or is loaded."""
+    """In one process, like in a framework: dependencies are found on the search path or are already loaded."""
     code = """
 import ctypes, glob, json, os, re
 paths = [p for p in glob.glob("/opt/nvidia/nvidia/**/*.so*", recursive=True) if not os.path.islink(p)]
 failed = dict()
-for attempt in range(4):  # in whichever order they need each other
+for attempt in range(4):  # because of the order of their dependencies
     failed = dict()
     for path in paths:
         try:
@@ -139,10 +137,10 @@ print(json.dumps([len(paths), failed]))
 """
     count, failed = python(code)
     assert count >= 10
-    left = {path: told for path, told in failed.items() if not PLUGINS.search(path)}
-    # Some only make sense with a driver, and are linked to it.
+    errors = {path: error for path, error in failed.items() if not PLUGINS.search(path)}
+    # Some libraries are linked to the driver.
     assert {
-        path: told for path, told in left.items() if "libcuda.so.1" not in told and "libnvidia-ml" not in told
+        path: error for path, error in errors.items() if "libcuda.so.1" not in error and "libnvidia-ml" not in error
     } == {}
 
 

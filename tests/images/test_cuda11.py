@@ -1,4 +1,4 @@
-"""CUDA 11 for frameworks that look for it where the system has its libraries: found in every shell, and without."""
+"""CUDA 11 for frameworks that load its libraries from the system folder, with every shell and without one."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ OPEN = "import ctypes, sys; [ctypes.CDLL(name) for name in sys.argv[1:]]"
 
 
 def test_libraries_are_found_without_any_variable(host: Host) -> None:
-    done = host.run("env -i /opt/venv/bin/python -c %s " + " ".join(SONAMES), OPEN)
-    assert done.rc == 0, done.stderr
+    result = host.run("env -i /opt/venv/bin/python -c %s " + " ".join(SONAMES), OPEN)
+    assert result.rc == 0, result.stderr
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_libraries_are_found_in_every_shell(host: Host, shell: str) -> None:
-    done = host.run(f"{shell} %s", f"/opt/venv/bin/python -c '{OPEN}' {' '.join(SONAMES)}")
-    assert done.rc == 0, done.stderr
+    result = host.run(f"{shell} %s", f"/opt/venv/bin/python -c '{OPEN}' {' '.join(SONAMES)}")
+    assert result.rc == 0, result.stderr
 
 
-def test_what_cudnn_opens_by_itself_is_found(host: Host) -> None:
+def test_the_libraries_that_cudnn_opens_are_found(host: Host) -> None:
     for part in ("ops_infer", "ops_train", "cnn_infer", "cnn_train", "adv_infer", "adv_train"):
         code = f"import ctypes; ctypes.CDLL('libcudnn_{part}.so.8')"
-        done = host.run("python -c %s", code)
-        assert done.rc == 0, done.stderr
+        result = host.run("python -c %s", code)
+        assert result.rc == 0, result.stderr
 
 
-def test_links_lead_to_the_one_place(host: Host) -> None:
+def test_links_point_to_opt_nvidia(host: Host) -> None:
     links = host.check_output("find /usr/lib/x86_64-linux-gnu -lname '/opt/nvidia/*'").split()
     assert len(links) >= len(SONAMES)
     broken = host.check_output("find /usr/lib/x86_64-linux-gnu -xtype l -lname '/opt/nvidia/*'")

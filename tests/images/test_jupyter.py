@@ -1,13 +1,15 @@
-"""JupyterLab as people meet it: the logged URL works, nothing works without the token, kernels and notebooks run."""
+"""JupyterLab: the logged URL works, nothing works without the token, kernels and notebooks run."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ START_S = 90
 
 @dataclass(frozen=True)
 class Server:
-    """A running image; `port` is the published one on this machine, `services` what else listens."""
+    """A running server. `port` is the published port on this machine."""
 
     container: Container
     port: int
@@ -39,21 +41,21 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def server(start: Callable[..., Container], until: Callable[..., None]) -> Server:
-    container = start(ports=[8888])
-    found: dict[str, str] = {}
+def server(keep: Callable[..., Container], until: Callable[..., None]) -> Server:
+    container = keep(ports=[8888])
+    tokens: list[str] = []
 
     def ready() -> bool:
         container.reload()
         assert container.status == "running", container.logs().decode()
         match = re.search(r"http://127\.0\.0\.1:8888/lab\?token=([0-9a-f]{48})", container.logs().decode())
         if match:
-            found["token"] = match[1]
+            tokens.append(match[1])
         return bool(match)
 
     until(ready, seconds=START_S, what="a URL with a token in the log")
     port = int(container.attrs["NetworkSettings"]["Ports"]["8888/tcp"][0]["HostPort"])
-    return Server(container=container, port=port, token=found["token"])
+    return Server(container=container, port=port, token=tokens[0])
 
 
 def inside(server: Server) -> Host:
@@ -64,7 +66,7 @@ def test_becomes_healthy(server: Server, until: Callable[..., None]) -> None:
     until(lambda: health(server.container) == "healthy", seconds=START_S, what="the health check")
 
 
-def test_log_tells_a_usable_url(server: Server) -> None:
+def test_the_logged_url_works(server: Server) -> None:
     log = server.container.logs().decode()
     assert re.search(
         r"^JupyterLab \(with -p 8888:8888\): http://127\.0\.0\.1:8888/lab\?token=[0-9a-f]{48}$", log, re.M
@@ -102,7 +104,7 @@ def test_no_proxy_to_other_machines(server: Server) -> None:
 
 
 def test_foreign_origin_is_refused(server: Server) -> None:
-    """Another site's page in the browser of someone who is logged in: their cookie comes along, its origin does too."""
+    """A page of another site, in the browser of a logged-in user: the request has the cookie and the foreign origin."""
     with requests.Session() as browser:
         assert browser.get(f"{server.url}/lab?token={server.token}", timeout=30).status_code == 200
         headers = {"X-XSRFToken": browser.cookies["_xsrf"]}
@@ -115,14 +117,14 @@ def test_foreign_origin_is_refused(server: Server) -> None:
 
 
 def test_token_is_in_no_process_list(server: Server) -> None:
-    told = inside(server).check_output("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
-    assert "jupyter" in told
-    assert server.token not in told
+    commands = inside(server).check_output("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert "jupyter" in commands
+    assert server.token not in commands
 
 
 def test_listens_on_its_port_only(server: Server) -> None:
-    told = inside(server).check_output("cat /proc/net/tcp /proc/net/tcp6")
-    rows = [line.split() for line in told.splitlines() if not line.strip().startswith("sl")]
+    table = inside(server).check_output("cat /proc/net/tcp /proc/net/tcp6")
+    rows = [line.split() for line in table.splitlines() if not line.strip().startswith("sl")]
     # In hex: 0A is the state LISTEN, 0100007F the address 127.0.0.1.
     listening = [row[1].split(":") for row in rows if row[3] == "0A"]
     assert {int(port, 16) for address, port in listening if address != "0100007F"} == {8888}
@@ -130,9 +132,23 @@ def test_listens_on_its_port_only(server: Server) -> None:
     assert "8888/tcp" in exposed
 
 
+@contextlib.contextmanager
+def new_kernel(server: Server) -> Iterator[str]:
+    kernel = str(server.request("POST", "/api/kernels").json()["id"])
+    try:
+        yield kernel
+    finally:
+        server.request("DELETE", f"/api/kernels/{kernel}")
+
+
 def execute(server: Server, code: str) -> tuple[str, str]:
-    """Runs code in a new kernel over the Jupyter API; what it printed, and its error."""
-    kernel = server.request("POST", "/api/kernels").json()["id"]
+    """Runs code in a new kernel; returns its output and its error."""
+    with new_kernel(server) as kernel:
+        return execute_in(server, kernel, code)
+
+
+def execute_in(server: Server, kernel: str, code: str) -> tuple[str, str]:
+    """Runs code with the Jupyter API; returns its output and its error."""
     address = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels?token={server.token}"
     channel = websocket.create_connection(address, timeout=60)
     try:
@@ -154,12 +170,11 @@ def execute(server: Server, code: str) -> tuple[str, str]:
                 return printed, failure
     finally:
         channel.close()
-        server.request("DELETE", f"/api/kernels/{kernel}")
 
 
 def test_a_kernel_runs_code_over_the_api(server: Server, subject: Any) -> None:
     printed, failure = execute(server, "import sys; print(sys.prefix, sum(range(101)))")
-    assert (printed, failure) == ("/opt/venv 5050\n", "")
+    assert (printed, failure) == ("/opt/venv/user 5050\n", "")
     assert execute(server, "1 / 0")[1] == "ZeroDivisionError"
 
 
@@ -178,46 +193,26 @@ def test_a_notebook_trains_and_logs_to_tensorboard(server: Server) -> None:
         "losses = [e.value for e in events.Scalars('loss')]\n"
         "assert len(losses) == 20 and losses[-1] < losses[0] / 100, losses\nprint('learned')",
     ]
-    notebook = {
-        "cells": [
-            {
-                "cell_type": "code",
-                "id": f"c{i}",
-                "metadata": {},
-                "outputs": [],
-                "execution_count": None,
-                "source": source,
-            }
-            for i, source in enumerate(cells)
-        ],
-        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-    saved = server.request("PUT", "/api/contents/train.ipynb", json={"type": "notebook", "content": notebook})
-    assert saved.status_code in (200, 201), saved.text
-    done = inside(server).run("cd /workspace && jupyter execute --inplace train.ipynb")
-    assert done.rc == 0, done.stderr[-2000:]
-    outputs = server.request("GET", "/api/contents/train.ipynb").json()["content"]["cells"][2]["outputs"]
+    outputs = run_notebook(server, "train", *cells)
     assert [output.get("text") for output in outputs] == ["learned\n"]
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "message"),
     [
         ({"JUPYTER_TOKEN": ""}, "JUPYTER_TOKEN is empty"),
         ({"JUPYTER_PORT": "0"}, "expected a port"),
         ({"JUPYTER_CERT": "/nowhere.pem", "JUPYTER_KEY": "/nowhere.pem"}, "no such file"),
-        ({"JUPYTER_CERT": "/etc/passwd"}, "belong together"),
+        ({"JUPYTER_CERT": "/etc/passwd"}, "set both for https, or neither"),
     ],
 )
-def test_what_is_wrong_refuses_to_start(once: Callable[..., Any], environment: dict[str, str], told: str) -> None:
+def test_invalid_settings_are_refused(once: Callable[..., Any], environment: dict[str, str], message: str) -> None:
     status, _, err = once(None, environment=environment)
     assert status == 78
-    assert told in err
+    assert message in err
 
 
-def test_no_login_has_to_be_asked_for_twice(start: Callable[..., Container], until: Callable[..., None]) -> None:
+def test_no_login_needs_both_variables(start: Callable[..., Container], until: Callable[..., None]) -> None:
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"})
     port = published(container)
     until(lambda: answers(f"http://127.0.0.1:{port}/api/contents", 200), seconds=START_S, what="the server")
@@ -240,7 +235,7 @@ def health(container: Container) -> str:
     return str(container.attrs["State"]["Health"]["Status"])
 
 
-def test_is_healthy_however_it_is_started(
+def test_is_healthy_in_every_mode(
     start: Callable[..., Container], until: Callable[..., None], mode: dict[str, Any]
 ) -> None:
     container = start(**mode)
@@ -249,7 +244,7 @@ def test_is_healthy_however_it_is_started(
     assert container.wait()["StatusCode"] == 143
 
 
-def test_https_with_ones_own_certificate(start: Callable[..., Container], until: Callable[..., None]) -> None:
+def test_https_with_a_certificate(start: Callable[..., Container], until: Callable[..., None]) -> None:
     make = (
         "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=gpu.example.org -keyout /workspace/k -out /workspace/c "
         "-days 2 2>/dev/null && exec start services"
@@ -265,21 +260,21 @@ def test_https_with_ones_own_certificate(start: Callable[..., Container], until:
     warnings.simplefilter("ignore", InsecureRequestWarning)
     until(lambda: answers(address, 200, headers=headers, verify=False), seconds=START_S, what="https")
     assert answers(address, 403, verify=False)
-    said = "https://127.0.0.1:8888/lab   (log in with JUPYTER_TOKEN)"
-    until(lambda: said in container.logs().decode(), seconds=10, what="the address in the log")
+    line = "https://127.0.0.1:8888/lab   (log in with JUPYTER_TOKEN)"
+    until(lambda: line in container.logs().decode(), seconds=10, what="the address in the log")
     assert "chosen-by-me" not in container.logs().decode()
 
 
-def test_a_token_is_kept_over_a_restart(start: Callable[..., Container], until: Callable[..., None]) -> None:
+def test_a_restart_keeps_the_token(start: Callable[..., Container], until: Callable[..., None]) -> None:
     container = start()
-    said = r"token=([0-9a-f]{48})"
-    until(lambda: len(re.findall(said, container.logs().decode())) == 1, seconds=START_S, what="the first start")
+    pattern = r"token=([0-9a-f]{48})"
+    until(lambda: len(re.findall(pattern, container.logs().decode())) == 1, seconds=START_S, what="the first start")
     container.restart(timeout=10)
-    until(lambda: len(re.findall(said, container.logs().decode())) == 2, seconds=START_S, what="the second start")
-    assert len(set(re.findall(said, container.logs().decode()))) == 1
+    until(lambda: len(re.findall(pattern, container.logs().decode())) == 2, seconds=START_S, what="the second start")
+    assert len(set(re.findall(pattern, container.logs().decode()))) == 1
 
 
-def test_a_server_that_dies_is_started_again(start: Callable[..., Container], until: Callable[..., None]) -> None:
+def test_a_server_that_dies_is_restarted(start: Callable[..., Container], until: Callable[..., None]) -> None:
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
     port = published(container)
     address = f"http://127.0.0.1:{port}/api/contents"
@@ -287,7 +282,7 @@ def test_a_server_that_dies_is_started_again(start: Callable[..., Container], un
     kill = "kill -KILL $(cat /proc/[0-9]*/stat 2>/dev/null | awk '$2 == \"(jupyter-lab)\" {print $1}')"
     assert container.exec_run(["sh", "-c", kill]).exit_code == 0
     until(
-        lambda: "jupyter was ended by signal 9; it is started again" in container.logs().decode(),
+        lambda: "jupyter was killed by signal 9: restart in" in container.logs().decode(),
         seconds=10,
         what="a line",
     )
@@ -305,13 +300,19 @@ def test_tensorboard_is_behind_the_login(server: Server, until: Callable[..., No
     )
     assert "<title>TensorBoard</title>" in server.request("GET", "/tensorboard/").text
     shown = server.request("GET", "/server-proxy/servers-info").json()["server_processes"]
-    assert [(one["name"], one["launcher_entry"]["title"]) for one in shown] == [("tensorboard", "TensorBoard")]
+    assert [(process["name"], process["launcher_entry"]["title"]) for process in shown] == [
+        ("tensorboard", "TensorBoard")
+    ]
 
 
 def test_shows_gpus_and_widgets(server: Server) -> None:
     extensions = server.request("GET", "/lab/api/extensions").json()
-    on = {one["name"] for one in extensions if one["enabled"]}
-    assert {"jupyterlab-nvdashboard", "jupyter-widgets-jupyterlab-manager", "jupyterhub-jupyter-server-proxy"} <= on
+    enabled = {extension["name"] for extension in extensions if extension["enabled"]}
+    assert {
+        "jupyterlab-nvdashboard",
+        "jupyter-widgets-jupyterlab-manager",
+        "jupyterhub-jupyter-server-proxy",
+    } <= enabled
 
 
 def test_gpu_figures_are_behind_the_login(server: Server) -> None:
@@ -321,7 +322,7 @@ def test_gpu_figures_are_behind_the_login(server: Server) -> None:
     websocket.create_connection(f"{address}?token={server.token}", timeout=30).close()
 
 
-def test_a_given_token_is_used(start: Callable[..., Container], until: Callable[..., None]) -> None:
+def test_jupyter_token_is_used(start: Callable[..., Container], until: Callable[..., None]) -> None:
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
     address = f"http://127.0.0.1:{published(container)}/api/contents"
     until(lambda: answers(address, 403), seconds=START_S, what="the server")
@@ -330,9 +331,9 @@ def test_a_given_token_is_used(start: Callable[..., Container], until: Callable[
 
 def test_the_health_check_can_fail(start: Callable[..., Container]) -> None:
     container = start(["infinity"], entrypoint=["sleep"])
-    done = container.exec_run(["check-services"])
-    assert done.exit_code == 1
-    assert b"not started by the launcher" in done.output
+    result = container.exec_run(["check-services"])
+    assert result.exit_code == 1
+    assert b"not started by the launcher" in result.output
 
 
 def test_a_command_is_healthy_without_services(container: Container) -> None:
@@ -342,7 +343,7 @@ def test_a_command_is_healthy_without_services(container: Container) -> None:
 def test_the_health_check_of_root_runs_nothing_of_the_user_as_root(
     start: Callable[..., Container], until: Callable[..., None]
 ) -> None:
-    """The engine asks as root where the container was started so, and the user writes what is read."""
+    """The engine runs it as root if the container was started as root; it reads files that the user can write."""
     container = start(user="root", environment={"NB_UID": "4242"})
     until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the services")
     plant = (
@@ -355,6 +356,175 @@ def test_the_health_check_of_root_runs_nothing_of_the_user_as_root(
     container.restart(timeout=10)
     until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the services")
     assert container.exec_run(["cat", "/tmp/ran"]).exit_code == 1
+
+
+# ---- addresses, hosts and the log
+
+
+def ready(container: Container) -> bool:
+    container.reload()
+    assert container.status == "running", container.logs().decode()
+    return b"ready after" in container.logs()
+
+
+CONFIGURED = "mkdir -p ~/.jupyter && echo 'c.ServerApp.base_url = \"/team/gpu\"' >~/.jupyter/jupyter_server_config.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        (["sh", "-c", f"{CONFIGURED} && exec start services"], {}),
+        (None, {"JUPYTER_BASE_URL": "/team/gpu"}),
+        (["start-notebook.py", "--ServerApp.base_url=/team/gpu"], {}),
+    ],
+    ids=["configuration", "variable", "argument"],
+)
+def test_a_server_below_a_path_is_healthy(
+    start: Callable[..., Container],
+    until: Callable[..., None],
+    command: list[str] | None,
+    environment: dict[str, str],
+) -> None:
+    container = start(command, ports=[8888], environment=environment)
+    until(lambda: ready(container), seconds=START_S, what="the server")
+    assert container.exec_run(["check-services"]).exit_code == 0
+    address = re.search(r"http://127\.0\.0\.1:8888(/team/gpu/lab\?token=[0-9a-f]{48})", container.logs().decode())
+    assert address, container.logs().decode()
+    assert answers(f"http://127.0.0.1:{published(container)}{address[1]}", 200)
+
+
+def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: Callable[..., None]) -> None:
+    """It still listens, but the check fails, within the engine's time limit."""
+    container = start()
+    until(lambda: ready(container), seconds=START_S, what="the server")
+    signal = "kill -{} $(cat /proc/[0-9]*/stat 2>/dev/null | awk '$2 == \"(jupyter-lab)\" {{print $1}}')"
+    assert container.exec_run(["sh", "-c", signal.format("STOP")]).exit_code == 0
+    assert container.exec_run(["timeout", "9", "check-services"]).exit_code == 1
+    assert container.exec_run(["sh", "-c", signal.format("CONT")]).exit_code == 0
+    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=10, what="the server again")
+
+
+def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container], until: Callable[..., None]) -> None:
+    """DNS rebinding: the name of evil.example points at this server, so a page of it has the origin of the server."""
+    open_to_all = {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1", "JUPYTER_ALLOWED_HOSTS": "GPU1,gpu1.example.org"}
+    container = start(ports=[8888], environment=open_to_all)
+    until(lambda: ready(container), seconds=START_S, what="the server")
+    address = f"http://127.0.0.1:{published(container)}/api/kernels"
+
+    def status(host: str) -> int:
+        headers = {"Host": host, "Origin": f"http://{host}"}
+        return requests.get(address, headers=headers, timeout=30).status_code
+
+    assert {host: status(host) for host in ("evil.example", "evil.example:8888", "10.0.0.7")} == {
+        "evil.example": 403,
+        "evil.example:8888": 403,
+        "10.0.0.7": 403,
+    }
+    assert {status(host) for host in ("localhost", "127.0.0.1:8888", "gpu1:8888", "gpu1.example.org")} == {200}
+
+
+def test_a_token_is_in_no_log(start: Callable[..., Container], until: Callable[..., None]) -> None:
+    """Nor in the traceback of a proxied port that is closed."""
+    container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
+    until(lambda: ready(container), seconds=START_S, what="the server")
+    address = f"http://127.0.0.1:{published(container)}"
+    assert requests.get(f"{address}/proxy/9999/?token=chosen-by-me", timeout=30).status_code == 500
+    until(lambda: b"token=[secret]" in container.logs(), seconds=10, what="the failed request in the log")
+    assert "chosen-by-me" not in container.logs().decode()
+
+
+OPENED = "mkdir -p ~/.jupyter && echo 'c.IdentityProvider.token = \"\"' >~/.jupyter/jupyter_server_config.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["start-notebook.py", "--ServerApp.token="], "set the login with JUPYTER_TOKEN"),
+        (["sh", "-c", f"{OPENED} && exec start services"], "sets no token and no password"),
+    ],
+)
+def test_the_login_is_off_only_with_its_variable(once: Callable[..., Any], command: list[str], message: str) -> None:
+    status, _, err = once(command)
+    assert status == 78
+    assert message in err
+
+
+@pytest.mark.parametrize("command", [["jupyter", "lab"], ["start.sh", "jupyter", "lab"]])
+def test_jupyter_lab_as_command(
+    start: Callable[..., Container], until: Callable[..., None], command: list[str]
+) -> None:
+    container = start(command, ports=[8888])
+    pattern = rb"http://127\.0\.0\.1:8888/lab\?token=([0-9a-f]{48})"
+    until(lambda: re.search(pattern, container.logs()), seconds=START_S, what="the address in Jupyter's log")
+    token = re.findall(pattern, container.logs())[0].decode()
+    assert answers(f"http://127.0.0.1:{published(container)}/api/contents?token={token}", 200)
+
+
+def test_tensorboard_listens_on_no_port(server: Server, until: Callable[..., None]) -> None:
+    """Everyone in the network could reach a port without the login."""
+    listening = "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\"' | wc -l"
+    host = inside(server)
+    for kernel in server.request("GET", "/api/kernels").json():  # kernels listen on the loopback
+        server.request("DELETE", f"/api/kernels/{kernel['id']}")
+    address = "/tensorboard/data/environment"
+    until(lambda: server.request("GET", address).status_code == 200, seconds=START_S, what="TensorBoard")
+    assert host.run("pgrep -f start-tensorboard").rc == 0
+    until(lambda: host.check_output(listening) == "1", seconds=30, what="only Jupyter to listen")
+
+
+def test_tensorboard_in_a_notebook_uses_the_proxy_of_the_server(server: Server) -> None:
+    code = "%load_ext tensorboard\n%tensorboard --logdir /workspace/runs --port 6123"
+    kernel_env = "import os; print(os.environ['TENSORBOARD_PROXY_URL'])"
+    assert execute(server, kernel_env) == ("/proxy/%PORT%/\n", "")
+    with new_kernel(server) as kernel:
+        assert execute_in(server, kernel, code)[1] == ""
+        assert "<title>TensorBoard</title>" in server.request("GET", "/proxy/6123/").text
+
+
+def test_runs_as_root_with_nb_uid_0(start: Callable[..., Container], until: Callable[..., None]) -> None:
+    """Rootless Docker: root in the container is the user of the host."""
+    container = start(user="root", environment={"NB_UID": "0"})
+    until(lambda: ready(container), seconds=START_S, what="the server")
+    assert container.exec_run(["check-services"]).exit_code == 0
+
+
+# ---- notebooks
+
+
+def cells_of(name: str) -> list[str]:
+    """The cells of a file in notebooks/, which are separated by `# %%`."""
+    return (Path(__file__).parent / f"notebooks/{name}.ipy").read_text(encoding="utf-8").split("# %%\n")
+
+
+def run_notebook(server: Server, name: str, *cells: str) -> list[dict[str, Any]]:
+    """Runs a notebook; returns the outputs of its last cell."""
+    empty: dict[str, Any] = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    content = {
+        "cells": [{**empty, "id": f"c{number}", "source": source} for number, source in enumerate(cells)],
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    name = f"{name}.ipynb"
+    saved = server.request("PUT", f"/api/contents/{name}", json={"type": "notebook", "content": content})
+    assert saved.status_code in (200, 201), saved.text
+    result = inside(server).run("cd /workspace && jupyter execute --inplace %s", name)
+    assert result.rc == 0, result.stderr[-2000:]
+    outputs = server.request("GET", f"/api/contents/{name}").json()["content"]["cells"][-1]["outputs"]
+    return [dict(output) for output in outputs]
+
+
+def test_a_notebook_of_data_science(server: Server) -> None:
+    outputs = run_notebook(server, "science", *cells_of("science"))
+    pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == 1
+    assert len(pictures[0]) > 2000
+
+
+def test_a_notebook_of_the_framework(server: Server, subject: Any) -> None:
+    """Trains a small network, as in a first tutorial of each framework."""
+    outputs = run_notebook(server, "circle", *cells_of(subject.cell["framework"]))
+    assert [output["text"] for output in outputs if output.get("name") == "stdout"] == ["learned\n"]
 
 
 def test_sigterm_ends_the_service(server: Server) -> None:

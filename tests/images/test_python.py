@@ -1,46 +1,49 @@
-"""The Python of the image: its version, and exactly the locked packages, compiled and importable."""
+"""The Python of the image: its version, and exactly the locked packages, compiled and importable; pip and uv."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import docker
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from testinfra.host import Host
 
 
 def test_version_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
-    found = python("import sys, json; print(json.dumps([sys.prefix, '%d.%d' % sys.version_info[:2]]))")
-    assert found == ["/opt/venv", subject.cell["python"]]
+    result = python("import sys, json; print(json.dumps([sys.prefix, '%d.%d' % sys.version_info[:2]]))")
+    assert result == ["/opt/venv/user", subject.cell["python"]]
 
 
-def test_installed_is_what_is_locked(subject: Any, python: Callable[[str], Any]) -> None:
+def test_exactly_the_locked_packages_are_installed(subject: Any, python: Callable[[str], Any]) -> None:
     code = """
 import importlib.metadata as metadata, json
-print(json.dumps(sorted((d.metadata["Name"], d.version) for d in metadata.distributions())))
+print(json.dumps(sorted({(d.metadata["Name"], d.version) for d in metadata.distributions()})))
 """
     installed = [(canonicalize_name(name), version) for name, version in python(code)]
     assert sorted(installed) == sorted(subject.wheels.items())
 
 
 def test_requirements_are_met(host: Host) -> None:
-    done = host.run("python -m pip check --disable-pip-version-check")
-    assert done.rc == 0, done.stdout
+    result = host.run("python -m pip check --disable-pip-version-check")
+    assert result.rc == 0, result.stdout
 
 
 def test_every_requested_package_is_importable(subject: Any, python: Callable[[str], Any]) -> None:
-    """But for CUDA's wheels, which hold libraries and no module, and metapackages, which hold nothing."""
-    asked = [Requirement(text).name for texts in subject.data["requirements"].values() for text in texts]
-    wanted = [name for name in asked if canonicalize_name(name) not in subject.data["cuda_wheels"]]
-    # pip last: a process that has imported it gets Python's own distutils, with which setuptools refuses to work.
-    wanted.sort(key=lambda name: name == "pip")
+    """Except CUDA's wheels, which have libraries but no modules, and metapackages, which are empty."""
+    requested = [Requirement(text).name for texts in subject.data["requirements"].values() for text in texts]
+    names = [name for name in requested if canonicalize_name(name) not in subject.data["cuda_wheels"]]
+    # pip last: importing it loads Python's own distutils, with which setuptools does not work.
+    names.sort(key=lambda name: name == "pip")
     code = f"""
 import importlib, importlib.metadata as metadata, json
-wanted = {wanted!r}
+names = {names!r}
 failed = dict()
-for name in wanted:
+for name in names:
     files = metadata.distribution(name).files or ()
     if files and all(file.parts[0].endswith(".dist-info") for file in files):
         continue
@@ -58,21 +61,21 @@ for name in wanted:
             failed[name] = module + ": " + repr(error)
 print(json.dumps(failed))
 """
-    assert wanted
+    assert names
     assert python(code) == {}
 
 
 def test_modules_are_compiled_without_time_stamps(python: Callable[[str], Any]) -> None:
-    """Flags 1 in a .pyc: checked by hash, and never looked at (PEP 552). What a wheel itself brings stays as it is."""
+    """Flags 1 in a .pyc: hash-based and unchecked (PEP 552). Except files .pyc that a wheel contains."""
     code = """
-import importlib.metadata as metadata, importlib.util, json, pathlib, sysconfig
-brought = set()
-for one in metadata.distributions():
-    brought |= {str(one.locate_file(f)) for f in one.files or () if f.suffix == ".pyc" and f.hash}
+import importlib.metadata as metadata, importlib.util, json, pathlib, sys
+in_wheels = set()
+for distribution in metadata.distributions():
+    in_wheels |= {str(distribution.locate_file(f)) for f in distribution.files or () if f.suffix == ".pyc" and f.hash}
 counts = dict(unchecked=0, other=[])
-for source in pathlib.Path(sysconfig.get_path("purelib")).rglob("*.py"):
+for source in pathlib.Path("/opt/venv/lib/python%d.%d/site-packages" % sys.version_info[:2]).rglob("*.py"):
     compiled = pathlib.Path(importlib.util.cache_from_source(str(source)))
-    if str(compiled) in brought:
+    if str(compiled) in in_wheels:
         continue
     if compiled.exists():
         if compiled.read_bytes()[4:8] == bytes([1, 0, 0, 0]):
@@ -87,11 +90,238 @@ for source in pathlib.Path(sysconfig.get_path("purelib")).rglob("*.py"):
         counts["other"].append(str(source) + ": not compiled")
 print(json.dumps(counts))
 """
-    found = python(code)
-    assert found["other"] == []
-    assert found["unchecked"] > 100
+    counts = python(code)
+    assert counts["other"] == []
+    assert counts["unchecked"] > 100
 
 
-def test_pip_list_answers(host: Host, subject: Any) -> None:
+def test_pip_list_has_all_packages(host: Host, subject: Any) -> None:
     listed = json.loads(host.check_output("python -m pip list --format json --disable-pip-version-check"))
     assert {canonicalize_name(entry["name"]) for entry in listed} == set(subject.wheels)
+
+
+# ---- the user's own packages: in front of those of the image, and in environments
+
+# Image tests use no package index. This writes a wheel with a module and a script to /tmp/wheels for each argument
+# `NAME VERSION REQUIREMENT...`.
+WRITE_WHEELS = """
+import os, sys, zipfile
+
+def write_wheel(name, version, *requirements):
+    module = {"nvidia-ml-py": "pynvml"}.get(name, name.replace("-", "_"))
+    stem = name.replace("-", "_") + "-" + version
+    info = stem + ".dist-info/"
+    files = {
+        module + ".py": f"version = {version!r}\\ndef main(): print(version)\\n",
+        info + "METADATA": f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
+                           + "".join(f"Requires-Dist: {text}\\n" for text in requirements),
+        info + "WHEEL": "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+        info + "entry_points.txt": f"[console_scripts]\\n{name}-version = {module}:main\\n",
+    }
+    files[info + "RECORD"] = "".join(f"{path},,\\n" for path in (*files, info + "RECORD"))
+    with zipfile.ZipFile(f"/tmp/wheels/{stem}-py3-none-any.whl", "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+
+os.makedirs("/tmp/wheels")
+for argument in sys.argv[1:]:
+    write_wheel(*argument.split())
+"""
+PIP = "pip install --quiet --no-index --disable-pip-version-check --find-links /tmp/wheels"
+UV = "uv pip install --offline --no-index --find-links /tmp/wheels"
+REMOVE = {PIP: "pip uninstall -y", UV: "uv pip uninstall"}
+
+
+class Session:
+    """A shell in a container with some wheels to install; one of them has the name of the framework."""
+
+    def __init__(self, shell: Any, subject: Any) -> None:
+        self.run, self.fails = shell.run, shell.fails
+        self.installers = [PIP, UV] if "uv" in subject.wheels else [PIP]
+        self.framework = Requirement(subject.data["requirements"][subject.cell["framework"]][0]).name
+        self.module = {"tensorflow-cpu": "tensorflow"}.get(self.framework, self.framework)
+        wheels = ("harmless 1.0", "harmless 2.0.1", "nvidia-ml-py 999.0", f"{self.framework} 999.0")
+        self.run(["python", "-c", WRITE_WHEELS, *wheels, f"dependent 1.0 {self.framework} nvidia-ml-py"])
+
+    def python(self, code: str, python: str = "python") -> str:
+        return str(self.run([python, "-W", "ignore", "-c", code]))
+
+    def version(self, name: str) -> str:
+        return self.python(f"import importlib.metadata as m; print(m.version({name!r}))")
+
+
+@pytest.fixture
+def session(shell: Callable[..., Any], subject: Any) -> Session:
+    """As another user than the image's own, who has more permissions."""
+    return Session(shell(user="1234:0"), subject)
+
+
+WHERE = "import importlib.util as u; print(u.find_spec({!r}).origin)"
+
+
+@pytest.mark.parametrize("user", ["1000:0", "1234:0"])
+def test_any_version_of_any_package_is_installed(shell: Callable[..., Any], subject: Any, user: str) -> None:
+    session = Session(shell(user=user), subject)
+    before = session.python("import pynvml; print(pynvml.__file__)")
+    assert before.startswith("/opt/venv/lib/")
+    for install in session.installers:
+        session.run(f"{install} harmless==1.0 nvidia-ml-py==999.0")
+        assert session.python("import pynvml; print(pynvml.version)") == "999.0"
+        assert session.version("nvidia-ml-py") == "999.0"
+        assert session.run("harmless-version") == "1.0"
+        session.run(f"{install} harmless==2.0.1")
+        assert session.run("harmless-version") == "2.0.1"
+        session.run(f"{REMOVE[install]} nvidia-ml-py")
+        assert session.python("import pynvml; print(pynvml.__file__)") == before
+
+
+def test_a_package_of_the_image_is_not_installed_again(session: Session) -> None:
+    """A package that needs the framework uses that of the image."""
+    for install in session.installers:
+        session.run(f"{install} dependent")
+        assert session.python(WHERE.format(session.module)).startswith("/opt/venv/lib/")
+        session.run(f"{REMOVE[install]} dependent")
+
+
+def test_another_framework_version_is_refused_with_both_versions(session: Session, subject: Any) -> None:
+    for install in session.installers:
+        message = session.fails(f"{install} {session.framework}==999.0".replace("--quiet ", ""))
+        assert "999.0" in message
+        assert subject.wheels[session.framework] in message
+        assert install == UV or "to.override.unset.PIP_CONSTRAINT" in message
+        session.run(f"PIP_CONSTRAINT= UV_CONSTRAINT= {install} --no-deps {session.framework}==999.0")
+        assert session.version(session.framework) == "999.0"
+        session.run(f"{REMOVE[install]} {session.framework}")
+
+
+def test_an_environment_without_the_image(session: Session) -> None:
+    session.run("cd /tmp && python -m venv own")
+    assert session.run("/tmp/own/bin/pip --version").split()[3].startswith("/tmp/own/")
+    session.run(f". /tmp/own/bin/activate && {PIP} harmless && test $(command -v pip) = /tmp/own/bin/pip")
+    assert session.python("import harmless; print(harmless.__file__)", "/tmp/own/bin/python").startswith("/tmp/own/")
+    session.fails(["python", "-c", "import harmless"])
+    session.fails(["/tmp/own/bin/python", "-c", f"import {session.module}"])
+    # The constraints apply there too, and only they. The pip of an old Debian prints no reason.
+    command = f"/tmp/own/bin/{PIP} --no-deps {session.framework}==999.0"
+    session.fails(command)
+    session.run(f"PIP_CONSTRAINT= {command}")
+    if UV in session.installers:
+        session.run(f"cd /tmp && uv venv --quiet other && . other/bin/activate && {UV} harmless")
+        assert session.run("/tmp/other/bin/harmless-version") == "2.0.1"
+
+
+def test_an_environment_with_the_image(session: Session) -> None:
+    """--system-site-packages: with the framework, and with the user's own packages."""
+    session.run(f"{PIP} harmless==1.0")
+    session.run("cd /tmp && python -m venv --system-site-packages system")
+    python = "/tmp/system/bin/python"
+    assert session.python(WHERE.format(session.module), python).startswith("/opt/venv/lib/")
+    assert session.python("import harmless; print(harmless.version)", python) == "1.0"
+    session.run(f". /tmp/system/bin/activate && {PIP} harmless==2.0.1 dependent")
+    assert session.run("/tmp/system/bin/harmless-version") == "2.0.1"
+    assert session.run("harmless-version") == "1.0"
+    assert session.python(WHERE.format(session.module), python).startswith("/opt/venv/lib/")
+    session.python(f"import {session.module}", python)
+
+
+def test_pip_install_user(session: Session) -> None:
+    session.run(f"{PIP} --user harmless")
+    assert session.run("harmless-version") == "2.0.1"
+
+
+def test_a_user_outside_group_0_installs_into_the_home(shell: Callable[..., Any], subject: Any) -> None:
+    session = Session(shell(user="1234:1234"), subject)
+    session.run(f"{PIP} harmless nvidia-ml-py==999.0")
+    assert session.python("import pynvml; print(pynvml.__file__)").startswith("/home/user/.local/")
+    assert session.run(["bash", "-lc", "harmless-version"]) == "2.0.1"
+
+
+def test_pip_works_with_a_read_only_root(shell: Callable[..., Any], subject: Any) -> None:
+    session = Session(
+        shell(read_only=True, tmpfs={"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}), subject
+    )
+    session.run(f"{PIP} harmless")
+    assert session.python("import harmless; print(harmless.__file__)").startswith("/home/user/.local/")
+
+
+def test_pth_files_of_users_do_not_break_python(session: Session) -> None:
+    """Some call sysconfig, or insert folders into sys.path, while Python starts."""
+    session.run("cd /opt/venv/user/lib/python/site-packages && echo 'import sysconfig; sysconfig.get_paths()' >a.pth")
+    session.run(
+        "cd /opt/venv/user/lib/python/site-packages && echo 'import sys; sys.path.insert(0, \"/tmp/first\")' >b.pth"
+    )
+    session.run(f"{PIP} harmless")
+    assert session.run("harmless-version") == "2.0.1"
+    session.python(WHERE.format(session.module))
+
+
+def test_files_below_lib_can_be_installed(session: Session) -> None:
+    """Like those in the wheels of oneAPI."""
+    session.run("mkdir /opt/venv/user/lib/cmake && touch /opt/venv/user/lib/libown.so /opt/venv/user/lib/python/x")
+
+
+def test_root_has_only_the_packages_of_the_image(shell: Callable[..., Any]) -> None:
+    output = shell().run(["python", "-c", "import sys; print(sys.prefix, *sys.path)"], user="root")
+    assert output.startswith("/opt/venv ")
+    assert "/opt/venv/user" not in output
+
+
+# ---- the commands in the documents
+
+# docs/workstation.md; tests/unit/test_repository.py compares them.
+DOCUMENTED = [
+    "docker exec C pip install requests==2.31.0",
+    "docker exec C uv pip install -r requirements.txt",
+    "python -m venv .venv",
+    "python -m venv --system-site-packages .venv",
+]
+OFFLINE = {
+    "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/tmp/wheels", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": "/tmp/wheels",
+}  # fmt: skip
+
+
+@pytest.fixture(params=[0, 1000, 1234], ids=lambda owner: f"workspace of {owner}")
+def workspace(request: pytest.FixtureRequest, once: Callable[..., Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A volume that only its owner can write, like a folder of the host; returns the owner and how to mount it."""
+    volume = f"image-test-{os.getpid()}-documents-{request.param}"
+    mounted = {volume: {"bind": "/workspace", "mode": "rw"}}
+    prepare = "echo harmless==1.0 >/workspace/requirements.txt; chmod 755 /workspace; chown -R $0:$0 /workspace"
+    try:
+        assert once(["sh", "-c", prepare, str(request.param)], user="root", volumes=mounted)[0] == 0
+        yield request.param, mounted
+    finally:
+        engine = docker.from_env()
+        for container in engine.containers.list(all=True, filters={"volume": volume}):
+            container.remove(force=True)
+        engine.volumes.get(volume).remove(force=True)
+
+
+@pytest.mark.parametrize("user", ["1000:0", "1234:0", "123456:123456", "0:0"])
+def test_the_commands_in_the_documents_work(
+    shell: Callable[..., Any], subject: Any, workspace: tuple[int, dict[str, Any]], user: str
+) -> None:
+    owner, mounted = workspace
+    container = shell(user=user, volumes=mounted, environment=OFFLINE)
+    container.run(["python", "-c", WRITE_WHEELS, "requests 2.31.0", "harmless 1.0"])
+    version = "python -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]))' "
+    container.run(DOCUMENTED[0].removeprefix("docker exec C "))
+    assert container.run(f"{version} requests") == "2.31.0"
+    with_uv = DOCUMENTED[1].removeprefix("docker exec C ")
+    if user.startswith("123456"):  # users outside group 0 use pip
+        with_uv = with_uv.removeprefix("uv ")
+    if "uv" in subject.wheels or not with_uv.startswith("uv "):
+        container.run(with_uv)
+        assert container.run(f"{version} harmless") == "1.0"
+
+    if user.split(":", maxsplit=1)[0] not in ("0", str(owner)):
+        for command in DOCUMENTED[2:]:
+            assert "Permission denied" in container.fails(command)
+        return
+    framework = Requirement(subject.data["requirements"][subject.cell["framework"]][0]).name
+    module = {"tensorflow-cpu": "tensorflow"}.get(framework, framework)
+    container.run(DOCUMENTED[2])
+    assert container.run(".venv/bin/pip --version").split()[3].startswith("/workspace/.venv/")
+    container.fails([".venv/bin/python", "-c", f"import {module}"])
+    container.run(f"rm -r .venv && {DOCUMENTED[3]}")
+    assert container.run([".venv/bin/python", "-c", WHERE.format(module)]).startswith("/opt/venv/lib/")

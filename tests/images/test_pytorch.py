@@ -1,16 +1,21 @@
-"""PyTorch: the version and CUDA that the tag says, libraries from the one place, and it learns."""
+"""PyTorch: the version and CUDA of the tag, its libraries, training, examples and compilation."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from docker.models.containers import Container
 from testinfra.host import Host
+
+from tests.images import examples
+from tests.images.dist_check import (  # noqa: F401  pytest collects the tests and the fixture in this module
+    pair,
+    test_dist_check_names_the_missing_rank,
+    test_dist_check_of_two_containers,
+    test_dist_check_of_two_processes,
+)
 
 
 def test_version_and_cuda_are_those_of_the_cell(
@@ -43,9 +48,9 @@ paths = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
 cuda = re.compile(r"lib(cu[a-z]+|nccl|nvrtc|nvJitLink|nvshmem)[A-Za-z_-]*[.]so")
 print(json.dumps([path for path in paths if cuda.match(path.rsplit("/", 1)[1])]))
 """
-    found = python(code)
-    assert len(found) >= 10
-    assert [path for path in found if not path.startswith("/opt/nvidia/nvidia/")] == []
+    libraries = python(code)
+    assert len(libraries) >= 10
+    assert [path for path in libraries if not path.startswith("/opt/nvidia/nvidia/")] == []
 
 
 def test_works_without_a_gpu(python: Callable[[str], Any]) -> None:
@@ -80,7 +85,7 @@ print(json.dumps([losses[0], losses[-1], right]))
     assert right > 0.95
 
 
-def test_torchvision_fits_this_torch(python: Callable[[str], Any]) -> None:
+def test_torchvision_is_built_for_this_torch(python: Callable[[str], Any]) -> None:
     """Its compiled operators load and compute: a build for another torch fails here, not at import."""
     code = """
 import torch, torchvision, json
@@ -90,8 +95,8 @@ print(json.dumps(torchvision.ops.nms(boxes, torch.tensor([0.9, 0.8, 0.7]), 0.5).
     assert python(code) == [0, 2]
 
 
-def test_torchaudio_fits_this_torch(subject: Any, python: Callable[[str], Any]) -> None:
-    """Where it is: 2.9.1 was its last release with compiled operators."""
+def test_torchaudio_is_built_for_this_torch(subject: Any, python: Callable[[str], Any]) -> None:
+    """Only in some images: 2.9.1 is its last release with compiled operators."""
     code = """
 import json
 try:
@@ -117,31 +122,19 @@ def test_architectures_are_those_of_the_label(python: Callable[[str], Any], attr
 # ---- the examples
 
 
-def _run(host: Host, command: str) -> str:
-    done = host.run(command)
-    assert done.rc == 0, done.stdout + done.stderr[-3000:]
-    return str(done.stdout)
-
-
-def _epochs(text: str) -> dict[int, tuple[float, float]]:
-    """Loss and accuracy by epoch, as the examples print them."""
-    found = re.findall(r"^epoch (\d+): loss ([\d.]+) accuracy ([\d.]+)$", text, re.MULTILINE)
-    return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in found}
-
-
 @pytest.fixture(scope="module")
 def trained(host: Host) -> tuple[str, str]:
-    """A folder with the checkpoint of two processes that were not interrupted, and what they printed."""
-    folder = _run(host, "mktemp -d").strip()
+    """A folder with the checkpoint of an uninterrupted training with two processes, and its output."""
+    folder = examples.run(host, "mktemp -d").strip()
     program = f"torchrun --nproc-per-node=2 /opt/examples/pytorch/train_ddp.py --checkpoint {folder}/whole.pt"
-    return folder, _run(host, f"cd {folder} && {program} --epochs 2")
+    return folder, examples.run(host, f"cd {folder} && {program} --epochs 2")
 
 
 def test_data_parallel_training_of_two_processes_learns(trained: tuple[str, str]) -> None:
     _, text = trained
-    epochs = _epochs(text)
+    epochs = examples.epochs(text)
     assert "ranks: 2, on cpu" in text
-    assert list(epochs) == [1, 2]  # rank 0 alone tells
+    assert list(epochs) == [1, 2]  # only rank 0 prints
     assert epochs[2][0] < 0.6 * epochs[1][0]
     assert epochs[2][1] > 0.75
 
@@ -149,42 +142,42 @@ def test_data_parallel_training_of_two_processes_learns(trained: tuple[str, str]
 def test_interrupted_training_ends_with_the_same_weights(host: Host, trained: tuple[str, str]) -> None:
     folder, text = trained
     program = f"cd {folder} && torchrun --nproc-per-node=2 /opt/examples/pytorch/train_ddp.py --epochs 2"
-    stopped = _run(host, f"{program} --checkpoint {folder}/parts.pt --stop-after 1")
-    resumed = _run(host, f"{program} --checkpoint {folder}/parts.pt --resume")
-    assert "goes on from" in resumed
-    assert list(_epochs(stopped)) == [1]
-    assert _epochs(resumed) == {2: _epochs(text)[2]}
-    weights = [re.findall(r"^weights (\w+)$", one, re.MULTILINE) for one in (text, stopped, resumed)]
+    stopped = examples.run(host, f"{program} --checkpoint {folder}/parts.pt --stop-after 1")
+    resumed = examples.run(host, f"{program} --checkpoint {folder}/parts.pt --resume")
+    assert "resuming from" in resumed
+    assert list(examples.epochs(stopped)) == [1]
+    assert examples.epochs(resumed) == {2: examples.epochs(text)[2]}
+    weights = [examples.weights(output) for output in (text, stopped, resumed)]
     assert weights[2] == weights[0] != weights[1]
     assert len(weights[0]) == 1
 
 
 def test_sigterm_saves_and_ends_without_error(host: Host, trained: tuple[str, str]) -> None:
-    """In the middle of an epoch, which is then finished."""
+    """The checkpoint has the epoch and step of the message."""
     folder, _ = trained
-    program = f"python -u /opt/examples/pytorch/train_ddp.py --epochs 1000 --checkpoint {folder}/told.pt"
+    program = f"python -u /opt/examples/pytorch/train_ddp.py --epochs 1000 --checkpoint {folder}/stopped.pt"
     script = f"""
 cd {folder}
-{program} >told.log 2>&1 &
-for _ in $(seq 600); do grep -q '^epoch 1:' told.log && break; sleep 0.1; done
+{program} >stopped.log 2>&1 &
+for _ in $(seq 600); do grep -q '^epoch 1:' stopped.log && break; sleep 0.1; done
 kill -TERM $!
 wait $!
 """
-    done = host.run("bash -c %s", script)
-    log = _run(host, f"cat {folder}/told.log")
-    assert done.rc == 0, log
-    assert "told to stop: saved" in log
-    where = re.search(r"at epoch (\d+), step (\d+)", log)
-    assert where is not None
-    load = f"import torch; s = torch.load('{folder}/told.pt', weights_only=True); print(s['epoch'], s['step'])"
-    assert _run(host, f'python -c "{load}"').split() == list(where.groups())
+    result = host.run("bash -c %s", script)
+    log = examples.run(host, f"cat {folder}/stopped.log")
+    assert result.rc == 0, log
+    assert "stopping: saved" in log
+    position = re.search(r"at epoch (\d+), step (\d+)", log)
+    assert position is not None
+    load = f"import torch; s = torch.load('{folder}/stopped.pt', weights_only=True); print(s['epoch'], s['step'])"
+    assert examples.run(host, f'python -c "{load}"').split() == list(position.groups())
 
 
-def test_exported_model_agrees_with_the_model(host: Host, trained: tuple[str, str]) -> None:
-    """As a program of torch.export and in onnxruntime, for batches of 1 and 7."""
+def test_exported_models_agree_with_the_model(host: Host, trained: tuple[str, str]) -> None:
+    """A program of torch.export, and ONNX in onnxruntime, for batches of 1 and 7."""
     folder, _ = trained
     program = f"cd {folder} && python /opt/examples/pytorch/export_onnx.py --checkpoint whole.pt"
-    lines = [line for line in _run(host, program).splitlines() if line.startswith("exported/")]
+    lines = [line for line in examples.run(host, program).splitlines() if line.startswith("exported/")]
     assert sorted(line.split(" (")[0] for line in lines) == [
         "exported/model.onnx, batch of 1: agrees",
         "exported/model.onnx, batch of 7: agrees",
@@ -193,96 +186,37 @@ def test_exported_model_agrees_with_the_model(host: Host, trained: tuple[str, st
     ]
 
 
-def test_exporter_says_when_a_result_differs(host: Host) -> None:
-    """Its comparison can fail: here onnxruntime's results are shifted."""
+def test_the_exporter_detects_different_results(host: Host) -> None:
+    """Its comparison can fail: this test shifts the results of onnxruntime."""
     code = """
 import runpy, sys
 import onnxruntime
-real = onnxruntime.InferenceSession.run
-onnxruntime.InferenceSession.run = lambda self, *given: [one + 0.01 for one in real(self, *given)]
+original = onnxruntime.InferenceSession.run
+onnxruntime.InferenceSession.run = lambda self, *inputs: [array + 0.01 for array in original(self, *inputs)]
 sys.argv = ["export_onnx.py", "--output", sys.argv[1]]
 sys.path.insert(0, "/opt/examples/pytorch")
 runpy.run_path("/opt/examples/pytorch/export_onnx.py", run_name="__main__")
 """
-    done = host.run("python -c %s $(mktemp -d)", code)
-    assert done.rc == 1, done.stderr[-3000:]
-    assert "model.onnx, batch of 7: DIFFERS" in done.stdout
-    assert "model.pt2, batch of 7: agrees" in done.stdout
+    result = host.run("python -c %s $(mktemp -d)", code)
+    assert result.rc == 1, result.stderr[-3000:]
+    assert "model.onnx, batch of 7: DIFFERS" in result.stdout
+    assert "model.pt2, batch of 7: agrees" in result.stdout
 
 
 # ---- dist-check
 
 
-def _told(container: Container, *options: str) -> tuple[int, str, str]:
-    done: Any = container.exec_run(["dist-check", *options], demux=True)
-    out, err = (part.decode() if part else "" for part in done.output)
-    return int(done.exit_code), out, err
-
-
-def _agreed(report: dict[str, Any]) -> None:
-    """Every sum of at least three types was exact on both ranks, and something was measured."""
-    assert report["problems"] == []
-    assert report["ok"]
-    assert report["world"] == 2
-    assert report["library"] == "gloo"
-    assert [check for check in report["checks"] if check["wrong_ranks"]] == []
-    assert {check["dtype"] for check in report["checks"]} >= {"float32", "float64", "int64"}
-    assert [row["bytes"] for row in report["bandwidth"]] == [2**10, 2**16, 2**20]
-    # Of two ranks each moves the data once.
-    assert all(row["bus"] == row["algorithm"] > 0 for row in report["bandwidth"])
-
-
-def test_dist_check_of_two_processes(container: Container) -> None:
-    code, out, err = _told(container, "-n", "2", "--max-size", "1M", "--json")
-    assert code == 0, out + err
-    report = json.loads(out)
-    _agreed(report)
-    assert [rank["transports"] for rank in report["ranks"]] == [["TCP"], ["TCP"]]
-
-
 @pytest.fixture(scope="module")
-def pair(start: Callable[..., Container]) -> list[tuple[Container, str]]:
-    """Two containers on the default network, with their addresses."""
-    found = []
-    for _ in range(2):
-        one = start(["sleep", "infinity"])
-        one.reload()
-        found.append((one, str(one.attrs["NetworkSettings"]["Networks"]["bridge"]["IPAddress"])))
-    return found
+def library() -> str:
+    """The library of this framework for the CPU."""
+    return "gloo"
 
 
-def test_dist_check_of_two_containers(pair: list[tuple[Container, str]]) -> None:
-    """Each goes through its own interface, by its own address, to the other."""
-    (first, address), (second, other) = pair
-    where = ["--nodes", "2", "--master", f"{address}:29500", "--max-size", "1M"]
-    with ThreadPoolExecutor(1) as background:
-        there = background.submit(_told, second, "--rank", "1", *where)
-        code, out, err = _told(first, "--rank", "0", "--json", *where)
-        assert there.result()[0] == 0, there.result()
-    assert code == 0, out + err
-    report = json.loads(out)
-    _agreed(report)
-    assert [rank["host"] for rank in report["ranks"]] == [str(one.id)[:12] for one in (first, second)]
-    assert [rank["interfaces"] for rank in report["ranks"]] == [["eth0"], ["eth0"]]
-    assert [rank["addresses"] for rank in report["ranks"]] == [[address], [other]]
-    assert other in report["ranks"][0]["peers"]
+# ---- torch.compile and extensions
 
 
-def test_dist_check_names_the_rank_that_does_not_come(pair: list[tuple[Container, str]]) -> None:
-    (first, address), (second, _) = pair
-    where = ["--nodes", "2", "--master", f"{address}:29500", "--timeout", "2"]
-    code, out, _ = _told(first, "--rank", "0", *where)
-    assert code == 1
-    assert f"node 1 (rank 1) did not come to {address}:29500 within 2 s" in out
-    assert f"--rank 1 --master {address}:29500" in out  # what to start there
-    code, out, err = _told(second, "--rank", "1", *where)
-    assert code == 1
-    assert "Connection refused" in err
-    assert "start the one with --rank 0" in err
-
-
-def test_compiled_on_the_cpu_agrees_with_eager(python: Callable[[str], Any]) -> None:
-    """It writes C++, for which it needs a compiler, the headers of Python, and setuptools."""
+def test_a_compiled_function_agrees_with_eager_on_the_cpu(python: Callable[[str], Any]) -> None:
+    """torch.compile generates C++, which needs a compiler, Python's headers and setuptools."""
     code = """
 import json, torch
 def f(x):
@@ -292,3 +226,22 @@ x = torch.randn(64, 64)
 print(json.dumps((torch.compile(f)(x) - f(x)).abs().max().item()))
 """
     assert python(code) < 1e-3
+
+
+def test_a_cpp_extension_is_compiled(python: Callable[[str], Any]) -> None:
+    """torch.utils.cpp_extension needs ninja, a compiler and Python's headers."""
+    code = """
+import json, torch
+from torch.utils import cpp_extension
+source = "torch::Tensor twice(torch::Tensor x) { return x * 2; }"
+own = cpp_extension.load_inline(name="own", cpp_sources=[source], functions=["twice"])
+print(json.dumps(own.twice(torch.ones(2)).tolist()))
+"""
+    assert python(code) == [2.0, 2.0]
+
+
+def test_torch_compile_in_docker_exec(shell: Callable[..., Any]) -> None:
+    """As a user without an entry in /etc/passwd, with only the documented folders writable."""
+    code = "import torch; print(torch.compile(lambda x: torch.sin(x) + x)(torch.zeros(3)).tolist())"
+    tmpfs = {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}
+    assert shell(user="1234:0", read_only=True, tmpfs=tmpfs).run(["python", "-c", code]) == "[0.0, 0.0, 0.0]"

@@ -1,14 +1,16 @@
-"""SSH as people meet it: their key opens it and nothing else does; a session is as `docker exec`.
+"""SSH: only the user's key can log in, and a session has the environment of `docker exec`.
 
-The client is OpenSSH's, in the same container or in another one.
+The client is OpenSSH, in the same container or in another one.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any
 
+import docker
 import pytest
 import testinfra
 from docker.models.containers import Container
@@ -27,7 +29,7 @@ def inside(container: Container) -> Host:
 
 
 def listens(container: Container, user: str = "") -> bool:
-    """Whether sshd does; its check looks for a socket of the user who asks."""
+    """Whether sshd answers."""
     return bool(container.exec_run(["/etc/services.d/ssh/check"], user=user).exit_code == 0)
 
 
@@ -39,8 +41,8 @@ def client(host: Host) -> tuple[Host, str]:
 
 
 @pytest.fixture(scope="session")
-def server(start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]) -> Container:
-    container = start(
+def server(keep: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]) -> Container:
+    container = keep(
         environment={"SSH_PUBLIC_KEY": client[1], "JUPYTER_TOKEN": "chosen-by-me", "GIVEN": "a 'b' $c \\ d"}
     )
     until(lambda: listens(container), seconds=START_S, what="sshd")
@@ -56,12 +58,12 @@ def over_ssh(client: tuple[Host, str], server: Container, command: str, user: st
     return client[0].run(f"ssh {CLIENT} {options} {user}@{address(server)} %s", command)
 
 
-def test_a_key_opens_it(client: tuple[Host, str], server: Container) -> None:
-    done = over_ssh(client, server, "id -un; pwd; python -c 'print(6 * 7)'")
-    assert done.stdout.split() == ["user", "/home/user", "42"], done.stderr
+def test_the_key_logs_in(client: tuple[Host, str], server: Container) -> None:
+    result = over_ssh(client, server, "id -un; pwd; python -c 'print(6 * 7)'")
+    assert result.stdout.split() == ["user", "/workspace", "42"], result.stderr
 
 
-def test_becomes_healthy_and_says_how_to_come_in(server: Container, until: Callable[..., None]) -> None:
+def test_becomes_healthy_and_logs_the_address(server: Container, until: Callable[..., None]) -> None:
     def healthy() -> bool:
         server.reload()
         return str(server.attrs["State"]["Health"]["Status"]) == "healthy"
@@ -76,42 +78,43 @@ def test_becomes_healthy_and_says_how_to_come_in(server: Container, until: Calla
 @pytest.mark.parametrize("shell", ["", "bash -lc ", "bash -ic ", "sh -lc "])
 def test_a_session_sees_what_docker_exec_sees(client: tuple[Host, str], server: Container, shell: str) -> None:
     code = "'command -v python nvcc; printenv PATH LANG NVIDIA_VISIBLE_DEVICES CUDA_HOME GIVEN PIP_CONSTRAINT'"
-    wanted = inside(server).run(f"bash -c {code}").stdout
-    assert wanted.startswith("/opt/venv/bin/python\n")
-    assert "a 'b' $c \\ d" in wanted
-    got = over_ssh(client, server, f"{shell or 'bash -c '}{code}").stdout
-    assert got == wanted
+    expected = inside(server).run(f"bash -c {code}").stdout
+    assert expected.startswith("/opt/venv/bin/python\n")
+    assert "a 'b' $c \\ d" in expected
+    output = over_ssh(client, server, f"{shell or 'bash -c '}{code}").stdout
+    # Only the launcher adds ~/.local/bin to PATH; the image's own PATH is also that of root.
+    assert output.replace(":/home/user/.local/bin\n", "\n") == expected
 
 
 def test_the_token_of_jupyter_is_not_in_a_session(client: tuple[Host, str], server: Container) -> None:
-    told = over_ssh(client, server, "env").stdout
-    assert "PIP_CONSTRAINT" in told
-    assert "chosen-by-me" not in told
+    environment = over_ssh(client, server, "env").stdout
+    assert "PIP_CONSTRAINT" in environment
+    assert "chosen-by-me" not in environment
 
 
 def test_files_are_copied(client: tuple[Host, str], server: Container) -> None:
     host = client[0]
     host.check_output("head -c 300000 /dev/urandom >/tmp/sent")
-    assert host.run(f"scp {CLIENT} /tmp/sent user@{address(server)}:/workspace/got").rc == 0
-    assert inside(server).file("/workspace/got").sha256sum == host.file("/tmp/sent").sha256sum
+    assert host.run(f"scp {CLIENT} /tmp/sent user@{address(server)}:/workspace/received").rc == 0
+    assert inside(server).file("/workspace/received").sha256sum == host.file("/tmp/sent").sha256sum
 
 
-def test_a_terminal_is_given(client: tuple[Host, str], server: Container) -> None:
+def test_a_session_can_have_a_terminal(client: tuple[Host, str], server: Container) -> None:
     assert "/dev/pts/" in over_ssh(client, server, "tty", options="-tt").stdout
 
 
 @pytest.mark.parametrize("user", ["root", "nobody", "sshd"])
-def test_nobody_else_comes_in(client: tuple[Host, str], server: Container, user: str) -> None:
-    done = over_ssh(client, server, "id", user=user)
-    assert done.rc == 255
-    assert "Permission denied (publickey)" in done.stderr
+def test_no_other_user_logs_in(client: tuple[Host, str], server: Container, user: str) -> None:
+    result = over_ssh(client, server, "id", user=user)
+    assert result.rc == 255
+    assert "Permission denied (publickey)" in result.stderr
 
 
-def test_another_key_does_not_open_it(client: tuple[Host, str], server: Container) -> None:
+def test_another_key_does_not_log_in(client: tuple[Host, str], server: Container) -> None:
     client[0].check_output("test -f /tmp/other || ssh-keygen -q -t ed25519 -N '' -f /tmp/other")
-    done = client[0].run(f"ssh {CLIENT.replace('/tmp/mine', '/tmp/other')} user@{address(server)} id")
-    assert done.rc == 255
-    assert "Permission denied (publickey)" in done.stderr
+    result = client[0].run(f"ssh {CLIENT.replace('/tmp/mine', '/tmp/other')} user@{address(server)} id")
+    assert result.rc == 255
+    assert "Permission denied (publickey)" in result.stderr
 
 
 def test_listens_on_its_ports_only(server: Container, subject: Any) -> None:
@@ -123,7 +126,7 @@ def test_listens_on_its_ports_only(server: Container, subject: Any) -> None:
 
 
 def test_settings_are_strict(server: Container) -> None:
-    told = (
+    settings = (
         inside(server)
         .check_output("/usr/sbin/sshd -T -f /run/workstation/of-1000/ssh/sshd_config")
         .lower()
@@ -134,33 +137,34 @@ def test_settings_are_strict(server: Container) -> None:
         "hostbasedauthentication no", "pubkeyauthentication yes", "authenticationmethods publickey",
         "permituserenvironment no", "x11forwarding no", "usepam no",
     }  # fmt: skip
-    assert strict - set(told) == set()
+    assert strict - set(settings) == set()
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "message"),
     [
         (f'command="rm -rf /" {KEY}', "without options"),
         (f"{KEY}\n{KEY}", "one key on one line"),
-        ("ssh-ed25519 AAAA", "not whole"),
-        ("ssh-rsa " + KEY.split()[1], "not whole"),
+        ("ssh-ed25519 AAAA", "the key is incomplete"),
+        ("ssh-rsa " + KEY.split()[1], "the key is incomplete"),
         ("ssh-dss " + KEY.split()[1], "expected `ssh-ed25519"),
-        ("-----BEGIN OPENSSH PRIVATE KEY-----", "that is a private key"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----", "this is a private key"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----\n", "this is a private key"),
     ],
 )
-def test_what_is_no_plain_key_is_refused(once: Callable[..., Any], key: str, told: str) -> None:
+def test_an_invalid_key_is_refused(once: Callable[..., Any], key: str, message: str) -> None:
     status, _, err = once(None, environment={"SSH_PUBLIC_KEY": key})
     assert status == 78
-    assert told in err
+    assert message in err
 
 
 def test_without_a_key_there_is_no_sshd(start: Callable[..., Container], until: Callable[..., None]) -> None:
     container = start()
-    until(lambda: b"SSH is off" in container.logs(), seconds=START_S, what="a line")
+    until(lambda: b"SSH is off" in container.logs(), seconds=START_S, what="the message")
     assert b"sshd" not in ((container.top().get("Processes") and str(container.top()["Processes"]).encode()) or b"")
 
 
-def test_host_keys_are_the_containers_own_and_kept(
+def test_each_container_has_its_own_host_key_and_keeps_it(
     start: Callable[..., Container], until: Callable[..., None], server: Container, client: tuple[Host, str]
 ) -> None:
     def fingerprint(container: Container) -> str:
@@ -204,27 +208,110 @@ def test_without_any_capability(
 ) -> None:
     container = start(
         environment={"SSH_PUBLIC_KEY": client[1]}, cap_drop=["ALL"], security_opt=["no-new-privileges"], read_only=True,
-        tmpfs={"/tmp": "", "/run": ""},
+        tmpfs={"/tmp": "exec", "/run": ""},
     )  # fmt: skip
     until(lambda: listens(container), seconds=START_S, what="sshd")
     container.reload()
     assert over_ssh(client, container, "echo in").stdout == "in\n"
-    assert "the host key is new at every start here" in container.logs().decode()
+    assert "the host key changes at every start" in container.logs().decode()
 
 
-def test_a_user_without_a_name_is_told(once: Callable[..., Any], client: tuple[Host, str]) -> None:
-    status, _, err = once(None, user="123456:0", environment={"SSH_PUBLIC_KEY": client[1]})
+@pytest.mark.parametrize("user", ["123456:0", "1234:1234"])
+def test_a_user_with_any_id_has_a_name(
+    start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str], user: str
+) -> None:
+    container = start(user=user, environment={"SSH_PUBLIC_KEY": client[1]})
+    until(lambda: listens(container), seconds=START_S, what="sshd")
+    container.reload()
+    uid = user.split(":", maxsplit=1)[0]
+    line = f"ssh -p 2222 user{uid}@127.0.0.1"
+    until(lambda: line in container.logs().decode(), seconds=START_S, what="the name in the log")
+    assert over_ssh(client, container, "id -u; pwd", user=f"user{uid}").stdout.split() == [uid, "/workspace"]
+
+
+def test_a_user_without_a_name_is_an_error(
+    once: Callable[..., Any], start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]
+) -> None:
+    options: dict[str, Any] = {"user": "123456:0", "read_only": True, "tmpfs": {"/tmp": "exec", "/run": ""}}
+    status, _, err = once(None, environment={"SSH_PUBLIC_KEY": client[1]}, **options)
     assert status == 78
     assert "SSH needs a user with a name" in err
+    assert "add --tmpfs /var/lib/extrausers" in err
+    options["tmpfs"] = {"/tmp": "exec", "/run": "", "/var/lib/extrausers": ""}
+    container = start(environment={"SSH_PUBLIC_KEY": client[1]}, **options)
+    until(lambda: "SSH (with -p 2222:22)" in container.logs().decode(), seconds=START_S, what="the address")
 
 
-def test_sshd_that_dies_is_started_again(
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ("cp /tmp/mine /tmp/keys", "contains a private key"),
+        ("iconv -t UTF-16 /tmp/mine.pub >/tmp/keys", "is UTF-16, as PowerShell writes it"),
+        ("cp /tmp/mine.pub /tmp/keys; chmod 000 /tmp/keys", "user 1000 cannot read it"),
+        ("head -c 99 /dev/urandom >/tmp/keys", "is not UTF-8 text"),
+    ],
+)
+def test_an_invalid_file_of_keys_is_refused(once: Callable[..., Any], make: str, message: str) -> None:
+    keys = "ssh-keygen -q -t ed25519 -N '' -f /tmp/mine"
+    code = f"{keys}; {make}; SSH_PUBLIC_KEYS_FILE=/tmp/keys exec start services"
+    status, _, err = once(["sh", "-c", code])
+    assert status == 78
+    assert message in err
+
+
+def test_a_key_with_the_line_ending_of_windows(
+    start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]
+) -> None:
+    container = start(environment={"SSH_PUBLIC_KEY": f"{client[1]}\r\n"})
+    until(lambda: listens(container), seconds=START_S, what="sshd")
+    container.reload()
+    assert over_ssh(client, container, "echo in").stdout == "in\n"
+
+
+def test_a_stopped_sshd_is_unhealthy(start: Callable[..., Container], until: Callable[..., None], client: Any) -> None:
+    """It still listens, but the check fails, within the engine's time limit."""
+    container = start(environment={"SSH_PUBLIC_KEY": client[1]})
+    until(lambda: listens(container), seconds=START_S, what="sshd")
+    assert container.exec_run(["sh", "-c", "kill -STOP $(pgrep -o sshd)"]).exit_code == 0
+    assert container.exec_run(["timeout", "9", "check-services"]).exit_code == 1
+    assert container.exec_run(["sh", "-c", "kill -CONT $(pgrep -o sshd)"]).exit_code == 0
+    until(lambda: listens(container), seconds=10, what="sshd again")
+
+
+def test_the_log_has_logins_and_no_health_checks(
+    server: Container, until: Callable[..., None], client: tuple[Host, str]
+) -> None:
+    for _ in range(3):
+        assert listens(server)
+    before = server.logs().count(b"Accepted publickey")
+    assert over_ssh(client, server, "true").rc == 0
+    until(lambda: server.logs().count(b"Accepted publickey") > before, seconds=10, what="the login in the log")
+    assert b"Connection closed by 127.0.0.1" not in server.logs()
+
+
+def test_a_volume_keeps_the_host_keys(
+    start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]
+) -> None:
+    """As documented, for a container that replaces another."""
+    volume = f"image-test-{os.getpid()}-keys"
+    host_keys = []
+    for _ in range(2):
+        mounted = {volume: {"bind": "/var/lib/workstation", "mode": "rw"}}
+        container = start(environment={"SSH_PUBLIC_KEY": client[1]}, volumes=mounted)
+        until(lambda container=container: listens(container), seconds=START_S, what="sshd")
+        host_keys.append(inside(container).check_output("cat /run/workstation/of-1000/ssh/host_key.pub"))
+        container.remove(force=True)
+    docker.from_env().volumes.get(volume).remove(force=True)
+    assert host_keys[0] == host_keys[1]
+
+
+def test_sshd_that_dies_is_restarted(
     start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]
 ) -> None:
     container = start(environment={"SSH_PUBLIC_KEY": client[1]})
     until(lambda: listens(container), seconds=START_S, what="sshd")
     assert container.exec_run(["sh", "-c", "kill -KILL $(pgrep -o sshd)"]).exit_code == 0
-    until(lambda: b"it is started again" in container.logs(), seconds=10, what="a line")
+    until(lambda: b"was killed by signal 9: restart in" in container.logs(), seconds=10, what="the message")
     until(lambda: listens(container), seconds=START_S, what="sshd again")
 
 
@@ -232,3 +319,45 @@ def test_sigterm_ends_it_with_a_session_open(server: Container, client: tuple[Ho
     client[0].run(f"ssh {CLIENT} -f user@{address(server)} sleep 300 >/dev/null 2>&1")
     server.stop(timeout=10)
     assert server.wait()["StatusCode"] == 143
+
+
+LAUNCHER = "/usr/local/lib/workstation/"
+
+# Starts processes up to the limit of the container, kills sshd, and ends the processes after some seconds.
+FILL = """
+import os, signal, subprocess, time
+sshd = int(subprocess.check_output(["pgrep", "-o", "sshd"]))
+children = []
+try:
+    while True:
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        children.append(child)
+except BlockingIOError:
+    os.kill(sshd, signal.SIGKILL)
+time.sleep(6)
+for child in children:
+    os.kill(child, signal.SIGKILL)
+print(len(children))
+"""
+
+
+def test_the_launcher_retries_at_the_process_limit(
+    start: Callable[..., Container], until: Callable[..., None], client: Any
+) -> None:
+    """The launcher ended with a traceback if it could not start a check or a service."""
+    environment = {"SSH_PUBLIC_KEY": client[1], "JUPYTER_TOKEN": "chosen-by-me"}
+    container = start(environment=environment, pids_limit=100)
+    until(lambda: b"ready after" in container.logs(), seconds=START_S, what="all services")
+    result = container.exec_run(["python", "-c", FILL])
+    assert result.exit_code == 0, result.output
+    assert isinstance(result.output, bytes)
+    assert int(result.output) > 0
+    until(lambda: listens(container), seconds=START_S, what="sshd once more")
+    container.reload()
+    log = container.logs().decode()
+    assert container.status == "running", log
+    assert "ssh was killed by signal 9" in log
+    assert LAUNCHER not in log  # its traceback; Jupyter may print one of its own when it cannot start a thread

@@ -1,4 +1,4 @@
-"""TensorBoard: reads what a training wrote, and serves it on the loopback only."""
+"""TensorBoard: reads the logs of a training, and serves them only on the loopback."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ for step in range(5):
     value = Summary.Value(tag="loss", simple_value=1.0 / (step + 1))
     writer.add_event(Event(step=step, wall_time=1000.0 + step, summary=Summary(value=[value])))
 writer.close()
-print(json.dumps("written"))
+print(json.dumps("done"))
 """
 
 
-def test_serves_what_was_logged(host: Host, python: Callable[[str], Any], until: Callable[..., None]) -> None:
-    assert python(WRITE) == "written"
+def test_serves_the_logs(host: Host, python: Callable[[str], Any], until: Callable[..., None]) -> None:
+    assert python(WRITE) == "done"
     assert host.run("tensorboard --logdir /tmp/runs --port 6006 >/tmp/tensorboard.log 2>&1 &").rc == 0
     fetch = (
         "python -c \"import urllib.request as r; print(r.urlopen('http://127.0.0.1:6006/"
@@ -34,7 +34,7 @@ def test_serves_what_was_logged(host: Host, python: Callable[[str], Any], until:
     points = json.loads(host.check_output(fetch))
     assert [step for _, step, _ in points] == [0, 1, 2, 3, 4]
     assert points[4][2] == pytest.approx(0.2)  # stored as a 32-bit float
-    # In hex, as /proc/net/tcp has it: 127.0.0.1, [::1] (its data server) and nothing else; 1776 is port 6006.
+    # Only 127.0.0.1 and [::1] (its data server), in hex as in /proc/net/tcp; 1776 is port 6006.
     listening = host.check_output("cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" {print $2}'").split()
     assert "0100007F:1776" in listening
     loopback = {"0100007F", "00000000000000000000000001000000"}

@@ -1,4 +1,4 @@
-"""A small project of two cells in a folder of its own, and the `builder` program run on it as a user would."""
+"""A small project with two cells in a separate folder, and runs of the `builder` program on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration.index import Index
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDER = Path(sys.executable).parent / "builder"
-TIMEOUT_S = 240
+TIMEOUT_S = 900
 PLAIN, EXTRA = "ty-1.0-cu128-py311", "ty-1.0-cu128-py311-extra"
 MATRIX = """\
 registry: ""
@@ -38,8 +38,8 @@ frameworks:
     versions:
       "1.0": {{release: {release}, cuda: ["12.8"], python: ["3.11"]}}
 components:
-  base: {{apt: [ca-certificates, tini]}}
-  python: {{needs: [base], apt: [python3], packages: [pip]}}
+  base: {{apt: [ca-certificates, libnss-extrausers, tini]}}
+  python: {{needs: [base], packages: [pip, nvidia-ml-py]}}
   cuda: {{needs: [python]}}
   tiny: {{needs: [cuda]}}
   extra: {{needs: [python], packages: [tinyextra=={release}]}}
@@ -65,21 +65,21 @@ USER = """\
 def test_user(host):
     assert host.check_output("id -un") == "user"
 """
-UNTESTED = ".untested"  # ends the name of an image in the store until it has its tags
+UNTESTED = ".untested"  # suffix of an image name in the store, until it has its tags
 MAKES_OS = re.compile(r"^os-bookworm-py3\.11\S*: building$", re.MULTILINE)
 METHODS = ("assemble", "dockerfile")
-# In place of the real ones where the tests of an image are not what is tested.
+# Image tests for integration tests of something else.
 SHORT = {"base": USER, "python": USER}
 
 
 def docker(*arguments: str, host: str = "", timeout: int = TIMEOUT_S) -> str:
-    """Runs the `docker` command; what it prints."""
+    """Runs the `docker` command; returns its output."""
     environment = {**os.environ, **({"DOCKER_HOST": host} if host else {})}
-    done = subprocess.run(
+    result = subprocess.run(
         ["docker", *arguments], env=environment, capture_output=True, text=True, timeout=timeout, check=False
     )
-    assert done.returncode == 0, f"docker {' '.join(arguments)}\n{done.stderr}"
-    return done.stdout.strip()
+    assert result.returncode == 0, f"docker {' '.join(arguments)}\n{result.stderr}"
+    return result.stdout.strip()
 
 
 def until(probe: Callable[[], object], what: str, *, seconds: float = 60) -> None:
@@ -91,39 +91,39 @@ def until(probe: Callable[[], object], what: str, *, seconds: float = 60) -> Non
 
 @dataclass
 class Running:
-    """A `builder` that was started; `told` is what it printed so far."""
+    """A running `builder`; `output` is what it printed so far."""
 
     process: subprocess.Popen[bytes]
-    output: Path
+    path: Path
     check: Callable[[str], None]
 
     @property
-    def told(self) -> str:
-        return self.output.read_text(encoding="utf-8", errors="replace")
+    def output(self) -> str:
+        return self.path.read_text(encoding="utf-8", errors="replace")
 
     def reaches(self, probe: Callable[[], bool], *, seconds: float = 60) -> None:
-        """Waits until `probe`; a program that ended before did not reach it."""
-        until(lambda: probe() or self.process.poll() is not None, self.told, seconds=seconds)
-        assert probe(), self.told
+        """Waits until `probe` returns True; fails if the program ends before."""
+        until(lambda: probe() or self.process.poll() is not None, self.output, seconds=seconds)
+        assert probe(), self.output
 
     def says(self, text: str) -> None:
-        self.reaches(lambda: text in self.told)
+        self.reaches(lambda: text in self.output)
 
     def ends(self, code: int) -> str:
-        """Waits for the end; what it printed."""
+        """Waits for the end; returns the output."""
         try:
             self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGABRT)  # says where every thread is
+            self.process.send_signal(signal.SIGABRT)  # prints the traceback of every thread
             self.process.wait(10)
-        assert self.process.returncode == code, self.told
-        self.check(self.told)
-        return self.told
+        assert self.process.returncode == code, self.output
+        self.check(self.output)
+        return self.output
 
 
 @dataclass(kw_only=True)
 class Checkout:
-    """`environ` is what `builder` sees; `engine` is the DOCKER_HOST of another engine than the machine's."""
+    """`environ` is the environment of `builder`; `engine` is the DOCKER_HOST of an engine other than the machine's."""
 
     root: Path
     namespace: str
@@ -134,13 +134,13 @@ class Checkout:
     _outputs: Iterator[int] = field(default_factory=count)
 
     def builder(self, *arguments: str, code: int = 0, **environ: str) -> str:
-        """Runs `builder` to its end; all that it printed. It never shows a traceback or the index."""
+        """Runs `builder`; returns its output, which must have no traceback and not name the index."""
         with self.running(*arguments, **environ) as run:
             return run.ends(code)
 
     @contextmanager
     def running(self, *arguments: str, **environ: str) -> Iterator[Running]:
-        """A `builder` in a process group of its own; killed at the end if it still runs."""
+        """Starts `builder` in its own process group; kills it at the end if it still runs."""
         output = self.root.parent / f"output-{next(self._outputs)}.txt"
         with output.open("wb") as stream:
             process = subprocess.Popen(
@@ -158,16 +158,16 @@ class Checkout:
     def _environ(self) -> dict[str, str]:
         return {**self.environ, **({"DOCKER_HOST": self.engine} if self.engine else {})}
 
-    def _check_words(self, told: str) -> None:
-        for never in ("Traceback", "a fault of builder itself", self.index.address):
-            assert never not in told, told
+    def _check_words(self, output: str) -> None:
+        for forbidden in ("Traceback", "internal error", self.index.address):
+            assert forbidden not in output, output
 
     @property
     def store(self) -> Path:
         return Path(self.environ["GPU_IMAGES_STORE"])
 
     def take_store(self, *, like: Path | None = None) -> Path:
-        """Gives the checkout a store of its own from now on: an empty one, or a copy."""
+        """Changes the checkout's store to a new one: empty, or a copy."""
         store = self.root.parent / f"store-{next(self._outputs)}"
         if like:
             shutil.copytree(like, store, ignore=shutil.ignore_patterns("*.part", "*.whl"))
@@ -175,14 +175,14 @@ class Checkout:
         return store
 
     def stored(self) -> dict[str, str]:
-        """Full reference -> digest of the manifest, of this project's images in the store, tested or not."""
-        found = {name.removesuffix(UNTESTED): digest for name, digest in stores.images(self.store).items()}
-        return {name: digest for name, digest in found.items() if name.startswith(self.namespace)}
+        """Digests of the manifests of this project's images in the store, tested or not, by full reference."""
+        digests = {name.removesuffix(UNTESTED): digest for name, digest in stores.images(self.store).items()}
+        return {name: digest for name, digest in digests.items() if name.startswith(self.namespace)}
 
     def os_log(self) -> Path:
-        """Of the one build of an operating system."""
-        (found,) = (self.root / ".builder/logs").glob("os-bookworm-py3.11*.log")
-        return found
+        """The log of the only build of an operating system."""
+        (log,) = (self.root / ".builder/logs").glob("os-bookworm-py3.11*.log")
+        return log
 
     def docker(self, *arguments: str) -> str:
         return docker(*arguments, host=self.engine)
@@ -202,51 +202,48 @@ class Checkout:
         self.builder("render")
 
     def references(self, suffix: str = "") -> list[str]:
-        """What the tags of one cell have to be, the full one first."""
+        """The expected tags of a cell, the full one first."""
         tags = [f"{self.release}-cu128-py311", "1.0-cu128-py311", self.release, "1.0"]
         return [f"{self.namespace}/ty-cuda:{tag}{suffix}" for tag in tags]
 
     def tags(self) -> dict[str, str]:
-        """Reference -> image id, of all tags of this project's namespace."""
+        """Image ids by reference, of all tags in this project's namespace."""
         form = "{{.Repository}}:{{.Tag}} {{.ID}}"
         listed = self.docker("image", "ls", "--no-trunc", "--format", form, "--filter", f"reference={self.namespace}/*")
         return dict(line.split(maxsplit=1) for line in listed.splitlines())
 
     def image_ids(self) -> set[str]:
         """Ids of all images of this project, tagged or not."""
-        ids: set[str] = set()
-        for suffix in ("", "-extra"):
-            label = f"label=org.opencontainers.image.ref.name={self.references(suffix)[0]}"
-            ids |= set(self.docker("image", "ls", "-q", "--no-trunc", "--filter", label).split())
-        return ids
+        label = f"label=gpu-images.framework.version={self.release}"
+        return set(self.docker("image", "ls", "-q", "--no-trunc", "--filter", label).split())
 
     def working_images(self) -> list[str]:
-        """Images that only a run needs."""
+        """Temporary images of a run."""
         return self.docker("image", "ls", "-aq", "--filter", f"label=gpu-images.run={self.root}").split()
 
     def containers(self) -> list[str]:
         return self.docker("ps", "-aq", "--filter", f"label=gpu-images.run={self.root}").split()
 
     def files(self, name: str) -> dict[str, bytes]:
-        """Path -> content of a file of the checkout, or of all files below a folder."""
-        place = self.root / name
-        found = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
-        return {path.relative_to(self.root).as_posix(): path.read_bytes() for path in found}
+        """The content of a file, or of all files below a folder, by path."""
+        top = self.root / name
+        paths = [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file())
+        return {path.relative_to(self.root).as_posix(): path.read_bytes() for path in paths}
 
     def processes(self) -> dict[int, str]:
-        """Process id -> command line, of those that have to do with this checkout."""
-        found = {}
+        """The command lines by process id, of processes that name this checkout."""
+        commands = {}
         for path in Path("/proc").iterdir():
             try:
                 line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:  # no process, or one that has ended
                 continue
             if str(self.root) in line and path.name.isdigit():
-                found[int(path.name)] = line
-        return found
+                commands[int(path.name)] = line
+        return commands
 
     def remove(self) -> None:
-        """Nothing of it stays in the engine, or runs."""
+        """Kills its processes; removes its containers and images from the engine."""
         for process in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -266,15 +263,15 @@ def make(root: Path, *, namespace: str, release: str, index: Index, environ: Map
     for name in copies:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, root / name)
-    found = re.search(r"^debian:\n(?:[ #].*\n)+", (ROOT / "matrix.yaml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert found, "matrix.yaml has no block `debian:`"
-    text = MATRIX.format(namespace=namespace, debian=found[0].rstrip(), release=release)
+    block = re.search(r"^debian:\n(?:[ #].*\n)+", (ROOT / "matrix.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert block, "matrix.yaml has no block `debian:`"
+    text = MATRIX.format(namespace=namespace, debian=block[0].rstrip(), release=release)
     (root / "matrix.yaml").write_text(text, encoding="utf-8")
     index.publish(wheels.framework(release), wheels.extra(release))
     temporary = root.parent / "tmp"
     temporary.mkdir()
-    made = Checkout(
+    new = Checkout(
         root=root, namespace=namespace, release=release, index=index, environ={**environ, "TMPDIR": str(temporary)}
     )
-    made.write_tests(TESTS)
-    return made
+    new.write_tests(TESTS)
+    return new

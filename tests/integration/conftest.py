@@ -1,6 +1,6 @@
-"""Fixtures of the integration tests: the machine's Docker Engine, and an index of our own with tiny wheels.
+"""Fixtures of the integration tests: the machine's Docker Engine, and a test index with tiny wheels.
 
-Nothing here asks a public index but for uv and pip, once; see fetched.py.
+Only uv and pip come from a public index, once; see fetched.py.
 """
 
 from __future__ import annotations
@@ -13,33 +13,41 @@ import subprocess
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.integration import wheels
+from tests.integration import leftovers, wheels
 from tests.integration.checkout import ROOT, SHORT, Checkout, make
+from tests.integration.engine_proxy import EngineProxy
 from tests.integration.fetched import fetch
 from tests.integration.index import Index
 
 NewCheckout = Callable[[Path], Checkout]
 OURS = ("UV_", "PIP_", "DOCKER_", "GPU_IMAGES_", "COLUMNS")
-# Every checkout has a release of its own: no wheel of one test is in a cache because of another.
+# Every checkout has its own release, so that no cache has a wheel of another test.
 RELEASES = count(random.randrange(9000))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _swept() -> None:
+    """Removes images of earlier test runs that were killed."""
+    leftovers.sweep()
 
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Index]:
-    """The index, with what every build needs."""
+    """The index, with the wheels that every build needs."""
     cache = ROOT / ".builder/test-cache"
     uv = (ROOT / "locks/uv.txt").read_text(encoding="utf-8").split()[0]
     with Index().serving() as running:
-        running.publish(fetch(uv, cache), fetch("pip", cache), wheels.cuda())
+        running.publish(fetch(uv, cache), fetch("pip", cache), wheels.cuda(), wheels.driver_library())
         yield running
 
 
 @pytest.fixture
 def index(served: Index) -> Iterator[Index]:
-    """The index, without faults at the start and at the end."""
+    """The index, without faults at the start and at the end of a test."""
     served.heal()
     yield served
     served.heal()
@@ -47,7 +55,7 @@ def index(served: Index) -> Iterator[Index]:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate authority (PEM) that this machine trusts and no image may ever hold."""
+    """A certificate authority (PEM) that this machine trusts and that no image may contain."""
     folder = tmp_path_factory.mktemp("authority")
     subprocess.run(
         [
@@ -62,13 +70,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environ(served: Index, authority: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What `builder` sees: this machine's environment, but for the index, the authority, and uv's cache."""
+    """The environment of `builder`: this machine's, with another index, authority and cache of uv."""
     folder = tmp_path_factory.mktemp("environ")
     bundle = folder / "bundle.pem"
     system = Path(os.environ.get("SSL_CERT_FILE") or "/etc/ssl/certs/ca-certificates.crt")
     bundle.write_bytes(system.read_bytes() + b"\n" + authority.read_bytes())
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    return kept | {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return inherited | {
         "UV_DEFAULT_INDEX": served.url,
         "PIP_INDEX_URL": served.url,
         "UV_CACHE_DIR": str(folder / "uv-cache"),
@@ -80,60 +88,76 @@ def environ(served: Index, authority: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def new_checkout(served: Index, environ: dict[str, str]) -> Iterator[NewCheckout]:
-    """Makes checkouts in given folders; their images and containers are removed at the end."""
-    made: list[Checkout] = []
+    """A function that creates a checkout in a folder; images and containers are removed at the end."""
+    checkouts: list[Checkout] = []
 
     def new(folder: Path) -> Checkout:
-        namespace = f"builder-test-{secrets.token_hex(4)}"
+        namespace = leftovers.namespace(secrets.token_hex(4))
         release = f"1.0.{next(RELEASES)}"
-        made.append(make(folder / "checkout", namespace=namespace, release=release, index=served, environ=environ))
-        return made[-1]
+        checkouts.append(make(folder / "checkout", namespace=namespace, release=release, index=served, environ=environ))
+        return checkouts[-1]
 
     yield new
-    for one in made:
-        one.engine = ""
-        one.remove()
+    for each in checkouts:
+        each.engine = ""
+        each.remove()
 
 
 @pytest.fixture
 def checkout(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Checkout:
-    """A project of its own for a test, with short image tests. Nothing is locked or rendered."""
-    made = new_checkout(tmp_path)
-    made.write_tests(SHORT)
-    return made
+    """A checkout for one test, with short image tests, without locks and rendered files."""
+    new = new_checkout(tmp_path)
+    new.write_tests(SHORT)
+    return new
 
 
 @pytest.fixture(scope="session")
 def built(new_checkout: NewCheckout, served: Index, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A project with both images built and tested by the real image tests; for tests that only look."""
-    made = new_checkout(tmp_path_factory.mktemp("built"))
-    made.lock_and_render()
-    made.builder("images")
-    return made
+    """A checkout with both images, built and tested with the real image tests; for tests that change nothing."""
+    new = new_checkout(tmp_path_factory.mktemp("built"))
+    new.lock_and_render()
+    new.builder("images")
+    return new
+
+
+@pytest.fixture
+def proxy() -> Iterator[EngineProxy]:
+    """A proxy of the machine's engine, which can hold a request."""
+    with TemporaryDirectory(prefix="engine-") as folder, EngineProxy(Path(folder) / "socket").serving() as running:
+        yield running
+
+
+@pytest.fixture
+def alone(checkout: Checkout, built: Checkout, proxy: EngineProxy) -> Checkout:
+    """A checkout with its own store, which has the operating system; its engine is behind the proxy."""
+    checkout.lock_and_render()
+    checkout.take_store(like=built.store)
+    checkout.engine = proxy.host
+    return checkout
 
 
 @pytest.fixture(scope="session")
 def released_once(new_checkout: NewCheckout, built: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """What `released` gives; for tests that only look."""
+    """As `released`, for tests that change nothing."""
     folder = tmp_path_factory.mktemp("released")
-    made = new_checkout(folder)
-    made.environ["DOCKER_CONFIG"] = str(folder / "docker")  # no login of this machine's user counts
-    made.write_tests(SHORT)
-    made.lock_and_render()
-    made.take_store(like=built.store)
-    made.builder("images")
-    return made
+    new = new_checkout(folder)
+    new.environ["DOCKER_CONFIG"] = str(folder / "docker")  # without logins of this machine's user
+    new.write_tests(SHORT)
+    new.lock_and_render()
+    new.take_store(like=built.store)
+    new.builder("images")
+    return new
 
 
 @pytest.fixture
 def released(released_once: Checkout, tmp_path: Path) -> Iterator[Checkout]:
-    """A checkout with both images built, tested and tagged; what a test changes in it is undone."""
-    kept, tags = [released_once.root, released_once.store], released_once.tags()
-    for place in kept:
-        shutil.copytree(place, tmp_path / "kept" / place.name, symlinks=True, copy_function=shutil.copy2)
+    """A checkout with both images built, tested and tagged; the changes of a test are undone."""
+    folders, tags = [released_once.root, released_once.store], released_once.tags()
+    for folder in folders:
+        shutil.copytree(folder, tmp_path / "saved" / folder.name, symlinks=True, copy_function=shutil.copy2)
     yield released_once
-    for place in kept:
-        shutil.rmtree(place)
-        shutil.move(tmp_path / "kept" / place.name, place)
+    for folder in folders:
+        shutil.rmtree(folder)
+        shutil.move(tmp_path / "saved" / folder.name, folder)
     if released_once.tags() != tags:
         released_once.builder("images")

@@ -1,4 +1,4 @@
-"""A Docker Engine of the tests' own, that may be killed and whose disk may fill up."""
+"""A separate Docker Engine for tests, which can be killed, with a disk that can be filled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 @contextmanager
 def bridge(name: str) -> Iterator[None]:
-    """A network bridge, removed afterwards; by ioctl, since a bare machine has no `ip`."""
+    """Creates a network bridge and removes it at the end; with ioctl, because a bare machine has no `ip`."""
     encoded = name.encode() + b"\0"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, SIOCBRADDBR, encoded)
@@ -44,7 +44,7 @@ def bridge(name: str) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class Daemon:
-    """`folder` is short: the path of a Unix socket has at most 107 bytes. Its data is on a disk of its own (tmpfs).
+    """`folder` is short: the path of a Unix socket has at most 107 bytes. Its data is on a separate disk (tmpfs).
 
     `programs` is where another dockerd and containerd are than this machine's, `features` what is turned on in it.
     """
@@ -65,7 +65,7 @@ class Daemon:
 
     @property
     def tcp(self) -> str:
-        """The same engine by an address that does not say on which machine it is."""
+        """The same engine, with an address of the network."""
         return f"tcp://127.0.0.1:{self.port}"
 
     @property
@@ -74,7 +74,7 @@ class Daemon:
         return f"builder-{self.port}"
 
     def start(self) -> None:
-        """Unless it runs. In namespaces of its own for processes and mounts, so that nothing of it survives it."""
+        """Starts the engine, unless it runs, in its own namespaces for processes and mounts, which end with it."""
         if self._process is not None and self._process.poll() is None:
             return
         # Of one that was killed; process ids in it are those of a namespace that is gone.
@@ -105,7 +105,7 @@ class Daemon:
 
     @contextmanager
     def disk(self, size: int) -> Iterator[None]:
-        """The disk for its data, and the bridge for its containers."""
+        """Creates the disk for its data and the bridge for its containers."""
         self.root.mkdir(parents=True)
         _as_root("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(self.root))
         try:
@@ -128,7 +128,7 @@ class Daemon:
             )
 
     def _environ(self) -> dict[str, str]:
-        """Its own programs before those of this machine, whose runc it uses all the same."""
+        """The environment: its own programs are first on the path; it uses this machine's runc."""
         own = [str(self.programs / folder) for folder in ("usr/sbin", "usr/bin")] if self.programs else []
         return {**os.environ, "PATH": os.pathsep.join([*own, os.environ["PATH"]])}
 
@@ -136,12 +136,12 @@ class Daemon:
         assert self._process is not None
         if self._process.poll() is not None:
             return True
-        done = subprocess.run(
+        result = subprocess.run(
             ["docker", "--host", self.host, "version"], capture_output=True, timeout=START_S, check=False
         )
-        return done.returncode == 0
+        return result.returncode == 0
 
 
 def _as_root(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 0, f"{' '.join(command)}: {result.stderr}"

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 REQUEST = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE) \S+ HTTP/1\.1\r\n")
 LOAD = r"POST \S*/images/load"
+PULL = r"POST \S*/images/create\?fromImage=127\.0\.0\.1"  # from this machine, which is how images are loaded
 START = r"POST \S*/containers/[0-9a-f]+/start"
 SAVE = r"GET \S*/images/\S+/get"
 BUILD = r"POST \S*/build\?"
 STALL_S = 300
 MACHINES_OWN = "/var/run/docker.sock"
+DOWNLOADED = re.compile(rb'"status":"Download complete"[^}]*\}[^}]*"id":"([0-9a-f]{12})"')
+_MESSAGE = json.dumps({"message": "dial tcp 127.0.0.1: connect: connection refused"}).encode()
+REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: %d\r\n\r\n%b" % (len(_MESSAGE), _MESSAGE)
 
 
 class EngineProxy:
-    """Listens on a Unix socket. `loaded` are the bytes of each archive that was loaded, in order."""
+    """Listens on a Unix socket. `loaded` are the bytes of each archive that was loaded, in order.
+
+    With `refuses_pulls`, it answers pulls from this machine as an engine on another machine does.
+    """
 
     def __init__(self, path: Path, engine: str = MACHINES_OWN) -> None:
         self._path = path
@@ -28,6 +37,8 @@ class EngineProxy:
         self._wanted: list[str] = []
         self.held, self._released = threading.Event(), threading.Event()
         self.loaded: list[int] = []
+        self.refuses_pulls = False
+        self._pulls: list[bytearray] = []
 
     @property
     def host(self) -> str:
@@ -68,22 +79,35 @@ class EngineProxy:
     def _serve(self, client: socket.socket) -> None:
         with client, socket.socket(socket.AF_UNIX) as engine, suppress(OSError):
             engine.connect(self._engine)
-            back = threading.Thread(target=_pump, args=(engine, client), daemon=True)
+            answers = _Answers()
+            back = threading.Thread(target=_pump, args=(engine, client, answers), daemon=True)
             back.start()
             is_load = False
             while chunk := client.recv(1 << 18):
-                if found := REQUEST.match(chunk):
-                    line = found[0].decode("ascii")
+                if request := REQUEST.match(chunk):
+                    line = request[0].decode("ascii")
                     is_load = bool(re.match(LOAD, line))
                     if is_load:
                         self.loaded.append(0)
                     self._wait(line)
+                    answers.kept = None
+                    if re.match(PULL, line):
+                        if self.refuses_pulls:
+                            client.sendall(REFUSAL)
+                            continue
+                        answers.kept = bytearray()
+                        self._pulls.append(answers.kept)
                 if is_load:
                     self.loaded[-1] += len(chunk)
                 engine.sendall(chunk)
             with suppress(OSError):
                 engine.shutdown(socket.SHUT_WR)
             back.join()
+
+    @property
+    def pulled(self) -> list[set[str]]:
+        """The layers that the engine downloaded in each pull from this machine, by the start of their digest."""
+        return [{layer.decode() for layer in DOWNLOADED.findall(answers)} for answers in self._pulls]
 
     def _wait(self, line: str) -> None:
         with self._lock:
@@ -97,8 +121,17 @@ class EngineProxy:
         released.wait(STALL_S)
 
 
-def _pump(source: socket.socket, target: socket.socket) -> None:
+@dataclass
+class _Answers:
+    """The bytes of the answer to a pull; None for another request."""
+
+    kept: bytearray | None = None
+
+
+def _pump(source: socket.socket, target: socket.socket, answers: _Answers) -> None:
     with suppress(OSError):
         while chunk := source.recv(1 << 18):
+            if answers.kept is not None:
+                answers.kept += chunk
             target.sendall(chunk)
         target.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""The two real wheels that a build needs, uv and pip, from the index that this machine is set up for."""
+"""The two real wheels that a build needs, uv and pip, from the index of this machine's settings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import requests
 
-from builder import index
-from builder.index import IndexSettings
+from builder.index import settings as index
+from builder.index.settings import IndexSettings
 from tests.integration.wheels import Distribution
 
 TIMEOUT_S = 120
@@ -23,7 +23,7 @@ FITS = re.compile(r".*-(manylinux[0-9a-z_.]*_x86_64|any)\.whl")
 
 
 def fetch(requirement: str, cache: Path) -> Distribution:
-    """The wheel that a requirement gives for this platform; kept in `cache`, hash-checked."""
+    """The wheel of a requirement for this platform, with a checked hash; cached in `cache`."""
     settings = index.read(os.environ, Path.home())
     package = _resolve(requirement, settings)
     for entry in package["wheels"]:
@@ -37,11 +37,11 @@ def fetch(requirement: str, cache: Path) -> Distribution:
 
 def _resolve(requirement: str, settings: IndexSettings) -> dict[str, Any]:
     with TemporaryDirectory() as scratch:
-        wanted, out = Path(scratch) / "in.txt", Path(scratch) / "pylock.toml"
-        wanted.write_text(requirement + "\n", encoding="utf-8")
+        requirements, out = Path(scratch) / "in.txt", Path(scratch) / "pylock.toml"
+        requirements.write_text(requirement + "\n", encoding="utf-8")
         subprocess.run(
             [
-                str(Path(sys.executable).parent / "uv"), "pip", "compile", str(wanted), "--output-file", str(out),
+                str(Path(sys.executable).parent / "uv"), "pip", "compile", str(requirements), "--output-file", str(out),
                 "--format", "pylock.toml", "--only-binary", ":all:", "--no-deps", "--quiet",
             ],
             env={**os.environ, **settings.environment()}, timeout=TIMEOUT_S, check=True,
@@ -51,12 +51,12 @@ def _resolve(requirement: str, settings: IndexSettings) -> dict[str, Any]:
     return dict(packages[0])
 
 
-def _download(url: str, sha256: str, kept: Path, settings: IndexSettings) -> bytes:
-    if kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == sha256:
-        return kept.read_bytes()
+def _download(url: str, sha256: str, cached: Path, settings: IndexSettings) -> bytes:
+    if cached.is_file() and hashlib.sha256(cached.read_bytes()).hexdigest() == sha256:
+        return cached.read_bytes()
     answer = requests.get(url, timeout=TIMEOUT_S, verify=settings.ca_bundle or True)
     answer.raise_for_status()
-    assert hashlib.sha256(answer.content).hexdigest() == sha256, f"{kept.name} is not what the index promises"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_bytes(answer.content)
+    assert hashlib.sha256(answer.content).hexdigest() == sha256, f"{cached.name} does not match the hash of the index"
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    cached.write_bytes(answer.content)
     return answer.content

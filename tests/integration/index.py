@@ -1,4 +1,4 @@
-"""A package index on the loopback (PEP 503) that misbehaves where it is told to."""
+"""A package index on the loopback (PEP 503) with configurable faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STALL_S = 300  # longer than any test, so that a stalled client is freed by noth
 
 
 class Fault(Enum):
-    """What goes wrong with a project: with its page, or with its files."""
+    """Faults of a project's page or files."""
 
     PAGE_404 = auto()
     PAGE_500 = auto()
@@ -35,7 +35,7 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class Answered:
-    """A request for `path`, and which part of its content was sent: `sent` bytes, the first of them at `start`."""
+    """A request for `path` and the part of the content in the answer: `sent` bytes from `start`."""
 
     path: str
     start: int
@@ -82,49 +82,49 @@ class Index:
             thread.join(10)
 
     def publish(self, *distributions: Distribution, yanked: str = "") -> None:
-        for one in distributions:
-            self._files.setdefault(one.project, {})[one.file] = one
+        for distribution in distributions:
+            self._files.setdefault(distribution.project, {})[distribution.file] = distribution
             if yanked:
-                self._yanked[one.file] = yanked
+                self._yanked[distribution.file] = yanked
 
     def withdraw(self, project: str, version: str) -> None:
-        """As if this version had never been published."""
+        """Removes a version."""
         files = self._files[project]
         for file in [file for file in files if f"-{version}" in file]:
             del files[file]
             self._yanked.pop(file, None)
 
     def heal(self) -> None:
-        """No faults any more; whoever waits is sent away."""
+        """Removes all faults; ends waiting requests."""
         self.faults.clear()
         self.times.clear()
         self.released.set()
         self.released, self.stalled = threading.Event(), threading.Event()
 
     def fault(self, kind: str, project: str) -> Fault | None:
-        """What goes wrong with a request, if anything."""
-        found = self.faults.get(project)
-        if found is None or not found.name.startswith(_FAULTS.get(kind, "?")):
+        """The fault for a request, if any."""
+        fault = self.faults.get(project)
+        if fault is None or not fault.name.startswith(_FAULTS.get(kind, "?")):
             return None
         with self._counting:
             left = self.times.get(project, 1)
             if project in self.times:
                 self.times[project] = max(0, left - 1)
-        return found if left else None
+        return fault if left else None
 
     def page(self, project: str, fault: Fault | None = None) -> str | None:
         if project not in self._files:
             return None
         links = []
-        for one in self._files[project].values():
-            yanked = f' data-yanked="{html.escape(self._yanked[one.file])}"' if one.file in self._yanked else ""
-            sha256 = one.sha256[::-1] if fault is Fault.PAGE_HAS_OTHER_HASH else one.sha256
-            links.append(f'<a href="/files/{project}/{one.file}#sha256={sha256}"{yanked}>{one.file}</a><br>\n')
+        for file, distribution in self._files[project].items():
+            yanked = f' data-yanked="{html.escape(self._yanked[file])}"' if file in self._yanked else ""
+            sha256 = distribution.sha256[::-1] if fault is Fault.PAGE_HAS_OTHER_HASH else distribution.sha256
+            links.append(f'<a href="/files/{project}/{file}#sha256={sha256}"{yanked}>{file}</a><br>\n')
         return f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>\n"
 
     def content(self, project: str, file: str) -> bytes | None:
-        found = self._files.get(project, {}).get(file)
-        return found.content if found else None
+        distribution = self._files.get(project, {}).get(file)
+        return distribution.content if distribution else None
 
 
 class _Server(ThreadingHTTPServer):
@@ -132,7 +132,7 @@ class _Server(ThreadingHTTPServer):
     index: Index
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that was killed in the middle is what the tests do."""
+        """Ignores errors: tests kill clients on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -163,9 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
             content += b"more"
         kind = "application/octet-stream"
         start = 0
-        asked = re.fullmatch(r"bytes=([0-9]+)-", self.headers.get("Range", ""))
-        if asked and cast("_Server", self.server).index.ranges:
-            start = int(asked[1])
+        requested = re.fullmatch(r"bytes=([0-9]+)-", self.headers.get("Range", ""))
+        if requested and cast("_Server", self.server).index.ranges:
+            start = int(requested[1])
             if start >= len(content):
                 self._answer(416, b"", kind)
                 return
@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._stall()
 
     def _stall(self) -> None:
-        """Until the test lets go."""
+        """Waits until the test ends the fault."""
         index = cast("_Server", self.server).index
         released = index.released
         index.stalled.set()
@@ -184,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _answer(self, status: int, body: bytes, kind: str, *, start: int = 0, sent: int | None = None) -> None:
-        """Only `sent` bytes of the body, if that is given, and then no more on this connection."""
+        """Sends the answer; with `sent`, only that many bytes of the body, and then closes the connection."""
         part = b"" if self.command == "HEAD" else body[:sent]
         cast("_Server", self.server).index.answered.append(Answered(self.path, start, len(part)))
         self.send_response(status)
@@ -200,11 +200,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
-        """Nothing: pytest shows what matters."""
+        """Logs nothing."""
 
 
 def _with_another_time(wheel: bytes) -> bytes:
-    """The same wheel but for the time of its first file, in its own header and in the archive's list of files."""
+    """The same wheel with another time of its first file, in its header and in the central directory."""
     changed = bytearray(wheel)
     for place in (10, wheel.index(b"PK\x01\x02") + 12):
         changed[place] ^= 1

@@ -1,4 +1,4 @@
-"""Docker Engine and containerd of Debian unstable, for the containerd image store: unpacked, never installed."""
+"""Docker Engine and containerd of Debian unstable, for the containerd image store: unpacked, not installed."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from builder import host
+from builder.index import host
 
 PACKAGES = ("docker.io", "containerd")
 TIMEOUT_S = 300
 
 
 def unpack(cache: Path) -> Path:
-    """A folder with usr/bin and usr/sbin, from the archive that this machine's apt is set up for; kept in `cache`."""
+    """A folder with usr/bin and usr/sbin, from the archive in this machine's apt settings; cached in `cache`."""
     root = cache / "root"
     if (cache / "whole").exists():
         return root
     shutil.rmtree(cache, ignore_errors=True)
     for folder in ("lists/partial", "archives/partial", "root"):
         (cache / folder).mkdir(parents=True)
-    lent = host.read()
-    (main,) = [source.uri for source in lent.apt_sources if source.kind == "main"]
+    settings = host.read()
+    (main,) = [source.uri for source in settings.apt_sources if source.kind == "main"]
     (cache / "sources.list").write_text(f"deb [signed-by={host.KEYRING}] {main} sid main\n", encoding="utf-8")
     options = {
         "Dir::Etc::SourceList": f"{cache}/sources.list",
@@ -32,8 +32,8 @@ def unpack(cache: Path) -> Path:
     }
     apt = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
     for command in ([*apt, "update"], [*apt, "download", *PACKAGES]):
-        done = subprocess.run(command, cwd=cache, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        assert done.returncode == 0, lent.hide(f"{' '.join(command[-3:])}\n{done.stderr}")
+        result = subprocess.run(command, cwd=cache, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert result.returncode == 0, settings.hide(f"{' '.join(command[-3:])}\n{result.stderr}")
     for package in PACKAGES:
         (file,) = cache.glob(f"{package}_*.deb")
         subprocess.run(["dpkg", "-x", str(file), str(root)], check=True, timeout=TIMEOUT_S)

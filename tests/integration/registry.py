@@ -1,4 +1,4 @@
-"""A registry on the loopback (Debian's docker-registry), and a proxy in front that misbehaves where it is told to."""
+"""A registry on the loopback (Debian's docker-registry), and a proxy in front of it with configurable troubles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import http.client
 import json
 import random
 import re
-import shutil
 import socket
 import subprocess
 import threading
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
-from builder import digest as digests
-from builder.push import Blob
+from builder.common import digest as digests
+from builder.registry.push import Blob
+from tests.integration import programs
 from tests.integration.checkout import until
 
 PROGRAM = "docker-registry"
@@ -45,12 +45,7 @@ http: {{addr: "127.0.0.1:{port}", secret: the same after a restart{tls}}}
 
 
 def install() -> None:
-    """Debian's package, unless there is the program already. Nothing of it is started."""
-    if shutil.which(PROGRAM):
-        return
-    for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", PROGRAM]):
-        subprocess.run(command, capture_output=True, timeout=300, check=False)
-    assert shutil.which(PROGRAM), f"`apt-get install {PROGRAM}` did not bring it"
+    programs.install(PROGRAM)
 
 
 @dataclass(kw_only=True)
@@ -107,7 +102,7 @@ def htpasswd(folder: Path) -> str:
 
 
 def certificate(folder: Path, name: str) -> str:
-    """Configuration for https under a name, by a certificate that is its own authority: `cert.pem`."""
+    """Configuration for https under a name, with a self-signed certificate: `cert.pem`."""
     _make_key(folder, name)
     return f", tls: {{certificate: {folder}/cert.pem, key: {folder}/key.pem}}"
 
@@ -124,7 +119,7 @@ def _make_key(folder: Path, name: str) -> None:
 
 
 class Fault(Enum):
-    """What goes wrong with a request."""
+    """A fault of a request."""
 
     STATUS_401 = auto()
     STATUS_429 = auto()
@@ -132,13 +127,13 @@ class Fault(Enum):
     STALLS = auto()
     CUT = auto()  # in the middle of the body, of which the registry gets the part that came
     CUT_BEFORE_A_PROXY = auto()  # the same, where a proxy hands on whole bodies only
-    ANSWER_LOST = auto()  # the registry does what it is asked to, but nobody hears
+    ANSWER_LOST = auto()  # the registry processes the request, but the answer is lost
     MEANWHILE = auto()  # all is well, but `meanwhile` happens before the answer
 
 
 @dataclass(kw_only=True)
 class Trouble:
-    """What goes wrong with which requests: so many (`times`), after others of the kind went well (`after`)."""
+    """A fault of some requests: `times` of them, after `after` requests of this kind without it."""
 
     fault: Fault
     method: str
@@ -149,7 +144,7 @@ class Trouble:
 
 
 class Proxy:
-    """Between client and registry. `troubles` may change while it serves; `got` counts bytes of bodies by method."""
+    """A proxy for a registry. `troubles` can change while it runs; `got` counts the bytes of bodies by method."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -178,7 +173,7 @@ class Proxy:
             thread.join(10)
 
     def heal(self) -> None:
-        """No troubles any more, nothing counted; whoever waits is sent away."""
+        """Removes all troubles, resets the counts, and ends waiting requests."""
         self.troubles.clear()
         self.requests.clear()
         self.got.clear()
@@ -186,20 +181,20 @@ class Proxy:
         self.stalled, self.released = threading.Event(), threading.Event()
 
     def count(self, method: str, path: str = "") -> int:
-        """How many requests of a kind came."""
-        return sum(bool(re.match(rf"{method} .*{path}", one)) for one in self.requests)
+        """The number of requests of a kind."""
+        return sum(bool(re.match(rf"{method} .*{path}", request)) for request in self.requests)
 
     def trouble(self, method: str, path: str) -> Trouble | None:
-        """What goes wrong with this request; notes that it came."""
+        """Counts a request; returns its fault."""
         with self._lock:
             self.requests.append(f"{method} {path}")
-            for one in self.troubles:
-                if one.method == method and re.search(one.path, path) and one.times:
-                    if one.after:
-                        one.after -= 1
+            for trouble in self.troubles:
+                if trouble.method == method and re.search(trouble.path, path) and trouble.times:
+                    if trouble.after:
+                        trouble.after -= 1
                         return None
-                    one.times -= 1
-                    return one
+                    trouble.times -= 1
+                    return trouble
         return None
 
     def took(self, method: str, size: int) -> None:
@@ -212,7 +207,7 @@ class _Server(ThreadingHTTPServer):
     proxy: Proxy
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that was killed in the middle is what the tests do."""
+        """Ignores errors: tests kill clients on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -278,14 +273,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
-        """Nothing: pytest shows what matters."""
+        """Logs nothing."""
 
 
 _STATUS = {Fault.STATUS_401: 401, Fault.STATUS_429: 429, Fault.STATUS_500: 500}
 
 
 class Tokens:
-    """A token service for USER, with a key of its own. `stale` tokens are past their time when they are given."""
+    """A token service for USER, with its own key. `stale` tokens have already expired."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -314,7 +309,7 @@ class Tokens:
             thread.join(10)
 
     def token(self, scopes: list[str]) -> str:
-        """A JWT, as the registry wants it (distribution, "Token Authentication Implementation")."""
+        """A JWT for the registry. Source: distribution, "Token Authentication Implementation"."""
         self.asked.append(" ".join(scopes))
         access = []
         for scope in scopes:
@@ -358,7 +353,7 @@ def _base64(data: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A manifest, and blobs that are files."""
+    """An image: a manifest, and blobs in files."""
 
     manifest: bytes
     blobs: tuple[Blob, ...]
@@ -373,7 +368,7 @@ class Image:
 
 
 def image(folder: Path, *sizes: int, seed: int = 0) -> Image:
-    """An image with layers of these sizes: noise, the same for the same size and seed."""
+    """An image with layers of these sizes, with random bytes that depend only on size and seed."""
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps({"architecture": "amd64", "os": "linux", "config": {}, "seed": seed}).encode()
     contents = [config, *(random.Random(f"{seed}-{size}").randbytes(size) for size in sizes)]

@@ -1,4 +1,4 @@
-"""What is in a store of the tests, and whether all of it is whole."""
+"""The contents of a store of the tests, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from typing import Any
 
 
 def faults(store: Path) -> list[str]:
-    """What a reader of the store would trip over: a blob that is not what its name says, or that is missing."""
-    found = []
+    """Errors of a store: blobs that are missing or do not match their digest."""
+    result = []
     names = set()
     for path in (store / "blobs/sha256").iterdir():
         names.add(path.name)
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != path.name:
-                found.append(f"{path.name} holds other bytes")
+                result.append(f"{path.name} holds other bytes")
     for image, digest in images(store).items():
-        found += [f"{image} lacks {one}" for one in blobs_of(store, digest) if one.removeprefix("sha256:") not in names]
-    return found
+        result += [
+            f"{image} lacks {entry}" for entry in blobs_of(store, digest) if entry.removeprefix("sha256:") not in names
+        ]
+    return result
 
 
 def leftovers(store: Path) -> list[str]:
     """Temporary files and downloads."""
-    found = [path for folder in ("tmp", "downloads") for path in (store / folder).iterdir()]
-    return [str(path) for path in (*found, *store.rglob(".*.tmp"))]
+    result = [path for folder in ("tmp", "downloads") for path in (store / folder).iterdir()]
+    return [str(path) for path in (*result, *store.rglob(".*.tmp"))]
 
 
 def images(store: Path) -> dict[str, str]:
-    """Name -> digest of the manifest."""
+    """The digests of manifests, by name."""
     index = json.loads((store / "index.json").read_text(encoding="utf-8"))
-    return {one["annotations"]["org.opencontainers.image.ref.name"]: one["digest"] for one in index["manifests"]}
+    return {entry["annotations"]["org.opencontainers.image.ref.name"]: entry["digest"] for entry in index["manifests"]}
 
 
 def read(store: Path, digest: str) -> dict[str, Any]:
     """A manifest or configuration."""
-    found: dict[str, Any] = json.loads(path(store, digest).read_bytes())
-    return found
+    result: dict[str, Any] = json.loads(path(store, digest).read_bytes())
+    return result
 
 
 def path(store: Path, digest: str) -> Path:
@@ -45,28 +47,30 @@ def path(store: Path, digest: str) -> Path:
 
 
 def blobs_of(store: Path, digest: str) -> dict[str, int]:
-    """Digest -> size, of the manifest, the configuration and every layer of an image."""
+    """Sizes by digest, of the manifest, the configuration and every layer of an image."""
     manifest = read(store, digest)
-    sizes = {one["digest"]: one["size"] for one in (manifest["config"], *manifest["layers"])}
+    sizes = {entry["digest"]: entry["size"] for entry in (manifest["config"], *manifest["layers"])}
     return {digest: path(store, digest).stat().st_size, **sizes}
 
 
 def layers(store: Path, digest: str) -> list[tuple[str, str]]:
-    """Line of the history and digest of the blob, of each layer, lowest first."""
+    """Line of the history and digest of each layer, lowest first."""
     manifest = read(store, digest)
-    lines = [str(one["created_by"]) for one in read(store, manifest["config"]["digest"])["history"]]
-    return list(zip(lines, [str(one["digest"]) for one in manifest["layers"]], strict=True))
+    lines = [str(entry["created_by"]) for entry in read(store, manifest["config"]["digest"])["history"]]
+    return list(zip(lines, [str(entry["digest"]) for entry in manifest["layers"]], strict=True))
 
 
 def os_records(store: Path) -> list[Path]:
-    """Where the store remembers what an os stage was made into."""
-    found = [path for path in (store / "layers").iterdir() if "created" in json.loads(path.read_text(encoding="utf-8"))]
-    assert found, "the store remembers no os layer"
-    return found
+    """The records of os layers in the store."""
+    result = [
+        path for path in (store / "layers").iterdir() if "created" in json.loads(path.read_text(encoding="utf-8"))
+    ]
+    assert result, "the store has no record of an os layer"
+    return result
 
 
 def flip(store: Path, digest: str) -> Path:
-    """Changes one byte in the middle of a blob, as a failing disk would; the file."""
+    """Changes one byte in the middle of a blob, like a failing disk; returns the file."""
     damaged = path(store, digest)
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1

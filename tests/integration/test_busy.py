@@ -11,10 +11,10 @@ def test_the_second_gives_up_or_waits(checkout: Checkout, index: Index) -> None:
     index.faults["tinyframe"] = Fault.FILE_STALLS
     with checkout.running("build", PLAIN) as first:
         first.reaches(index.stalled.is_set)
-        told = checkout.builder("render", code=9)
-        assert "`builder build`" in told
-        assert f"pid {first.process.pid}" in told
-        assert "--wait" in told
+        output = checkout.builder("render", code=9)
+        assert "`builder build`" in output
+        assert f"pid {first.process.pid}" in output
+        assert "--wait" in output
         with checkout.running("--wait", "render") as second:
             second.says(f"waiting for another builder: `builder build` (pid {first.process.pid}")
             index.heal()

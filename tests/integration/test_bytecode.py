@@ -1,4 +1,4 @@
-"""Bytecode is a function of its source and of Python: not of time, order, neighbours or the seed of hashes."""
+"""Bytecode depends only on its source and on Python: not on the time, the order, other modules or the hash seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import pytest
 
 from tests.integration.checkout import ROOT
 
-PROGRAM = ROOT / "templates/python/compile.py"
+PROGRAM = ROOT / "templates/steps/compile.py"
 PACKAGES = (asyncio, email, json, logging, unittest)
 TIMEOUT_S = 120
 # Two functions with the same set of names; see `with_own_sets` in the program.
@@ -79,15 +79,15 @@ class Venv:
 
     def run(self, *command: str, seed: str = "0") -> str:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        done = subprocess.run(
+        result = subprocess.run(
             [self.python, "-B", "-W", "ignore", *command],
             env={**environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     def compiled(self) -> dict[str, bytes]:
-        """Path below site-packages -> bytes."""
+        """The compiled files by path below site-packages."""
         return {str(path.relative_to(self.site)): path.read_bytes() for path in self.site.rglob("*.pyc")}
 
     def clean(self) -> None:
@@ -100,14 +100,14 @@ def venv(tmp_path: Path) -> Venv:
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], timeout=TIMEOUT_S, check=True
     )
-    made = Venv(tmp_path / "venv")
-    made.write(OWN)
-    return made
+    new = Venv(tmp_path / "venv")
+    new.write(OWN)
+    return new
 
 
 @pytest.fixture
 def full(venv: Venv) -> Venv:
-    """With a few hundred modules."""
+    """An environment with a few hundred modules."""
     for package in PACKAGES:
         folder = Path(str(package.__file__)).parent
         shutil.copytree(folder, venv.site / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -128,7 +128,7 @@ def test_the_same_bytes_in_another_process(full: Venv, tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_in_another_order(full: Venv) -> None:
-    """All by one process, which keeps of each what it keeps."""
+    """In one process, whose state changes with each module."""
     full.run(str(PROGRAM))
     expected = full.compiled()
     for order in ("reverse=True", "key=len", "key=hash"):
@@ -145,7 +145,7 @@ def test_the_same_bytes_in_another_order(full: Venv) -> None:
 
 
 def test_the_same_bytes_beside_other_modules(full: Venv) -> None:
-    """As of several layers, each of which is compiled by itself."""
+    """Each layer is compiled separately, beside the modules of other layers."""
     full.run(str(PROGRAM))
     expected = full.compiled()
     for share in (2, 10, 100):
@@ -155,11 +155,11 @@ def test_the_same_bytes_beside_other_modules(full: Venv) -> None:
         assert full.compiled() == expected
 
 
-def test_every_file_is_of_unchecked_hashes(venv: Venv) -> None:
+def test_all_files_are_hash_based_and_unchecked(venv: Venv) -> None:
     venv.run(str(PROGRAM))
-    found = venv.compiled()
+    compiled_files = venv.compiled()
     sources = {str(path.relative_to(venv.site)): path for path in venv.site.rglob("*.py")}
-    assert set(found) == {
+    assert set(compiled_files) == {
         str(Path(importlib.util.cache_from_source(str(path))).relative_to(venv.site)) for path in sources.values()
     }
     for path in sources.values():
@@ -172,13 +172,13 @@ def test_every_file_is_of_unchecked_hashes(venv: Venv) -> None:
         assert code.co_filename == str(path)
 
 
-def test_python_uses_it_without_looking_at_the_source(venv: Venv) -> None:
+def test_python_uses_bytecode_without_reading_the_source(venv: Venv) -> None:
     venv.run(str(PROGRAM))
     (venv.site / "a_names.py").write_text("raise SystemExit(1)\n", encoding="utf-8")
     assert venv.run("-c", "import a_names; print(a_names.odd_name_1)") == "1\n"
 
 
-def test_nothing_is_different_but_sets(venv: Venv, tmp_path: Path) -> None:
+def test_only_sets_differ_from_other_bytecode(venv: Venv, tmp_path: Path) -> None:
     venv.run(str(PROGRAM))
     for name in sorted({*OWN} - {"sets.py", "many_sets.py"}):
         path = str(venv.site / name)
@@ -190,38 +190,38 @@ def test_nothing_is_different_but_sets(venv: Venv, tmp_path: Path) -> None:
     assert venv.run("-c", code) == "[(True, 5.5), (True, 5.5), (False, False)]\n"
 
 
-def test_what_is_not_valid_is_left_alone(venv: Venv, tmp_path: Path) -> None:
+def test_invalid_files_are_skipped(venv: Venv, tmp_path: Path) -> None:
     venv.write(BROKEN)
-    told = venv.run(str(PROGRAM), str(tmp_path / "made.zip"))
-    assert told == f"compiled {len(OWN)} of {len(OWN) + len(BROKEN)} modules\n"
+    output = venv.run(str(PROGRAM), str(tmp_path / "bytecode.zip"))
+    assert output == f"compiled {len(OWN)} of {len(OWN) + len(BROKEN)} modules\n"
     stems = {Path(name).name.partition(".")[0] for name in venv.compiled()}
     assert stems == {Path(name).stem for name in OWN}
-    with zipfile.ZipFile(tmp_path / "made.zip") as archive:
+    with zipfile.ZipFile(tmp_path / "bytecode.zip") as archive:
         assert len(archive.namelist()) == len(OWN)
 
 
-def test_what_is_compiled_already_is_not_touched(venv: Venv, tmp_path: Path) -> None:
-    """It may lie in a layer below. And what is behind the link to the CUDA libraries is no Python's own."""
+def test_compiled_modules_are_unchanged(venv: Venv, tmp_path: Path) -> None:
+    """They may be in a lower layer. Files behind the link to the CUDA libraries do not belong to any Python."""
     venv.run(str(PROGRAM))
     places = {path: path.stat() for path in venv.site.rglob("*.pyc")}
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared/module.py").write_bytes(b"x = 1\n")
     (venv.site / "nvidia").symlink_to(tmp_path / "shared")
     venv.write({"new/module.py": b"x = 1\n"})
-    assert venv.run(str(PROGRAM), str(tmp_path / "made.zip")) == "compiled 1 of 1 modules\n"
+    assert venv.run(str(PROGRAM), str(tmp_path / "bytecode.zip")) == "compiled 1 of 1 modules\n"
     for path, before in places.items():
         assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert not (tmp_path / "shared/__pycache__").exists()
-    with zipfile.ZipFile(tmp_path / "made.zip") as archive:
+    with zipfile.ZipFile(tmp_path / "bytecode.zip") as archive:
         assert len(archive.namelist()) == 1
 
 
-def test_the_archive_holds_what_was_made(venv: Venv, tmp_path: Path) -> None:
-    venv.run(str(PROGRAM), str(tmp_path / "made.zip"))
-    with zipfile.ZipFile(tmp_path / "made.zip") as archive:
-        found = {item.filename: archive.read(item) for item in archive.infolist()}
+def test_the_archive_has_the_compiled_files(venv: Venv, tmp_path: Path) -> None:
+    venv.run(str(PROGRAM), str(tmp_path / "bytecode.zip"))
+    with zipfile.ZipFile(tmp_path / "bytecode.zip") as archive:
+        compiled_files = {item.filename: archive.read(item) for item in archive.infolist()}
         for item in archive.infolist():
             assert item.date_time == (1980, 1, 1, 0, 0, 0)
             assert item.compress_type == zipfile.ZIP_DEFLATED
     start = str(venv.site).lstrip("/")
-    assert found == {f"{start}/{name}": content for name, content in venv.compiled().items()}
+    assert compiled_files == {f"{start}/{name}": content for name, content in venv.compiled().items()}

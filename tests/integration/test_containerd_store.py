@@ -9,14 +9,18 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from builder.index import host
 from tests.integration import newer_docker, stores
 from tests.integration import registry as registries
-from tests.integration.checkout import EXTRA, MAKES_OS, PLAIN, ROOT, Checkout, docker
+from tests.integration.checkout import EXTRA, MAKES_OS, PLAIN, ROOT, SHORT, Checkout, docker
 from tests.integration.conftest import NewCheckout
 from tests.integration.daemon import Daemon, free_port
 from tests.integration.engine_proxy import EngineProxy
 from tests.integration.registry import Server
 
+pytestmark = pytest.mark.skipif(
+    not host.is_debian(), reason="only on Debian, whose archive has the newer engine that is unpacked here"
+)
 DISK = 4 << 30  # a limit, not memory taken
 OF_A_TAR = 50_000  # more than the headers of an archive take
 
@@ -31,8 +35,8 @@ def engine(built: Checkout) -> Iterator[EngineProxy]:
         daemon = Daemon(folder=Path(folder), port=free_port(), programs=programs, features=("containerd-snapshotter",))
         with daemon.disk(DISK):
             daemon.start()
-            told = docker("info", "--format", "{{.DriverStatus}}", host=daemon.host)
-            assert "io.containerd.snapshotter" in told, "this engine has another store"
+            output = docker("info", "--format", "{{.DriverStatus}}", host=daemon.host)
+            assert "io.containerd.snapshotter" in output, "this engine has another store"
             if "@" not in base:  # one that was pulled is pulled again: saved, it would lose its digest
                 daemon.take_image(base)
             with EngineProxy(daemon.folder / "proxy.sock", daemon.host).serving() as proxy:
@@ -45,6 +49,7 @@ def there(
 ) -> Checkout:
     """A checkout of that engine, with the operating system in its store."""
     made = new_checkout(tmp_path_factory.mktemp("there"))
+    made.write_tests(SHORT)
     made.lock_and_render()
     made.take_store(like=built.store)
     made.engine = engine.host
@@ -54,20 +59,24 @@ def there(
 
 def test_the_second_image_is_loaded_without_what_both_have(there: Checkout, engine: EngineProxy) -> None:
     engine.loaded.clear()
+    pulls = len(engine.pulled)
     there.builder("build", EXTRA)
     plain, extra = (
-        stores.blobs_of(there.store, there.stored()[there.references(suffix)[0]]) for suffix in ("", "-extra")
+        {layer for _, layer in stores.layers(there.store, there.stored()[there.references(suffix)[0]])}
+        for suffix in ("", "-extra")
     )
-    own = sum(size for blob, size in extra.items() if blob not in plain)
-    bare, archive = engine.loaded  # the operating system alone, to compile the second one's modules, and the image
-    assert bare < OF_A_TAR
-    assert own < archive < own + OF_A_TAR
-    assert own < sum(plain.values()) / 10
+    own = {layer.removeprefix("sha256:")[:12] for layer in extra - plain}
+    bare, image = engine.pulled[pulls:]  # the operating system alone, to compile the second one's modules
+    assert bare & {layer.removeprefix("sha256:")[:12] for layer in plain} == set()
+    assert own
+    assert image & {layer.removeprefix("sha256:")[:12] for layer in extra} == own
+    assert max(engine.loaded) < OF_A_TAR, "layers were in an archive"
+    assert "127.0.0.1" not in there.docker("image", "ls", "--all", "--digests"), "the name of a pull is left"
 
 
 def test_ids_are_digests_of_manifests_and_the_tests_pass(there: Checkout, tmp_path: Path) -> None:
-    told = there.builder("images")
-    assert "2 images built, tested and tagged" in told
+    output = there.builder("images")
+    assert "2 images tested and tagged" in output
     stored = there.stored()
     assert there.tags() == {
         reference: stored[references[0]]
@@ -81,15 +90,15 @@ def test_ids_are_digests_of_manifests_and_the_tests_pass(there: Checkout, tmp_pa
 
     registries.install()
     with Server(folder=tmp_path).serving() as server:
-        assert "2 images published" in there.builder("push", "--to", f"127.0.0.1:{server.port}")
+        assert "2 images in the registry" in there.builder("push", "--to", f"127.0.0.1:{server.port}")
 
 
 def test_the_operating_system_made_there_has_the_same_bytes(there: Checkout) -> None:
     """Another engine, another BuildKit, another form of `docker save`."""
     before, store = there.stored(), there.store
     there.take_store()
-    told = there.builder("build")
-    assert MAKES_OS.search(told)
+    output = there.builder("build")
+    assert MAKES_OS.search(output)
     assert there.stored() == before
     assert stores.faults(there.store) == []
     there.environ["GPU_IMAGES_STORE"] = str(store)

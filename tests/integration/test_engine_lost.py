@@ -14,7 +14,7 @@ from tests.integration import stores, wheels
 from tests.integration.checkout import METHODS, PLAIN, Checkout
 from tests.integration.conftest import NewCheckout
 from tests.integration.daemon import Daemon, free_port
-from tests.integration.engine_proxy import LOAD, START, EngineProxy
+from tests.integration.engine_proxy import PULL, START, EngineProxy
 from tests.integration.index import Fault, Index
 
 ENOUGH = 8 << 30  # a limit, not memory taken
@@ -67,23 +67,25 @@ def test_killed_while(there: Checkout, daemon: Daemon, index: Index, step: str, 
         there.builder("render")
         reached = lambda: any(line.startswith("/bin/sh -c sleep") for line in there.processes().values())  # noqa: E731
     else:
-        proxy.hold(START, LOAD)
+        proxy.hold(START, PULL)
         reached = proxy.held.is_set
-    with there.running("images", PLAIN, "--method", method) as run:
+    # mmdebstrap makes an operating system without the engine.
+    options = ["--os-layer", "buildkit"] if step == "the operating system is made" else ["--method", method]
+    with there.running("images", PLAIN, *options) as run:
         run.reaches(reached, seconds=180)
         daemon.kill()
         proxy.let_go()
-        told = run.ends(6)
-    assert PLAIN in told
-    assert "Docker Engine" in told
-    assert "  -> " in told, "there is no hint"
+        output = run.ends(6)
+    assert PLAIN in output
+    assert "Docker Engine" in output
+    assert "  -> " in output, "there is no hint"
     assert stores.faults(there.store) == []
     index.heal()
     daemon.start()
     assert there.image_ids() == set()
     (there.root / "templates/os.j2").write_text(template, encoding="utf-8")
     there.builder("render")
-    assert "1 images built, tested and tagged" in there.builder("images", PLAIN, "--method", method)
+    assert "tested and tagged" in there.builder("images", PLAIN, "--method", method)
     assert set(there.tags()) == set(there.references())
     assert there.working_images() == []
 
@@ -112,10 +114,10 @@ def _leave(daemon: Daemon, room: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_too_little_room_is_seen_before_the_build(there: Checkout, daemon: Daemon, method: str) -> None:
     _leave(daemon, ROOM)
-    told = there.builder("images", PLAIN, "--method", method, code=10)
-    assert "takes about" in told
-    assert "docker builder prune" in told
-    assert f"{PLAIN}: " not in told
+    output = there.builder("images", PLAIN, "--method", method, code=10)
+    assert "takes about" in output
+    assert "docker builder prune" in output
+    assert not any(line.startswith(f"{PLAIN}: ") for line in output.splitlines()), "a build had begun"
     assert there.image_ids() == set()
 
 
@@ -130,10 +132,10 @@ def test_a_disk_that_fills_up_is_said_to_be_full(
     there.builder("render")
     there.engine = daemon.tcp
     _leave(daemon, ROOM)
-    told = there.builder("images", PLAIN, "--method", method, code=10)
-    assert f"{PLAIN}: failed" in told
-    assert words in told
-    assert "docker builder prune" in told
+    output = there.builder("images", PLAIN, "--method", method, code=10)
+    assert f"{PLAIN}: failed" in output
+    assert words in output
+    assert "docker builder prune" in output
     assert there.image_ids() == set()
     assert stores.faults(there.store) == []
 

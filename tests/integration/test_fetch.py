@@ -1,4 +1,4 @@
-"""Wheels are fetched whole or not at all, whatever the index does, and what came is not fetched again."""
+"""Wheels are fetched completely or not at all, whatever the index does, and received bytes are not fetched again."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from builder.errors import FetchError
-from builder.fetch import PIECE, Fetcher, Patience
-from builder.index import IndexSettings
-from builder.lock import Wheel
+from builder.common.errors import FetchError
+from builder.index.download import Fetcher, Patience
+from builder.index.session import PIECE
+from builder.index.settings import IndexSettings
+from builder.index.wheels import Wheel
 from tests.integration.checkout import until
 from tests.integration.index import Answered, Fault, Index
 from tests.integration.wheels import Distribution
 
 CONTENT = random.Random(1).randbytes(10_000_000) + b"PK\x01\x02" + bytes(20)  # as much of a zip as the index changes
 FILE = "tiny_wheel-1.0-py3-none-any.whl"
-QUICK = Patience(attempts=3, connect=5, silence=0.5, pause=0.001)
-ONCE = Patience(attempts=1, connect=5, silence=0.5, pause=0.001)
+QUICK = Patience(attempts=3, connect=5, read=0.5, pause=0.001)
+ONCE = Patience(attempts=1, connect=5, read=0.5, pause=0.001)
 PART = len(CONTENT) // 20  # what an index sends that truncates
 
 WHEEL = Wheel(
@@ -45,7 +46,7 @@ def running() -> Iterator[Index]:
 
 @pytest.fixture
 def index(running: Index) -> Iterator[Index]:
-    """An index with one wheel, whose files can be had in parts."""
+    """An index with one wheel, which serves ranges of files."""
     running.heal()
     running.publish(Distribution(project="tiny-wheel", file=FILE, content=CONTENT))
     running.ranges = True
@@ -55,37 +56,37 @@ def index(running: Index) -> Iterator[Index]:
 
 
 class Folder:
-    """Where wheels are fetched to; `got` is what was told of progress."""
+    """A folder for wheels; `progress` has the reported bytes."""
 
     def __init__(self, path: Path, index: Index) -> None:
         self.path = path
         self.whl, self.part = (path / f"{WHEEL.sha256}.{end}" for end in ("whl", "part"))
-        self.got: list[int] = []
+        self.progress: list[int] = []
         self._index = index
 
     def fetcher(self, patience: Patience = QUICK) -> Fetcher:
         settings = IndexSettings(url=self._index.url)
-        return Fetcher(settings, self.path, got=self.got.append, patience=patience)
+        return Fetcher(settings, self.path, progress=self.progress.append, patience=patience)
 
     def fetch(self, patience: Patience = QUICK, wheel: Wheel = WHEEL) -> Path:
         return self.fetcher(patience).fetch(wheel)
 
     def fails(self, patience: Patience = QUICK) -> str:
-        """What is said; nothing of it is used, and neither is the index named."""
-        before = sum(self.got)
+        """The message of a failed fetch; it must not name the index, and there must be no wheel."""
+        before = sum(self.progress)
         with pytest.raises(FetchError) as raised:
             self.fetch(patience)
-        told = f"{raised.value}\n{raised.value.hint}"
-        assert FILE in told
+        message = f"{raised.value}\n{raised.value.hint}"
+        assert FILE in message
         for word in (self._index.address, "127.0.0.1", "localhost"):
-            assert word not in told
-        assert sum(self.got) == before, "bytes that do not count any more are still counted"
+            assert word not in message
+        assert sum(self.progress) == before, "bytes that do not count any more are still counted"
         assert not self.whl.exists()
-        return told
+        return message
 
     def is_good(self) -> bool:
-        """The wheel is there, alone, and every byte of it was counted once."""
-        assert sum(self.got) == len(CONTENT)
+        """The folder has only the wheel, and every byte was reported once."""
+        assert sum(self.progress) == len(CONTENT)
         return [path.name for path in self.path.iterdir()] == [self.whl.name] and self.whl.read_bytes() == CONTENT
 
 
@@ -95,12 +96,12 @@ def folder(tmp_path: Path, index: Index) -> Folder:
 
 
 def files(index: Index) -> list[tuple[int, int]]:
-    """Start and length of what was sent of files."""
-    return [(one.start, one.sent) for one in index.answered if one.path.startswith("/files/")]
+    """Start and length of each answer with a part of a file."""
+    return [(request.start, request.sent) for request in index.answered if request.path.startswith("/files/")]
 
 
 def pages(index: Index) -> int:
-    return len([one for one in index.answered if one.path.startswith("/simple/")])
+    return len([request for request in index.answered if request.path.startswith("/simple/")])
 
 
 def test_a_wheel_is_fetched(folder: Folder, index: Index) -> None:
@@ -133,20 +134,20 @@ def test_several_cuts(folder: Folder, index: Index) -> None:
     assert len(CONTENT) <= sum(sent for _, sent in files(index)) < len(CONTENT) + 2 * PIECE
 
 
-def test_what_came_is_kept_after_a_failure(folder: Folder, index: Index) -> None:
+def test_received_bytes_are_kept_after_a_failure(folder: Folder, index: Index) -> None:
     index.faults["tiny-wheel"] = Fault.FILE_TRUNCATED
-    assert "cut off" in folder.fails(ONCE) or "broke off" in folder.fails(ONCE)
-    kept = folder.part.read_bytes()
-    assert 0 < len(kept) < len(CONTENT)
-    assert CONTENT.startswith(kept)
+    assert "connection was lost" in folder.fails(ONCE)
+    received = folder.part.read_bytes()
+    assert 0 < len(received) < len(CONTENT)
+    assert CONTENT.startswith(received)
     index.heal()
     index.answered.clear()
     folder.fetch()
     assert folder.is_good()
-    assert files(index) == [(len(kept), len(CONTENT) - len(kept))]
+    assert files(index) == [(len(received), len(CONTENT) - len(received))]
 
 
-def test_what_came_before_a_stall_is_kept(folder: Folder, index: Index) -> None:
+def test_bytes_received_before_a_stall_are_kept(folder: Folder, index: Index) -> None:
     index.faults["tiny-wheel"], index.times["tiny-wheel"] = Fault.FILE_STALLS_HALFWAY, 1
     folder.fetch()
     assert folder.is_good()
@@ -155,7 +156,7 @@ def test_what_came_before_a_stall_is_kept(folder: Folder, index: Index) -> None:
     assert len(CONTENT) // 2 - PIECE < start <= len(CONTENT) // 2
 
 
-def test_an_index_without_parts_begins_anew(folder: Folder, index: Index) -> None:
+def test_without_ranges_the_fetch_starts_again(folder: Folder, index: Index) -> None:
     index.ranges = False
     index.faults["tiny-wheel"], index.times["tiny-wheel"] = Fault.FILE_TRUNCATED, 1
     folder.fetch()
@@ -169,7 +170,7 @@ def test_an_index_without_parts_begins_anew(folder: Folder, index: Index) -> Non
     [b"wrong", b"\0" * (len(CONTENT) - 1), b"\0" * len(CONTENT), b"\0" * (len(CONTENT) + 1), CONTENT + b"more", b""],
     ids=["short", "one byte less", "as long", "longer", "right but longer", "empty"],
 )
-def test_wrong_bytes_from_before_heal_themselves(folder: Folder, index: Index, stale: bytes, ranges: bool) -> None:
+def test_wrong_bytes_of_an_earlier_fetch_are_replaced(folder: Folder, index: Index, stale: bytes, ranges: bool) -> None:
     index.ranges = ranges
     folder.part.write_bytes(stale)
     folder.fetch()
@@ -177,15 +178,15 @@ def test_wrong_bytes_from_before_heal_themselves(folder: Folder, index: Index, s
     assert files(index)[-1] == (0, len(CONTENT))
 
 
-def test_what_came_whole_is_not_fetched_again(folder: Folder, index: Index) -> None:
-    """As if the builder had been killed just before the end."""
+def test_a_complete_file_is_not_fetched_again(folder: Folder, index: Index) -> None:
+    """As after a kill just before the rename."""
     folder.part.write_bytes(CONTENT)
     folder.fetch()
     assert folder.is_good()
     assert files(index) == []
 
 
-def test_a_wheel_that_is_there_needs_no_index(folder: Folder, index: Index) -> None:
+def test_an_existing_wheel_needs_no_index(folder: Folder, index: Index) -> None:
     folder.whl.write_bytes(CONTENT)
     folder.fetch()
     assert folder.is_good()
@@ -194,7 +195,7 @@ def test_a_wheel_that_is_there_needs_no_index(folder: Folder, index: Index) -> N
 
 @pytest.mark.parametrize("damaged", [b"", CONTENT[:-1], bytes(len(CONTENT))], ids=["empty", "short", "zeros"])
 def test_a_damaged_wheel_is_fetched_again(folder: Folder, index: Index, damaged: bytes) -> None:
-    """As a machine may leave it that lost its power."""
+    """As after a power failure."""
     folder.whl.write_bytes(damaged)
     folder.fetch()
     assert folder.is_good()
@@ -202,7 +203,7 @@ def test_a_damaged_wheel_is_fetched_again(folder: Folder, index: Index, damaged:
 
 
 @pytest.mark.parametrize("there", [0, 5, len(CONTENT)])
-def test_a_wheel_whose_size_nobody_knows(folder: Folder, there: int) -> None:
+def test_a_wheel_of_unknown_size(folder: Folder, there: int) -> None:
     folder.part.write_bytes(CONTENT[:there])
     wheel = Wheel(
         component="none", name=WHEEL.name, version=WHEEL.version, file=WHEEL.file, size=0, sha256=WHEEL.sha256
@@ -211,32 +212,32 @@ def test_a_wheel_whose_size_nobody_knows(folder: Folder, there: int) -> None:
     assert folder.is_good()
 
 
-# ---- what goes wrong
+# ---- faults
 
 
 @pytest.mark.parametrize(
     ("fault", "words", "requests"),
     [
-        (Fault.PAGE_404, "does not list it", 0),
+        (Fault.PAGE_404, "not listed by the index", 0),
         (Fault.PAGE_500, "500", 0),
-        (Fault.PAGE_STALLS, "silent", 0),
-        (Fault.PAGE_HAS_OTHER_HASH, f"another SHA-256 ({WHEEL.sha256[::-1][:12]}", 0),
+        (Fault.PAGE_STALLS, "timed out", 0),
+        (Fault.PAGE_HAS_OTHER_HASH, f"SHA-256 mismatch: {WHEEL.sha256[::-1][:12]}... is listed", 0),
         (Fault.FILE_404, "404", 1),
         (Fault.FILE_500, "500", 3),
-        (Fault.FILE_STALLS, "silent", 0),
-        (Fault.FILE_TRUNCATED, "broke", 3),
-        (Fault.FILE_HAS_OTHER_BYTES, "other bytes than the lock says", 1),
+        (Fault.FILE_STALLS, "timed out", 0),
+        (Fault.FILE_TRUNCATED, "lost", 3),
+        (Fault.FILE_HAS_OTHER_BYTES, "SHA-256 mismatch", 1),
         (Fault.FILE_IS_LONGER, f"more than the {len(CONTENT)} bytes", 1),
     ],
 )
-def test_a_fault_that_stays(folder: Folder, index: Index, fault: Fault, words: str, requests: int) -> None:
+def test_a_permanent_fault(folder: Folder, index: Index, fault: Fault, words: str, requests: int) -> None:
     index.faults["tiny-wheel"] = fault
     assert words in folder.fails()
     assert len(files(index)) == requests
 
 
 @pytest.mark.parametrize("fault", [Fault.PAGE_500, Fault.FILE_500, Fault.PAGE_STALLS, Fault.FILE_STALLS])
-def test_a_fault_that_passes(folder: Folder, index: Index, fault: Fault) -> None:
+def test_a_temporary_fault(folder: Folder, index: Index, fault: Fault) -> None:
     index.faults["tiny-wheel"], index.times["tiny-wheel"] = fault, 2
     folder.fetch()
     assert folder.is_good()
@@ -245,11 +246,11 @@ def test_a_fault_that_passes(folder: Folder, index: Index, fault: Fault) -> None
 def test_a_page_without_the_file(folder: Folder, index: Index) -> None:
     index.withdraw("tiny-wheel", "1.0")
     index.publish(Distribution(project="tiny-wheel", file="tiny_wheel-1.1-py3-none-any.whl", content=b""))
-    assert "does not list it" in folder.fails()
+    assert "not listed by the index" in folder.fails()
     index.withdraw("tiny-wheel", "1.1")
 
 
-def test_other_bytes_of_the_same_size_are_not_kept(folder: Folder, index: Index) -> None:
+def test_wrong_bytes_of_the_right_size_are_not_kept(folder: Folder, index: Index) -> None:
     index.faults["tiny-wheel"] = Fault.FILE_HAS_OTHER_BYTES
     folder.fails()
     assert folder.part.stat().st_size == 0
@@ -258,7 +259,7 @@ def test_other_bytes_of_the_same_size_are_not_kept(folder: Folder, index: Index)
     assert folder.is_good()
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_an_index_that_does_not_listen(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -274,7 +275,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
 
 def test_two_fetchers_on_one_folder_fetch_once(folder: Folder, index: Index) -> None:
     index.faults["tiny-wheel"], index.times["tiny-wheel"] = Fault.FILE_STALLS_HALFWAY, 1
-    patient = Patience(attempts=3, connect=5, silence=60, pause=0.001)
+    patient = Patience(attempts=3, connect=5, read=60, pause=0.001)
     other = Folder(folder.path, index)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(folder.fetch, patient)
@@ -290,11 +291,11 @@ def test_two_fetchers_on_one_folder_fetch_once(folder: Folder, index: Index) -> 
     assert sum(sent for _, sent in files(index)) < len(CONTENT) + PIECE
 
 
-def test_the_second_fetcher_goes_on_where_the_first_one_failed(folder: Folder, index: Index) -> None:
+def test_a_second_fetcher_continues_where_the_first_failed(folder: Folder, index: Index) -> None:
     index.faults["tiny-wheel"], index.times["tiny-wheel"] = Fault.FILE_STALLS_HALFWAY, 1
     other = Folder(folder.path, index)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(folder.fetch, Patience(attempts=1, connect=5, silence=1, pause=0.001))
+        first = pool.submit(folder.fetch, Patience(attempts=1, connect=5, read=1, pause=0.001))
         assert index.stalled.wait(30)
         second = pool.submit(other.fetch)
         with pytest.raises(FetchError):
@@ -304,7 +305,7 @@ def test_the_second_fetcher_goes_on_where_the_first_one_failed(folder: Folder, i
     assert [start > len(CONTENT) // 3 for start, _ in files(index)] == [False, True]
 
 
-def test_a_page_is_asked_for_once_for_all_files_of_a_project(tmp_path: Path, index: Index) -> None:
+def test_a_page_is_requested_once_for_all_files_of_a_project(tmp_path: Path, index: Index) -> None:
     wheels = []
     for number in range(8):
         content = b"%d" % number * 999
@@ -321,8 +322,8 @@ def test_a_page_is_asked_for_once_for_all_files_of_a_project(tmp_path: Path, ind
     index.withdraw("tiny-wheel", "2.")
 
 
-def test_a_wheel_that_is_dropped_and_fetched_all_the_time(folder: Folder, index: Index) -> None:
-    """By several processes that share a store: whoever fetches has the right bytes at that moment."""
+def test_a_wheel_that_is_dropped_and_fetched_repeatedly(folder: Folder, index: Index) -> None:
+    """By several processes with the same store: each fetch returns the right bytes."""
     small = b"small" * 100
     index.publish(Distribution(project="tiny-wheel", file=FILE, content=small))
     sha256 = hashlib.sha256(small).hexdigest()
@@ -330,7 +331,7 @@ def test_a_wheel_that_is_dropped_and_fetched_all_the_time(folder: Folder, index:
     stop = threading.Event()
 
     def work() -> int:
-        fetcher, done = folder.fetcher(), 0
+        fetcher, fetched = folder.fetcher(), 0
         while not stop.is_set():
             path = fetcher.fetch(wheel)
             try:
@@ -338,13 +339,13 @@ def test_a_wheel_that_is_dropped_and_fetched_all_the_time(folder: Folder, index:
             except FileNotFoundError:
                 continue  # dropped by another one
             fetcher.drop(wheel)
-            done += 1
-        return done
+            fetched += 1
+        return fetched
 
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(work) for _ in range(3)]
         try:
-            until(lambda: len(files(index)) > 60 or any(one.done() for one in running), "wheels are fetched")
+            until(lambda: len(files(index)) > 60 or any(future.done() for future in running), "wheels are fetched")
         finally:
             stop.set()
-        assert sum(one.result(30) for one in running) > 10
+        assert sum(future.result(30) for future in running) > 10

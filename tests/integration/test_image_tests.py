@@ -1,4 +1,4 @@
-"""What was not tested, or failed, gets no tag; the other image does."""
+"""An untested or failed image gets no tag; the other image does."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ FAILS = {"extra": "def test_fails():\n    assert 1 == 2\n"}
 
 @pytest.fixture(scope="module")
 def project(new_checkout: NewCheckout, served: Index, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout with one image that is built and not tested."""
-    made = new_checkout(tmp_path_factory.mktemp("untested"))
-    made.lock_and_render()
-    made.builder("build", PLAIN)
-    assert (made.tags(), len(made.image_ids())) == ({}, 1)
-    return made
+    """A checkout with one image, built but not tested."""
+    checkout = new_checkout(tmp_path_factory.mktemp("untested"))
+    checkout.lock_and_render()
+    checkout.builder("build", PLAIN)
+    assert (checkout.tags(), len(checkout.image_ids())) == ({}, 1)
+    return checkout
 
 
 @pytest.fixture
 def untested(project: Checkout) -> Iterator[Checkout]:
-    """The checkout, of which no test may tag the image."""
+    """The checkout; checks that the test has not tagged the image."""
     project.write_tests({**TESTS, **SHORT})
     before = project.tags(), project.image_ids()
     yield project
@@ -40,12 +40,12 @@ def ready(checkout: Checkout) -> Checkout:
     return checkout
 
 
-def test_a_failing_test_of_one_image_stops_that_image_alone(ready: Checkout) -> None:
+def test_a_failing_test_stops_only_its_image(ready: Checkout) -> None:
     ready.write_tests(FAILS)
-    told = ready.builder("images", code=8)
-    assert f"{EXTRA}: 1 of 5 tests failed" in told
-    assert "test_extra.py::test_fails" in told
-    assert f".builder/logs/{EXTRA}.test.log" in told
+    output = ready.builder("images", code=8)
+    assert f"{EXTRA}: 1 of 5 tests failed" in output
+    assert "test_extra.py::test_fails" in output
+    assert f".builder/logs/{EXTRA}.test.log" in output
     assert set(ready.tags()) == set(ready.references())
     assert "assert 1 == 2" in (ready.root / f".builder/logs/{EXTRA}.test.log").read_text(encoding="utf-8")
 
@@ -84,40 +84,38 @@ def test_an_earlier_tag_stays_until_the_new_image_has_passed(ready: Checkout) ->
     ],
     ids=["no test", "skipped", "file skipped", "expected to fail", "not importable", "killed"],
 )
-def test_a_component_that_was_not_tested_is_no_pass(untested: Checkout, text: str) -> None:
-    """Beside components that pass."""
+def test_an_untested_component_fails(untested: Checkout, text: str) -> None:
+    """Even if all other components pass."""
     untested.write_tests({"tiny": text})
-    told = untested.builder("images", PLAIN, code=8)
-    assert PLAIN in told
-    assert f".builder/logs/{PLAIN}.test.log" in told
+    output = untested.builder("images", PLAIN, code=8)
+    assert PLAIN in output
+    assert f".builder/logs/{PLAIN}.test.log" in output
 
 
-def test_no_test_at_all_is_no_pass(untested: Checkout) -> None:
+def test_an_image_without_tests_fails(untested: Checkout) -> None:
     untested.write_tests(dict.fromkeys(("base", "python", "cuda", "tiny"), ""))
     assert PLAIN in untested.builder("images", PLAIN, code=8)
 
 
-def test_a_component_without_a_file_of_tests_is_no_pass(untested: Checkout) -> None:
+def test_a_component_without_a_test_file_fails(untested: Checkout) -> None:
     (untested.root / "tests/images/test_tiny.py").unlink()
     assert "test_tiny.py" in untested.builder("images", PLAIN, code=8)
 
 
-def test_what_failed_before_is_tested_again(untested: Checkout) -> None:
+def test_a_failed_image_is_tested_again(untested: Checkout) -> None:
     untested.write_tests({"tiny": "def test_fails():\n    assert 1 == 2\n"})
     for _ in range(2):
         assert "test_tiny.py::test_fails" in untested.builder("images", PLAIN, code=8)
 
 
 @pytest.mark.parametrize("command", ["images", "test"])
-def test_a_gpu_that_is_required_and_not_there_stops_it_before_anything_is_done(
-    untested: Checkout, command: str
-) -> None:
-    kept = untested.files(".builder/evidence")
-    told = untested.builder(command, "--gpu", "require", PLAIN, code=8)
-    assert f"{PLAIN}: --gpu require, and GPU tests cannot run: no GPU test: tests/gpu/test_tiny.py is missing" in told
+def test_a_missing_required_gpu_is_an_error_before_the_build(untested: Checkout, command: str) -> None:
+    evidence = untested.files(".builder/evidence")
+    output = untested.builder(command, "--gpu", "require", PLAIN, code=8)
+    assert f"{PLAIN}: --gpu require, but GPU tests cannot run: no GPU test: tests/gpu/test_tiny.py is missing" in output
     (untested.root / "tests/gpu").mkdir(exist_ok=True)
     (untested.root / "tests/gpu/test_tiny.py").write_text("def test():\n    raise AssertionError\n")
-    told = untested.builder(command, "--gpu", "require", PLAIN, code=8)
-    assert re.search("GPU tests cannot run: (no NVIDIA driver|Docker Engine has no NVIDIA runtime|driver)", told)
+    output = untested.builder(command, "--gpu", "require", PLAIN, code=8)
+    assert re.search("GPU tests cannot run: (no NVIDIA driver|Docker Engine has no NVIDIA runtime|driver)", output)
     shutil.rmtree(untested.root / "tests/gpu")
-    assert untested.files(".builder/evidence") == kept
+    assert untested.files(".builder/evidence") == evidence

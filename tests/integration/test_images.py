@@ -1,4 +1,4 @@
-"""From matrix.yaml to tagged images, and doing nothing where nothing changed."""
+"""From matrix.yaml to tagged images; without changes, a second run does nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.integration.checkout import EXTRA, PLAIN, Checkout
 
 
 def times(checkout: Checkout, pattern: str) -> dict[str, int]:
-    """Log file -> when it was written."""
+    """The time of each log file."""
     return {path.name: path.stat().st_mtime_ns for path in (checkout.root / ".builder/logs").glob(pattern)}
 
 
@@ -24,7 +24,7 @@ def test_every_tag_of_every_cell_exists(built: Checkout) -> None:
     assert built.image_ids() == set(tags.values())
 
 
-def test_evidence_is_kept_and_says_that_no_gpu_was_there(built: Checkout) -> None:
+def test_evidence_is_written_and_has_no_gpu(built: Checkout) -> None:
     for cell, suffix in ((PLAIN, ""), (EXTRA, "-extra")):
         image_id = built.tags()[built.references(suffix)[0]]
         file = built.root / f".builder/evidence/{image_id.replace(':', '-')}.json"
@@ -36,7 +36,7 @@ def test_evidence_is_kept_and_says_that_no_gpu_was_there(built: Checkout) -> Non
             assert any(f"test_{component}.py::" in name for name in evidence["passed"]), component
 
 
-def test_nothing_is_left_of_the_work(built: Checkout) -> None:
+def test_no_temporary_files_or_images_are_left(built: Checkout) -> None:
     assert built.containers() == []
     assert list((built.root.parent / "tmp").iterdir()) == []
     assert built.processes() == {}
@@ -48,21 +48,21 @@ def test_a_second_run_does_nothing(built: Checkout) -> None:
     assert (built.tags(), times(built, "*.log")) == before
 
 
-def test_another_test_means_testing_again_and_not_building_again(built: Checkout) -> None:
+def test_an_edited_test_means_testing_again_without_a_build(built: Checkout) -> None:
     tags, builds, tests = built.tags(), build_logs(built), times(built, "*.test.log")
     with (built.root / "tests/images/test_extra.py").open("a", encoding="utf-8") as file:
         file.write("\n\ndef test_version(python, subject):\n")
         file.write("    version = python('import tinyextra, json; print(json.dumps(tinyextra.VERSION))')\n")
         file.write("    assert version == subject.cell['release']\n")
-    told = built.builder("images")
-    assert "2 images built, tested and tagged" in told
+    output = built.builder("images")
+    assert "2 images tested and tagged" in output
     assert build_logs(built) == builds
     assert all(times(built, "*.test.log")[name] > time for name, time in tests.items())
     assert built.tags() == tags
     assert "up to date" in built.builder("images")
 
 
-def test_generated_files_come_back_the_same(built: Checkout) -> None:
+def test_deleted_files_are_generated_again(built: Checkout) -> None:
     before = built.files("images")
     for path in sorted((built.root / "images").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -71,20 +71,20 @@ def test_generated_files_come_back_the_same(built: Checkout) -> None:
     assert built.files("images") == before
     built.builder("render", "--check")
     built.builder("lock", "--check")
-    assert "every lock is as it was" in built.builder("lock")
+    assert "all locks unchanged" in built.builder("lock")
 
 
 def test_an_edit_makes_locks_or_images_stale(checkout: Checkout) -> None:
     checkout.lock_and_render()
     user = "USER {{ settings.user }}\n"
     checkout.edit("templates/Dockerfile.j2", user, f"{user}STOPSIGNAL SIGTERM\n")
-    assert f"images/{PLAIN}/Dockerfile" in checkout.builder("render", "--check", code=5)
+    assert f"images/{PLAIN}/plain.Dockerfile" in checkout.builder("render", "--check", code=5)
     assert "builder render" in checkout.builder("images", code=5)
     checkout.builder("lock", "--check")
     checkout.builder("render")
     checkout.builder("render", "--check")
 
-    checkout.edit("matrix.yaml", "packages: [pip]", "packages: [pip, tinyextra]")
+    checkout.edit("matrix.yaml", "[pip, nvidia-ml-py]", "[pip, nvidia-ml-py, tinyextra]")
     assert f"locks/{PLAIN}.json" in checkout.builder("lock", "--check", code=5)
     assert "builder lock" in checkout.builder("images", code=5)
     assert checkout.image_ids() == set()

@@ -1,17 +1,15 @@
-"""A builder that is interrupted, terminated or killed: no tag, nothing half, nothing left that the next run keeps."""
+"""A builder that is interrupted, terminated or killed sets no tag, and the next run removes what it left."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.integration import stores, wheels
 from tests.integration.checkout import PLAIN, Checkout
-from tests.integration.engine_proxy import LOAD, SAVE, START, EngineProxy
+from tests.integration.engine_proxy import LOAD, PULL, SAVE, START, EngineProxy
 from tests.integration.index import Fault, Index
 
 WAITS = """\
@@ -29,28 +27,13 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKIL
 
 
 def stopped_by(*names: str) -> pytest.MarkDecorator:
-    """Each step is stopped in two ways at least, and each way is tried at most steps."""
+    """Parameters: stops each step in at least two ways, and most steps in all ways."""
     numbers = [signal.Signals[f"SIG{name}"] for name in names]
     return pytest.mark.parametrize(("number", "code"), [(number, CODES[number]) for number in numbers], ids=names)
 
 
-@pytest.fixture
-def proxy() -> Iterator[EngineProxy]:
-    with TemporaryDirectory(prefix="engine-") as folder, EngineProxy(Path(folder) / "socket").serving() as running:
-        yield running
-
-
-@pytest.fixture
-def alone(checkout: Checkout, built: Checkout, proxy: EngineProxy) -> Checkout:
-    """A checkout with a store of its own, that has the operating system; its engine is behind the proxy."""
-    checkout.lock_and_render()
-    checkout.take_store(like=built.store)
-    checkout.engine = proxy.host
-    return checkout
-
-
 def leftovers(checkout: Checkout) -> list[str]:
-    """Temporary files, containers, images that only a run needs, and processes."""
+    """Temporary files, containers, temporary images, and processes."""
     files = [str(path) for path in (checkout.root.parent / "tmp").iterdir()]
     files += [str(path) for path in checkout.root.rglob("*.tmp")]
     files += [str(path) for path in (checkout.root / ".builder/tmp").glob("*")]
@@ -58,25 +41,25 @@ def leftovers(checkout: Checkout) -> list[str]:
 
 
 def is_untouched(checkout: Checkout) -> None:
-    """Nothing says that the image is there, and nothing in the store is half."""
+    """The image has no tag, and the store has no incomplete file."""
     assert checkout.tags() == {}
     assert checkout.references()[0] not in stores.images(checkout.store)
     assert stores.faults(checkout.store) == []
 
 
 def finishes(checkout: Checkout) -> None:
-    """Running again makes the image, and nothing is left of the run before."""
+    """The next run builds the image, and nothing of the previous run is left."""
     checkout.builder("images", PLAIN)
     assert set(checkout.tags()) == set(checkout.references())
     assert leftovers(checkout) == []
     assert stores.faults(checkout.store) == []
     checkout.builder("gc")
     assert stores.leftovers(checkout.store) == []
-    assert "1 images up to date" in checkout.builder("images", PLAIN)
+    assert "1 image up to date" in checkout.builder("images", PLAIN)
 
 
 @stopped_by("INT", "TERM", "KILL")
-def test_while_resolving(checkout: Checkout, index: Index, number: signal.Signals, code: int) -> None:
+def test_during_resolution(checkout: Checkout, index: Index, number: signal.Signals, code: int) -> None:
     index.faults["tinyframe"] = Fault.PAGE_STALLS
     with checkout.running("lock") as run:
         run.reaches(index.stalled.is_set)
@@ -92,7 +75,7 @@ def test_while_resolving(checkout: Checkout, index: Index, number: signal.Signal
 def test_at_each_step_of_assembling(
     alone: Checkout, proxy: EngineProxy, index: Index, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    """While wheels are fetched, modules compiled, the image loaded, and while it is tested."""
+    """During the download of wheels, the compilation, the load into the engine, and the tests."""
     index.faults["tinyframe"] = Fault.FILE_STALLS
     with alone.running("images", PLAIN) as run:
         run.reaches(index.stalled.is_set)
@@ -112,15 +95,16 @@ def test_at_each_step_of_assembling(
     is_untouched(alone)
     proxy.let_go()
 
-    proxy.hold(START, LOAD)
-    with alone.running("images", PLAIN) as run:
-        run.reaches(proxy.held.is_set)
-        run.says(f"{PLAIN}: loading")
-        run.process.send_signal(number)
-        run.ends(code)
-    is_untouched(alone)
-    assert alone.image_ids() == set()
-    proxy.let_go()
+    for steps in ((START, PULL), (LOAD,)):  # before the layers are pulled, and after that
+        proxy.hold(*steps)
+        with alone.running("images", PLAIN) as run:
+            run.reaches(proxy.held.is_set)
+            run.says(f"{PLAIN}: loading")
+            run.process.send_signal(number)
+            run.ends(code)
+        is_untouched(alone)
+        assert alone.image_ids() == set()
+        proxy.let_go()
 
     seen = tmp_path / "seen"
     alone.write_tests({"tiny": WAITS.format(seen=str(seen))})
@@ -135,23 +119,40 @@ def test_at_each_step_of_assembling(
     assert alone.image_ids() == images, "it was built again"
 
 
-@stopped_by("INT", "TERM")
-def test_while_the_operating_system_is_made(
-    alone: Checkout, proxy: EngineProxy, number: signal.Signals, code: int
-) -> None:
-    """In a step of its build, and when its layer is read from the engine."""
+@stopped_by("INT", "TERM", "KILL")
+def test_during_the_build_of_the_operating_system(alone: Checkout, number: signal.Signals, code: int) -> None:
+    """In a command of its stage, run by mmdebstrap and by BuildKit."""
     template = (alone.root / "templates/os.j2").read_text(encoding="utf-8")
-    for line, reached in ((f"RUN {SLOW}{alone.root}\n", None), (f"RUN : {alone.root}\n", proxy)):
-        (alone.root / "templates/os.j2").write_text(template + line, encoding="utf-8")
+    first, rest = template.rsplit("{% endif %}\n", 1)
+    slow = f"{first}{{% endif %}}\nRUN {SLOW}{alone.root}\n{rest}"
+    for way in ("mmdebstrap", "buildkit") if number != signal.SIGKILL else ("mmdebstrap",):
+        (alone.root / "templates/os.j2").write_text(slow, encoding="utf-8")
         alone.builder("render")
-        proxy.hold(SAVE)
-        with alone.running("images", PLAIN) as run:
-            run.reaches(proxy.held.is_set if reached else lambda: _sleeps(alone))
-            assert len(alone.working_images()) == (1 if reached else 0)
+        with alone.running("images", PLAIN, "--os-layer", way) as run:
+            run.reaches(lambda: _sleeps(alone))
             run.process.send_signal(number)
             run.ends(code)
         is_untouched(alone)
-        proxy.let_go()
+    (alone.root / "templates/os.j2").write_text(template, encoding="utf-8")
+    alone.builder("render")
+    finishes(alone)
+
+
+@stopped_by("INT", "TERM")
+def test_during_the_save_of_the_operating_system(
+    alone: Checkout, proxy: EngineProxy, number: signal.Signals, code: int
+) -> None:
+    with (alone.root / "templates/os.j2").open("a", encoding="utf-8") as template:
+        template.write(f"RUN : {alone.root}\n")
+    alone.builder("render")
+    proxy.hold(SAVE)
+    with alone.running("images", PLAIN, "--os-layer", "buildkit") as run:
+        run.reaches(proxy.held.is_set)
+        assert len(alone.working_images()) == 1
+        run.process.send_signal(number)
+        run.ends(code)
+    is_untouched(alone)
+    proxy.let_go()
     finishes(alone)
 
 
@@ -160,7 +161,7 @@ def _sleeps(checkout: Checkout) -> bool:
 
 
 @stopped_by("KILL")
-def test_while_a_layer_is_written(alone: Checkout, index: Index, number: signal.Signals, code: int) -> None:
+def test_during_the_writing_of_a_layer(alone: Checkout, index: Index, number: signal.Signals, code: int) -> None:
     index.publish(wheels.framework(alone.release, padding=1_200_000_000))
     alone.builder("lock", "--upgrade")
     alone.builder("render")
@@ -177,7 +178,7 @@ def test_while_a_layer_is_written(alone: Checkout, index: Index, number: signal.
 
 
 @stopped_by("INT", "KILL")
-def test_while_a_dockerfile_is_built(checkout: Checkout, index: Index, number: signal.Signals, code: int) -> None:
+def test_during_the_build_of_a_dockerfile(checkout: Checkout, index: Index, number: signal.Signals, code: int) -> None:
     checkout.lock_and_render()
     index.faults["tinyframe"] = Fault.FILE_STALLS
     with checkout.running("images", PLAIN, "--method", "dockerfile") as run:
@@ -191,10 +192,10 @@ def test_while_a_dockerfile_is_built(checkout: Checkout, index: Index, number: s
     assert leftovers(checkout) == []
 
 
-def test_files_of_a_killed_writer_are_swept(checkout: Checkout) -> None:
-    """What `builder.atomic` leaves if it is killed between writing and renaming."""
+def test_temporary_files_of_a_killed_process_are_removed(checkout: Checkout) -> None:
+    """Those of `builder.common.atomic`, killed between writing and renaming."""
     checkout.lock_and_render()
-    for place in ("locks/.{}.json", "images/{}/.Dockerfile", ".builder/evidence/.{}.json"):
+    for place in ("locks/.{}.json", "images/{}/.plain.Dockerfile", ".builder/evidence/.{}.json"):
         path = checkout.root / f"{place.format(PLAIN)}.x7k3_a1b.tmp"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Nothing of the building machine is in an image, in any of its layers, or in what `builder` keeps."""
+"""Nothing of the build host is in an image, in any of its layers, or in the files that `builder` writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import ssl
 import subprocess
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ NO_SECRETS = re.compile(r"usr/lib/[a-z0-9_-]+/libgnutls\.so\.[0-9.]+")
 
 
 def saved(image: str) -> Iterator[tuple[str, bytes]]:
-    """Path and content of every file of `docker save`, and of every layer in it, whited out above or not."""
+    """Path and content of every file of `docker save` and of its layers, also of files that a higher layer deletes."""
     with (
         subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as process,
         tarfile.open(fileobj=process.stdout, mode="r|") as archive,
@@ -36,12 +37,15 @@ def saved(image: str) -> Iterator[tuple[str, bytes]]:
                         file = layer.extractfile(entry) if entry.isfile() else None
                         yield entry.name.removeprefix("./"), file.read() if file else entry.linkname.encode()
             except tarfile.ReadError:
-                yield item.name, b""  # configuration and manifest: `told` has what they say
+                yield item.name, b""  # configuration and manifest: the inspect test below covers them
+        assert process.stdout
+        while process.stdout.read(1 << 20):  # docker may write more after the archive's end, and must not fail for it
+            pass
     assert process.returncode == 0
 
 
-def found(path: str, content: bytes, needles: Mapping[str, bytes]) -> list[tuple[str, str]]:
-    """What must not be there, with its place."""
+def secrets_in(path: str, content: bytes, needles: Mapping[str, bytes]) -> list[tuple[str, str]]:
+    """The secrets in a file, with its path."""
     names = [name for name, needle in needles.items() if needle in content or needle in path.encode()]
     if PRIVATE_KEY.search(content) and not NO_SECRETS.fullmatch(path):
         names.append("private key")
@@ -59,28 +63,28 @@ def needles(index: Index, authority: Path) -> dict[str, bytes]:
     }
 
 
-def test_no_layer_holds_anything_of_the_machine(built: Checkout, needles: dict[str, bytes]) -> None:
+def test_no_layer_has_anything_of_the_build_host(built: Checkout, needles: dict[str, bytes]) -> None:
     for image in built.image_ids():
         paths, faults = set(), []
         for path, content in saved(image):
             paths.add(path)
-            faults += found(path, content, needles)
+            faults += secrets_in(path, content, needles)
         assert faults == []
         assert {"etc/passwd", "opt/venv/bin/tinyframe", "etc/profile.d/10-venv.sh"} <= paths
 
 
-def test_no_layer_hides_what_another_holds(built: Checkout) -> None:
-    """So what a container shows is all that there is; image tests search that for keys, in images too large to save."""
+def test_no_layer_deletes_files_of_another(built: Checkout) -> None:
+    """So a container shows all files: the image tests search them for keys in images that are too large to save."""
     for image in built.image_ids():
         paths = [path for path, _ in saved(image) if "/" in path and not path.startswith("blobs/")]
         files = [path for path in paths if not path.endswith(("/layer.tar", "/json", "/VERSION"))]
         assert [path for path in files if "/.wh." in path] == []
-        links = {path for path in files if files.count(path) > 1}
-        assert {path for path in links if not path.endswith("/") and path not in folders(image)} == set()
+        twice = {path for path, count in Counter(files).items() if count > 1}
+        assert {path for path in twice if not path.endswith("/")} - folders(image) == set()
 
 
 def folders(image: str) -> set[str]:
-    """Folders of all layers, which several may name."""
+    """The folders in all layers; several layers may have the same one."""
     result = set()
     with (
         subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as process,
@@ -94,18 +98,18 @@ def folders(image: str) -> set[str]:
     return result
 
 
-def test_the_search_finds_what_is_there(needles: dict[str, bytes], authority: Path) -> None:
+def test_the_search_finds_secrets(needles: dict[str, bytes], authority: Path) -> None:
     content = b"".join(needles.values()) + (authority.parent / "key.pem").read_bytes()
-    assert {name for _, name in found("some/file", content, needles)} == {*needles, "private key"}
-    assert found("some/file", b"harmless", needles) == []
+    assert {name for _, name in secrets_in("some/file", content, needles)} == {*needles, "private key"}
+    assert secrets_in("some/file", b"harmless", needles) == []
 
 
-def test_neither_does_what_is_told_of_it(built: Checkout, needles: dict[str, bytes]) -> None:
+def test_inspect_and_history_have_no_secrets(built: Checkout, needles: dict[str, bytes]) -> None:
     for image in built.image_ids():
         for command in (("image", "inspect"), ("history", "--no-trunc")):
-            assert found("", built.docker(*command, image).encode(), needles) == []
+            assert secrets_in("", built.docker(*command, image).encode(), needles) == []
 
 
-def test_neither_does_what_builder_keeps(built: Checkout, needles: dict[str, bytes]) -> None:
-    kept = [built.files(folder) for folder in (".builder", "locks", "images", "templates")]
-    assert [fault for files in kept for item in files.items() for fault in found(*item, needles)] == []
+def test_the_files_that_builder_writes_have_no_secrets(built: Checkout, needles: dict[str, bytes]) -> None:
+    folders_on_disk = [built.files(folder) for folder in (".builder", "locks", "images", "templates")]
+    assert [fault for files in folders_on_disk for item in files.items() for fault in secrets_in(*item, needles)] == []

@@ -1,4 +1,4 @@
-"""An index that misbehaves while versions are resolved: package and cell are named, no lock is touched."""
+"""Faults of the index during resolution: the message has package and cell, and no lock changes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ IMPATIENT = {"UV_HTTP_TIMEOUT": "2", "UV_HTTP_RETRIES": "0"}
 
 @pytest.fixture(scope="module")
 def project(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout with locks, whose `builder` does not wait long."""
-    made = new_checkout(tmp_path_factory.mktemp("locked"))
-    made.builder("lock")
-    made.environ |= IMPATIENT
-    return made
+    """A checkout with locks and short timeouts."""
+    checkout = new_checkout(tmp_path_factory.mktemp("locked"))
+    checkout.builder("lock")
+    checkout.environ |= IMPATIENT
+    return checkout
 
 
 @pytest.fixture
 def locked(project: Checkout, index: Index) -> Iterator[Checkout]:
-    """The checkout, which no failure may change."""
+    """The checkout; checks that the test has not changed its locks."""
     matrix, locks = project.files("matrix.yaml"), project.files("locks")
     yield project
     assert project.files("locks") == locks
@@ -35,11 +35,11 @@ def locked(project: Checkout, index: Index) -> Iterator[Checkout]:
 
 
 def upgrade(checkout: Checkout, **environ: str) -> str:
-    """A resolution that has to ask the index for everything, and fails."""
-    told = checkout.builder("lock", "--upgrade", code=4, UV_NO_CACHE="1", **environ)
-    assert PLAIN in told
-    assert "127.0.0.1" not in told
-    return told
+    """Runs a resolution without a cache, which must fail; returns its output."""
+    output = checkout.builder("lock", "--upgrade", code=4, UV_NO_CACHE="1", **environ)
+    assert PLAIN in output
+    assert "127.0.0.1" not in output
+    return output
 
 
 @pytest.mark.parametrize(
@@ -50,24 +50,24 @@ def test_a_fault_of_the_index_names_the_package(locked: Checkout, index: Index, 
     assert "tinyframe" in upgrade(locked)
 
 
-def test_nobody_listens(locked: Checkout) -> None:
+def test_an_index_that_does_not_listen(locked: Checkout) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = upgrade(locked, UV_DEFAULT_INDEX=f"http://127.0.0.1:{port}/simple/")
-    assert str(port) not in told
-    assert "index did not answer" in told
+    output = upgrade(locked, UV_DEFAULT_INDEX=f"http://127.0.0.1:{port}/simple/")
+    assert str(port) not in output
+    assert "index did not respond" in output
 
 
 def test_credentials_of_the_index_are_not_shown(locked: Checkout, index: Index) -> None:
     index.faults["tinyframe"] = Fault.PAGE_500
-    told = upgrade(locked, UV_DEFAULT_INDEX=index.url.replace("://", "://someone:a-secret@"))
-    assert "someone" not in told
-    assert "a-secret" not in told
+    output = upgrade(locked, UV_DEFAULT_INDEX=index.url.replace("://", "://someone:a-secret@"))
+    assert "someone" not in output
+    assert "a-secret" not in output
 
 
-def test_other_bytes_than_the_index_promises(locked: Checkout, index: Index) -> None:
-    """Sizes are all that is asked of the file: the build refuses it, see test_build_failures.py."""
+def test_a_file_that_differs_from_its_hash(locked: Checkout, index: Index) -> None:
+    """A lock needs only the size of the file; the build refuses it, see test_build_failures.py."""
     index.faults["tinyframe"] = Fault.FILE_HAS_OTHER_BYTES
     locked.builder("lock", "--upgrade", UV_NO_CACHE="1")
 
@@ -98,18 +98,18 @@ def _no_cuda(index: Index, release: str) -> None:
     ],
     ids=["only an sdist", "yanked", "another CUDA", "no CUDA"],
 )
-def test_a_release_that_cannot_be_what_is_asked_for(
+def test_a_release_that_does_not_fit(
     locked: Checkout, index: Index, publish: Callable[[Index, str], None], words: list[str]
 ) -> None:
     other = "1.0.9999"
     publish(index, other)
     locked.edit("matrix.yaml", f"release: {locked.release}", f"release: {other}")
-    told = upgrade(locked)
+    output = upgrade(locked)
     index.withdraw("tinyframe", other)
     for word in words:
-        assert word in told
+        assert word in output
 
 
-def test_a_fault_of_what_one_cell_needs_names_it(locked: Checkout, index: Index) -> None:
+def test_a_fault_of_one_package_names_its_cell(locked: Checkout, index: Index) -> None:
     index.faults["tinyextra"] = Fault.PAGE_404
     assert "tinyextra" in upgrade(locked)

@@ -20,18 +20,20 @@ def alone(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_images_and_engine_say_so(alone: Checkout) -> None:
     for command in ("images", "build", "test", "engine", "clean"):
-        told = alone.builder(command, code=6)
-        assert "no Docker Engine answers" in told
-        assert "none.sock" in told
-        assert "  -> " in told, "there is no hint"
+        output = alone.builder(command, code=6)
+        assert "no Docker Engine answers" in output
+        assert "none.sock" in output
+        assert "  -> " in output, "there is no hint"
 
 
 def test_doctor_shows_the_rest(alone: Checkout) -> None:
-    told = alone.builder("doctor", code=6)
+    output = alone.builder("doctor", code=6)
     rows = {
-        line[9:].split("  ")[0]: line.split()[0] for line in told.splitlines() if line[:7].strip() in ("ok", "missing")
+        line[9:].split("  ")[0]: line.split()[0]
+        for line in output.splitlines()
+        if line[:7].strip() in ("ok", "missing")
     }
     assert rows["engine"] == "missing"
     for name in ("python", "uv", "docker", "disk: checkout", "index"):
         assert rows[name] == "ok"
-    assert "missing: engine" in told
+    assert "missing: engine" in output

@@ -1,4 +1,4 @@
-"""Machines with other GPUs and drivers than this one, by a stand-in for NVIDIA's management library; see tests/nvml."""
+"""Machines with other GPUs and drivers, simulated by a stand-in for NVIDIA's management library; see tests/nvml."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIVER = "570.86.10"
 H100 = Card("NVIDIA H100 80GB HBM3", "9.0", 81559, 600)
 T4 = Card("Tesla T4", "7.5", 15360, 300)
 BUSY = Card("NVIDIA H100 80GB HBM3", "9.0", 81559, 80000)
-# What `torch` says of itself and its GPUs; the rest of it is not there, so that every other check fails.
+# A `torch` with only its version and GPUs, so that every other check fails.
 TORCH = """
 from types import SimpleNamespace as Space
 __version__ = "9.9"
@@ -43,7 +43,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass
-class Done:
+class Result:
     status: int
     out: str
     err: str
@@ -54,35 +54,35 @@ class Done:
 
 
 class Machine:
-    """Runs Python where the driver says `state`."""
+    """Runs Python with a driver in a given state."""
 
     def __init__(self, library: Path, packages: Path) -> None:
         self.library = library
         self.packages = packages
 
-    def python(self, state: str, *arguments: str, **more: str) -> Done:
+    def python(self, state: str, *arguments: str, **extra: str) -> Result:
         base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        environment = nvml.environment(self.library, state, {**base, "PYTHONPATH": f"{ROOT}:{self.packages}", **more})
-        done = subprocess.run(
+        environment = nvml.environment(self.library, state, {**base, "PYTHONPATH": f"{ROOT}:{self.packages}", **extra})
+        result = subprocess.run(
             [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return Result(result.returncode, result.stdout, result.stderr)
 
     def read(self, state: str) -> Any:
-        """What `builder.gpu` says."""
+        """The driver and GPUs from `builder.compat.gpus`, and the leased ones."""
         code = (
-            "import json; from dataclasses import asdict; from builder import gpu\n"
+            "import json; from dataclasses import asdict; from builder.compat import gpus as gpu\n"
             "driver, gpus = gpu.read()\n"
-            "with gpu.Pool(poll=0.01).lease() as lent: taken = [one.index for one in lent]\n"
-            "print(json.dumps([driver, [asdict(one) for one in gpus], gpu.Pool().why_not(), taken]))"
+            "with gpu.Pool(poll=0.01).lease() as leased: indices = [each.index for each in leased]\n"
+            "print(json.dumps([driver, [asdict(each) for each in gpus], gpu.Pool().why_not(), indices]))"
         )
-        done = self.python(state, "-c", code)
-        assert done.status == 0, done.err
-        return done.data
+        result = self.python(state, "-c", code)
+        assert result.status == 0, result.err
+        return result.data
 
-    def checks(self, state: str, *arguments: str, **more: str) -> Done:
-        """What tests/gpu/run.py says, with the `torch` that `torch` wrote."""
-        return self.python(state, str(ROOT / "tests/gpu/run.py"), *arguments, **more)
+    def checks(self, state: str, *arguments: str, **extra: str) -> Result:
+        """Runs tests/gpu/run.py with the `torch` that the method `torch` wrote."""
+        return self.python(state, str(ROOT / "tests/gpu/run.py"), *arguments, **extra)
 
     def torch(self, *gpus: tuple[str, tuple[int, int], int], code: str = "") -> None:
         (self.packages / "torch.py").write_text(code or TORCH.format(gpus=list(gpus)), encoding="utf-8")
@@ -93,83 +93,87 @@ def machine(library: Path, tmp_path: Path) -> Machine:
     return Machine(library, tmp_path)
 
 
-def seen(card: Card) -> tuple[str, tuple[int, int], int]:
-    """A card as CUDA tells of it: with somewhat less memory than NVML."""
+def properties(card: Card) -> tuple[str, tuple[int, int], int]:
+    """A GPU with the values of CUDA, which has less memory than NVML."""
     major, minor = card.capability.split(".")
     return card.name, (int(major), int(minor)), int((card.total or 0) * 1.044e6)
 
 
 def test_the_library_loads_with_the_glibc_of_every_image(library: Path) -> None:
-    told = subprocess.run(
+    output = subprocess.run(
         ["objdump", "-T", str(library)], capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    needed = {tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([0-9.]+)", told)}
+    needed = {tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([0-9.]+)", output)}
     assert needed
     assert max(needed) <= (2, 31)  # Debian bullseye's
     for name in ("nvmlInit_v2", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUUID"):
-        assert re.search(rf"\bDF \.text.*\b{name}$", told, re.MULTILINE)
+        assert re.search(rf"\bDF \.text.*\b{name}$", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("state", [nvml.DRIVER_NOT_LOADED, "/nowhere/at/all", "error version-mismatch"])
 def test_no_driver(machine: Machine, state: str) -> None:
-    assert machine.read(state) == ["", [], "no NVIDIA driver answers on this machine", []]
+    assert machine.read(state) == ["", [], "no NVIDIA driver on this machine", []]
 
 
-def test_a_state_that_is_not_understood_is_no_driver_and_is_told(machine: Machine) -> None:
-    done = machine.python("driver 570.1; gpu 80 GB", "-c", "import pynvml; pynvml.nvmlInit()")
-    assert done.status == 1
-    assert "nvml stub: not understood:  gpu 80 GB" in done.err
+def test_an_invalid_state_is_an_error(machine: Machine) -> None:
+    result = machine.python("driver 570.1; gpu 80 GB", "-c", "import pynvml; pynvml.nvmlInit()")
+    assert result.status == 1
+    assert "nvml stub: not understood:  gpu 80 GB" in result.err
 
 
 def test_several_gpus_one_busy(machine: Machine) -> None:
-    driver, gpus, why, lent = machine.read(nvml.state(DRIVER, BUSY, T4, H100))
+    driver, gpus, why, leased = machine.read(nvml.state(DRIVER, BUSY, T4, H100))
     assert driver == DRIVER
-    assert [(one["name"], one["capability"]) for one in gpus] == [
+    assert [(gpu["name"], gpu["capability"]) for gpu in gpus] == [
         (BUSY.name, "9.0"), ("Tesla T4", "7.5"), (H100.name, "9.0"),
     ]  # fmt: skip
-    assert [(one["memory"] >> 20, one["free"] >> 20) for one in gpus] == [(81559, 1559), (15360, 15060), (81559, 80959)]
-    assert len({one["uuid"] for one in gpus}) == 3
-    assert (why, lent) == ("", [2, 1])
+    assert [(gpu["memory"] >> 20, gpu["free"] >> 20) for gpu in gpus] == [
+        (81559, 1559),
+        (15360, 15060),
+        (81559, 80959),
+    ]
+    assert len({gpu["uuid"] for gpu in gpus}) == 3
+    assert (why, leased) == ("", [2, 1])
 
 
 def test_all_busy(machine: Machine) -> None:
-    _, _, why, lent = machine.read(nvml.state(DRIVER, BUSY))
+    _, _, why, leased = machine.read(nvml.state(DRIVER, BUSY))
     assert why == "no GPU has 8 GB free: NVIDIA H100 80GB HBM3 has 1.6 GB free"
-    assert lent == []
+    assert leased == []
 
 
 def test_a_driver_without_a_gpu(machine: Machine) -> None:
     assert machine.read(nvml.state(DRIVER)) == [DRIVER, [], f"driver {DRIVER} has no GPU", []]
 
 
-def test_a_gpu_that_does_not_tell_its_memory(machine: Machine) -> None:
-    _, gpus, why, lent = machine.read(nvml.state(DRIVER, Card("NVIDIA GB10", "12.1", None)))
-    assert (gpus[0]["memory"], gpus[0]["free"], why, lent) == (0, 0, "", [0])
+def test_a_gpu_of_unknown_memory(machine: Machine) -> None:
+    _, gpus, why, leased = machine.read(nvml.state(DRIVER, Card("NVIDIA GB10", "12.1", None)))
+    assert (gpus[0]["memory"], gpus[0]["free"], why, leased) == (0, 0, "", [0])
 
 
-def test_the_state_is_read_from_a_file_too(machine: Machine, tmp_path: Path) -> None:
+def test_the_state_can_be_in_a_file(machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_text(f"# two\n{nvml.state(DRIVER, T4, cuda=12080)}\n")
     assert machine.read(str(path))[0] == DRIVER
 
 
-def test_explain_says_which_images_a_driver_is_too_old_for(machine: Machine) -> None:
-    told = machine.python(
+def test_explain_names_images_that_need_a_newer_driver(machine: Machine) -> None:
+    output = machine.python(
         nvml.state("470.82.01", H100, cuda=11040),
         "-c", "import sys; from builder.cli import main; sys.exit(main())",
         "--root", str(ROOT), "explain", "--gpu", "this", "pt-2.9-cu128-py311",
     )  # fmt: skip
-    assert told.status == 16, told.err
-    assert "driver 470.82.01 is too old" in told.out + told.err
+    assert output.status == 16, output.err
+    assert "driver 470.82.01 is too old" in output.out + output.err
 
 
 # tests/gpu/run.py
 
 
 def test_checks_without_a_framework(machine: Machine) -> None:
-    done = machine.checks(nvml.state(DRIVER, H100))
-    assert (done.status, done.out) == (1, "")
-    assert "none of torch, tensorflow, jax" in done.err
+    result = machine.checks(nvml.state(DRIVER, H100))
+    assert (result.status, result.out) == (1, "")
+    assert "none of torch, tensorflow, jax" in result.err
 
 
 @pytest.mark.parametrize(
@@ -182,96 +186,96 @@ def test_checks_without_a_framework(machine: Machine) -> None:
     ids=["no driver", "no GPU", "hidden"],
 )
 def test_without_a_gpu_every_check_fails(machine: Machine, state: str, hidden: str | None, why: str) -> None:
-    machine.torch(seen(H100))  # it would say that there is one
-    more = {} if hidden is None else {"CUDA_VISIBLE_DEVICES": hidden}
-    done = machine.checks(state, "--json", "-", **more)
-    assert done.status == 1
-    assert not done.data["passed"]
-    assert {one["state"] for one in done.data["results"]} == {"failed"}
-    assert {one["detail"] for one in done.data["results"]} == {why}
-    assert why in done.err
+    machine.torch(properties(H100))  # torch would report a GPU
+    extra = {} if hidden is None else {"CUDA_VISIBLE_DEVICES": hidden}
+    result = machine.checks(state, "--json", "-", **extra)
+    assert result.status == 1
+    assert not result.data["passed"]
+    assert {check["state"] for check in result.data["results"]} == {"failed"}
+    assert {check["detail"] for check in result.data["results"]} == {why}
+    assert why in result.err
 
 
 def test_a_driver_that_is_too_old(machine: Machine) -> None:
     machine.torch()
-    done = machine.checks(nvml.state("470.82.01", H100, cuda=11040), "--only", "matmul", "--json", "-")
-    [result] = done.data["results"]
-    assert (done.status, result["state"], result["driver"]) == (1, "failed", "470.82.01")
+    run = machine.checks(nvml.state("470.82.01", H100, cuda=11040), "--only", "matmul", "--json", "-")
+    [result] = run.data["results"]
+    assert (run.status, result["state"], result["driver"]) == (1, "failed", "470.82.01")
     assert "PyTorch 9.9 finds no GPU: it was built for CUDA 12.8; driver 470.82.01 runs CUDA 11.4" in result["detail"]
 
 
-def test_devices_that_nvml_and_the_framework_agree_on(machine: Machine, tmp_path: Path) -> None:
-    machine.torch(seen(H100), seen(T4))
+def test_nvml_and_the_framework_have_the_same_devices(machine: Machine, tmp_path: Path) -> None:
+    machine.torch(properties(H100), properties(T4))
     path = tmp_path / "result.json"
-    done = machine.checks(nvml.state(DRIVER, H100, T4), "--only", "devices", "--json", str(path))
-    assert done.status == 0, done.out
+    run = machine.checks(nvml.state(DRIVER, H100, T4), "--only", "devices", "--json", str(path))
+    assert run.status == 0, run.out
     data = json.loads(path.read_text())
     [result] = data["results"]
     assert (data["passed"], result["state"], result["driver"]) == (True, "passed", DRIVER)
     assert result["device"] == f"0: {H100.name}, 1: Tesla T4"
     assert result["figures"][0] == {"name": "GPUs", "value": 2, "least": 2, "most": 2}
-    assert re.search(r"^pytorch devices +passed ", done.out, re.MULTILINE)
+    assert re.search(r"^pytorch devices +passed ", run.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_devices_that_they_do_not_agree_on(machine: Machine, count: int) -> None:
-    machine.torch(*[seen(H100)] * count)
-    done = machine.checks(nvml.state(DRIVER, H100, H100), "--only", "devices", "--json", "-")
-    assert done.status == 1
-    assert f"GPUs {count} (must be = 2)" in done.data["results"][0]["detail"]
+def test_nvml_and_the_framework_have_different_devices(machine: Machine, count: int) -> None:
+    machine.torch(*[properties(H100)] * count)
+    result = machine.checks(nvml.state(DRIVER, H100, H100), "--only", "devices", "--json", "-")
+    assert result.status == 1
+    assert f"GPUs {count} (must be = 2)" in result.data["results"][0]["detail"]
 
 
 def test_one_of_several_devices(machine: Machine) -> None:
-    machine.torch(seen(T4))
+    machine.torch(properties(T4))
     state = nvml.state(DRIVER, H100, T4)
-    done = machine.checks(state, "--only", "devices", "--device", "1", "--json", "-")
-    assert done.status == 0, done.err
-    assert [one["name"] for one in done.data["devices"]] == ["Tesla T4"]
+    result = machine.checks(state, "--only", "devices", "--device", "1", "--json", "-")
+    assert result.status == 0, result.err
+    assert [gpu["name"] for gpu in result.data["devices"]] == ["Tesla T4"]
     missing = machine.checks(state, "--device", "2")
     assert missing.status == 2
-    assert "no GPU 2: it has 2" in missing.err
+    assert "no GPU 2: NVML has 2" in missing.err
 
 
 @pytest.mark.parametrize(
-    ("code", "why"), [(CRASH, "ended by SIGSEGV"), (HANG, "not done within 2 s"), ("boom", "NameError")]
+    ("code", "why"), [(CRASH, "killed by SIGSEGV"), (HANG, "not finished within 2 s"), ("boom", "NameError")]
 )
-def test_a_check_that_crashes_or_hangs_is_a_failure_of_its_own(machine: Machine, code: str, why: str) -> None:
+def test_a_check_that_crashes_or_hangs_fails_alone(machine: Machine, code: str, why: str) -> None:
     machine.torch(code=code)
-    done = machine.checks(
+    result = machine.checks(
         nvml.state(DRIVER, H100), "--only", "matmul", "--only", "devices", "--timeout", "2", "--json", "-"
     )
-    assert done.status == 1
-    assert [one["state"] for one in done.data["results"]] == ["failed"] * 2
-    assert all(why in one["detail"] for one in done.data["results"])
+    assert result.status == 1
+    assert [check["state"] for check in result.data["results"]] == ["failed"] * 2
+    assert all(why in check["detail"] for check in result.data["results"])
 
 
 def test_a_check_that_raises_is_a_failure(machine: Machine) -> None:
-    """This `torch` has no products."""
-    machine.torch(seen(H100))
-    done = machine.checks(nvml.state(DRIVER, H100), "--only", "matmul", "--json", "-")
-    assert done.status == 1
-    assert "AttributeError: module 'torch' has no attribute" in done.data["results"][0]["detail"]
+    """This `torch` has no matrix product."""
+    machine.torch(properties(H100))
+    result = machine.checks(nvml.state(DRIVER, H100), "--only", "matmul", "--json", "-")
+    assert result.status == 1
+    assert "AttributeError: module 'torch' has no attribute" in result.data["results"][0]["detail"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"), [(["--only", "nonsense"], "no check is named nonsense"), (["--framework", "x"], "invalid")]
+    ("arguments", "why"), [(["--only", "nonsense"], "no check nonsense"), (["--framework", "x"], "invalid")]
 )
-def test_a_wrong_command_line(machine: Machine, arguments: list[str], why: str) -> None:
-    machine.torch(seen(H100))
-    done = machine.checks(nvml.state(DRIVER, H100), *arguments)
-    assert done.status == 2
-    assert why in done.err
+def test_an_invalid_command_line(machine: Machine, arguments: list[str], why: str) -> None:
+    machine.torch(properties(H100))
+    result = machine.checks(nvml.state(DRIVER, H100), *arguments)
+    assert result.status == 2
+    assert why in result.err
 
 
 # ---- the launcher of the images
 
-TELL = """
+DESCRIBE = """
 import json, sys
 from templates.base.files.usr.local.lib.workstation import gpus
 from templates.base.files.usr.local.lib.workstation.refusal import Refusal
 image = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_REQUIRE_CUDA": "driver>=525.60.13"}
 try:
-    print(json.dumps(gpus.tell(gpus.read(), {**image, **dict(one.split("=", 1) for one in sys.argv[1:])})))
+    print(json.dumps(gpus.describe(gpus.read(), {**image, **dict(pair.split("=", 1) for pair in sys.argv[1:])})))
 except Refusal as refusal:
     print(json.dumps([refusal.status, str(refusal)]))
 """
@@ -293,13 +297,13 @@ except Refusal as refusal:
             ["GPU 0: Tesla T4, 15 GiB, driver 470.82.01, CUDA up to 11.4"],
             "driver 470.82.01 is too old for the CUDA of this image, which needs 525.60.13 or newer",
         ),
-        (nvml.state(DRIVER, cuda=12080), [], "The driver 570.86.10 sees none"),
-        (nvml.DRIVER_NOT_LOADED, [], "The NVIDIA driver does not answer: Driver Not Loaded"),
+        (nvml.state(DRIVER, cuda=12080), [], "Driver 570.86.10 has no GPU"),
+        (nvml.DRIVER_NOT_LOADED, [], "NVML failed: Driver Not Loaded"),
     ],
 )
-def test_the_launcher_tells_what_the_driver_says(machine: Machine, state: str, lines: list[str], warning: str) -> None:
-    told, warnings = machine.python(state, "-c", TELL).data
-    assert told == lines
-    assert [warning in one for one in warnings] == ([True] if warning else [])
-    required = machine.python(state, "-c", TELL, "GPU_REQUIRED=1").data
+def test_the_launcher_describes_the_driver(machine: Machine, state: str, lines: list[str], warning: str) -> None:
+    output, warnings = machine.python(state, "-c", DESCRIBE).data
+    assert output == lines
+    assert [warning in line for line in warnings] == ([True] if warning else [])
+    required = machine.python(state, "-c", DESCRIBE, "GPU_REQUIRED=1").data
     assert required[0] == (69 if warning else lines)

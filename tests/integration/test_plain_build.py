@@ -1,22 +1,24 @@
-"""A rendered Dockerfile with plain `docker build`, as templates/host/README.md says: the same files as ours."""
+"""Plain `docker build` of a rendered Dockerfile (templates/host/README.md) gives the same files as `builder`."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import tarfile
 
 import pytest
 
-from builder import host
+from builder.index import host
+from builder.plan import settings
 from tests.integration.checkout import PLAIN, TIMEOUT_S, Checkout
 
 Entry = tuple[str, int, int, int, int, str, str]
 
 
 def tree(checkout: Checkout, image: str) -> dict[str, Entry]:
-    """Path -> kind, mode, owner, group, size, link and digest of the content, of everything in an image."""
+    """Kind, mode, owner, group, size, link and digest of everything in an image, by path."""
     container = checkout.docker("create", "--label", f"gpu-images.run={checkout.root}", image)
     entries = {}
     with (
@@ -35,43 +37,47 @@ def tree(checkout: Checkout, image: str) -> dict[str, Entry]:
 
 @pytest.fixture(scope="module")
 def plain(built: Checkout) -> str:
-    """Id of the image that docker itself builds; only its packages from Debian may come from the cache."""
+    """The id of an image that `docker build` builds; only Debian packages may be cached."""
     base = built.builder("base", "bookworm").splitlines()[-1]
-    lent = host.read(built.environ).files("bookworm")
-    for name, content in lent.items():
+    host_files = host.read(built.environ).files("bookworm")
+    for name, content in host_files.items():
         (built.root / name).write_bytes(content)
-    assert "templates/host/index.env" in lent
+    assert "templates/host/index.env" in host_files
     name = f"{built.namespace}/plain"
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [
                 "docker", "build", "--quiet", "--network", "host", "--build-arg", f"BASE={base}", "--tag", name,
-                "--no-cache-filter", "image", "--file", f"images/{PLAIN}/Dockerfile", ".",
+                "--no-cache-filter", "image", "--file", f"images/{PLAIN}/plain.Dockerfile", ".",
             ],
             cwd=built.root, env={**os.environ, "DOCKER_BUILDKIT": "1"}, capture_output=True, text=True,
             timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     finally:
-        for path in lent:
+        for path in host_files:
             (built.root / path).unlink()
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     image = built.docker("image", "inspect", "--format", "{{.Id}}", name)
     built.docker("tag", image, f"{name}:kept")
     return image
 
 
-def test_labels_are_those_of_our_build(built: Checkout, plain: str) -> None:
-    form = '{{index .Config.Labels "gpu-images.plan"}}'
-    ours = built.docker("image", "inspect", "--format", form, built.references()[0])
-    assert ours.startswith("sha256:")
-    assert built.docker("image", "inspect", "--format", form, plain) == ours
+def test_labels_are_those_of_builder(built: Checkout, plain: str) -> None:
+    """Except those that `builder` sets during the build."""
+    form = "{{json .Config.Labels}}"
+    expected, actual = (
+        json.loads(built.docker("image", "inspect", "--format", form, name)) for name in (built.references()[0], plain)
+    )
+    build_labels = {name: expected.pop(name) for name in settings.built_labels("", "", "")}
+    assert build_labels["gpu-images.plan"].startswith("sha256:")
+    assert expected == actual
 
 
-def test_files_are_those_of_our_build(built: Checkout, plain: str) -> None:
-    ours, theirs = tree(built, built.references()[0]), tree(built, plain)
-    assert "opt/venv/bin/tinyframe" in ours
-    assert {name: (ours.get(name), theirs.get(name)) for name in ours.keys() ^ theirs.keys()} == {}
-    assert {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]} == {}
+def test_files_are_those_of_builder(built: Checkout, plain: str) -> None:
+    expected, actual = tree(built, built.references()[0]), tree(built, plain)
+    assert "opt/venv/bin/tinyframe" in expected
+    assert {name: (expected.get(name), actual.get(name)) for name in expected.keys() ^ actual.keys()} == {}
+    assert {name: (expected[name], actual[name]) for name in expected if expected[name] != actual[name]} == {}
 
 
 def test_it_runs(built: Checkout, plain: str) -> None:

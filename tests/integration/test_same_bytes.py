@@ -1,7 +1,8 @@
-"""Same inputs, same bytes: wherever and in whatever order an image is made. (On what engine: test_containerd_store.)"""
+"""Same inputs, same bytes, in every folder and build order. (For engines, see test_containerd_store.)"""
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -17,20 +18,20 @@ def other(released_once: Checkout, tmp_path_factory: pytest.TempPathFactory) -> 
     root = folder / "a/deeper/folder"
     shutil.copytree(released_once.root, root, symlinks=True, ignore=shutil.ignore_patterns(".builder"))
     (folder / "a/deeper/tmp").mkdir()
-    made = Checkout(
+    checkout = Checkout(
         root=root,
         namespace=released_once.namespace,
         release=released_once.release,
         index=released_once.index,
         environ={**released_once.environ, "TMPDIR": str(folder / "a/deeper/tmp")},
     )
-    made.take_store()
-    assert not made.store.exists()
-    return made
+    checkout.take_store()
+    assert not checkout.store.exists()
+    return checkout
 
 
 def test_two_checkouts_give_the_same_digests(released_once: Checkout, other: Checkout) -> None:
-    """Built together there, one after the other here, the last one first: neither order nor -j counts."""
+    """Built together there, one after the other in reverse order here: order and -j do not matter."""
     before = released_once.stored()
     assert set(before) == {released_once.references()[0], released_once.references("-extra")[0]}
     other.builder("build", "-j1", EXTRA)
@@ -39,10 +40,25 @@ def test_two_checkouts_give_the_same_digests(released_once: Checkout, other: Che
     assert stores.faults(released_once.store) == stores.faults(other.store) == []
 
 
-def test_made_anew_on_the_same_packages_nothing_changes(released_once: Checkout, other: Checkout) -> None:
-    """From the base image on, and from nothing that a build before left."""
+def test_a_rebase_on_the_same_packages_changes_nothing(released_once: Checkout, other: Checkout) -> None:
+    """It builds everything again, from the base image on, without results of an earlier build."""
     other.write_tests(SHORT)
-    told = other.builder("rebase")
-    assert MAKES_OS.search(told)
+    output = other.builder("rebase")
+    assert MAKES_OS.search(output)
     assert other.stored() == released_once.stored()
-    assert {other.tags()[one] for one in other.references()} == {released_once.tags()[released_once.references()[0]]}
+    expected = released_once.tags()[released_once.references()[0]]
+    assert {other.tags()[reference] for reference in other.references()} == {expected}
+
+
+def test_both_ways_build_the_same_operating_system(checkout: Checkout) -> None:
+    """mmdebstrap and BuildKit, on a base image that no registry has."""
+    matrix = checkout.root / "matrix.yaml"
+    matrix.write_text(re.sub(r"image: debian:", "image: localhost:1/debian:", matrix.read_text()))
+    checkout.lock_and_render()
+    digests = []
+    for way in ("mmdebstrap", "buildkit"):
+        checkout.take_store()
+        assert MAKES_OS.search(checkout.builder("build", PLAIN, "--os-layer", way))
+        digests.append(checkout.stored())
+    assert len(digests[0]) == 1
+    assert digests[0] == digests[1]

@@ -1,4 +1,4 @@
-"""Odd but valid wheels come out of a layer as pip, and uv, install them into a virtual environment.
+"""A layer of unusual but valid wheels has the files that pip and uv install into a virtual environment.
 
 The differences that are meant, and no others, are undone or left out in `normal`.
 """
@@ -10,6 +10,7 @@ import csv
 import hashlib
 import io
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from builder import splice, wheel
+from builder.layers import splice, wheel
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SITE = f"lib/python{PYTHON}/site-packages"
@@ -43,7 +44,7 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """What a wheel is made of. `entry_points` by group; `signed` and `installed` are files that wheels may ship."""
+    """The contents of a wheel. `entry_points` by group; `signed` and `installed` are optional files of wheels."""
 
     name: str
     version: str = "1.0"
@@ -99,9 +100,9 @@ def row(path: str, content: bytes) -> tuple[str, str, str]:
     return path, f"sha256={hashed}", str(len(content))
 
 
-# ---- what is generated
+# ---- random projects
 
-# uv refuses what cannot be shown, and pip's RECORD is cut at what ends a line.
+# uv refuses unprintable characters, and line separators break pip's RECORD.
 _CHARACTERS = st.characters(blacklist_categories=["C", "Zl", "Zp"], blacklist_characters="/\ufffd")
 _PARTS = st.one_of(
     st.sampled_from(["a", "B", "pkg", "with space", "dot.ted", ".hidden", "né", "文字", "🐍", "a,b", 'q"q', "it's", "#",
@@ -121,7 +122,7 @@ _POINTS = st.sampled_from(["m:f", "m.n:C.run", "m:f [extra]", "m:f [a,b]", "_x.y
 
 @st.composite
 def projects(draw: st.DrawFn, number: int) -> Project:
-    """Its paths have the number in them, so that several projects can lie in one environment."""
+    """A random project. All its paths have the number, so that several projects fit into one environment."""
     name = draw(st.sampled_from(["p{}", "p{}_under_score", "p{}x0"])).format(number)
     version = draw(st.sampled_from(["1.0", "2.1.post3", "0.1a1", "3+local.1", "1!2"]))
     data = f"{name}-{version}.data"
@@ -158,12 +159,12 @@ def projects(draw: st.DrawFn, number: int) -> Project:
 BATCHES = st.tuples(*(projects(number) for number in range(5)))
 
 
-# ---- installed by others
+# ---- installation
 
 
 @dataclass(frozen=True)
 class Node:
-    """`content` of a file, None of a folder."""
+    """A file or folder; `content` is None for a folder."""
 
     mode: int
     content: bytes | None
@@ -173,7 +174,7 @@ Tree = dict[str, Node]
 
 
 def tree(root: Path, without: Mapping[str, object] = {}) -> Tree:
-    """Path relative to `root` -> what is there."""
+    """The files and folders below `root`, by relative path."""
     found: Tree = {}
     for folder, folders, files in os.walk(root):
         for name in [*folders, *files]:
@@ -186,7 +187,7 @@ def tree(root: Path, without: Mapping[str, object] = {}) -> Tree:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A virtual environment; `clean` is what is in it when nothing was installed."""
+    """A virtual environment; `clean` has its files without any package."""
 
     root: Path
     clean: Tree = field(repr=False)
@@ -196,7 +197,7 @@ class Environment:
         return str(self.root / "bin/python")
 
     def installed(self, *command: str) -> Tree:
-        """What this command put in; it is taken out again."""
+        """The files that this command installs; they are removed again."""
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, umask=0o022, env=_environ()
@@ -205,8 +206,8 @@ class Environment:
             return tree(self.root, self.clean)
         finally:
             for path in sorted(tree(self.root, self.clean), reverse=True):
-                place = self.root / path
-                place.rmdir() if place.is_dir() else place.unlink()
+                target = self.root / path
+                target.rmdir() if target.is_dir() else target.unlink()
 
     def pip(self, wheels: Sequence[Path]) -> Tree:
         options = ["--no-deps", "--no-compile", "--no-index", "--no-cache-dir", "--no-warn-script-location", "--quiet"]
@@ -220,9 +221,9 @@ class Environment:
 
 
 def _environ() -> dict[str, str]:
-    """This process's, but for what tells pip, uv and Python to do something else."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "PYTHON"))}
-    return kept | {"PIP_CONFIG_FILE": os.devnull}
+    """The environment of this process, without settings of pip, uv and Python."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "PYTHON"))}
+    return variables | {"PIP_CONFIG_FILE": os.devnull}
 
 
 @pytest.fixture(scope="session")
@@ -233,23 +234,24 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 
 def spliced(wheels: Sequence[Path], python: str) -> Tree:
-    """What a layer of the wheels unpacks to."""
-    place = replace(wheel.environment(PYTHON), python=python)
+    """The files in a layer of the wheels."""
+    target = replace(wheel.environment(PYTHON), python=python)
     with tempfile.TemporaryDirectory() as scratch:
         blob, root = Path(scratch) / "layer.tar.gz", Path(scratch) / "root"
         with blob.open("wb") as out:
             opened = [(path.name, io.BytesIO(path.read_bytes())) for path in wheels]
-            splice.write(wheel.layer_entries(opened, place), out)
+            splice.write(wheel.layer_entries(opened, target), out)
         with tarfile.open(blob) as tar:
             tar.extractall(root, filter="fully_trusted")
-        return tree(root / place.prefix)
+        shutil.rmtree(root / wheel.OVERLAY)  # the second records, which no installer writes
+        return tree(root / target.prefix)
 
 
-# ---- compared
+# ---- comparison
 
 
 def normal(found: Tree, environment: Environment, projects: Sequence[Project]) -> dict[str, Any]:
-    """The tree without the differences that are meant."""
+    """The tree without intended differences."""
     shown: dict[str, Any] = {path: node for path, node in found.items() if path not in environment.clean}
     shown.pop(".lock", None)  # uv's own
     for one in projects:
@@ -268,8 +270,8 @@ def normal(found: Tree, environment: Environment, projects: Sequence[Project]) -
         for group in ("console_scripts", "gui_scripts"):
             for script in one.entry_points.get(group, ()):
                 text = (found[f"bin/{script}"].content or b"").decode().splitlines()
-                said = [line.strip() for line in text if line.startswith(("#!", "from ")) or "sys.exit" in line]
-                shown[f"bin/{script}"] = (found[f"bin/{script}"].mode, said)
+                code_lines = [line.strip() for line in text if line.startswith(("#!", "from ")) or "sys.exit" in line]
+                shown[f"bin/{script}"] = (found[f"bin/{script}"].mode, code_lines)
     return shown
 
 
@@ -285,27 +287,27 @@ def shipped_scripts(projects: Sequence[Project]) -> Iterator[str]:
 
 
 def check(environment: Environment, projects: Sequence[Project], *, with_uv: bool = True) -> Tree:
-    """What is installed, whoever does it; fails if it is not the same."""
+    """The installed files; fails if layer, pip and uv differ."""
     with tempfile.TemporaryDirectory() as scratch:
         wheels = [Path(scratch) / one.file for one in projects]
         for one, path in zip(projects, wheels, strict=True):
             path.write_bytes(one.wheel())
-        ours = spliced(wheels, environment.python)
+        from_layer = spliced(wheels, environment.python)
         pip = environment.pip(wheels)
-        uv = environment.uv(wheels) if with_uv else ours
+        uv = environment.uv(wheels) if with_uv else from_layer
     for script in shipped_scripts(projects):
         if script in pip:  # pip leaves one without executable bits as it is; uv and we do not
             pip[script] = replace(pip[script], mode=0o755)
-    expected = normal(ours, environment, projects)
+    expected = normal(from_layer, environment, projects)
     assert normal(pip, environment, projects) == expected
     assert normal(uv, environment, projects) == expected
     for one in projects:
-        check_record(ours, one, pip)
-    return ours
+        check_record(from_layer, one, pip)
+    return from_layer
 
 
 def check_record(found: Tree, project: Project, pip: Tree) -> None:
-    """It has a row for every file, and every hash and size is right."""
+    """RECORD has a row for every file, and every hash and size is right."""
     rows = recorded(found, project)
     from_pip = {path for path in recorded(pip, project) if not path.startswith(project.data)}
     assert set(rows) == from_pip - {f"{project.info}/direct_url.json"}
@@ -329,8 +331,8 @@ def test_random_wheels(environment: Environment, batch: tuple[Project, ...]) -> 
     check(environment, batch)
 
 
-def test_every_kind_of_thing_at_once(environment: Environment) -> None:
-    """In two wheels that share a namespace, and a file of it."""
+def test_all_kinds_of_files_together(environment: Environment) -> None:
+    """In two wheels that share a namespace and one of its files."""
     shared = {"space/__init__.py": File(content=b"# shared\n"), "space/empty.py": File(content=b"", is_stored=True)}
     data = "one_two-1.0.data"
     one = Project(
@@ -367,7 +369,7 @@ def test_scripts_in_folders(environment: Environment) -> None:
     assert found["bin/sub folder/run"].content == f"#!{environment.python}\nx = 1\r\n".encode()
 
 
-def test_a_difference_is_noticed(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_detected(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     project = Project(name="one", files={"a.py": File(content=b""), "one-1.0.data/scripts/run": File(content=b"x")})
     check(environment, [project])
     for name, value in (("FILE_MODE", 0o600), ("PROGRAM_MODE", 0o711), ("FOLDER_MODE", 0o700)):

@@ -10,18 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-# What Docker itself puts into every container's root.
+# Files that Docker adds to the root of every container.
 ENGINE_OWN = {".dockerenv", "dev", "dev/console", "dev/pts", "dev/shm", "etc/hostname", "etc/hosts", "etc/mtab",
               "etc/resolv.conf", "proc", "sys"}  # fmt: skip
 
 
+CREATED_LABEL = "org.opencontainers.image.created"
+# Details of how, when or where an image was built.
+OF_THE_MAKING = {"Id", "RepoTags", "RepoDigests", "Created", "Metadata", "RootFS", "Size", "GraphDriver", "Parent",
+                 "Comment", "Container", "ContainerConfig", "DockerVersion", "Author", "VirtualSize"}  # fmt: skip
 HOW_BUILT = {"ArgsEscaped"}  # BuildKit's, of no meaning on Linux
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Node:
-    """`kind` is tar's, `content` a SHA-256 or where a link leads."""
+    """A file. `kind` is that of tar; `content` is a SHA-256, or the target of a link."""
 
     kind: str
     mode: int
@@ -30,47 +34,47 @@ class Node:
 
 
 def tree(image: str) -> dict[str, Node]:
-    """Path without a leading slash -> what is there."""
+    """All files, by path without a leading slash."""
     container = _docker("create", image, "true").strip()
     try:
         with (
             subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as process,
             tarfile.open(fileobj=process.stdout, mode="r|") as archive,
         ):
-            found = dict(_nodes(archive))
+            nodes = dict(_nodes(archive))
         assert process.returncode == 0
     finally:
         _docker("rm", container)
-    return _without_empty_folders(found)
+    return _without_empty_folders(nodes)
 
 
-def _without_empty_folders(found: dict[str, Node]) -> dict[str, Node]:
-    """Some wheels list empty folders, such as `protobuf.libs/`: uv makes them, pip and our own layers do not."""
-    full = {path.rsplit("/", 1)[0] for path in found if "/" in path}
+def _without_empty_folders(nodes: dict[str, Node]) -> dict[str, Node]:
+    """Some wheels list empty folders, such as `protobuf.libs/`: uv creates them, pip and `builder` do not."""
+    full = {path.rsplit("/", 1)[0] for path in nodes if "/" in path}
     folder = tarfile.DIRTYPE.decode()
     return {
         path: node
-        for path, node in found.items()
+        for path, node in nodes.items()
         if path in full or node.kind != folder or not path.startswith("opt/venv/lib/")
     }
 
 
 def _nodes(archive: tarfile.TarFile) -> list[tuple[str, Node]]:
-    found: dict[str, Node] = {}
+    nodes: dict[str, Node] = {}
     for item in archive:
         path = item.name.removeprefix("./").rstrip("/")
         if path in ENGINE_OWN:
             continue
         if item.islnk():  # another name of a file: as good as a file of its own
-            found[path] = found[item.linkname.removeprefix("./")]
+            nodes[path] = nodes[item.linkname.removeprefix("./")]
             continue
         content = item.linkname
         if item.isreg():
             source = archive.extractfile(item)
             assert source is not None
             content = hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
-        found[path] = Node(item.type.decode(), item.mode & 0o7777, (item.uid, item.gid), content)
-    return list(found.items())
+        nodes[path] = Node(item.type.decode(), item.mode & 0o7777, (item.uid, item.gid), content)
+    return list(nodes.items())
 
 
 def _docker(*arguments: str) -> str:
@@ -78,14 +82,18 @@ def _docker(*arguments: str) -> str:
 
 
 def inspect(image: str) -> dict[str, Any]:
-    """What its configuration says, but for what tells how it was built."""
-    found = json.loads(_docker("image", "inspect", image))[0]
-    config = {name: value for name, value in found["Config"].items() if name not in HOW_BUILT}
-    return {**config, "Architecture": found["Architecture"], "Os": found["Os"]}
+    """The configuration of an image, without the details of its build."""
+    nodes = json.loads(_docker("image", "inspect", image))[0]
+    # One engine shows fields of containers of images too, empty as they are.
+    config = {name: value for name, value in nodes["Config"].items() if value and name not in HOW_BUILT}
+    # A Dockerfile cannot say the time of its newest package.
+    config["Labels"] = {name: value for name, value in config["Labels"].items() if name != CREATED_LABEL}
+    rest = {name: value for name, value in nodes.items() if name not in {*OF_THE_MAKING, "Config"}}
+    return {**config, **rest}
 
 
-def differences(one: Mapping[str, T], other: Mapping[str, T]) -> dict[str, tuple[T | None, T | None]]:
-    """What is not the same in both."""
+def differences(left: Mapping[str, T], right: Mapping[str, T]) -> dict[str, tuple[T | None, T | None]]:
+    """The differences between two mappings, by key."""
     return {
-        name: (one.get(name), other.get(name)) for name in sorted({*one, *other}) if one.get(name) != other.get(name)
+        name: (left.get(name), right.get(name)) for name in sorted({*left, *right}) if left.get(name) != right.get(name)
     }

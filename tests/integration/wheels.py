@@ -1,10 +1,11 @@
-"""Tiny wheels, made from nothing: valid ones, the same bytes for the same arguments."""
+"""Generates tiny, valid wheels: the same bytes for the same arguments."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import io
+import random
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def _record_hash(content: bytes) -> str:
 
 
 def cuda(version: str = CUDA_VERSION) -> Distribution:
-    """NVIDIA's runtime as far as the builder looks at it."""
+    """A stand-in for NVIDIA's runtime with the files that `builder` reads."""
     files = {
         "nvidia/__init__.py": b"",
         "nvidia/cuda_runtime/__init__.py": b"",
@@ -71,15 +72,32 @@ def cuda(version: str = CUDA_VERSION) -> Distribution:
     return wheel(CUDA, version, files, tag=LINUX)
 
 
+def driver_library() -> Distribution:
+    """A stand-in for NVIDIA's Python module for the driver, which reports that there is no driver."""
+    text = (
+        "class NVMLError(Exception): pass\n"
+        "class NVMLError_LibraryNotFound(NVMLError): pass\n"
+        "def nvmlInit(): raise NVMLError_LibraryNotFound('NVML Shared Library Not Found')\n"
+    )
+    return wheel("nvidia-ml-py", "13.0", {"pynvml.py": text.encode()})
+
+
 def framework(
     release: str, *, requires: Iterable[str] = (f"{CUDA}=={CUDA_VERSION}",), padding: int = 0
 ) -> Distribution:
-    """The framework of the small matrix. `padding` bytes compress to almost nothing and fill a disk when unpacked."""
+    """The framework of the small matrix. `padding` bytes compress to a thirtieth, and fill a disk when unpacked."""
     files = {
         "tinyframe/__init__.py": f'VERSION = "{release}"\n\n\ndef main():\n    print(VERSION)\n'.encode(),
-        "tinyframe/data.bin": bytes(padding),
+        "tinyframe/data.bin": _padding(padding),
     }
     return wheel("tinyframe", release, files, requires=requires, command="tinyframe:main")
+
+
+def _padding(size: int) -> bytes:
+    """Repeats itself farther apart than deflate looks back: a wheel that shrinks more is refused."""
+    source = random.Random(0)
+    block = b"".join(source.randbytes(50) + bytes(1950) for _ in range(500))
+    return (block * (size // len(block) + 1))[:size]
 
 
 def extra(version: str) -> Distribution:
@@ -88,5 +106,5 @@ def extra(version: str) -> Distribution:
 
 
 def sdist(project: str, version: str) -> Distribution:
-    """By name only: nothing may ever unpack it."""
+    """An invalid wheel: only its name is valid, and nothing may unpack it."""
     return Distribution(project=project, file=f"{project}-{version}.tar.gz", content=b"not even an archive")

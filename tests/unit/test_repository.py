@@ -1,27 +1,29 @@
-"""What must hold of this project's own matrix.yaml and locks/, as they are now: shared wheels, sizes, facts."""
+"""Checks of this project's own matrix.yaml and locks/: shared wheels, sizes, facts."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from builder import budget, facts, lock, plan, tags
-from builder.lock import Wheel
-from builder.matrix import CPU
-from builder.plan import PlannedImage
-from builder.project import Project
-from builder.resolve import tag_ranks
+from builder.index import wheels
+from builder.index.wheels import Wheel
+from builder.lock.resolve import tag_ranks
+from builder.matrix import facts, tags
+from builder.matrix.project import Project
+from builder.matrix.schema import CPU
+from builder.plan import budget, plan
+from builder.plan.plan import PlannedImage
+from tests.images.test_python import DOCUMENTED
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 PROJECT = Project(ROOT)
 CUDAS = [cuda for cuda in PROJECT.matrix.cuda if cuda != CPU]
 RELEASES = sorted({(cell.framework, cell.release, cell.cuda) for cell in PROJECT.cells if not cell.is_cpu})
-AIM = 1 / 3  # of the sum of their sizes, for all cells of CUDA 12.8
+LIMIT = 1 / 3  # unique bytes of all cells of CUDA 12.8, of the sum of their sizes
 
 
 @pytest.fixture(scope="module")
@@ -30,42 +32,43 @@ def images() -> tuple[PlannedImage, ...]:
 
 
 def of_cuda(images: tuple[PlannedImage, ...], cuda: str) -> list[PlannedImage]:
-    found = [image for image in images if image.cell.cuda == cuda]
-    assert found, f"no cell on CUDA {cuda}"
-    return found
+    selected = [image for image in images if image.cell.cuda == cuda]
+    assert selected, f"no cell on CUDA {cuda}"
+    return selected
 
 
 @pytest.mark.parametrize("cuda", CUDAS)
 def test_one_set_of_cuda_wheels(images: tuple[PlannedImage, ...], cuda: str) -> None:
-    """Byte for byte, over all frameworks and Pythons: else the largest layers are there twice."""
+    """Byte for byte, for all frameworks and Pythons: otherwise the largest layers exist twice."""
     files: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for image in of_cuda(images, cuda):
         for wheel in image.of_component("cuda"):
             files[wheel.name].add((wheel.file, wheel.sha256))
     assert files
-    assert {name: found for name, found in files.items() if len(found) > 1} == {}
+    assert {name: versions for name, versions in files.items() if len(versions) > 1} == {}
 
 
 def test_the_cells_of_cuda_12_8_share_two_thirds(images: tuple[PlannedImage, ...]) -> None:
-    found = of_cuda(images, "12.8")
-    assert {image.cell.framework for image in found} == set(PROJECT.matrix.frameworks)
-    assert len({image.cell.group for image in found}) >= 6
-    assert len(found) == len({image.cell.group for image in found}) * len(PROJECT.matrix.variants)
-    unique = {layer.inputs: layer.bytes for image in found for layer in image.layers}
-    assert sum(unique.values()) < AIM * sum(image.bytes for image in found)
+    selected = of_cuda(images, "12.8")
+    assert {image.cell.framework for image in selected} == set(PROJECT.matrix.frameworks)
+    groups = {image.cell.group for image in selected}
+    assert len(groups) >= 6
+    assert len(selected) == len(groups) * len(PROJECT.matrix.variants)
+    unique = {layer.inputs: layer.bytes for image in selected for layer in image.layers}
+    assert sum(unique.values()) < LIMIT * sum(image.bytes for image in selected)
 
 
-def test_the_libraries_that_all_share_lie_below_all_others(images: tuple[PlannedImage, ...]) -> None:
-    """The chains begin alike, which is what Docker shares; the largest library is in that beginning."""
+def test_the_libraries_that_all_share_are_the_lowest_layers(images: tuple[PlannedImage, ...]) -> None:
+    """Docker shares only equal beginnings of chains; the largest libraries are in that beginning."""
     chains = [[layer.inputs for layer in image.layers] for image in of_cuda(images, "12.8")]
-    alike = next(number for number, layers in enumerate(zip(*chains, strict=False)) if len(set(layers)) > 1)
-    lowest = of_cuda(images, "12.8")[0].layers[:alike]
+    shared = next(number for number, layers in enumerate(zip(*chains, strict=False)) if len(set(layers)) > 1)
+    lowest = of_cuda(images, "12.8")[0].layers[:shared]
     assert {"nvidia-cublas-cu12", "nvidia-cudnn-cu12"} <= {wheel.name for layer in lowest for wheel in layer.wheels}
 
 
 def test_cells_on_the_cpu_have_no_cuda(images: tuple[PlannedImage, ...]) -> None:
     for image in of_cuda(images, CPU):
-        assert not [wheel.file for wheel in image.wheels if lock.is_cuda_wheel(wheel.file)]
+        assert not [wheel.file for wheel in image.wheels if wheels.is_cuda_wheel(wheel.file)]
         assert not [name for name in image.components if name.startswith("cuda")]
         assert not [name for name in image.settings.env if name.startswith("NVIDIA")]
 
@@ -77,12 +80,12 @@ def test_every_image_can_be_stacked_and_is_within_its_budget(images: tuple[Plann
 
 
 def test_one_name_is_one_file(images: tuple[PlannedImage, ...]) -> None:
-    """An index that served a file in two versions would show here: layers are named by what is in them."""
+    """Fails if an index served a file in two versions: layers are named by their contents."""
     contents: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for image in images:
         for wheel in image.wheels:
             contents[wheel.file].add((wheel.sha256, wheel.size))
-    assert {file: found for file, found in contents.items() if len(found) > 1} == {}
+    assert {file: versions for file, versions in contents.items() if len(versions) > 1} == {}
 
 
 def test_every_wheel_is_for_the_image_that_has_it(images: tuple[PlannedImage, ...]) -> None:
@@ -96,7 +99,7 @@ def test_every_wheel_is_for_the_image_that_has_it(images: tuple[PlannedImage, ..
             assert not version.is_prerelease
 
 
-def test_the_framework_is_the_release_that_the_tag_says(images: tuple[PlannedImage, ...]) -> None:
+def test_the_framework_has_the_release_of_the_tag(images: tuple[PlannedImage, ...]) -> None:
     for image in images:
         package = PROJECT.matrix.frameworks[image.cell.framework].package_for(image.cell.cuda).partition("[")[0]
         versions = {wheel.name: wheel.version for wheel in image.of_component(image.cell.framework)}
@@ -104,30 +107,30 @@ def test_the_framework_is_the_release_that_the_tag_says(images: tuple[PlannedIma
 
 
 @pytest.mark.parametrize(("framework", "release", "cuda"), RELEASES)
-def test_facts_know_what_every_release_was_compiled_for(framework: str, release: str, cuda: str) -> None:
+def test_facts_have_every_release(framework: str, release: str, cuda: str) -> None:
     build = facts.load().build(PROJECT.matrix.frameworks[framework].package, release, cuda)
-    assert build, "no entry in builder/facts.yaml: run `builder facts`"
+    assert build, "no entry in builder/matrix/facts.yaml: run `builder facts`"
     assert Version(build.cuda).major == Version(cuda).major
     assert build.architectures
 
 
 @pytest.mark.parametrize("cuda", CUDAS)
-def test_facts_know_the_driver_of_every_cuda(cuda: str) -> None:
-    minimum, came_with = facts.load().driver(cuda), facts.load().toolkit_driver(cuda)
-    assert Version(minimum) <= Version(came_with)
+def test_facts_have_the_drivers_of_every_cuda(cuda: str) -> None:
+    minimum, bundled = facts.load().driver(cuda), facts.load().toolkit_driver(cuda)
+    assert Version(minimum) <= Version(bundled)
 
 
-def test_the_labels_of_every_image_say_what_it_needs(images: tuple[PlannedImage, ...]) -> None:
-    """`builder explain` answers from them alone, without pulling."""
+def test_the_labels_of_every_image_name_its_requirements(images: tuple[PlannedImage, ...]) -> None:
+    """`builder explain` uses only them, without pulling."""
     for image in images:
         labels = image.settings.labels
-        asked = ("gpu-images.driver", "gpu-images.framework.cuda", "gpu-images.gpu.architectures")
-        assert [name in labels for name in asked] == [not image.cell.is_cpu] * 3, image.id
+        names = ("gpu-images.driver", "gpu-images.framework.cuda", "gpu-images.gpu.architectures")
+        assert [name in labels for name in names] == [not image.cell.is_cpu] * 3, image.id
 
 
-def test_no_two_images_have_a_tag(images: tuple[PlannedImage, ...]) -> None:
-    names = [name for image in images for name in image.references]
-    assert len(set(names)) == len(names)
+def test_tags_are_unique(images: tuple[PlannedImage, ...]) -> None:
+    references = [reference for image in images for reference in image.references]
+    assert len(set(references)) == len(references)
     assert len(tags.compute(PROJECT.matrix, PROJECT.cells)) == len(images)
 
 
@@ -136,15 +139,21 @@ def wheels_of(images: tuple[PlannedImage, ...], cell: str) -> dict[str, Wheel]:
     return {wheel.name: wheel for wheel in image.wheels}
 
 
-def test_tensorflow_2_9_has_what_its_metadata_does_not_ask_for(images: tuple[PlannedImage, ...]) -> None:
-    found = wheels_of(images, "tf-2.9-cu118-py39-jupyter")
-    assert Version(found["numpy"].version) < Version("2")
-    assert Version(found["setuptools"].version) < Version("82")
-    assert Version(found["nvidia-cudnn-cu11"].version) < Version("9")
-    # Each library that is linked to where TensorFlow looks is one of a wheel that is there.
+def test_tensorflow_2_9_has_limits_that_are_not_in_its_metadata(images: tuple[PlannedImage, ...]) -> None:
+    wheel = wheels_of(images, "tf-2.9-cu118-py39-jupyter")
+    assert Version(wheel["numpy"].version) < Version("2")
+    assert Version(wheel["setuptools"].version) < Version("82")
+    assert Version(wheel["nvidia-cudnn-cu11"].version) < Version("9")
+    # Each link in the folder that TensorFlow searches leads to a library of a wheel of the image.
     links = [path for path in (ROOT / "templates/cuda11/files").rglob("*") if path.is_symlink()]
     assert links
     for link in links:
         opt, nvidia, _, folder, lib, file = link.readlink().parts[1:]
         assert (opt, nvidia, lib, file) == ("opt", "nvidia", "lib", link.name)
-        assert f"nvidia-{folder.replace('_', '-')}-cu11" in found
+        assert f"nvidia-{folder.replace('_', '-')}-cu11" in wheel
+
+
+def test_the_commands_of_the_documents_are_those_that_image_tests_run() -> None:
+    text = (ROOT / "docs/workstation.md").read_text(encoding="utf-8")
+    section = text.split("\n## pip and uv\n")[1].split("\n## ")[0]
+    assert [line.split("  #")[0].strip() for line in section.splitlines() if line.startswith("    ")] == DOCUMENTED

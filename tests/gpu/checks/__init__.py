@@ -1,1 +1,1 @@
-"""What the GPU smoke tests check, one module per framework. This runs inside images: Python 3.9 and newer."""
+"""The GPU checks, one module for each framework. They run in images, so they support Python 3.9 and newer."""

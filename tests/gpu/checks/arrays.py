@@ -1,4 +1,4 @@
-"""What checks are fed and compared with, by NumPy in float64 on the CPU. Only for frameworks that bring NumPy."""
+"""Inputs and expected results of checks, computed by NumPy in float64 on the CPU. For frameworks that need NumPy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def _numpy() -> Any:
-    """Not imported at the top: run.py lists the checks in any Python."""
+    """Imported late, because run.py can list the checks without NumPy."""
     return importlib.import_module("numpy")
 
 
@@ -26,7 +26,7 @@ def double(values: Any) -> Any:
 
 
 def convolution(image: Any, kernel: Any) -> Any:
-    """The sum over the kernel's places, channels last, without padding: slow, and plainly right."""
+    """A convolution without padding, channels last. Slow, but simple."""
     image, kernel = double(image), double(kernel)
     height, width = image.shape[1] - kernel.shape[0] + 1, image.shape[2] - kernel.shape[1] + 1
     return sum(
@@ -37,13 +37,13 @@ def convolution(image: Any, kernel: Any) -> Any:
 
 
 def smooth(left: Any, right: Any) -> Any:
-    """What the compiled functions compute."""
+    """The expected result of the compiled functions."""
     numpy = _numpy()
     left, right = double(left), double(right)
     return numpy.tanh(left * 2 + right).sum(keepdims=True) + numpy.sin(right)
 
 
-def regression_gradient(inputs: Any, wanted: Any) -> Any:
+def regression_gradient(inputs: Any, targets: Any) -> Any:
     """Gradient of the mean squared error of a linear regression whose weights are zero."""
-    inputs, wanted = double(inputs), double(wanted)
-    return -2 / len(inputs) * (inputs.T @ wanted)
+    inputs, targets = double(inputs), double(targets)
+    return -2 / len(inputs) * (inputs.T @ targets)

@@ -1,7 +1,7 @@
-"""What checks are made of: figures with limits, and how they are judged. No framework is imported here.
+"""Figures with limits, and the verdict on them. Imports no framework.
 
-A check is a function that is given its framework and a device and returns figures. It passes if at least one figure has
-a limit, and every one that has keeps to it: not a number is no pass, and neither is a check that measured nothing.
+A check is a function of its framework and a device that returns figures. It passes if at least one figure has a limit
+and all figures are within their limits. NaN is never within a limit.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 from .nvml import System
 
 
-class Failed(Exception):  # noqa: N818  an outcome, as the next
-    """What was checked is not so; the message says what is wrong."""
+class Failed(Exception):  # noqa: N818  an outcome, like the next class
+    """The check failed; the message has the reason."""
 
 
 class NotApplicable(Exception):  # noqa: N818
-    """There is nothing to check on this machine; the message says why. No pass."""
+    """There is nothing to check on this machine; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured; `least` and `most` are what it must be within, None where nothing is asked of it."""
+    """A measured value. `least` and `most` are its limits, None without a limit."""
 
     name: str
     value: Any
@@ -39,7 +39,7 @@ class Figure:
 
     @property
     def is_good(self) -> bool:
-        """Comparisons with NaN are false, so it is never good."""
+        """Whether it is within its limits. NaN never is, because comparisons with it are false."""
         if not self.has_limit:
             return True
         high = self.most is None or self.value <= self.most
@@ -49,14 +49,14 @@ class Figure:
         if not self.has_limit:
             return f"{self.name} {_short(self.value)}"
         if self.least == self.most:
-            wanted = f"= {_short(self.most)}"
+            limits = f"= {_short(self.most)}"
         else:
-            wanted = " and ".join(
+            limits = " and ".join(
                 f"{sign} {_short(limit)}"
                 for sign, limit in ((">=", self.least), ("<=", self.most))
                 if limit is not None
             )
-        return f"{self.name} {_short(self.value)} ({'' if self.is_good else 'must be '}{wanted})"
+        return f"{self.name} {_short(self.value)} ({'' if self.is_good else 'must be '}{limits})"
 
 
 def at_most(name: str, value: float, most: float) -> Figure:
@@ -71,12 +71,12 @@ def between(name: str, value: float, least: float, most: float) -> Figure:
     return Figure(name, value, least=least, most=most)
 
 
-def equal(name: str, value: float, wanted: float) -> Figure:
-    return Figure(name, value, least=wanted, most=wanted)
+def equal(name: str, value: float, expected: float) -> Figure:
+    return Figure(name, value, least=expected, most=expected)
 
 
 def note(name: str, value: Any) -> Figure:
-    """Shown, and nothing is asked of it."""
+    """A figure without limits, which is only shown."""
     return Figure(name, value)
 
 
@@ -86,17 +86,17 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`state` is passed, failed or not applicable; `detail` says why where it is not passed."""
+    """The outcome of a check. `state` is passed, failed or not applicable; `detail` is the reason, if not passed."""
 
     state: str
     figures: list[Figure] = field(default_factory=list)
     detail: str = ""
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON, which has neither NaN nor infinity: they become text."""
+        """For JSON. NaN and infinity become text, because JSON has neither."""
         return {
             "state": self.state,
-            "figures": [{key: _plain(value) for key, value in asdict(one).items()} for one in self.figures],
+            "figures": [{key: _plain(value) for key, value in asdict(figure).items()} for figure in self.figures],
             "figure": "; ".join(map(str, self.figures)),
             "detail": self.detail,
         }
@@ -107,17 +107,17 @@ def _plain(value: Any) -> Any:
 
 
 def judge(figures: list[Figure]) -> Outcome:
-    """Whether figures are a pass."""
-    if not any(one.has_limit for one in figures):
+    """The outcome of a check with these figures."""
+    if not any(figure.has_limit for figure in figures):
         return Outcome("failed", figures, "nothing was measured")
-    if bad := [one for one in figures if not one.is_good]:
+    if bad := [figure for figure in figures if not figure.is_good]:
         return Outcome("failed", figures, "; ".join(map(str, bad)))
     return Outcome("passed", figures)
 
 
 @dataclass(frozen=True)
 class Check:
-    """`uses_all` says that it works on every GPU that is visible, and not on the first alone."""
+    """A check. With `uses_all`, it uses all visible GPUs instead of only the first one."""
 
     name: str
     run: Callable[[Any, Any], list[Figure]]
@@ -129,21 +129,21 @@ class Check:
 
 
 class Checks(dict[str, Check]):
-    """The checks of a framework by name, in the order in which they are written."""
+    """The checks of a framework by name, in the order of their definition."""
 
     def add(
         self, name: str, *, uses_all: bool = False
     ) -> Callable[[Callable[[Any, Any], list[Figure]]], Callable[[Any, Any], list[Figure]]]:
-        def keep(run: Callable[[Any, Any], list[Figure]]) -> Callable[[Any, Any], list[Figure]]:
+        def register(run: Callable[[Any, Any], list[Figure]]) -> Callable[[Any, Any], list[Figure]]:
             self[name] = Check(name, run, uses_all)
             return run
 
-        return keep
+        return register
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A framework that has a GPU: its module, the first device in its own words, and what it was built for."""
+class Setup:
+    """A framework with a GPU: its module, its first device, its version, and the CUDA version that it is built for."""
 
     module: Any
     device: Any
@@ -152,7 +152,7 @@ class Begun:
 
 
 def load(package: str) -> Any:
-    """The framework's module. A Failed with the error that Python met."""
+    """Imports the framework. Raises Failed with the error of the import."""
     try:
         return importlib.import_module(package)
     except Exception as error:
@@ -160,52 +160,52 @@ def load(package: str) -> Any:
 
 
 def no_gpu(framework: str, built_for: str, system: System) -> Failed:
-    """NVML sees a GPU and the framework does not; what is known of why."""
+    """The error if NVML has a GPU and the framework has not, with possible causes."""
     built = f"was built for CUDA {built_for}" if built_for else "was built without CUDA"
     driver = f"driver {system.driver}" + (f" runs CUDA {system.cuda} at most" if system.cuda else "")
     return Failed(f"{framework} finds no GPU: it {built}; {driver}")
 
 
-def relative_error(found: Any, expected: Any) -> float:
-    """Norm of the difference by the norm of what is expected; for arrays of any framework that are float64 on the CPU.
+def relative_error(result: Any, expected: Any) -> float:
+    """The norm of the difference, divided by the norm of `expected`; for float64 arrays of any framework on the CPU.
 
-    The norm, and not the largest difference by element: an element near zero has no meaningful relative error.
+    Not the largest error of an element, because the relative error of an element near zero has no meaning.
     """
-    if tuple(found.shape) != tuple(expected.shape):
-        raise Failed(f"the result has shape {tuple(found.shape)}, not {tuple(expected.shape)}")
-    difference = found - expected
+    if tuple(result.shape) != tuple(expected.shape):
+        raise Failed(f"the result has shape {tuple(result.shape)}, not {tuple(expected.shape)}")
+    difference = result - expected
     norm = math.sqrt(float((expected * expected).sum()))
     if not norm > 0:
-        raise Failed("what is expected is zero everywhere: nothing can be compared with it")
+        raise Failed("the expected result is zero everywhere, so the relative error is undefined")
     return math.sqrt(float((difference * difference).sum())) / norm
 
 
 def loaded(name: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Files of this process's libraries that begin with `name`: proof of which library did the work."""
+    """File names of loaded libraries that begin with `name`, as proof that they were used."""
     paths = {line.split()[-1] for line in maps.read_text(encoding="utf-8").splitlines() if "/" in line}
     return sorted(Path(path).name for path in paths if Path(path).name.startswith(name))
 
 
 def cudnn_at_work() -> list[str]:
-    """The libraries that cuDNN loads when it convolves, and not before: libcudnn itself only finds them."""
+    """The libraries that cuDNN loads at its first convolution; libcudnn itself only loads the others."""
     return loaded("libcudnn_cnn") + loaded("libcudnn_engines")
 
 
-def same_devices(seen: list[dict[str, Any]], system: System) -> list[Figure]:
-    """Figures on whether a framework's GPUs are those that NVML has, in the order of their PCI addresses.
+def same_devices(devices: list[dict[str, Any]], system: System) -> list[Figure]:
+    """Compares a framework's GPUs with those of NVML, in the order of their PCI addresses.
 
-    `seen` has name, capability and memory of each, as far as the framework tells.
+    `devices` has name, capability and memory of each, if the framework has them.
     """
     if any(gpu.mig for gpu in system.visible):
-        raise NotApplicable("MIG is on: NVML counts whole GPUs, a framework sees one slice")
-    figures = [equal("GPUs", len(seen), len(system.visible))]
-    for number, gpu in enumerate(system.visible[: len(seen)]):
-        told = seen[number]
+        raise NotApplicable("MIG is on: NVML has whole GPUs, a framework has one slice")
+    figures = [equal("GPUs", len(devices), len(system.visible))]
+    for number, gpu in enumerate(system.visible[: len(devices)]):
+        device = devices[number]
         for key in ("name", "capability"):
-            if told.get(key) and told[key] != getattr(gpu, key):
-                raise Failed(f"GPU {number}: NVML says {key} {getattr(gpu, key)}, the framework {told[key]}")
-        if told.get("memory") and gpu.memory:
-            # The driver keeps some of what NVML counts for itself (0.5 to 1 GiB, ECC too): 8 % of a small card.
-            figures.append(between(f"memory of GPU {number} by NVML's", told["memory"] / gpu.memory, 0.88, 1.001))
+            if device.get(key) and device[key] != getattr(gpu, key):
+                raise Failed(f"GPU {number}: {key} is {getattr(gpu, key)} in NVML, {device[key]} in the framework")
+        if device.get("memory") and gpu.memory:
+            # The driver reserves a part of the memory in NVML (0.5 to 1 GiB, also for ECC): 8 % of a small GPU.
+            figures.append(between(f"memory of GPU {number} / NVML's", device["memory"] / gpu.memory, 0.88, 1.001))
         figures.append(note(f"GPU {number}", gpu.name))
     return figures

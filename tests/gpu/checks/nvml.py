@@ -1,4 +1,4 @@
-"""GPUs and driver by NVML, with nothing but the driver's own library: any Python can ask it."""
+"""GPUs and driver, from NVML. Needs only the driver's own library and any Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBRARY = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True)
 class Gpu:
-    """`index` counts in the order of PCI addresses; `memory` and `free` in bytes, 0 where the driver does not tell."""
+    """A GPU. `index` is by PCI address; `memory` and `free` are in bytes, 0 if unknown."""
 
     index: int
     name: str
@@ -25,7 +25,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class System:
-    """`cuda` is the newest that the driver runs; `error` says why there is nothing."""
+    """The driver and its GPUs. `cuda` is the newest CUDA that it supports; `error` is the reason for no visible GPU."""
 
     driver: str = ""
     cuda: str = ""
@@ -39,11 +39,11 @@ class _Memory(ctypes.Structure):
 
 
 def read(selected: str | None = None) -> System:
-    """What NVML says; `selected` is CUDA_VISIBLE_DEVICES, by default that of this process."""
+    """Reads NVML. `selected` is CUDA_VISIBLE_DEVICES, by default that of this process."""
     try:
         nvml = ctypes.CDLL(LIBRARY)
     except OSError:
-        return System(error=f"{LIBRARY} cannot be loaded: no NVIDIA driver is here")
+        return System(error=f"{LIBRARY} cannot be loaded: there is no NVIDIA driver")
     nvml.nvmlErrorString.restype = ctypes.c_char_p
     if code := nvml.nvmlInit_v2():
         return System(error=f"NVML: {nvml.nvmlErrorString(code).decode()}")
@@ -52,24 +52,24 @@ def read(selected: str | None = None) -> System:
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
         gpus = tuple(_gpu(nvml, index) for index in range(count.value))
         cuda = ctypes.c_int()
-        told = nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda)) == 0
-        found = System(
+        has_cuda = nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda)) == 0
+        system = System(
             driver=_text(nvml.nvmlSystemGetDriverVersion),
-            cuda=f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if told else "",
+            cuda=f"{cuda.value // 1000}.{cuda.value % 1000 // 10}" if has_cuda else "",
             gpus=gpus,
             error="" if gpus else "NVML: the driver has no GPU",
         )
     finally:
         nvml.nvmlShutdown()
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if selected is None else selected
-    shown = visible(gpus, chosen)
-    if gpus and not shown:
-        return replace(found, error=f"CUDA_VISIBLE_DEVICES={chosen} hides every GPU")
-    return replace(found, visible=shown)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES") if selected is None else selected
+    remaining = visible(gpus, devices)
+    if gpus and not remaining:
+        return replace(system, error=f"CUDA_VISIBLE_DEVICES={devices} hides every GPU")
+    return replace(system, visible=remaining)
 
 
 def visible(gpus: tuple[Gpu, ...], selected: str | None) -> tuple[Gpu, ...]:
-    """What CUDA_VISIBLE_DEVICES leaves: CUDA takes its entries up to the first that it does not know."""
+    """The GPUs in CUDA_VISIBLE_DEVICES; CUDA ignores everything after the first invalid entry."""
     if selected is None:
         return gpus
     chosen: list[Gpu] = []
@@ -94,8 +94,8 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
         memory = _Memory()
     current, pending = ctypes.c_uint(), ctypes.c_uint()
-    ask_mig = getattr(nvml, "nvmlDeviceGetMigMode", None)  # since driver 450
-    mig = ask_mig is not None and ask_mig(handle, ctypes.byref(current), ctypes.byref(pending)) == 0
+    mig_mode = getattr(nvml, "nvmlDeviceGetMigMode", None)  # since driver 450
+    mig = mig_mode is not None and mig_mode(handle, ctypes.byref(current), ctypes.byref(pending)) == 0
     return Gpu(
         index=index,
         name=_text(nvml.nvmlDeviceGetName, handle),

@@ -1,19 +1,19 @@
-"""GPU checks of TensorFlow 2.9 and newer. Each runs in a process of its own, so settings need not be put back."""
+"""GPU checks of TensorFlow 2.9 and newer. Each runs in its own process, so it need not restore settings."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from . import arrays, common, nvml
-from .common import Begun, Checks, Figure, NotApplicable, at_least, at_most, between, equal, note
+from .common import Checks, Figure, NotApplicable, Setup, at_least, at_most, between, equal, note
 
 CHECKS = Checks()
-SIZE = 4096  # a side of the large matrices: 137 GFLOP, and sums of 4096 products
+SIZE = 4096  # rows and columns of the large matrices: 137 GFLOP, and sums of 4096 products
 SEED = 20
 
 
-def begin(system: nvml.System) -> Begun:
-    """TensorFlow with a GPU, or a Failed that says why there is none."""
+def begin(system: nvml.System) -> Setup:
+    """TensorFlow with a GPU; raises Failed if there is none."""
     tf = common.load("tensorflow")
     build = tf.sysconfig.get_build_info()
     cuda = str(build.get("cuda_version", "")) if build.get("is_cuda_build") else ""
@@ -22,87 +22,88 @@ def begin(system: nvml.System) -> Begun:
         raise common.no_gpu(f"TensorFlow {tf.__version__}", cuda, system)
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
-    tf.config.set_soft_device_placement(False)  # what cannot run on the GPU fails, and is not run on the CPU
+    tf.config.set_soft_device_placement(False)  # otherwise operations without a GPU kernel would run on the CPU
     tf.random.set_seed(SEED)
-    return Begun(tf, "/GPU:0", tf.__version__, cuda)
+    return Setup(tf, "/GPU:0", tf.__version__, cuda)
 
 
 @CHECKS.add("devices", uses_all=True)
 def devices(tf: Any, device: Any) -> list[Figure]:
-    """The GPUs that TensorFlow sees are those that NVML has: number, name, compute capability."""
+    """TensorFlow and NVML have the same GPUs: number, name, compute capability."""
     del device
-    seen = []
+    gpus = []
     for gpu in tf.config.list_physical_devices("GPU"):
-        told = tf.config.experimental.get_device_details(gpu)
-        capability = told.get("compute_capability")
-        seen.append({"name": told.get("device_name"), "capability": capability and ".".join(map(str, capability))})
-    return common.same_devices(seen, nvml.read())
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = details.get("compute_capability")
+        gpus.append({"name": details.get("device_name"), "capability": capability and ".".join(map(str, capability))})
+    return common.same_devices(gpus, nvml.read())
 
 
 @CHECKS.add("matmul")
 def matmul(tf: Any, device: Any) -> list[Figure]:
     """A large matrix product in float32 agrees with float64 on the CPU."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    # Sums of 4096 products in float32 are off by 4e-7 to 1e-6 of the norm, TF32 by 3e-4, bf16 by 2e-3.
+    # Sums of 4096 products in float32 differ by 4e-7 to 1e-6 of the norm, TF32 by 3e-4, bf16 by 2e-3.
     return [at_most("relative error", _product_error(tf, device, "float32"), 1e-5), note("size", SIZE)]
 
 
 @CHECKS.add("tf32")
 def tf32(tf: Any, device: Any) -> list[Figure]:
-    """A product in TF32 is as exact as TF32 is, and no more: the tensor cores did it."""
-    _need_capability(tf, 8, "TF32")
+    """A product in TF32 has the precision of TF32, so the tensor cores computed it."""
+    _require_capability(tf, 8, "TF32")
     tf.config.experimental.enable_tensor_float_32_execution(True)
-    # 10 bits of mantissa give 3e-4. Less than 5e-5 would be float32, which means that TF32 was not used.
+    # 10 bits of mantissa give 3e-4. Less than 5e-5 means float32 instead of TF32.
     return [between("relative error", _product_error(tf, device, "float32"), 5e-5, 2e-3)]
 
 
 @CHECKS.add("bf16")
 def bf16(tf: Any, device: Any) -> list[Figure]:
-    """A product in bfloat16 is as exact as bfloat16 is."""
-    _need_capability(tf, 8, "bfloat16 in hardware")
-    # 7 bits of mantissa: 2.3e-3 from the inputs, 1.7e-3 from the result, and some more where parts are summed in bf16.
+    """A product in bfloat16 has the precision of bfloat16."""
+    _require_capability(tf, 8, "bfloat16 in hardware")
+    # 7 bits of mantissa: 2.3e-3 from the inputs, 1.7e-3 from the result, and more if partial sums are in bf16.
     return [between("relative error", _product_error(tf, device, "bfloat16"), 5e-4, 1e-2)]
 
 
 @CHECKS.add("convolution")
 def convolution(tf: Any, device: Any) -> list[Figure]:
-    """A convolution goes through cuDNN and agrees with float64 on the CPU."""
+    """A convolution uses cuDNN and agrees with float64 on the CPU."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
     image, kernel = arrays.normal(SEED, 8, 56, 56, 64), arrays.normal(SEED + 1, 3, 3, 64, 64)
     with tf.device(device):
-        found = tf.nn.conv2d(tf.constant(image), tf.constant(kernel), strides=1, padding="VALID")
-    _need_on(found, device)
+        result = tf.nn.conv2d(tf.constant(image), tf.constant(kernel), strides=1, padding="VALID")
+    _require_device(result, device)
     libraries = common.cudnn_at_work()
+    error = common.relative_error(arrays.double(result), arrays.convolution(image, kernel))
     return [
-        # Sums of 576 products: 1e-7 to 1e-6, some 1e-6 if cuDNN takes Winograd's algorithm, 3e-4 if it took TF32.
-        at_most("relative error", common.relative_error(arrays.double(found), arrays.convolution(image, kernel)), 5e-5),
-        at_least("libraries of cuDNN at work", len(libraries), 1),
+        # Sums of 576 products: 1e-7 to 1e-6, some 1e-6 with Winograd's algorithm, 3e-4 with TF32.
+        at_most("relative error", error, 5e-5),
+        at_least("loaded libraries of cuDNN", len(libraries), 1),
         note("cuDNN", " ".join(libraries)),
     ]
 
 
 @CHECKS.add("amp")
 def amp(tf: Any, device: Any) -> list[Figure]:
-    """Keras in mixed precision: float16 inside, and a loss that falls."""
+    """Keras with mixed precision: it uses float16, and the loss falls."""
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
     inputs = arrays.normal(SEED, 1024, 32)
-    wanted = inputs @ arrays.normal(SEED + 1, 32, 1)
-    tf.config.set_soft_device_placement(True)  # Keras feeds itself by operators that no GPU has
+    targets = inputs @ arrays.normal(SEED + 1, 32, 1)
+    tf.config.set_soft_device_placement(True)  # Keras reads its inputs with operations that have no GPU kernel
     hidden = tf.keras.layers.Dense(64, activation="relu")
     model = tf.keras.Sequential([hidden, tf.keras.layers.Dense(1, dtype="float32")])
     model.compile(optimizer=tf.keras.optimizers.Adam(0.01), loss="mse")
-    losses = model.fit(inputs, wanted, epochs=20, batch_size=256, verbose=0).history["loss"]
+    losses = model.fit(inputs, targets, epochs=20, batch_size=256, verbose=0).history["loss"]
     result = hidden(tf.constant(inputs))
-    _need_on(result, device)
+    _require_device(result, device)
     return [
-        equal("float16 inside", int(result.dtype == tf.float16), 1),
-        at_most("loss at the end by that at the start", losses[-1] / losses[0], 0.5),  # 0.1 in float32
+        equal("uses float16", int(result.dtype == tf.float16), 1),
+        at_most("final loss / initial loss", losses[-1] / losses[0], 0.5),  # 0.1 in float32
     ]
 
 
 @CHECKS.add("graph")
 def graph(tf: Any, device: Any) -> list[Figure]:
-    """A function traced once to a graph gives what eager calls give, for inputs that it has not seen."""
+    """A graph that is traced once gives the same results as eager calls, for new inputs."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
     with tf.device(device):
         weights = tf.constant(arrays.normal(SEED, 256, 256))
@@ -121,34 +122,34 @@ def graph(tf: Any, device: Any) -> list[Figure]:
             inputs = tf.constant(arrays.normal(number, 64, 256))
             result = traced(inputs)
             errors.append(common.relative_error(arrays.double(result), arrays.double(layer(inputs))))
-    _need_on(result, device)
+    _require_device(result, device)
     return [
-        # The same kernels on the same numbers; another algorithm of cuBLAS would be 1e-6 off.
+        # The same kernels with the same numbers; another algorithm of cuBLAS differs by 1e-6.
         at_most("largest relative error", max(errors), 1e-5),
-        equal("calls that the GPU counted", float(count.numpy()), 5),
-        equal("times that it was traced", traced.experimental_get_tracing_count(), 1),
+        equal("calls counted on the GPU", float(count.numpy()), 5),
+        equal("number of traces", traced.experimental_get_tracing_count(), 1),
     ]
 
 
 @CHECKS.add("compile")
 def compiled(tf: Any, device: Any) -> list[Figure]:
     """A function that XLA compiles for the GPU agrees with float64 on the CPU."""
-    left, right = arrays.normal(SEED, 2, 1_000_003)  # a prime: no block of a kernel divides it
+    left, right = arrays.normal(SEED, 2, 1_000_003)  # a prime, so that the last block of a kernel is incomplete
 
-    def smooth(one: Any, other: Any) -> Any:
-        return tf.reduce_sum(tf.tanh(one * 2 + other), keepdims=True) + tf.sin(other)
+    def smooth(first: Any, second: Any) -> Any:
+        return tf.reduce_sum(tf.tanh(first * 2 + second), keepdims=True) + tf.sin(second)
 
     with tf.device(device):
-        found = tf.function(smooth, jit_compile=True, autograph=False)(tf.constant(left), tf.constant(right))
-    _need_on(found, device)
+        result = tf.function(smooth, jit_compile=True, autograph=False)(tf.constant(left), tf.constant(right))
+    _require_device(result, device)
     expected = arrays.smooth(left, right)
-    # A sum over a million elements in float32 is the inexact part: 1e-6 and less. Without XLA, `jit_compile` fails.
-    return [at_most("relative error", common.relative_error(arrays.double(found), expected), 1e-4)]
+    # The error is that of a sum over a million elements in float32: at most 1e-6. Without XLA, `jit_compile` fails.
+    return [at_most("relative error", common.relative_error(arrays.double(result), expected), 1e-4)]
 
 
 @CHECKS.add("memory")
 def memory(tf: Any, device: Any) -> list[Figure]:
-    """Memory of a tensor returns to TensorFlow's allocator after release, which itself has not taken the whole GPU."""
+    """A tensor releases its memory to TensorFlow's allocator, which has not allocated the whole GPU."""
     size = 256 << 20
 
     def current() -> int:
@@ -158,18 +159,18 @@ def memory(tf: Any, device: Any) -> list[Figure]:
         tf.zeros([1]).numpy()
         start = current()
         block = tf.ones([size // 4])
-        block[-1].numpy()  # waits until it is there
-        took = current() - start
+        block[-1].numpy()  # waits until it is computed
+        allocated = current() - start
         del block
         tf.zeros([1]).numpy()
-        kept = current() - start
+        remaining = current() - start
     gpu = nvml.read().visible[0]
     figures = [
-        at_least("bytes taken, of what was asked", took / size, 0.99),
-        at_most("bytes not returned, of what was asked", kept / size, 0.01),
+        at_least("allocated / requested bytes", allocated / size, 0.99),
+        at_most("not released / requested bytes", remaining / size, 0.01),
     ]
     if gpu.memory:
-        # With memory growth the context and 256 MiB; without, nearly all. Others may use the GPU, so it is only shown.
+        # With memory growth: the context and 256 MiB; without: nearly all. Only a note, since others may use the GPU.
         figures.append(note("GPU's memory in use", f"{(gpu.memory - gpu.free) / gpu.memory:.0%}"))
     return figures
 
@@ -180,94 +181,96 @@ def all_reduce(tf: Any, device: Any) -> list[Figure]:
     del device
     count = len(tf.config.list_logical_devices("GPU"))
     if count == 1:
-        raise NotApplicable("one GPU: TensorFlow calls NCCL only where there are several")
+        raise NotApplicable("only one GPU: TensorFlow calls NCCL only for several GPUs")
     return _all_reduce(tf, [f"/gpu:{number}" for number in range(count)], tf.distribute.NcclAllReduce())
 
 
 @CHECKS.add("mirrored", uses_all=True)
 def mirrored(tf: Any, device: Any) -> list[Figure]:
-    """Training under MirroredStrategy: the first step as in float64 on the CPU, weights equal on all GPUs."""
+    """Training with MirroredStrategy: the first step agrees with float64 on the CPU, weights are equal on all GPUs."""
     del device
     tf.config.experimental.enable_tensor_float_32_execution(False)
     count = len(tf.config.list_logical_devices("GPU"))
     return _mirrored(tf, [f"/gpu:{number}" for number in range(count)], tf.distribute.NcclAllReduce())
 
 
-def _need_on(result: Any, device: str) -> None:
-    """None may pass on the CPU, whatever the placement."""
-    wanted = device.rsplit("/", maxsplit=1)[-1].upper()
-    if not result.device.endswith(wanted):
-        raise common.Failed(f"the result is on {result.device or 'no device'}, not on {wanted}")
+def _require_device(result: Any, device: str) -> None:
+    """Raises Failed for a result on another device, such as the CPU."""
+    expected = device.rsplit("/", maxsplit=1)[-1].upper()
+    if not result.device.endswith(expected):
+        raise common.Failed(f"the result is on {result.device or 'no device'}, not on {expected}")
 
 
-def _need_capability(tf: Any, major: int, what: str) -> None:
-    has = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0]).get("compute_capability")
-    if has and has[0] < major:
-        raise NotApplicable(f"{what} came with compute capability {major}.0, this GPU has {has[0]}.{has[1]}")
+def _require_capability(tf: Any, major: int, what: str) -> None:
+    details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+    capability = details.get("compute_capability")
+    if capability and capability[0] < major:
+        raise NotApplicable(f"{what} needs compute capability {major}.0, this GPU has {capability[0]}.{capability[1]}")
 
 
 def _product_error(tf: Any, device: str, dtype: str) -> float:
     left, right = arrays.normal(SEED, SIZE, SIZE), arrays.normal(SEED + 1, SIZE, SIZE)
     with tf.device(device):
-        found = tf.matmul(tf.cast(tf.constant(left), dtype), tf.cast(tf.constant(right), dtype))
-        wide = tf.cast(found, "float32")
-    _need_on(found, device)
-    return common.relative_error(arrays.double(wide), left.astype("float64") @ right.astype("float64"))
+        product = tf.matmul(tf.cast(tf.constant(left), dtype), tf.cast(tf.constant(right), dtype))
+        result = tf.cast(product, "float32")
+    _require_device(product, device)
+    return common.relative_error(arrays.double(result), left.astype("float64") @ right.astype("float64"))
 
 
 def _all_reduce(tf: Any, names: list[str], operations: Any) -> list[Figure]:
-    tf.config.set_soft_device_placement(True)  # the strategy places what it needs itself
+    tf.config.set_soft_device_placement(True)  # the strategy needs its own placement
     strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=operations)
-    world, place = strategy.num_replicas_in_sync, (arrays.indices(1 << 22) % 1024).astype("float32")
+    world, values = strategy.num_replicas_in_sync, (arrays.indices(1 << 22) % 1024).astype("float32")
 
     def add() -> Any:
-        here = tf.distribute.get_replica_context()
-        rank = tf.cast(here.replica_id_in_sync_group, tf.float32)
-        return here.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(place) * (rank + 1.0))
+        context = tf.distribute.get_replica_context()
+        rank = tf.cast(context.replica_id_in_sync_group, tf.float32)
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(values) * (rank + 1.0))
 
     totals = strategy.experimental_local_results(tf.function(lambda: strategy.run(add), autograph=False)())
-    wrong = sum(int((total.numpy() != place * (world * (world + 1) // 2)).sum()) for total in totals)
-    return [equal("wrong elements on all GPUs", wrong, 0), equal("GPUs that took part", len(totals), len(names))]
+    wrong = sum(int((total.numpy() != values * (world * (world + 1) // 2)).sum()) for total in totals)
+    return [equal("wrong elements on all GPUs", wrong, 0), equal("GPUs with a result", len(totals), len(names))]
 
 
 def _mirrored(tf: Any, names: list[str], operations: Any) -> list[Figure]:
-    """Linear regression: its gradient can be written down."""
-    tf.config.set_soft_device_placement(True)  # the strategy places what it needs itself
+    """Linear regression, whose gradient has a simple formula."""
+    tf.config.set_soft_device_placement(True)  # the strategy needs its own placement
     strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=operations)
     world, each, rate = strategy.num_replicas_in_sync, 64, 0.1
     inputs = arrays.normal(SEED, world, each, 32)
-    wanted = inputs @ arrays.normal(SEED + 1, 32, 1)
+    targets = inputs @ arrays.normal(SEED + 1, 32, 1)
     with strategy.scope():
         weights = tf.Variable(tf.zeros([32, 1]), aggregation=tf.VariableAggregation.MEAN)
 
-    def replica(mine: Any, goal: Any) -> Any:
+    def replica(own: Any, target: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((mine @ weights - goal) ** 2)
-        weights.assign_sub(rate * tape.gradient(loss, weights))  # its mean over the GPUs, by all-reduce
+            loss = tf.reduce_mean((own @ weights - target) ** 2)
+        weights.assign_sub(rate * tape.gradient(loss, weights))  # all-reduce: the mean over the GPUs
         return loss
 
     def shard(values: Any) -> Any:
         return strategy.experimental_distribute_values_from_function(
-            lambda here: tf.constant(values[int(here.replica_id_in_sync_group)])
+            lambda context: tf.constant(values[int(context.replica_id_in_sync_group)])
         )
 
-    step = tf.function(lambda mine, goal: strategy.run(replica, args=(mine, goal)), autograph=False)
-    shards = shard(inputs), shard(wanted)
+    step = tf.function(lambda own, target: strategy.run(replica, args=(own, target)), autograph=False)
+    shards = shard(inputs), shard(targets)
     losses, first = [], None
     for number in range(20):
-        lost = step(*shards)
-        losses.append(sum(float(one) for one in strategy.experimental_local_results(lost)) / world)
+        replica_losses = strategy.experimental_local_results(step(*shards))
+        losses.append(sum(float(loss) for loss in replica_losses) / world)
         if number == 0:
-            first = [one.numpy() for one in strategy.experimental_local_results(weights)]
+            first = [copy.numpy() for copy in strategy.experimental_local_results(weights)]
     copies = strategy.experimental_local_results(weights)
     for name, copy in zip(names, copies):  # noqa: B905  Python 3.9 has no `strict`
-        _need_on(copy, name)
-    held = [one.numpy() for one in copies]
-    expected = -rate * arrays.regression_gradient(inputs.reshape(-1, 32), wanted.reshape(-1, 1))
+        _require_device(copy, name)
+    values = [copy.numpy() for copy in copies]
+    difference = max(float(abs(value - values[0]).max()) for value in values)
+    expected = -rate * arrays.regression_gradient(inputs.reshape(-1, 32), targets.reshape(-1, 1))
     return [
-        # float32 over 64 to 512 samples: 1e-7 to 1e-6; a GPU left out: 0.1 and more.
+        # float32 over 64 to 512 samples: 1e-7 to 1e-6; without one of the GPUs: 0.1 and more.
         at_most("relative error of the first step", common.relative_error(arrays.double(first[0]), expected), 1e-4),  # type: ignore[index]
-        equal("largest difference of a weight between GPUs", max(float(abs(one - held[0]).max()) for one in held), 0),
-        at_most("loss at the end by that at the start", losses[-1] / losses[0], 0.5),
+        equal("largest difference of a weight between GPUs", difference, 0),
+        at_most("final loss / initial loss", losses[-1] / losses[0], 0.5),
         note("GPUs", world),
     ]

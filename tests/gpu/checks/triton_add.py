@@ -1,4 +1,4 @@
-"""A Triton kernel of our own. Triton reads its source from a file; its parameters have Triton's types, not Python's."""
+"""A Triton kernel. Triton reads its source from a file; its parameters have Triton's types, not Python's."""
 
 # mypy: disable-error-code="no-untyped-def, import-not-found, import-untyped, misc, untyped-decorator"
 import triton
@@ -13,6 +13,6 @@ def _add(left, right, out, count, BLOCK: tl.constexpr):  # noqa: N803
 
 
 def add(left, right, out):
-    """`out` = `left` + `right`, of equal shape, on one GPU; the last block is not full on purpose."""
+    """`out` = `left` + `right`, of equal shape, on one GPU; the sizes in the checks leave the last block incomplete."""
     count = out.numel()
     _add[(triton.cdiv(count, 1024),)](left, right, out, count, BLOCK=1024)

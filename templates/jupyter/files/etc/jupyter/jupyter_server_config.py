@@ -1,35 +1,62 @@
-"""The Jupyter server of this image: every interface, a token always, files in /workspace."""
+"""Configuration of the Jupyter server: all interfaces, always a token, files in /workspace."""
 
 import json
+import logging
 import os
+import re
+import sys
 import warnings
 from pathlib import Path
 
 from jupyter_server.utils import JupyterServerAuthWarning
 
+
+class _WithoutTokens(logging.LogRecord):
+    """A log record without tokens. Tornado logs the complete address of a failed request."""
+
+    def getMessage(self) -> str:
+        return re.sub(r"(token=)[^&\s'\"]+", r"\1[secret]", super().getMessage())
+
+
+environ = os.environ
 c = get_config()  # type: ignore[name-defined]  # noqa: F821
 
-c.ServerApp.ip = "0.0.0.0"  # inside the container; what is reachable is what `docker run -p` publishes
-c.ServerApp.port = int(os.environ.get("JUPYTER_PORT", "8888"))
-c.ServerApp.port_retries = 0  # another port would not be the published one
+c.ServerApp.ip = "0.0.0.0"  # inside the container; only `docker run -p` makes it reachable
+c.ServerApp.port = int(environ.get("JUPYTER_PORT", "8888"))
+c.ServerApp.port_retries = 0  # another port would not be published
+c.ServerApp.base_url = environ.get("JUPYTER_BASE_URL", "/")
 c.ServerApp.open_browser = False
 c.ServerApp.root_dir = "/workspace"
 c.ServerApp.terminado_settings = {"shell_command": ["/bin/bash"]}
-c.ServerApp.allow_remote_access = True  # the token guards it; the Host header is whatever the user typed
-c.ServerApp.allow_unauthenticated_access = False  # of extensions too, unless they say that they mean it
-warnings.filterwarnings("ignore", category=JupyterServerAuthWarning)  # lists those that have now to be logged in for
-c.Application.log_level = "WARN"  # the launcher says where it is
-# No language servers are installed: do not list them at every start.
+c.ServerApp.allow_root = os.getuid() == 0  # the launcher starts services as root only with NB_UID=0
+c.ServerApp.allow_unauthenticated_access = False  # also for extensions, unless a handler explicitly allows it
+warnings.filterwarnings("ignore", category=JupyterServerAuthWarning)  # lists the handlers that now need a login
+c.Application.log_level = "WARN"  # the launcher prints the address
+# No language servers are installed: do not log that at every start.
 c.LanguageServerManager.autodetect = False
-if "JUPYTER_CERT" in os.environ:
-    c.ServerApp.certfile, c.ServerApp.keyfile = os.environ["JUPYTER_CERT"], os.environ["JUPYTER_KEY"]
+if "JUPYTER_CERT" in environ:
+    c.ServerApp.certfile, c.ServerApp.keyfile = environ["JUPYTER_CERT"], environ["JUPYTER_KEY"]
 
-# Whoever runs Jupyter by hand, without the launcher, has Jupyter's own random token.
-if "STATE_DIR" in os.environ:
-    c.IdentityProvider.token = (Path(os.environ["STATE_DIR"]) / "jupyter-token").read_text()
+# Users can install another JupyterLab, which has its own files.
+assets = Path(sys.prefix, "share/jupyter/lab")
+c.LabApp.app_dir = str(assets if assets.exists() else "/opt/venv/share/jupyter/lab")
 
-# Web pages of other components, behind the login of this server and listening on the loopback alone.
+# Without the launcher (`jupyter lab` as command), Jupyter generates and prints a token itself.
+token, file = None, Path(environ.get("STATE_DIR", "/nowhere"), "jupyter-token")
+if file.exists():
+    token = c.IdentityProvider.token = file.read_text()
+    logging.setLogRecordFactory(_WithoutTokens)
+
+# A web page can point its own name at this server (DNS rebinding) and then read everything that needs no login. With a
+# login, any Host header is allowed.
+hosts = [name.lower() for name in environ.get("JUPYTER_ALLOWED_HOSTS", "").split(",") if name]
+c.ServerApp.allow_remote_access = token != "" and not hosts
+c.ServerApp.local_hostnames = ["localhost", *hosts]
+
+# Web pages of other components, behind the login of this server, on Unix sockets of its user.
 c.ServerProxy.servers = {
     file.stem: json.loads(file.read_text()) for file in sorted(Path("/etc/jupyter/proxied.d").glob("*.json"))
 }
 c.ServerProxy.host_allowlist = []  # no proxy to other machines
+sys.path.append("/usr/local/lib")
+c.ServerApp.jpserver_extensions = {"workstation_jupyter": True}

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""PyTorch data parallel training (DDP) that can be interrupted and goes on where it was.
+"""PyTorch data parallel training (DDP) that continues after an interruption.
 
     python train_ddp.py                                      one process: a GPU, or the CPU
     torchrun --nproc-per-node=gpu train_ddp.py               all GPUs of this machine (a number for the CPU)
     torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-backend=c10d --rdzv-endpoint=FIRST:29400 train_ddp.py
                                                              the same on each of two machines
 
-Add --resume to go on from the checkpoint. SIGTERM (docker stop, Slurm, Kubernetes) saves one and ends
-with exit code 0; torchrun, if it started this, then ends with 1.
-The data are made from a seed: nothing is downloaded. `data` and `build_model` are what to replace by your own.
+Add --resume to continue from the checkpoint. SIGTERM (docker stop, Slurm, Kubernetes) saves a checkpoint and ends
+the process with exit code 0; torchrun then ends with 1.
+The data are generated from a seed, without a download. Replace `data` and `build_model` by your own.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 FEATURES, CLASSES = 32, 10
-# Ranks ask one another whether to stop only this often: the question waits for the GPU.
-STEPS_BETWEEN_QUESTIONS = 10
+# Ranks agree on whether to stop only this often, because they wait for the GPU each time.
+STEPS_BETWEEN_STOP_CHECKS = 10
 
 
 def data(samples: int, seed: int) -> Dataset[tuple[torch.Tensor, ...]]:
-    """Points around a centre for each class; the same on every rank."""
+    """Random points around a centre for each class; the same on every rank."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (samples,), generator=generator)
     centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0))
@@ -49,13 +49,13 @@ def build_model() -> nn.Module:
 
 
 class Job:
-    """Who we are among the ranks."""
+    """The position of this process among the ranks."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         local = int(os.environ.get("LOCAL_RANK", "0"))
-        self.launched = "RANK" in os.environ  # by torchrun; else this is the only process
+        self.launched = "RANK" in os.environ  # by torchrun; otherwise this is the only process
         self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -67,52 +67,52 @@ class Job:
             print(text, flush=True)
 
     def sum(self, *values: float) -> list[float]:
-        """Over all ranks."""
+        """The sums over all ranks."""
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
         if self.launched:
             dist.all_reduce(total)
         return [float(value) for value in total]
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank gives, in order."""
+        """The values of all ranks, in order."""
         if not self.launched:
             return [value]
-        found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
 
 
-def precision(asked: str, device: torch.device) -> torch.dtype | None:
-    """bfloat16 on GPUs that have it (Ampere and newer), else float16; on the CPU only if asked for."""
-    if asked == "auto":
+def precision(amp: str, device: torch.device) -> torch.dtype | None:
+    """bfloat16 on GPUs that have it (Ampere and newer), else float16; on the CPU only by option."""
+    if amp == "auto":
         if device.type == "cpu":
             return None
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-    return {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[asked]
+    return {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
 
 
 class Training:
-    """All state that must survive an interruption."""
+    """All state that a checkpoint contains."""
 
     def __init__(self, job: Job, options: argparse.Namespace, steps_per_epoch: int) -> None:
-        torch.manual_seed(options.seed)  # the same first weights everywhere
+        torch.manual_seed(options.seed)  # the same initial weights on all ranks
         self.model = build_model().to(job.device)
         self.dtype = precision(options.amp, job.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, options.epochs * steps_per_epoch)
-        # Only float16 needs it: its smallest numbers are larger than many gradients.
+        # Only float16 needs scaling: many gradients are below its smallest number.
         self.scaler = torch.amp.GradScaler(job.device.type, enabled=self.dtype is torch.float16)
-        self.epoch = self.step = 0  # where to go on; step counts within the epoch
+        self.epoch = self.step = 0  # where to continue; `step` counts within the epoch
         torch.manual_seed(options.seed + 1000 * (job.rank + 1))  # dropout differs between ranks
 
     def save(self, path: Path, job: Job) -> None:
-        """Written by rank 0 under another name first, so that a crash leaves the old checkpoint whole."""
+        """Rank 0 writes the checkpoint to a temporary file first: a crash leaves the old checkpoint intact."""
         random = torch.get_rng_state(), torch.cuda.get_rng_state() if job.device.type == "cuda" else None
         all_random = job.gather(random)
         if job.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             state = {
-                "model": self.model.state_dict(),  # without DDP's "module." prefix: loads anywhere
+                "model": self.model.state_dict(),  # without DDP's prefix "module.", so it also loads without DDP
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": self.scheduler.state_dict(),
                 "scaler": self.scaler.state_dict(),
@@ -137,8 +137,8 @@ class Training:
         self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.step = state["epoch"], state["step"]
         if len(state["random"]) != job.world:
-            was = len(state["random"])
-            job.log(f"the checkpoint is of {was} ranks, now there are {job.world}: begins epoch {self.epoch} again")
+            before = len(state["random"])
+            job.log(f"checkpoint of {before} ranks, now {job.world} ranks: restarting epoch {self.epoch}")
             self.step = 0
             return
         cpu, cuda = state["random"][job.rank]
@@ -148,41 +148,41 @@ class Training:
 
 
 def evaluate(model: nn.Module, held_out: Dataset[tuple[torch.Tensor, ...]], job: Job) -> float:
-    """The part that is right. Each rank takes its share, none twice (a DistributedSampler would repeat some)."""
+    """The accuracy. Each rank takes its share, without repeats (a DistributedSampler would repeat some samples)."""
     model.eval()
     share = Subset(held_out, range(job.rank, len(held_out), job.world))
-    right = 0
+    correct = 0
     with torch.inference_mode():
         for inputs, labels in DataLoader(share, batch_size=512, generator=torch.Generator()):
-            right += int((model(inputs.to(job.device)).argmax(1).cpu() == labels).sum())
+            correct += int((model(inputs.to(job.device)).argmax(1).cpu() == labels).sum())
     model.train()
-    total_right, total = job.sum(right, len(share))
-    return total_right / total
+    total_correct, total = job.sum(correct, len(share))
+    return total_correct / total
 
 
 def board(job: Job) -> Any:
-    """TensorBoard's writer on rank 0, where TensorBoard is installed."""
+    """TensorBoard's writer on rank 0, if TensorBoard is installed."""
     if job.rank != 0:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (not in every image)
     except ImportError:
-        print("no tensorboard in this image: curves are not written (python -m pip install tensorboard)", flush=True)
+        print("no TensorBoard logs: to get them, python -m pip install tensorboard", flush=True)
         return None
     return SummaryWriter(Path(os.environ.get("TENSORBOARD_LOGDIR") or "runs") / "train_ddp")
 
 
 def digest(model: nn.Module) -> str:
-    made = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for value in model.state_dict().values():
-        made.update(value.cpu().numpy().tobytes())
-    return made.hexdigest()[:16]
+        sha256.update(value.cpu().numpy().tobytes())
+    return sha256.hexdigest()[:16]
 
 
 def train(job: Job, options: argparse.Namespace) -> None:
     training_data, held_out = data(options.samples, seed=1), data(2000, seed=2)
     sampler = DistributedSampler(training_data, job.world, job.rank, shuffle=True, seed=options.seed)
-    # A generator of its own: each start of a loader draws from it, and must not shift what dropout draws.
+    # A separate generator: each start of the loader draws a number, which must not change the numbers for dropout.
     seeds = torch.Generator()
     loader = DataLoader(
         training_data,
@@ -196,31 +196,31 @@ def train(job: Job, options: argparse.Namespace) -> None:
     state = Training(job, options, len(loader))
     if options.resume and options.checkpoint.exists():
         state.load(options.checkpoint, job)
-        job.log(f"goes on from {options.checkpoint}: epoch {state.epoch}, step {state.step}")
+        job.log(f"resuming from {options.checkpoint}: epoch {state.epoch}, step {state.step}")
     elif options.resume:
-        job.log(f"no checkpoint at {options.checkpoint}: begins")
+        job.log(f"no checkpoint at {options.checkpoint}: starting from the beginning")
     device_ids = [job.device] if job.device.type == "cuda" else None
     model = DistributedDataParallel(state.model, device_ids=device_ids) if job.launched else state.model
     writer = board(job)
-    asked_to_stop: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: asked_to_stop.append(number))
-    job.log(f"ranks: {job.world}, on {job.device.type}, {state.dtype or 'float32'}, {len(loader)} steps an epoch")
+    stop_signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: stop_signals.append(number))
+    job.log(f"ranks: {job.world}, on {job.device.type}, {state.dtype or 'float32'}, {len(loader)} steps per epoch")
 
     while state.epoch < options.epochs:
-        sampler.set_epoch(state.epoch)  # else every epoch has the same order
+        sampler.set_epoch(state.epoch)  # otherwise every epoch has the same order
         seeds.manual_seed(options.seed + state.epoch)
         total = steps = 0.0
         for step, batch in enumerate(loader):
             if step < state.step:
-                continue  # done before the interruption; the order is the same, since the epoch seeds it
-            if step % STEPS_BETWEEN_QUESTIONS == 0 and job.sum(len(asked_to_stop))[0]:
+                continue  # done before the interruption; the epoch seeds the order, so it is the same
+            if step % STEPS_BETWEEN_STOP_CHECKS == 0 and job.sum(len(stop_signals))[0]:
                 state.step = step
                 state.save(options.checkpoint, job)
                 job.log(
-                    f"told to stop: saved {options.checkpoint} at epoch {state.epoch}, step {step}; go on with --resume"
+                    f"stopping: saved {options.checkpoint} at epoch {state.epoch}, step {step}; continue with --resume"
                 )
                 return
-            inputs, labels = (one.to(job.device, non_blocking=True) for one in batch)
+            inputs, labels = (tensor.to(job.device, non_blocking=True) for tensor in batch)
             with torch.autocast(job.device.type, state.dtype, enabled=state.dtype is not None):
                 loss = F.cross_entropy(model(inputs), labels)
             state.optimizer.zero_grad(set_to_none=True)
@@ -240,7 +240,7 @@ def train(job: Job, options: argparse.Namespace) -> None:
         state.save(options.checkpoint, job)
         if state.epoch == options.stop_after:
             break
-    job.log(f"weights {digest(state.model)}")  # the same after an interruption as without
+    job.log(f"weights {digest(state.model)}")  # the same with and without an interruption
     if writer:
         writer.close()
 
@@ -255,14 +255,14 @@ def main() -> int:
     parser.add_argument("--amp", choices=["auto", "off", "bf16", "fp16"], default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints/train_ddp.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
-    parser.add_argument("--stop-after", type=int, metavar="EPOCH", help="end early, as an interruption would")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if there is one")
+    parser.add_argument("--stop-after", type=int, metavar="EPOCH", help="end after this epoch, like an interruption")
     options = parser.parse_args()
     job = Job()
     try:
         train(job, options)
     finally:
-        with contextlib.suppress(Exception):  # nothing may hide the error that brought us here
+        with contextlib.suppress(Exception):  # must not hide the original error
             if job.launched:
                 dist.destroy_process_group()
     return 0

@@ -3,10 +3,10 @@
 
     python train_mirrored.py
 
-Interrupted, the same command goes on after the last whole epoch (BackupAndRestore). Curves for TensorBoard go to
-$TENSORBOARD_LOGDIR or ./runs; the trained model is exported as a SavedModel, loaded again and compared. The data are
-made from a seed: nothing is downloaded. `data` and `build_model` are what to replace by your own. Works with TensorFlow
-2.9 (Keras 2) and 2.20 (Keras 3).
+After an interruption, the same command continues after the last complete epoch (BackupAndRestore). Logs for TensorBoard
+go to $TENSORBOARD_LOGDIR or ./runs. The trained model is exported as a SavedModel, loaded and compared. The data are
+generated from a seed, without a download. Replace `data` and `build_model` by your own. Works with TensorFlow 2.9 (with
+Keras 2) and 2.20 (with Keras 3).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEATURES, CLASSES = 32, 10
 
 
 def data(samples: int, seed: int) -> Any:
-    """Points around a centre for each class."""
+    """Random points around a centre for each class."""
     random = np.random.default_rng(seed)
     labels = random.integers(CLASSES, size=samples)
     centres = np.random.default_rng(0).normal(size=(CLASSES, FEATURES))
@@ -39,23 +39,25 @@ def build_model() -> Any:
             tf.keras.Input((FEATURES,)),
             layers.Dense(128, activation="relu"),
             layers.Dense(128, activation="relu"),
-            # float32 whatever the policy: the loss of float16 scores would overflow.
+            # float32 with every policy: the loss of float16 scores would overflow.
             layers.Dense(CLASSES, dtype="float32"),
         ]
     )
 
 
-def precision(asked: str) -> str:
-    """float16 where tensor cores compute with it (Volta, 7.0, and newer); else float32."""
-    if asked != "auto":
-        return asked
+def precision(policy: str) -> str:
+    """For "auto", float16 on GPUs with tensor cores (Volta, 7.0, and newer), else float32."""
+    if policy != "auto":
+        return policy
     gpus = tf.config.list_physical_devices("GPU")
-    able = [tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0)) >= (7, 0) for gpu in gpus]
-    return "mixed_float16" if gpus and all(able) else "float32"
+    have_tensor_cores = [
+        tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0)) >= (7, 0) for gpu in gpus
+    ]
+    return "mixed_float16" if gpus and all(have_tensor_cores) else "float32"
 
 
 def export(model: Any, folder: Path, inputs: Any) -> bool:
-    """As a SavedModel for a batch of any size. True if what was loaded again computes the same."""
+    """Exports a SavedModel for batches of any size. True if the loaded model gives the same results."""
 
     def serve(features: Any) -> Any:
         return {"scores": model(features, training=False)}
@@ -63,17 +65,18 @@ def export(model: Any, folder: Path, inputs: Any) -> bool:
     any_batch = tf.TensorSpec((None, FEATURES), tf.float32, name="features")
     tf.saved_model.save(model, str(folder), signatures=tf.function(serve, input_signature=[any_batch]))
     loaded = tf.saved_model.load(str(folder)).signatures["serving_default"]
-    furthest = 0.0
+    difference = 0.0
     for batch in (1, 7):
-        got = loaded(features=tf.constant(inputs[:batch]))["scores"].numpy()
-        furthest = max(furthest, float(np.abs(got - model(inputs[:batch], training=False).numpy()).max()))
-    agrees = furthest < 1e-2
-    print(f"{folder}: {'agrees' if agrees else 'DIFFERS'} (by {furthest:.1e} at most)", flush=True)
+        result = loaded(features=tf.constant(inputs[:batch]))["scores"].numpy()
+        expected = model(inputs[:batch], training=False).numpy()
+        difference = max(difference, float(np.abs(result - expected).max()))
+    agrees = difference < 1e-2
+    print(f"{folder}: {'agrees' if agrees else 'DIFFERS'} (largest difference {difference:.1e})", flush=True)
     return agrees
 
 
 def close_pools(strategy: Any) -> None:
-    """Else TensorFlow 2.9 ends with an error of its thread pools that says nothing."""
+    """Closes thread pools, which otherwise print a meaningless error at the end with TensorFlow 2.9."""
     for name in ("_collective_ops", "_cross_device_ops", "_host_cross_device_ops"):
         pool = getattr(getattr(strategy.extended, name, None), "_pool", None)
         if pool:
@@ -86,9 +89,9 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=64, help="for each GPU")
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--precision", choices=["auto", "float32", "mixed_float16", "mixed_bfloat16"], default="auto")
-    parser.add_argument("--backup", type=Path, default=Path("checkpoints/train_mirrored"), help="folder")
+    parser.add_argument("--backup", type=Path, default=Path("checkpoints/train_mirrored"), help="folder of the backup")
     parser.add_argument("--output", type=Path, default=Path("exported/mirrored"), help="folder of the SavedModel")
-    parser.add_argument("--stop-after", type=int, metavar="EPOCH", help="end early, as an interruption would")
+    parser.add_argument("--stop-after", type=int, metavar="EPOCH", help="end after this epoch, like an interruption")
     options = parser.parse_args()
 
     tf.keras.utils.set_random_seed(0)
@@ -98,7 +101,7 @@ def main() -> int:
     print(f"replicas: {replicas}, {tf.keras.mixed_precision.global_policy().name}", flush=True)
     with strategy.scope():
         model = build_model()
-        # compile adds the loss scaling that float16 needs.
+        # compile() adds the loss scaling that float16 needs.
         model.compile(
             optimizer=tf.keras.optimizers.Adam(1e-3),
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -117,7 +120,7 @@ def main() -> int:
 
     def interrupt(epoch: int, _logs: Any) -> None:
         if epoch + 1 == options.stop_after:
-            print(f"stops after epoch {epoch + 1}; the same command without --stop-after goes on", flush=True)
+            print(f"stopping after epoch {epoch + 1}: run the command without --stop-after to continue", flush=True)
             close_pools(strategy)
             raise SystemExit(0)
 

@@ -1,9 +1,9 @@
-"""`dist-check`: all-reduce between processes, GPUs and machines; is it right, how fast, by which way, and what to fix.
+"""`dist-check`: tests all-reduce between processes, GPUs and machines: its results, speed and network path.
 
-The way through: `cli` reads what is asked, `where` finds out who is who (options, torchrun, Slurm, Indexed Job). Each
-machine runs one `member`. The members meet at the first one's `meeting`, by a connection of our own: so it can say who
-did not come, and what differs, before a framework waits in silence. `plan` decides ranks and library from what the
-members tell (`machine`). Each member then starts a process for each of its ranks (`ranks`), which computes (`rank`)
-with the framework's part in `dist_check_backends`. `judge` makes one report of everything, with the advice of `advice`,
-and `show` prints it.
+`cli` reads the options, and `where` the position of this process in the job (options, torchrun, Slurm, Indexed Job).
+Each machine runs one `member`. The members connect to the `meeting` of the first one, which reports a
+missing member or a difference before a framework hangs. `plan` chooses ranks and library from the members'
+facts (`machine`). Each member then starts a process for each of its ranks (`ranks`), which computes (`rank`) with the
+framework's module in `dist_check_backends`. `judge` creates the report, with the advice of `advice`, and `show` prints
+it.
 """

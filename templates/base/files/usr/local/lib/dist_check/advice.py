@@ -1,4 +1,4 @@
-"""What to do about what was found. Pure: facts and texts in, problems out."""
+"""Problems and how to fix them. Pure functions of facts and logs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 2**20
-# Docker's default, and what data loaders and NCCL soon fill.
+# Docker's default, too little for data loaders and NCCL.
 SMALL_SHM = 64 * MIB
 
 
 @dataclass(frozen=True)
 class Problem:
-    """`fix` are things to do, most likely first."""
+    """A problem. `fix` lists what to do, the most likely fix first."""
 
     what: str
     fix: tuple[str, ...] = ()
@@ -22,7 +22,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Known:
-    """A text in the log of a rank whose cause is known."""
+    """A known error: a pattern in the log of a rank, its cause and fixes."""
 
     pattern: str
     what: str
@@ -33,12 +33,12 @@ SHM_FIX = ("docker run --shm-size=8g ... (or --ipc=host); Kubernetes: an emptyDi
 IB_FIX = (
     "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ...; Kubernetes: RDMA device plugin",
 )
-ALONE = Problem("one rank alone: no data went anywhere", ("-n 2 --backend cpu; or add machines with --nodes",))
-# The most telling first: the first that is found counts.
+ALONE = Problem("only one rank: no data was sent", ("use -n 2 --backend cpu, or add machines with --nodes",))
+# The first match counts, so the most specific patterns come first.
 KNOWN = (
     Known(
         r"Duplicate GPU detected",
-        "two ranks were given the same GPU, which NCCL refuses",
+        "two ranks use the same GPU, which NCCL refuses",
         ("start one rank for each GPU: dist-check without -n",),
     ),
     Known(
@@ -48,54 +48,54 @@ KNOWN = (
     ),
     Known(
         r"ibv_reg_mr|ibv_create_cq|Cannot allocate memory|memlock",
-        "InfiniBand could not lock memory",
+        "InfiniBand cannot lock memory",
         IB_FIX,
     ),
     Known(
         r"no socket interface found|Unable to find address for|Unable to resolve|no interfaces? found",
-        "the interface that was asked for is not there",
+        "the requested interface does not exist",
         ("unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, or name an interface of this machine (ls /sys/class/net)",),
     ),
     Known(
         r"gloo/transport/tcp/device",
-        "gloo asks for the address of this machine's own name, and there is none",
+        "gloo needs the address of this machine's own name, and there is none",
         ("docker run --hostname NAME --add-host NAME:ADDRESS ...; with --network none, ADDRESS is 127.0.0.1",),
     ),
     Known(
         r"CUDA driver version is insufficient|forward compatibility was attempted|no kernel image is available",
         "the GPU's driver is too old for this image, or the image has no code for this GPU",
-        ("nvidia-smi shows driver and GPU; take an image of an older CUDA, or a newer driver",),
+        ("nvidia-smi shows driver and GPU; use an image with an older CUDA, or update the driver",),
     ),
     Known(
         r"system not yet initialized",
-        "the NVSwitch fabric is not up",
-        ("on the host: systemctl start nvidia-fabricmanager, of the driver's version",),
+        "the NVSwitch fabric is not running",
+        ("on the host: systemctl start nvidia-fabricmanager (it must have the version of the driver)",),
     ),
     Known(
         r"out of memory",
         "a GPU has no memory left",
-        ("nvidia-smi shows who uses it; or check with less: --max-size 16M",),
+        ("nvidia-smi shows which processes use it; or use smaller sizes: --max-size 16M",),
     ),
     Known(
-        r"ended by signal 9",
-        "it was killed, most likely because the container's memory was used up",
-        ("docker run --memory, or the limit of the pod; dmesg on the host names what was killed",),
+        r"killed by signal 9",
+        "the process was killed, most likely because the container ran out of memory",
+        ("raise docker run --memory, or the limit of the pod; dmesg on the host shows the killed process",),
     ),
     Known(
         r"Address already in use|EADDRINUSE",
-        "a port was taken by another program",
-        ("give another: --master host:PORT, or MASTER_PORT",),
+        "another program uses the port",
+        ("use another port: --master HOST:PORT, or MASTER_PORT",),
     ),
     Known(
         r"No module named|cannot open shared object file|ImportError",
         "the framework does not load",
-        ("read its error above; a package in ~/.local may hide that of the image: python -m pip list --user",),
+        ("read its error above; a package in ~/.local may hide the image's: python -m pip list --user",),
     ),
 )
 
 
 def known(log: str) -> Known | None:
-    return next((one for one in KNOWN if re.search(one.pattern, log, re.IGNORECASE)), None)
+    return next((error for error in KNOWN if re.search(error.pattern, log, re.IGNORECASE)), None)
 
 
 def no_gpu(nodes: Sequence[str]) -> Problem:
@@ -115,11 +115,11 @@ def too_few_gpus(node: str, ranks: int, gpus: int) -> Problem:
     )
 
 
-def different(one: str, its: str, other: str, theirs: str) -> Problem:
+def different(node: str, value: str, other_node: str, other_value: str) -> Problem:
     return Problem(
-        f"{one} has {its}, {other} has {theirs}",
+        f"{node} has {value}, {other_node} has {other_value}",
         (
-            "start every rank from the same image, by its full tag or digest",
+            "start every rank from the same image, by its digest or the tag of a release",
             "python -m pip list --user shows your own packages",
         ),
     )
@@ -127,86 +127,83 @@ def different(one: str, its: str, other: str, theirs: str) -> Problem:
 
 def loopback(node: str, address: str) -> Problem:
     return Problem(
-        f"{node} would tell the others to find it at {address}, which is itself for each of them",
-        ("give --master (or MASTER_ADDR) the address that the others see: hostname -I on the first node",),
+        f"{node} has the address {address}, which other nodes cannot reach",
+        ("set --master (or MASTER_ADDR) to an address that all nodes can reach: hostname -I on the first node",),
     )
 
 
-def absent(ranks: str, at: str, seconds: float, command: str) -> Problem:
-    port = at.rsplit(":", 1)[1]
+def absent(ranks: str, address: str, seconds: float, command: str) -> Problem:
+    port = address.rsplit(":", 1)[1]
     return Problem(
-        f"{ranks} did not come to {at} within {seconds:g} s",
+        f"{ranks} did not connect to {address} within {seconds:g} s",
         (
-            f"is it started? There: {command}",
-            f"can it reach {at}? Same Docker network (or --network host), and TCP port {port} open in firewalls",
-            "does it start later? Wait longer: --timeout 300",
+            f"if it is not running, start it there: {command}",
+            f"use the same Docker network (or --network host), and open TCP port {port} in firewalls",
+            "if it starts later, wait longer: --timeout 300",
         ),
     )
 
 
-def no_meeting(at: str, reason: str, seconds: float) -> Problem:
-    """This member could not reach the first one. `reason` is the operating system's word."""
-    low = reason.lower()
+def no_meeting(address: str, reason: str, seconds: float) -> Problem:
+    """This member could not reach the first one. `reason` is the error of the operating system."""
+    error = reason.lower()
     fix: tuple[str, ...]
-    if "refused" in low:
+    if "refused" in error:
         fix = (
-            f"no dist-check listens at {at}: start the one with --rank 0 and the same --master there",
-            "in a container: is the address that of the container, or its port published?",
+            f"start dist-check with --rank 0 and the same --master there: nothing listens at {address}",
+            "for a container, use the address of the container, or publish the port",
         )
-    elif "name" in low or "address family" in low or "resolve" in low:
-        fix = ("that name is not known here: give the IP address, or put both containers in one Docker network",)
-    elif "unreachable" in low or "no route" in low:
-        fix = ("there is no way to that network from here: containers need the same Docker network, or --network host",)
+    elif "name" in error or "address family" in error or "resolve" in error:
+        fix = ("the name cannot be resolved: use the IP address, or put both containers in one Docker network",)
+    elif "unreachable" in error or "no route" in error:
+        fix = ("there is no route to that network: use the same Docker network for both containers, or --network host",)
     else:
         fix = (
-            "packets are lost on the way: is the address right, and TCP port open in firewalls and network policies?",
-            "several interfaces? Give the address of the one that both machines share",
+            "packets are lost: check the address, and open the TCP port in firewalls and network policies",
+            "with several interfaces, use an address in the network that both machines share",
         )
-    return Problem(f"could not reach the first node at {at} within {seconds:g} s: {reason}", fix)
+    return Problem(f"could not reach the first node at {address} within {seconds:g} s: {reason}", fix)
 
 
-def blocked(one: str, other: str, at: str, reason: str) -> Problem:
+def blocked(node: str, other: str, address: str, reason: str) -> Problem:
     return Problem(
-        f"{one} cannot reach {other} at {at}: {reason}",
+        f"{node} cannot reach {other} at {address}: {reason}",
         (
-            "one port is open, but the libraries use more: open all TCP ports between the nodes, both ways",
-            "or containers: one Docker network, or --network host",
+            "one port is open, but the libraries use more: open all TCP ports between the nodes, in both directions",
+            "for containers, use one Docker network, or --network host",
         ),
     )
 
 
 def lost(node: str, reason: str) -> Problem:
-    return Problem(
-        f"{node} went away during the check: {reason}", ("look at its own output; was it killed for memory?",)
-    )
+    return Problem(f"lost {node} during the check: {reason}", ("read its own output; it may have run out of memory",))
 
 
 def interface_variables(node: str, variables: Mapping[str, str], interfaces: Iterable[str]) -> list[Problem]:
-    """Variables that name an interface which is not there. NCCL's may be prefixes, `=` means exactly, `^` not those."""
-    found = []
+    """Variables with an interface that does not exist. NCCL's may be prefixes; `=` means exact names, `^` excludes."""
+    problems = []
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = variables.get(name, "")
         if not value or value.startswith("^"):
             continue
-        exact = name.startswith("GLOO") or value.startswith("=")
-        wanted = [part.strip() for part in value.lstrip("=").split(",") if part.strip()]
-        here = list(interfaces)
-        if not any(one == want or (not exact and one.startswith(want)) for want in wanted for one in here):
-            text = f"{name}={value} on {node}: it has no such interface, but {', '.join(sorted(here)) or 'none'}"
-            found.append(Problem(text, (f"unset {name}, or set it to one of those",)))
-    return found
+        is_exact = name.startswith("GLOO") or value.startswith("=")
+        names = [part.strip() for part in value.lstrip("=").split(",") if part.strip()]
+        present = list(interfaces)
+        if not any(there == part or (not is_exact and there.startswith(part)) for part in names for there in present):
+            text = f"{name}={value} on {node}: no such interface (it has {', '.join(sorted(present)) or 'none'})"
+            problems.append(Problem(text, (f"unset {name}, or set it to one of these interfaces",)))
+    return problems
 
 
 def stuck(ranks: Sequence[int], stage: str, seconds: float, nodes: int) -> Problem:
-    who = numbered(ranks)
-    fix: tuple[str, ...] = ("look at the log of the ranks, below; more time: --timeout 300",)
+    fix: tuple[str, ...] = ("read the log of the ranks below, or allow more time: --timeout 300",)
     if nodes > 1:
         fix = (
-            "open all TCP ports between the nodes, both ways",
-            "does the interface above join the nodes? If not: GLOO_SOCKET_IFNAME, or NCCL_SOCKET_IFNAME on GPUs",
+            "open all TCP ports between the nodes, in both directions",
+            "if the interface above does not connect the nodes, set GLOO_SOCKET_IFNAME (on GPUs NCCL_SOCKET_IFNAME)",
             *fix,
         )
-    return Problem(f"{who} stopped answering while {stage}, for {seconds:g} s", fix)
+    return Problem(f"{numbered(ranks)} made no progress for {seconds:g} s while {stage}", fix)
 
 
 def wrong(ranks: Sequence[int], dtype: str, elements: int, sample: str) -> Problem:
@@ -214,47 +211,47 @@ def wrong(ranks: Sequence[int], dtype: str, elements: int, sample: str) -> Probl
         f"{numbered(ranks)} got a wrong sum of {elements} {dtype} values: {sample}",
         (
             "on GPUs, try NCCL_P2P_DISABLE=1: with an IOMMU, direct transfers between GPUs may be corrupted",
-            "then look for failing hardware: dcgmi diag -r 2, dmesg for Xid messages",
+            "then check the hardware: dcgmi diag -r 2, Xid messages in dmesg",
         ),
     )
 
 
 def notes(hellos: Sequence[Mapping[str, Any]], *, on_gpus: bool, transports: Iterable[str]) -> list[Problem]:
-    """What is no failure, but makes it slow or fails later."""
-    found = []
+    """Problems that make training slow or fail later, but not this check."""
+    problems = []
     used = " ".join(transports)
-    # A launcher's ranks are members of their own, but many on one machine.
+    # With a launcher, each rank is a member, and several members are on one machine.
     for hello in {hello["host"]: hello for hello in reversed(hellos)}.values():
         node = f"node {hello['index']} ({hello['host']})"
         shm, limit = hello["shm_bytes"], hello["memlock"]
         if shm is not None and shm <= SMALL_SHM:
-            found.append(
+            problems.append(
                 Problem(f"{node}: /dev/shm has only {shm // MIB} MiB, too little for data loaders and NCCL", SHM_FIX)
             )
         if on_gpus and hello["infiniband_cards"] and len(hellos) > 1:
             cards = ", ".join(hello["infiniband_cards"])
             if not hello["infiniband_device"]:
-                found.append(
+                problems.append(
                     Problem(f"{node}: has {cards}, but no /dev/infiniband in the container, so it is not used", IB_FIX)
                 )
             elif limit is not None:
-                found.append(
+                problems.append(
                     Problem(f"{node}: only {limit // 1024} KiB may be locked, too little for InfiniBand", IB_FIX)
                 )
             elif "NET/Socket" in used:
-                fix = ("look for NCCL_IB_DISABLE, NCCL_IB_HCA; run with NCCL_DEBUG=INFO and search for NET/IB",)
-                found.append(Problem(f"{node}: has {cards}, but NCCL went over sockets", fix))
-    return found
+                fix = ("check NCCL_IB_DISABLE and NCCL_IB_HCA; run with NCCL_DEBUG=INFO and search for NET/IB",)
+                problems.append(Problem(f"{node}: has {cards}, but NCCL used sockets", fix))
+    return problems
 
 
 def other_interface(expected: str, used: Sequence[str], library: str) -> Problem:
     variable = "NCCL_SOCKET_IFNAME" if library == "nccl" else "GLOO_SOCKET_IFNAME"
     return Problem(
-        f"data went over {', '.join(used)}, while the way to the first node is {expected}",
-        (f"if that is the slower one: {variable}={expected}",),
+        f"data used {', '.join(used)}, but the route to the first node is {expected}",
+        (f"if {expected} is faster: {variable}={expected}",),
     )
 
 
 def numbered(ranks: Sequence[int]) -> str:
-    text = ", ".join(str(one) for one in sorted(ranks))
+    text = ", ".join(str(rank) for rank in sorted(ranks))
     return f"rank{'s' * (len(ranks) != 1)} {text}"

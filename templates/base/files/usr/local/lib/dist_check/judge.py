@@ -1,4 +1,4 @@
-"""One report of everything, with a verdict. Pure."""
+"""The report of a check, with its verdict. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,34 @@ from .advice import Problem
 
 Result = Mapping[str, Any]
 DONE = "done"
+READ_LOG = "read the log of the ranks below"
 
 
 def bus_factor(world: int) -> float:
-    """What an all-reduce must move over the slowest link, by the size of the data.
+    """The bytes that an all-reduce moves over the slowest link, divided by the size of the data.
 
-    With it the figure can be compared with a link's speed, whatever the number of ranks. Source: nccl-tests,
+    It makes the bandwidth comparable with the speed of a link, for any number of ranks. Source: nccl-tests,
     doc/PERFORMANCE.md.
     """
     return 2 * (world - 1) / world
 
 
-def unstarted(hellos: Sequence[plan.Hello], problems: Sequence[Problem], at: str) -> dict[str, Any]:
-    """No rank computed anything."""
-    return {"ok": False, "started": False, "at": at, "nodes": _nodes(hellos), "problems": _told(problems), "notes": []}
+def unstarted(hellos: Sequence[plan.Hello], problems: Sequence[Problem], address: str) -> dict[str, Any]:
+    """The report of a check that could not start. `address` is that of the first member."""
+    problems_data = _as_data(problems)
+    return {
+        "ok": False,
+        "started": False,
+        "at": address,
+        "nodes": _nodes(hellos),
+        "problems": problems_data,
+        "notes": [],
+    }
 
 
 def report(
     hellos: Sequence[plan.Hello],
-    made: plan.Plan,
+    job: plan.Plan,
     library: str,
     results: Sequence[Result],
     problems: Sequence[Problem],
@@ -36,31 +45,31 @@ def report(
     timeout: float,
 ) -> dict[str, Any]:
     by_rank = {result["rank"]: result for result in results}
-    ranks = [_rank(one, hellos, by_rank.get(one.rank), library) for one in made.ranks]
-    found = [*problems, *_stopped(ranks, timeout, len(hellos)), *_wrong(ranks)]
+    ranks = [_rank(rank, hellos, by_rank.get(rank.rank), library) for rank in job.ranks]
+    all_problems = [*problems, *_stopped(ranks, timeout, len(hellos)), *_wrong(ranks)]
     missing = [rank["rank"] for rank in ranks if rank["stage"] != DONE]
-    if missing and not found:
-        found.append(Problem(f"{advice.numbered(missing)} did not finish", ("look at the log of the ranks, below",)))
+    if missing and not all_problems:
+        all_problems.append(Problem(f"{advice.numbered(missing)} did not finish", (READ_LOG,)))
     checks = _checks(ranks)
     if not missing and not checks:
-        found.append(Problem("no sum was compared"))
+        all_problems.append(Problem("no sum was compared"))
     transports = [name for rank in ranks for name in rank["transports"]]
     alone = [advice.ALONE] if len(ranks) == 1 else []
-    notes = alone + advice.notes(hellos, on_gpus=made.library == plan.GPU, transports=transports)
+    notes = alone + advice.notes(hellos, on_gpus=job.library == plan.GPU, transports=transports)
     return {
-        "ok": not found,
+        "ok": not all_problems,
         "started": True,
         "framework": hellos[0]["framework"],
         "versions": hellos[0]["versions"],
         "library": library,
-        "why": made.why,
+        "why": job.why,
         "world": len(ranks),
         "nodes": _nodes(hellos),
         "ranks": ranks,
         "checks": checks,
         "bandwidth": _bandwidth(ranks) if not missing else [],
-        "problems": _told(found),
-        "notes": _told([*notes, *_other_interfaces(ranks, hellos, library)]),
+        "problems": _as_data(all_problems),
+        "notes": _as_data([*notes, *_other_interfaces(ranks, hellos, library)]),
     }
 
 
@@ -69,36 +78,37 @@ def _nodes(hellos: Sequence[plan.Hello]) -> list[dict[str, Any]]:
     return [{name: hello[name] for name in names} for hello in hellos]
 
 
-def _told(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    return [{"what": one.what, "fix": list(one.fix)} for one in dict.fromkeys(problems)]
+def _as_data(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    """For JSON, without duplicates."""
+    return [{"what": problem.what, "fix": list(problem.fix)} for problem in dict.fromkeys(problems)]
 
 
-def _rank(one: plan.Rank, hellos: Sequence[plan.Hello], result: Result | None, library: str) -> dict[str, Any]:
-    hello = hellos[one.member]
-    told = result or {}
-    nccl = told.get("nccl") or {}
-    ways = [*nccl.get("transports", [])]
-    used = sorted({address for address, _ in told.get("connections", [])})
+def _rank(rank: plan.Rank, hellos: Sequence[plan.Hello], result: Result | None, library: str) -> dict[str, Any]:
+    hello = hellos[rank.member]
+    own = result or {}
+    nccl = own.get("nccl") or {}
+    transports = [*nccl.get("transports", [])]
+    used = sorted({address for address, _ in own.get("connections", [])})
     by_address = {address: name for name, address in hello["interfaces"].items()}
     interfaces = [by_address.get(address) or _loopback(address) for address in used]
-    if not ways and used and library != "nccl":  # NCCL's connections say nothing about the data's way
-        ways = ["TCP"]
+    if not transports and used and library != "nccl":  # NCCL's TCP connections are not the path of its data
+        transports = ["TCP"]
     return {
-        "rank": one.rank,
-        "node": one.member,
+        "rank": rank.rank,
+        "node": rank.member,
         "host": hello["host"],
-        "device": told.get("device", "?"),
-        "stage": told.get("stage", "not heard of"),
+        "device": own.get("device", "?"),
+        "stage": own.get("stage", "unknown"),
         "interfaces": list(dict.fromkeys(interfaces)) or ([nccl["interface"]] if nccl.get("interface") else []),
         "addresses": used or ([nccl["address"]] if nccl.get("address") else []),
-        "peers": sorted({peer for _, peer in told.get("connections", [])}),
-        "transports": list(dict.fromkeys(ways)),
+        "peers": sorted({peer for _, peer in own.get("connections", [])}),
+        "transports": list(dict.fromkeys(transports)),
         "cards": nccl.get("cards", []),
-        "checks": told.get("checks", []),
-        "measured": told.get("measured", []),
-        "state": told.get("state", "lost"),
-        "error": told.get("error", ""),
-        "log": told.get("log", ""),
+        "checks": own.get("checks", []),
+        "measured": own.get("measured", []),
+        "state": own.get("state", "lost"),
+        "error": own.get("error", ""),
+        "log": own.get("log", ""),
         "library": library,
     }
 
@@ -108,18 +118,16 @@ def _loopback(address: str) -> str:
 
 
 def _stopped(ranks: Sequence[Result], timeout: float, nodes: int) -> list[Problem]:
-    """Ranks that failed, each cause once; then, if none did, ranks that hang."""
-    found: list[Problem] = []
+    """Each cause of a failure once; without failures, the ranks that hang."""
     failed = [rank for rank in ranks if rank["state"] == "failed"]
     causes: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for rank in failed:
         known = advice.known(f"{rank['error']}\n{rank['log']}")
-        what = known.what if known else f"{rank['error'] or 'ended without a word'} (while {rank['stage']})"
-        fix = known.fix if known else ("look at the log of the ranks, below",)
+        what = known.what if known else f"{rank['error'] or 'ended without a message'} (while {rank['stage']})"
+        fix = known.fix if known else (READ_LOG,)
         causes.setdefault((what, fix), []).append(rank["rank"])
-    found += [Problem(f"{advice.numbered(numbers)}: {what}", fix) for (what, fix), numbers in causes.items()]
-    if found:
-        return found
+    if causes:
+        return [Problem(f"{advice.numbered(numbers)}: {what}", fix) for (what, fix), numbers in causes.items()]
     stages: dict[str, list[int]] = {}
     for rank in ranks:
         if rank["state"] == "stuck":
@@ -128,32 +136,32 @@ def _stopped(ranks: Sequence[Result], timeout: float, nodes: int) -> list[Proble
 
 
 def _wrong(ranks: Sequence[Result]) -> list[Problem]:
-    found: dict[tuple[str, int], tuple[list[int], str]] = {}
+    wrong: dict[tuple[str, int], tuple[list[int], str]] = {}
     for rank in ranks:
         for check in rank["checks"]:
             if check["wrong"]:
                 key = check["dtype"], check["elements"]
-                found.setdefault(key, ([], check.get("sample", "another shape")))[0].append(rank["rank"])
-    return [advice.wrong(numbers, *key, sample) for key, (numbers, sample) in found.items()]
+                wrong.setdefault(key, ([], check.get("sample", "another shape")))[0].append(rank["rank"])
+    return [advice.wrong(numbers, *key, sample) for key, (numbers, sample) in wrong.items()]
 
 
 def _checks(ranks: Sequence[Result]) -> list[dict[str, Any]]:
-    """By type and size: which ranks got another sum. Only what every rank has told."""
+    """The ranks with a wrong sum, by type and size; only for checks that every rank has done."""
     if not ranks:
         return []
-    common = min((rank["checks"] for rank in ranks), key=len)
+    shortest = min((rank["checks"] for rank in ranks), key=len)
     return [
         {
             "dtype": check["dtype"],
             "elements": check["elements"],
             "wrong_ranks": [rank["rank"] for rank in ranks if rank["checks"][at]["wrong"]],
         }
-        for at, check in enumerate(common)
+        for at, check in enumerate(shortest)
     ]
 
 
 def _bandwidth(ranks: Sequence[Result]) -> list[dict[str, Any]]:
-    """The slowest rank counts. Bytes per second: of the data (`algorithm`), and of the link (`bus`)."""
+    """Bytes per second of the slowest rank: of the data (`algorithm`), and of the link (`bus`)."""
     rows = []
     for at in range(min(len(rank["measured"]) for rank in ranks)):
         size = ranks[0]["measured"][at]["bytes"]
@@ -166,12 +174,12 @@ def _bandwidth(ranks: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _other_interfaces(ranks: Sequence[Result], hellos: Sequence[plan.Hello], library: str) -> list[Problem]:
-    """Data that went another way than the one to the first node; between nodes only, where it matters."""
+    """Ranks whose data does not use the interface towards the first node; only for several nodes."""
     if len(hellos) == 1:
         return []
-    found = []
+    problems = []
     for rank in ranks:
         expected = hellos[rank["node"]]["interface"]
         if rank["interfaces"] and expected not in rank["interfaces"] and expected not in ("lo", "?"):
-            found.append(advice.other_interface(expected, rank["interfaces"], library))
-    return found
+            problems.append(advice.other_interface(expected, rank["interfaces"], library))
+    return problems

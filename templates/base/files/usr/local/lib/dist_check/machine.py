@@ -1,4 +1,4 @@
-"""What this machine or container has, as far as it matters to processes that compute together."""
+"""Facts about this machine or container that matter for distributed training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Facts = dict[str, Any]
 
 
 def facts(*, framework: str, distribution: str, toward: str) -> Facts:
-    """What the members tell one another. `toward` is the first member's address: the way there shows the interface."""
+    """The facts that members exchange. `toward` is the first member's address: the route to it gives the interface."""
     address = address_toward(toward)
     return {
         "host": socket.gethostname(),
@@ -44,38 +44,38 @@ def facts(*, framework: str, distribution: str, toward: str) -> Facts:
 
 
 def versions(distribution: str) -> dict[str, str]:
-    """Of what must agree between the ranks; read from metadata, since an import takes seconds."""
-    found = {"python": platform.python_version()}
+    """The versions that all ranks must share, from metadata, because an import takes seconds."""
+    result = {"python": platform.python_version()}
     for name in (distribution, "jaxlib", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found["nccl" if name.startswith("nvidia-nccl") else name] = importlib.metadata.version(name)
+            result["nccl" if name.startswith("nvidia-nccl") else name] = importlib.metadata.version(name)
     # tensorflow-cpu is TensorFlow too.
-    if distribution == "tensorflow" and distribution not in found:
+    if distribution == "tensorflow" and distribution not in result:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[distribution] = importlib.metadata.version("tensorflow-cpu")
-    return found
+            result[distribution] = importlib.metadata.version("tensorflow-cpu")
+    return result
 
 
 def gpus(environment: Mapping[str, str]) -> int:
-    """How many GPUs a process here may use; loads no CUDA."""
+    """The number of GPUs that a process here can use; does not load CUDA."""
     present = _gpus_present()
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
+    selected = environment.get("CUDA_VISIBLE_DEVICES")
+    if selected is None:
         return present
-    # CUDA stops reading at the first one that is none: "-1" and "" mean no GPU at all.
-    named = 0
-    for one in chosen.split(","):
-        if not one.strip() or one.strip().startswith("-"):
+    # CUDA ignores everything after the first invalid entry: "-1" and "" mean no GPU at all.
+    count = 0
+    for entry in selected.split(","):
+        if not entry.strip() or entry.strip().startswith("-"):
             break
-        named += 1
-    return min(named, present) if not chosen.startswith("MIG-") else named
+        count += 1
+    return min(count, present) if not selected.startswith("MIG-") else count
 
 
 def _gpus_present() -> int:
     try:
         import pynvml  # noqa: PLC0415  (not in every image)
     except ModuleNotFoundError:
-        return len([one for one in _listed("/dev") if one.startswith("nvidia") and one[len("nvidia") :].isdigit()])
+        return len([name for name in _listed("/dev") if name.startswith("nvidia") and name[len("nvidia") :].isdigit()])
     try:
         pynvml.nvmlInit()
         try:
@@ -87,75 +87,78 @@ def _gpus_present() -> int:
 
 
 def address_toward(host: str) -> str:
-    """Our own address on the way to `host`. Nothing is sent: connecting a datagram socket only asks for the route."""
+    """This machine's address on the route to `host`.
+
+    Sends nothing: connecting a datagram socket only looks up the route.
+    """
     family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as asking:
-        asking.connect(target)
-        return str(asking.getsockname()[0])
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
 
 
 def interfaces() -> dict[str, str]:
-    """Name -> IPv4 address, of the interfaces that have one."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    """The IPv4 address by interface, for interfaces that have one."""
+    addresses = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name in _listed("/sys/class/net"):
             request = struct.pack("256s", name.encode()[:15])
             with contextlib.suppress(OSError):
-                found[name] = socket.inet_ntoa(fcntl.ioctl(asking.fileno(), SIOCGIFADDR, request)[20:24])
-    return found
+                addresses[name] = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
+    return addresses
 
 
 def interface_of(address: str) -> str:
-    """The interface that has this address; all of 127.0.0.0/8 is the loopback's."""
+    """The interface with this address; all of 127.0.0.0/8 is the loopback's."""
     if address.startswith("127.") or address == "::1":
         return "lo"
-    named = [name for name, its in interfaces().items() if its == address]
-    if not named and ":" in address:
-        named = [name for name, its in _ipv6(Path("/proc/net/if_inet6")).items() if address in its]
-    return named[0] if named else "?"
+    names = [name for name, own in interfaces().items() if own == address]
+    if not names and ":" in address:
+        names = [name for name, own in _ipv6(Path("/proc/net/if_inet6")).items() if address in own]
+    return names[0] if names else "?"
 
 
 def _ipv6(table: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):
         for line in table.read_text().splitlines():
             fields = line.split()
-            found.setdefault(fields[5], []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0])))
-    return found
+            addresses.setdefault(fields[5], []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0])))
+    return addresses
 
 
 def connections(*, ignore: Iterable[int] = ()) -> list[tuple[str, str]]:
-    """(Our address, theirs) of every open TCP connection of this process, but those to or from the ports to ignore.
+    """(Own address, peer address) of every open TCP connection of this process, except those of the ports to ignore.
 
-    What a library says it uses is one thing; these are the connections that it has.
+    The connections show the path of the data, whatever the library logs.
     """
-    own = set()
+    sockets = set()
     for descriptor in _listed("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            own.add(str(Path("/proc/self/fd", descriptor).readlink()))
-    found = []
+            sockets.add(str(Path("/proc/self/fd", descriptor).readlink()))
+    pairs = []
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             text = Path("/proc/self/net", name).read_text()
-            found += [pair for inode, pair in table_of_connections(text, set(ignore)) if f"socket:[{inode}]" in own]
-    return found
+            pairs += [pair for inode, pair in table_of_connections(text, set(ignore)) if f"socket:[{inode}]" in sockets]
+    return pairs
 
 
 def table_of_connections(text: str, ignored_ports: set[int]) -> list[tuple[str, tuple[str, str]]]:
-    """Established connections in /proc/net/tcp or tcp6: inode, and our address and theirs. Source: proc(5)."""
-    found = []
+    """Established connections in /proc/net/tcp or tcp6: inode, own address and peer address. Source: proc(5)."""
+    connected = []
     for line in text.splitlines()[1:]:
         fields = line.split()
         if len(fields) < 10 or fields[3] != ESTABLISHED:
             continue
-        (own, own_port), (their, their_port) = _end(fields[1]), _end(fields[2])
-        if not {own_port, their_port} & ignored_ports:
-            found.append((fields[9], (own, their)))
-    return found
+        (own, own_port), (peer, peer_port) = _address(fields[1]), _address(fields[2])
+        if not {own_port, peer_port} & ignored_ports:
+            connected.append((fields[9], (own, peer)))
+    return connected
 
 
-def _end(text: str) -> tuple[str, int]:
-    """Address and port, written as 32-bit words in the byte order of the machine (all of ours are little-endian)."""
+def _address(text: str) -> tuple[str, int]:
+    """Parses address and port, which are 32-bit words in the byte order of the machine (here always little-endian)."""
     words, port = text.split(":")
     raw = b"".join(bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8))
     if len(raw) == 16 and raw.startswith(b"\0" * 10 + b"\xff\xff"):
@@ -172,17 +175,17 @@ def _resolved(name: str) -> str | None:
 
 
 def _memlock() -> int | None:
-    """The most memory that may be locked, in bytes; None if as much as there is."""
+    """The limit of locked memory in bytes; None if unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _size(path: str) -> int | None:
     try:
-        told = os.statvfs(path)
+        status = os.statvfs(path)
     except OSError:
         return None
-    return told.f_frsize * told.f_blocks
+    return status.f_frsize * status.f_blocks
 
 
 def _listed(path: str) -> list[str]:

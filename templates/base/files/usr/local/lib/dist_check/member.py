@@ -1,4 +1,4 @@
-"""One machine's side: comes to the meeting, tells what it has, and computes what the plan says."""
+"""A member of the check: connects to the meeting, sends its facts, and runs its ranks of the plan."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .wire import Lost, Message, Wire
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options that are not about where."""
+class Options:
+    """The options of the check, without those of `where`."""
 
     backend: str
     timeout: float
@@ -29,13 +29,13 @@ class Asked:
     program: str
 
 
-def check(place: Place, asked: Asked, backend: ModuleType, say: Callable[[str], None]) -> Message:
-    """The report."""
-    at = where.joined(place.host, place.port)
+def check(place: Place, options: Options, backend: ModuleType, say: Callable[[str], None]) -> Message:
+    """Runs the check and returns its report. `say` prints a line about the progress."""
+    address = where.joined(place.host, place.port)
     try:
-        facts = machine.facts(framework=asked.framework, distribution=backend.DISTRIBUTION, toward=place.host)
+        facts = machine.facts(framework=options.framework, distribution=backend.DISTRIBUTION, toward=place.host)
     except OSError as error:
-        return judge.unstarted([], [advice.no_meeting(at, str(error), 0)], at)
+        return judge.unstarted([], [advice.no_meeting(address, str(error), 0)], address)
     processes = place.processes or facts["gpus"] or (2 if place.alone else 1)
     with contextlib.ExitStack() as stack:
         port = place.port
@@ -43,35 +43,37 @@ def check(place: Place, asked: Asked, backend: ModuleType, say: Callable[[str], 
             try:
                 listener = _listen("127.0.0.1" if place.alone else "", port)
             except OSError as error:
-                text = f"cannot listen at port {port}: {error.strerror}"
-                return judge.unstarted([], [Problem(text, ("give another: --master host:PORT, or MASTER_PORT",))], at)
+                text = f"cannot listen on port {port}: {error.strerror}"
+                fix = ("use another port: --master HOST:PORT, or MASTER_PORT",)
+                return judge.unstarted([], [Problem(text, fix)], address)
             stack.callback(listener.close)
             port = listener.getsockname()[1]
-            at = at if place.port else f"{place.host}:{port}"
+            address = address if place.port else f"{place.host}:{port}"
             order = Order(
-                asked=asked.backend,
-                timeout=asked.timeout,
-                largest=asked.largest,
+                backend=options.backend,
+                timeout=options.timeout,
+                largest=options.largest,
                 libraries=backend.LIBRARIES,
-                at=at,
+                address=address,
                 nodes_are_ranks=place.processes == 1 and not place.how.startswith(("--", "Indexed")),
                 processes=processes,
             )
             Meeting(listener, place.members, order).start()
         elif not place.alone:
-            say(f"dist-check: node {place.index} of {place.members} ({place.how}), going to {at}")
+            say(f"dist-check: node {place.index} of {place.members} ({place.how}), connecting to {address}")
         if place.index == 0 and not place.alone:
-            say(f"dist-check: node 0 of {place.members} ({place.how}), waiting at {at} for {asked.timeout:g} s at most")
-        # The first member meets itself, whatever the address it is known by outside.
+            limit = f"{options.timeout:g} s"
+            say(f"dist-check: node 0 of {place.members} ({place.how}), waiting at {address} for at most {limit}")
+        # The first member uses the loopback for itself, because it may not reach its own public address.
         target = "127.0.0.1" if place.index == 0 else place.host
         try:
-            wire = _reach(target, port, asked.timeout)
+            wire = _connect(target, port, options.timeout)
         except OSError as error:
-            return judge.unstarted([], [advice.no_meeting(at, _reason(error), asked.timeout)], at)
+            return judge.unstarted([], [advice.no_meeting(address, _reason(error), options.timeout)], address)
         stack.callback(wire.close)
-        held = _ports(place, processes)
-        for one in held:
-            stack.callback(one.close)
+        reserved = _reserved_ports(place, processes)
+        for listener in reserved:
+            stack.callback(listener.close)
         hello = {
             **facts,
             "protocol": PROTOCOL,
@@ -79,37 +81,40 @@ def check(place: Place, asked: Asked, backend: ModuleType, say: Callable[[str], 
             "members": place.members,
             "processes": processes,
             "first_device": place.first_device,
-            "ports": [one.getsockname()[1] for one in held],
+            "ports": [listener.getsockname()[1] for listener in reserved],
         }
         try:
             wire.send({"hello": hello})
-            return _take_part(wire, place, asked, backend.VARIABLES, held)
+            return _take_part(wire, place, options, backend.VARIABLES, reserved)
         except Lost as error:
-            text = f"the first node at {at} went away: {error}"
-            return judge.unstarted([], [Problem(text, ("its own output says more",))], at)
+            text = f"lost the first node at {address}: {error}"
+            return judge.unstarted([], [Problem(text, ("read its own output",))], address)
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Everywhere if `host` is empty, by IPv4 and IPv6 where the kernel has both."""
+    """Listens on `host`, or on all interfaces if it is empty, with IPv4 and IPv6 if the kernel has both."""
     if not host and socket.has_dualstack_ipv6():
         return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     return socket.create_server((host, port), backlog=1024)
 
 
-def _ports(place: Place, processes: int) -> list[socket.socket]:
-    """One for each rank, held until the ranks start: next to the meeting's where free, so a firewall can be told."""
-    found = []
+def _reserved_ports(place: Place, processes: int) -> list[socket.socket]:
+    """A listening socket for each rank, which reserves its port until the ranks start.
+
+    The ports follow that of the meeting, if they are free, so that a firewall can open a range.
+    """
+    listeners = []
     for local in range(processes):
-        wanted = 0 if place.alone else place.port + 1 + place.first_device + local
+        port = 0 if place.alone else place.port + 1 + place.first_device + local
         try:
-            found.append(_listen("127.0.0.1" if place.alone else "", wanted))
+            listeners.append(_listen("127.0.0.1" if place.alone else "", port))
         except (OSError, OverflowError):
-            found.append(_listen("", 0))
-    return found
+            listeners.append(_listen("", 0))
+    return listeners
 
 
-def _reach(host: str, port: int, seconds: float) -> Wire:
-    """The first node may start later than we: tries again until the time is over. Raises OSError."""
+def _connect(host: str, port: int, seconds: float) -> Wire:
+    """Connects to the first node; retries until the timeout, because it may start later. Raises OSError."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -128,49 +133,51 @@ def _reason(error: OSError) -> str:
 
 
 def _take_part(
-    wire: Wire, place: Place, asked: Asked, variables: Mapping[str, str], held: list[socket.socket]
+    wire: Wire, place: Place, options: Options, variables: Mapping[str, str], reserved: list[socket.socket]
 ) -> Message:
     while True:
         message = wire.receive(3600)
         if message is None:
-            raise Lost("it says nothing")
+            raise Lost("no message for an hour")
         if "report" in message:
             return dict(message["report"])
         if "plan" in message:
             wire.send({"probed": _probe(message["plan"]["probe"][str(place.index)], message)})
         if "start" in message:
-            for one in held:
-                one.close()
-            return _compute(wire, place, asked, variables, message["start"])
+            for listener in reserved:
+                listener.close()
+            return _compute(wire, place, options, variables, message["start"])
 
 
-def _probe(wanted: list[int], message: Message) -> list[Message]:
-    """Which of the others we cannot reach where their libraries will listen. Their kernel answers; nobody accepts."""
-    found = []
-    for member in wanted:
+def _probe(members: list[int], message: Message) -> list[Message]:
+    """The members whose reserved ports cannot be reached. Their kernel completes the connection without an accept."""
+    failures = []
+    for member in members:
         host, port = message["members"][str(member)]
         try:
             socket.create_connection((host, port), timeout=message["plan"]["seconds"]).close()
         except OSError as error:
-            found.append({"member": member, "at": f"{host}:{port}", "reason": _reason(error)})
-    return found
+            failures.append({"member": member, "at": f"{host}:{port}", "reason": _reason(error)})
+    return failures
 
 
-def _compute(wire: Wire, place: Place, asked: Asked, variables: Mapping[str, str], start: Mapping[str, Any]) -> Message:
+def _compute(
+    wire: Wire, place: Place, options: Options, variables: Mapping[str, str], start: Mapping[str, Any]
+) -> Message:
     ranks = start["ranks"]
-    own = [one for one in ranks if one["member"] == place.index]
     orders = [
         {
-            "framework": asked.framework,
-            "rank": one["rank"],
+            "framework": options.framework,
+            "rank": rank["rank"],
             "world": len(ranks),
-            "device": one["device"],
+            "device": rank["device"],
             "library": start["library"],
             "addresses": [where.joined(other["address"], other["port"]) for other in ranks],
             "timeout": start["timeout"],
             "sizes": start["sizes"],
         }
-        for one in own
+        for rank in ranks
+        if rank["member"] == place.index
     ]
     reports: list[Message] = []
 
@@ -181,14 +188,14 @@ def _compute(wire: Wire, place: Place, asked: Asked, variables: Mapping[str, str
         return bool(message and ("stop" in message or "report" in message))
 
     with Ranks(start["timeout"]) as running:
-        running.start(orders, asked.program, variables)
+        running.start(orders, options.program, variables)
         results = running.watch(stop, lambda failed: wire.send({"step": True, "failed": failed}))
         wire.send({"finished": results})
-        # The ranks stay until all are done: one that leaves early looks like a failure to the others.
+        # The ranks run until all are done: a rank that ends early is an error for the others.
         while not reports:
             message = wire.receive(3600)
             if message is None:
-                raise Lost("it says nothing")
+                raise Lost("no message for an hour")
             if "report" in message:
                 reports.append(message["report"])
     return reports[0]

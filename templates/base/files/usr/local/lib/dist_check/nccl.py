@@ -1,6 +1,6 @@
-"""Reads what NCCL writes with NCCL_DEBUG=INFO: interfaces, transports, kinds of links. Pure.
+"""Parses the log of NCCL with NCCL_DEBUG=INFO: interfaces, transports, kinds of links. Pure.
 
-The lines are those of NCCL 2.8 to 2.28; they are made for people, so what is not understood is left out.
+The patterns match NCCL 2.8 to 2.28. The format is not stable, so unknown lines are ignored.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-# What the check's own processes run with, and nothing else.
+# Only for the processes of the check.
 VARIABLES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,P2P,SHM"}
 
 CHANNEL = re.compile(r"Channel \d+(?:/\d+)? ?: \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (\S+)")
@@ -20,7 +20,7 @@ CARD = re.compile(r"\[\d+\](\S+?):\d+/(\w+)")
 LINKS = re.compile(r"Pattern \d+,.* type (\w+)/(\w+)")
 VERSION = re.compile(r"NCCL version ([\d.]+)")
 WARNING = re.compile(r"NCCL WARN (.*)")
-# Kinds of links between GPUs, as NCCL's topology calls them. Source: NCCL, src/graph/topo.h.
+# Kinds of links between GPUs, by their names in NCCL's topology. Source: NCCL, src/graph/topo.h.
 LINK_NAMES = {
     "NVL": "NVLink",
     "NVB": "NVLink",
@@ -33,8 +33,8 @@ LINK_NAMES = {
 
 
 @dataclass(frozen=True)
-class Told:
-    """What one rank's log tells."""
+class NcclLog:
+    """The facts from the log of a rank."""
 
     version: str = ""
     interface: str = ""
@@ -44,18 +44,18 @@ class Told:
     warnings: tuple[str, ...] = field(default=())
 
 
-def parse(log: str) -> Told:
+def parse(log: str) -> NcclLog:
     version = VERSION.search(log)
     bootstrap = BOOTSTRAP.search(log)
     sockets = SOCKETS.search(log)
     first = SOCKET.search(sockets[1]) if sockets else None
     cards = CARDS.search(log)
     links = LINKS.search(log)
-    found = first or bootstrap
-    return Told(
+    address = first or bootstrap
+    return NcclLog(
         version=version[1] if version else "",
-        interface=found[1] if found else "",
-        address=found[2] if found else "",
+        interface=address[1] if address else "",
+        address=address[2] if address else "",
         transports=_transports(log, LINK_NAMES.get(links[1], "") if links else ""),
         cards=tuple(f"{name} ({kind})" for name, kind in CARD.findall(cards[1])) if cards else (),
         warnings=tuple(dict.fromkeys(WARNING.findall(log))),
@@ -64,7 +64,7 @@ def parse(log: str) -> Told:
 
 def _transports(log: str, link: str) -> tuple[str, ...]:
     """P2P/CUMEM/read -> P2P over NVLink; NET/IB/0/GDRDMA -> NET/IB with GPUDirect RDMA."""
-    found = []
+    names = []
     for via in CHANNEL.findall(log):
         parts = via.split("/")
         if parts[0] == "P2P":
@@ -73,7 +73,7 @@ def _transports(log: str, link: str) -> tuple[str, ...]:
             name = f"NET/{parts[1]}" + (" with GPUDirect RDMA" if "GDRDMA" in parts else "")
         else:
             name = parts[0]
-        found.append(name)
+        names.append(name)
     if "NVLS" in log and re.search(r"NVLS comm|NVLS Head|via NVLS", log):
-        found.append("NVLS (NVLink SHARP)")
-    return tuple(dict.fromkeys(found))
+        names.append("NVLS (NVLink SHARP)")
+    return tuple(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Who computes what with what, decided by the first member from what all of them told. Pure."""
+"""The ranks, GPUs and library of the check, which the first member chooses from the facts of all members. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from . import advice
 from .advice import Problem
 
 CPU, GPU = "cpu", "gpu"
-# What people call the two, whatever the framework calls its library.
+# The values of --backend; each framework has its own names for its libraries.
 LIBRARY_OF = {"auto": None, "cpu": CPU, "gloo": CPU, "ring": CPU, "gpu": GPU, "nccl": GPU}
 
-# Bytes of the all-reduces that are measured, and the largest of them by the library: what takes seconds.
+# Bytes of the measured all-reduces, and the largest by library, so that the check takes only seconds.
 SIZES = (2**10, 2**16, 2**20, 2**24, 2**26, 2**28, 2**30)
 LARGEST = {CPU: 2**24, GPU: 2**28}
 
@@ -33,7 +33,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Plan:
-    """`problems` are those with which it makes no sense to start."""
+    """The plan; with `problems`, the check cannot start."""
 
     library: str
     why: str
@@ -41,16 +41,16 @@ class Plan:
     problems: tuple[Problem, ...]
 
     def of_member(self, member: int) -> list[Rank]:
-        return [one for one in self.ranks if one.member == member]
+        return [rank for rank in self.ranks if rank.member == member]
 
 
-def make(hellos: Sequence[Hello], asked: str) -> Plan:
-    """`hellos` are in the order of the members, and complete."""
-    library, why, problems = _library(hellos, asked)
+def make(hellos: Sequence[Hello], backend: str) -> Plan:
+    """The plan of a complete list of hellos, in the order of the members. `backend` is the value of --backend."""
+    library, why, problems = _library(hellos, backend)
     ranks: list[Rank] = []
     for hello in hellos:
         for local in range(hello["processes"]):
-            # Slurm may show each task its own GPU only, as number 0.
+            # Slurm can restrict each task to its own GPU, which then has the number 0.
             device = 0 if hello["gpus"] == 1 and hello["processes"] == 1 else hello["first_device"] + local
             ranks.append(Rank(len(ranks), hello["index"], device, hello["address"], hello["ports"][local]))
     if library == GPU:
@@ -63,22 +63,22 @@ def make(hellos: Sequence[Hello], asked: str) -> Plan:
 
 
 def sizes(library: str, largest: int | None) -> list[int]:
-    """Those that are asked for, or else that fit the library; the smallest always."""
-    return [one for one in SIZES if one <= (largest or LARGEST[library])] or [SIZES[0]]
+    """The sizes to measure, up to `largest` or the default of the library; always at least the smallest."""
+    return [size for size in SIZES if size <= (largest or LARGEST[library])] or [SIZES[0]]
 
 
 def node(hello: Hello) -> str:
     return f"node {hello['index']} ({hello['host']})"
 
 
-def _library(hellos: Sequence[Hello], asked: str) -> tuple[str, str, list[Problem]]:
-    chosen = LIBRARY_OF[asked]
+def _library(hellos: Sequence[Hello], backend: str) -> tuple[str, str, list[Problem]]:
+    chosen = LIBRARY_OF[backend]
     with_gpus = [hello for hello in hellos if hello["gpus"]]
     without = [hello for hello in hellos if not hello["gpus"]]
     if chosen == CPU:
-        return CPU, f"asked for with --backend {asked}", []
+        return CPU, f"chosen with --backend {backend}", []
     if chosen == GPU and not with_gpus:
-        return GPU, f"asked for with --backend {asked}", [advice.no_gpu([node(hello) for hello in without])]
+        return GPU, f"chosen with --backend {backend}", [advice.no_gpu([node(hello) for hello in without])]
     if with_gpus and without:
         return GPU, "some nodes have GPUs", [advice.no_gpu([node(hello) for hello in without])]
     if with_gpus:
@@ -87,31 +87,31 @@ def _library(hellos: Sequence[Hello], asked: str) -> tuple[str, str, list[Proble
 
 
 def _too_few_gpus(hellos: Sequence[Hello], ranks: Sequence[Rank]) -> list[Problem]:
-    found = []
+    problems = []
     for hello in hellos:
-        devices = [one.device for one in ranks if one.member == hello["index"]]
+        devices = [rank.device for rank in ranks if rank.member == hello["index"]]
         if hello["gpus"] and max(devices) >= hello["gpus"]:
-            found.append(advice.too_few_gpus(node(hello), max(devices) + 1, hello["gpus"]))
-    return found
+            problems.append(advice.too_few_gpus(node(hello), max(devices) + 1, hello["gpus"]))
+    return problems
 
 
 def _differing(hellos: Sequence[Hello]) -> list[Problem]:
-    """Ranks with another framework or NCCL hang or compute nonsense; another Python may be."""
-    found = []
+    """Different versions of the framework or NCCL make ranks hang or give wrong results; Python may differ."""
+    problems = []
     first = hellos[0]
     for hello in hellos[1:]:
         if hello["framework"] != first["framework"]:
-            found.append(advice.different(node(first), first["framework"], node(hello), hello["framework"]))
+            problems.append(advice.different(node(first), first["framework"], node(hello), hello["framework"]))
             continue
         for name in sorted(set(first["versions"]) | set(hello["versions"])):
             own, other = first["versions"].get(name, "none"), hello["versions"].get(name, "none")
             if own != other and name != "python":
-                found.append(advice.different(node(first), f"{name} {own}", node(hello), f"{name} {other}"))
-    return found
+                problems.append(advice.different(node(first), f"{name} {own}", node(hello), f"{name} {other}"))
+    return problems
 
 
 def _unreachable(hellos: Sequence[Hello]) -> list[Problem]:
-    """A member that knows itself only as 127.0.0.1, while others are on other machines."""
+    """Members whose only address is 127.0.0.1, in a job on several machines."""
     if len({hello["host"] for hello in hellos}) == 1:
         return []
     return [

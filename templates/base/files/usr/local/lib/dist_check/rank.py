@@ -1,4 +1,4 @@
-"""One rank: a process of its own that computes with the framework, and tells what it does by events."""
+"""A rank: a process that computes with the framework and reports each step as an event."""
 
 from __future__ import annotations
 
@@ -16,69 +16,77 @@ import numpy as np
 
 from . import machine
 
-# Values are 0 to 4 and repeat, so the exact sum is known without adding up, and every type below can hold it.
+# Values are 0 to 4 and repeat, so the exact sum is known in advance, and every type below can represent it.
 PERIOD = 5
-# The largest whole number up to which a type holds all of them.
-HOLDS = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53, "int32": 2**31 - 1, "int64": 2**53}
+# The largest integer up to which a type represents all integers.
+LARGEST = {
+    "float16": 2**11,
+    "bfloat16": 2**8,
+    "float32": 2**24,
+    "float64": 2**53,
+    "int32": 2**31 - 1,
+    "int64": 2**53,
+}
 ELEMENTS = (1, 1000, 65537, 2**20)
 SECONDS_PER_SIZE = 0.5
 LONGEST_OPERATION = 2.0
 
 
 class Group(Protocol):
-    """All ranks, as the framework's part in dist_check_backends sees them."""
+    """The interface of the modules in dist_check_backends to the ranks of a framework."""
 
     device: str
     types: Sequence[str]
 
     def put(self, numbers: np.ndarray[Any, Any], dtype: str) -> Any:
-        """On the device, with this type."""
+        """Copies numbers to the device, as this type."""
 
     def add(self, values: Any) -> Any:
-        """The sum over all ranks; may reuse `values`, need not wait."""
+        """The sum over all ranks; may reuse `values` and return before it is computed."""
 
     def wait(self, values: Any) -> None:
-        """Until it is computed."""
+        """Waits until the values are computed."""
 
     def get(self, values: Any) -> np.ndarray[Any, Any]:
-        """As float64."""
+        """The values as float64 on the CPU."""
 
 
 def pattern(elements: int, rank: int) -> np.ndarray[Any, Any]:
+    """The values of a rank."""
     return np.resize((7 * np.arange(PERIOD) + 3 * rank) % PERIOD, elements)
 
 
 def exact_sum(elements: int, world: int) -> np.ndarray[Any, Any]:
-    once = sum(((7 * np.arange(PERIOD) + 3 * rank) % PERIOD for rank in range(world)), np.zeros(PERIOD, np.int64))
-    return np.resize(once, elements)
+    period = sum(((7 * np.arange(PERIOD) + 3 * rank) % PERIOD for rank in range(world)), np.zeros(PERIOD, np.int64))
+    return np.resize(period, elements)
 
 
 def compare(group: Group, rank: int, world: int, dtype: str, elements: int) -> dict[str, Any]:
-    got = group.get(group.add(group.put(pattern(elements, rank), dtype)))
+    result = group.get(group.add(group.put(pattern(elements, rank), dtype)))
     expected = exact_sum(elements, world)
-    result: dict[str, Any] = {
+    check: dict[str, Any] = {
         "dtype": dtype,
         "elements": elements,
-        "wrong": elements if got.shape != expected.shape else 0,
+        "wrong": elements if result.shape != expected.shape else 0,
     }
-    if got.shape == expected.shape:
-        differs = np.flatnonzero(got != expected)
-        result["wrong"] = len(differs)
-        if len(differs):
-            at = int(differs[0])
-            result["sample"] = f"element {at} is {got[at]:g}, not {expected[at]:g}"
-    return result
+    if result.shape == expected.shape:
+        differences = np.flatnonzero(result != expected)
+        check["wrong"] = len(differences)
+        if len(differences):
+            at = int(differences[0])
+            check["sample"] = f"element {at} is {result[at]:g}, not {expected[at]:g}"
+    return check
 
 
 def measure(group: Group, size: int, world: int) -> tuple[float, bool]:
-    """Seconds for one all-reduce of `size` bytes, and whether a larger one would take too long, on which all agree."""
+    """Seconds for one all-reduce of `size` bytes, and whether larger ones take too long (the same on all ranks)."""
     values = group.put(np.zeros(max(size // 4, 1)), "float32")
     for _ in range(2):
         group.wait(group.add(values))
     started = time.perf_counter()
     group.wait(group.add(values))
     own = time.perf_counter() - started
-    # How often to repeat must be the same number everywhere: the mean of what the ranks measured.
+    # The number of repeats must be the same on all ranks: it follows from the mean of their times.
     mean = float(group.get(group.add(group.put(np.array([own]), "float32")))[0]) / world
     repeats = max(3, min(50, round(SECONDS_PER_SIZE / max(mean, 1e-6))))
     started = time.perf_counter()
@@ -88,13 +96,13 @@ def measure(group: Group, size: int, world: int) -> tuple[float, bool]:
 
 
 def main(events: int) -> int:
-    """Reads what to do from standard input, writes events to the descriptor; ends when standard input does."""
+    """Reads its order from standard input and writes events to the descriptor; ends when standard input is closed."""
     order = json.loads(sys.stdin.readline())
 
-    def tell(**event: Any) -> None:
+    def emit(**event: Any) -> None:
         os.write(events, json.dumps(event).encode() + b"\n")
 
-    # Whoever started us may be killed: then nobody waits for us any more.
+    # If the parent is killed, its end of standard input is closed, and this process must end too.
     finished = threading.Event()
 
     def leave_with_parent() -> None:
@@ -103,39 +111,39 @@ def main(events: int) -> int:
 
     threading.Thread(target=leave_with_parent, daemon=True).start()
     try:
-        _compute(order, tell)
+        _compute(order, emit)
     except BaseException as error:
         traceback.print_exc()
-        # Some errors are pages; what happened stands last.
+        # Some errors are long; the last line has the cause.
         last = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
-        tell(stage="failed", error=f"{type(error).__name__}: {last.strip()}"[:500])
+        emit(stage="failed", error=f"{type(error).__name__}: {last.strip()}"[:500])
         sys.stderr.flush()
         os._exit(1)
     finished.set()
-    # A rank that leaves early looks like a failure to the others: all wait here for the end.
+    # A rank that ends early is an error for the others: all wait here until the parent ends them.
     threading.Event().wait()
     return 0
 
 
-def _compute(order: dict[str, Any], tell: Any) -> None:
-    tell(stage="loading the framework")
+def _compute(order: dict[str, Any], emit: Any) -> None:
+    emit(stage="loading the framework")
     backend = importlib.import_module(f"dist_check_backends.{order['framework']}")
     module = importlib.import_module(f"{backend.__name__}.group")
-    tell(stage="connecting")
+    emit(stage="connecting")
     group: Group = module.connect(order)
-    tell(stage="adding up", device=group.device)
+    emit(stage="adding up", device=group.device)
     rank, world = order["rank"], order["world"]
     for dtype in group.types:
-        if world * (PERIOD - 1) > HOLDS[dtype]:
-            continue  # not every sum of so many ranks is exact in this type
+        if world * (PERIOD - 1) > LARGEST[dtype]:
+            continue  # sums of so many ranks are not exact in this type
         for elements in ELEMENTS:
-            tell(check=compare(group, rank, world, dtype, elements))
-    # Where ranks find one another at a place of its own, that connection says nothing about the data's way.
-    apart = [int(order["addresses"][0].rsplit(":", 1)[1])] if backend.MEETS_APART else []
-    tell(stage="measuring", connections=machine.connections(ignore=apart))
+            emit(check=compare(group, rank, world, dtype, elements))
+    # Connections to a coordinator are not the path of the data.
+    coordinator = [int(order["addresses"][0].rsplit(":", 1)[1])] if backend.HAS_COORDINATOR else []
+    emit(stage="measuring", connections=machine.connections(ignore=coordinator))
     for size in order["sizes"]:
         seconds, slow = measure(group, size, world)
-        tell(measured={"bytes": size, "seconds": seconds})
+        emit(measured={"bytes": size, "seconds": seconds})
         if slow:
             break
-    tell(stage="done")
+    emit(stage="done")

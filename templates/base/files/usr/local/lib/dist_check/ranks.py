@@ -1,4 +1,4 @@
-"""Starts the ranks of one member, listens to them, and ends them."""
+"""Starts the ranks of one member, reads their events, and ends them."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from typing import Any
 
 from . import nccl
 
-# From a cold disk or a network file system, loading a framework takes long.
+# Loading a framework takes long from a cold disk or a network file system.
 LONGEST_LOADING = 120.0
 LOG_LINES = 25
 
 
 @dataclass
 class Running:
-    """A rank's process, and what it told so far."""
+    """A running rank and the data of its events so far. `last` is the monotonic time of the last event."""
 
     rank: int
     process: subprocess.Popen[bytes]
     events: int  # descriptor
     log: Path
     nccl_log: Path
-    told: dict[str, Any] = field(default_factory=lambda: {"checks": [], "measured": []})
+    report: dict[str, Any] = field(default_factory=lambda: {"checks": [], "measured": []})
     last: float = field(default_factory=time.monotonic)
     state: str = "running"
     unread: bytes = b""
 
     @property
     def stage(self) -> str:
-        return str(self.told.get("stage", "starting"))
+        return str(self.report.get("stage", "starting"))
 
 
 class Ranks:
-    """All ranks of this member. Use as a context: its end ends them."""
+    """All ranks of this member. A context manager: leaving it ends the ranks."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -53,101 +53,111 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in self._running:
-            self._end(one)
-            os.close(one.events)
+        for rank in self._running:
+            self._end(rank)
+            os.close(rank.events)
         self._folder.cleanup()
 
     def start(self, orders: Sequence[Mapping[str, Any]], program: str, variables: Mapping[str, str]) -> None:
         for order in orders:
             folder = Path(self._folder.name)
             log, nccl_log = folder / f"{order['rank']}.log", folder / f"{order['rank']}.nccl"
-            # For the check's own processes alone, so that NCCL says what it does; not how to do it.
+            # Only for the check's processes. The variables turn on NCCL's log; they do not change what NCCL does.
             environment = {**os.environ, **variables, **nccl.VARIABLES, "NCCL_DEBUG_FILE": str(nccl_log)}
-            reads, writes = os.pipe()
+            read_end, write_end = os.pipe()
             with log.open("wb") as stream:
                 process = subprocess.Popen(
-                    [sys.executable, program, f"--events={writes}"],
+                    [sys.executable, program, f"--events={write_end}"],
                     stdin=subprocess.PIPE,
                     stdout=stream,
                     stderr=stream,
                     env=environment,
-                    pass_fds=[writes],
+                    pass_fds=[write_end],
                     start_new_session=True,
                 )
-            os.close(writes)
-            running = Running(order["rank"], process, reads, log, nccl_log)
+            os.close(write_end)
+            running = Running(order["rank"], process, read_end, log, nccl_log)
             self._running.append(running)
             assert process.stdin is not None
-            with contextlib.suppress(OSError):  # ended already: its log says why
+            with contextlib.suppress(OSError):  # it has already ended: its log has the reason
                 process.stdin.write(json.dumps(order).encode() + b"\n")
                 process.stdin.flush()
 
     def watch(self, stop: Callable[[float], bool], heard: Callable[[bool], None]) -> list[dict[str, Any]]:
-        """Until every rank is done, failed or stuck. `stop` says whether to end; `heard` learns of steps, failures."""
-        while any(one.state == "running" for one in self._running):
-            if stop(0.0):
-                self._give_up("stopped")
-                break
-            readable, _, _ = select.select([one.events for one in self._running if one.state == "running"], [], [], 0.2)
-            for one in self._running:
-                if one.events in readable and one.state == "running":
-                    self._read(one)
-                    heard(one.state == "failed")
-            for one in self._running:
-                allowed = (
-                    max(self._timeout, LONGEST_LOADING) if one.stage.startswith(("start", "load")) else self._timeout
-                )
-                if one.state == "running" and time.monotonic() - one.last > allowed:
-                    one.state = "stuck"
-                    heard(True)
-        return [self._result(one) for one in self._running]
+        """The results, once every rank is done, failed or stuck.
 
-    def _read(self, one: Running) -> None:
-        data = os.read(one.events, 65536)
-        one.last = time.monotonic()
+        Ends early if `stop` returns True. Calls `heard` for each step of a rank, with whether the rank failed.
+        """
+        while any(rank.state == "running" for rank in self._running):
+            if stop(0.0):
+                self._stop_running()
+                break
+            events = [rank.events for rank in self._running if rank.state == "running"]
+            readable, _, _ = select.select(events, [], [], 0.2)
+            for rank in self._running:
+                if rank.events in readable and rank.state == "running":
+                    self._read(rank)
+                    heard(rank.state == "failed")
+            for rank in self._running:
+                is_loading = rank.stage.startswith(("start", "load"))
+                limit = max(self._timeout, LONGEST_LOADING) if is_loading else self._timeout
+                if rank.state == "running" and time.monotonic() - rank.last > limit:
+                    rank.state = "stuck"
+                    heard(True)
+        return [self._result(rank) for rank in self._running]
+
+    def _read(self, rank: Running) -> None:
+        data = os.read(rank.events, 65536)
+        rank.last = time.monotonic()
         if not data:
-            one.state = "failed"
+            rank.state = "failed"
             return
-        *lines, one.unread = (one.unread + data).split(b"\n")
+        *lines, rank.unread = (rank.unread + data).split(b"\n")
         for line in lines:
             event = json.loads(line)
             for name in ("check", "measured"):
                 if name in event:
-                    one.told["checks" if name == "check" else name].append(event.pop(name))
+                    rank.report["checks" if name == "check" else name].append(event.pop(name))
             if event.get("stage") == "failed":
-                one.state = "failed"
-                event.pop("stage")  # the one before says where
-            one.told.update(event)
+                rank.state = "failed"
+                event.pop("stage")  # the report keeps the stage in which it failed
+            rank.report.update(event)
             if event.get("stage") == "done":
-                one.state = "done"
+                rank.state = "done"
 
-    def _give_up(self, state: str) -> None:
-        for one in self._running:
-            if one.state == "running":
-                one.state = state
+    def _stop_running(self) -> None:
+        for rank in self._running:
+            if rank.state == "running":
+                rank.state = "stopped"
 
-    def _end(self, one: Running) -> None:
-        assert one.process.stdin is not None
+    def _end(self, rank: Running) -> None:
+        assert rank.process.stdin is not None
         with contextlib.suppress(OSError):
-            one.process.stdin.close()
+            rank.process.stdin.close()
         try:
-            # A rank that is done leaves when its standard input ends; one that hangs in a library may not.
-            one.process.wait(timeout=2 if one.state == "done" else 0.2)
+            # A rank that is done ends when its standard input is closed; one that hangs in a library may not.
+            rank.process.wait(timeout=2 if rank.state == "done" else 0.2)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.process.pid, 9)
-            one.process.wait()
+                os.killpg(rank.process.pid, 9)
+            rank.process.wait()
 
-    def _result(self, one: Running) -> dict[str, Any]:
-        log = _text(one.log)
-        if one.state == "failed" and "error" not in one.told:
+    def _result(self, rank: Running) -> dict[str, Any]:
+        log = _text(rank.log)
+        if rank.state == "failed" and "error" not in rank.report:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = one.process.wait(timeout=2)
-                one.told["error"] = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        told = nccl.parse(_text(one.nccl_log))
-        shown = "" if one.state == "done" else "\n".join([*log.splitlines()[-LOG_LINES:], *told.warnings[-5:]])
-        return {"rank": one.rank, "state": one.state, "nccl": vars(told), "log": shown, **one.told, "stage": one.stage}
+                code = rank.process.wait(timeout=2)
+                rank.report["error"] = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        nccl_log = nccl.parse(_text(rank.nccl_log))
+        lines = [*log.splitlines()[-LOG_LINES:], *nccl_log.warnings[-5:]]
+        return {
+            "rank": rank.rank,
+            "state": rank.state,
+            "nccl": vars(nccl_log),
+            "log": "" if rank.state == "done" else "\n".join(lines),
+            **rank.report,
+            "stage": rank.stage,
+        }
 
 
 def _text(path: Path) -> str:

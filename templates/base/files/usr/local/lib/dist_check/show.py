@@ -1,4 +1,4 @@
-"""A report as text for people."""
+"""A report as text."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def _computed(report: Report) -> list[str]:
     if report["checks"]:
         lines += [*_sums(report["checks"]), ""]
     if report["bandwidth"]:
-        rows3 = [("all-reduce of", "time", "data", "bus bandwidth")]
+        bandwidth = [("all-reduce of", "time", "data", "bus bandwidth")]
         for row in report["bandwidth"]:
-            rows3.append(
+            bandwidth.append(
                 (size(row["bytes"]), f"{row['seconds'] * 1000:.3f} ms", rate(row["algorithm"]), rate(row["bus"]))
             )
-        lines += [*_table(rows3), ""]
+        lines += [*_table(bandwidth), ""]
     return lines
 
 
@@ -58,18 +58,18 @@ def _sums(checks: Sequence[Mapping[str, Any]]) -> list[str]:
     for check in checks:
         by_type.setdefault(check["dtype"], []).append(check)
     rows = []
-    for dtype, its in by_type.items():
-        wrong = [f"{check['elements']} wrong on ranks {check['wrong_ranks']}" for check in its if check["wrong_ranks"]]
-        counts = ", ".join(str(check["elements"]) for check in its)
+    for dtype, own in by_type.items():
+        wrong = [f"{check['elements']} wrong on ranks {check['wrong_ranks']}" for check in own if check["wrong_ranks"]]
+        counts = ", ".join(str(check["elements"]) for check in own)
         rows.append((f"sum of {dtype}", "WRONG: " + "; ".join(wrong) if wrong else f"exact for {counts} values"))
     return _table(rows)
 
 
 def _problems(kind: str, problems: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
-    for one in problems:
-        lines.append(f"{kind}: {one['what']}")
-        lines += [f"    fix: {fix}" if at == 0 else f"     or: {fix}" for at, fix in enumerate(one["fix"])]
+    for problem in problems:
+        lines.append(f"{kind}: {problem['what']}")
+        lines += [f"    fix: {fix}" if at == 0 else f"     or: {fix}" for at, fix in enumerate(problem["fix"])]
     return lines
 
 
@@ -77,7 +77,7 @@ def _logs(report: Report) -> list[str]:
     lines = []
     for rank in report.get("ranks", ()):
         if rank["state"] in ("failed", "stuck") and rank["log"].strip():
-            lines.append(f"log of rank {rank['rank']}, its end:")
+            lines.append(f"last lines of the log of rank {rank['rank']}:")
             lines += [f"    {line}" for line in rank["log"].splitlines()]
     return lines
 
@@ -91,8 +91,8 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(cell.ljust(widths[at]) for at, cell in enumerate(row)).rstrip() for row in rows]
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def size(count: float) -> str:
@@ -104,7 +104,7 @@ def size(count: float) -> str:
 
 
 def rate(bytes_per_second: float) -> str:
-    """In powers of 1000, as links and nccl-tests are given."""
+    """In powers of 1000, like the speeds of links and the results of nccl-tests."""
     if bytes_per_second >= 1e9:
         return f"{bytes_per_second / 1e9:.2f} GB/s"
     return f"{bytes_per_second / 1e6:.1f} MB/s"

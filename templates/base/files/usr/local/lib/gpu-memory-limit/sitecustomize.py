@@ -1,6 +1,6 @@
-"""Keeps every Python process to GPU_MEMORY_LIMIT of each GPU. On the path only if that variable is set.
+"""Limits every Python process to GPU_MEMORY_LIMIT of each GPU. On the path only if that variable is set.
 
-No framework but JAX reads such a limit from its environment, so it is set when the framework is imported.
+Only JAX reads such a limit from its environment, so for the others it is set when the framework is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def limit() -> int:
-    """Bytes; the launcher has checked that the variable is a size."""
+    """The limit in bytes. The launcher has already checked that the variable is a size."""
     text = os.environ["GPU_MEMORY_LIMIT"].replace(" ", "")
     for unit, factor in (("MiB", 2**20), ("GiB", 2**30), ("MB", 10**6), ("GB", 10**9)):
         if text.endswith(unit):
@@ -25,10 +25,10 @@ def limit() -> int:
 
 
 def limit_torch(torch: Any) -> None:
-    """When CUDA is first used: asking for the GPUs' sizes any earlier would start it in every process."""
+    """Sets the limit when CUDA is first used: reading the GPUs' sizes earlier would start CUDA in every process."""
 
     def apply() -> None:
-        current = torch.cuda.current_device()  # setting a fraction moves to that GPU
+        current = torch.cuda.current_device()  # setting a fraction changes the current GPU
         for index in range(torch.cuda.device_count()):
             total = torch.cuda.get_device_properties(index).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit() / total), index)
@@ -39,6 +39,7 @@ def limit_torch(torch: Any) -> None:
 
 
 def limit_tensorflow(tensorflow: Any) -> None:
+    """Sets the size of TensorFlow's pool on each GPU."""
     config = tensorflow.config
     for gpu in config.list_physical_devices("GPU"):
         size = config.LogicalDeviceConfiguration(memory_limit=max(1, limit() // 2**20))
@@ -46,10 +47,10 @@ def limit_tensorflow(tensorflow: Any) -> None:
 
 
 def limit_jax(_: Any) -> None:
-    """A fraction of the smallest GPU, for XLA takes one for all."""
+    """Sets a fraction of the smallest GPU, because XLA uses the same fraction for all."""
     try:
-        import pynvml  # noqa: PLC0415  in a process that asked for JAX only
-    except ImportError:  # an environment of somebody's own
+        import pynvml  # noqa: PLC0415  only in processes that import JAX
+    except ImportError:  # a virtual environment without pynvml
         return
     try:
         pynvml.nvmlInit()
@@ -61,13 +62,13 @@ def limit_jax(_: Any) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{min(1.0, limit() / min(totals)):.4f}")
 
 
-# JAX reads its variables when it first looks for GPUs; torch and TensorFlow have to be there to be told.
+# JAX needs its variable before it looks for GPUs; the functions of torch and TensorFlow exist only after the import.
 BEFORE: dict[str, Callable[[Any], None]] = {"jaxlib": limit_jax}
 AFTER: dict[str, Callable[[Any], None]] = {"torch": limit_torch, "tensorflow": limit_tensorflow}
 
 
 class Watch(MetaPathFinder):
-    """Sees the import of a framework. Libraries also look whether it is there, without importing it."""
+    """Runs a function at the import of a framework; not when a library only checks whether it is installed."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()

@@ -1,1 +1,1 @@
-"""The launcher of the images: checks, user, GPUs, services. Runs on every Python that an image may have."""
+"""The launcher of the images: checks, user, GPUs, services. It runs on the Python versions of all images."""

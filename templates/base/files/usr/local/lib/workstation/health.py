@@ -1,4 +1,4 @@
-"""Whether every service that was started answers."""
+"""The health check: whether every started service answers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from . import services, state
 
 
 def main() -> int:
-    """0 if all answer, or if the container runs a command; 1 naming those that do not."""
+    """Returns 0 if all services answer or the container runs a command, else 1; prints which do not answer."""
     home = state.find()
     if home is None:
         print("this container was not started by the launcher of its image", file=sys.stderr)
         return 1
-    if os.getuid() == 0 and home.stat().st_uid:
-        # The engine asks as the user that the container was started with. What is run below is the services' user's.
+    owner = home.name.rpartition("-")[2]  # from the name: the folder may have been replaced since `find`
+    if os.getuid() == 0 and owner != "0":
+        # The engine runs this as the container's start user; the checks below must run as the services' user.
         os.setgroups([0])
-        os.setgid(home.stat().st_gid)
-        os.setuid(home.stat().st_uid)
-    environ = {**os.environ, "STATE_DIR": str(home)}
+        os.setgid(home.lstat().st_gid)
+        os.setuid(int(owner))
+    # The environment of the services, with the changes of the launcher (such as HOME) and of hooks.
+    entries = os.fsdecode((home / state.ENVIRONMENT).read_bytes()).split("\0")
+    environ = dict(entry.split("=", 1) for entry in entries if "=" in entry)
     started = (home / state.SERVICES).read_text().split()
-    silent = [one.name for one in services.present() if one.name in started and services.check(one, environ)]
-    if silent:
-        print(f"no answer from {', '.join(silent)}", file=sys.stderr)
-    return 1 if silent else 0
+    folders = [folder for folder in services.present() if folder.name in started]
+    failed = [folder.name for folder in folders if services.check(folder, environ)]
+    if failed:
+        print(f"no answer from {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0

@@ -1,6 +1,6 @@
-"""People's own steps at the start: /etc/start.d, in the order of their names.
+"""Runs the user's hooks in /etc/start.d before everything else, in the order of their names.
 
-`*.sh` are read by a shell, and variables that they export count for all that follows; other executables are run.
+A shell sources `*.sh`; later programs have the variables that they export. Other executables are run as they are.
 """
 
 from __future__ import annotations
@@ -13,34 +13,39 @@ from pathlib import Path
 from .refusal import Refusal
 
 FOLDER = Path("/etc/start.d")
-_OF_THE_SHELL = ("_", "SHLVL", "PWD", "OLDPWD")
+_SHELL_VARIABLES = ("_", "SHLVL", "PWD", "OLDPWD")
 
 
-def run(environ: MutableMapping[str, str], folder: Path = FOLDER) -> None:
-    """Runs all; changes `environ`. Raises Refusal naming the one that failed."""
+def run(environ: MutableMapping[str, str], folder: Path = FOLDER) -> list[str]:
+    """Runs all hooks and updates `environ`; returns warnings. Raises Refusal with the name of a hook that fails."""
+    warnings = []
     for hook in sorted(folder.iterdir()) if folder.is_dir() else ():
         if hook.suffix == ".sh":
             _source(hook, environ)
         elif os.access(hook, os.X_OK) and hook.is_file():
-            _result(hook, subprocess.run([str(hook)], env=dict(environ), stdout=2, check=False).returncode)
+            _check_status(hook, subprocess.run([str(hook)], env=dict(environ), stdout=2, check=False).returncode)
+        elif hook.is_file() and not hook.name.startswith((".", "README")):
+            warnings.append(f"{hook} was not run: make it executable (`chmod +x`), or name it *.sh")
+    return warnings
 
 
 def _source(hook: Path, environ: MutableMapping[str, str]) -> None:
     file = Path(environ["STATE_DIR"]) / "hook-environment"
     file.unlink(missing_ok=True)
-    # However the hook ends, and into a file: what it prints goes to the log, and what it leaves running holds nothing.
+    # The trap runs however the hook ends. A file instead of a pipe: the hook's output goes to the log, and a process
+    # that it leaves in the background does not keep a pipe open.
     code = 'trap \'env -0 >"$2"\' EXIT; set -e; . "$1"'
-    done = subprocess.run(["/bin/sh", "-c", code, "sh", str(hook), str(file)], env=dict(environ), stdout=2, check=False)
-    _result(hook, done.returncode)
+    command = ["/bin/sh", "-c", code, "sh", str(hook), str(file)]
+    _check_status(hook, subprocess.run(command, env=dict(environ), stdout=2, check=False).returncode)
     if not file.exists():
-        raise Refusal(f"{hook} replaced the shell's EXIT trap, so what it exported is lost; leave that trap alone")
-    found = dict(entry.split("=", 1) for entry in os.fsdecode(file.read_bytes()).split("\0") if "=" in entry)
+        raise Refusal(f"{hook} replaced the shell's EXIT trap, so its exports are lost: do not set that trap")
+    exported = dict(entry.split("=", 1) for entry in os.fsdecode(file.read_bytes()).split("\0") if "=" in entry)
     file.unlink()
-    for name in [name for name in environ if name not in found]:
+    for name in [name for name in environ if name not in exported]:
         del environ[name]
-    environ.update({name: value for name, value in found.items() if name not in _OF_THE_SHELL})
+    environ.update({name: value for name, value in exported.items() if name not in _SHELL_VARIABLES})
 
 
-def _result(hook: Path, status: int) -> None:
+def _check_status(hook: Path, status: int) -> None:
     if status:
         raise Refusal(f"{hook} ended with status {status}", status if 0 < status < 126 else 1)

@@ -1,6 +1,6 @@
-"""From the start of a container to its command or its services: checks, user, GPUs, hooks, run.
+"""Starts a container: checks variables, user and GPUs, runs hooks, then runs the command or the services.
 
-Everything that it says goes to stderr, so that the output of a command is its own.
+All messages go to stderr, so that stdout has only the output of the command.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
+from pathlib import Path
 
-from . import gpus, hooks, person, services, state, variables
+from . import foreign, gpus, hooks, person, services, state, variables
 from .refusal import Refusal
 
 SERVICES = "services"
 SMALL_SHM = 512 * 2**20
+WITHOUT_GPU = Path("/etc/without-gpu.d")
 GPU_MEMORY_HOOK = "/usr/local/lib/gpu-memory-limit"
 HELP = """\
 docker run [--gpus all] IMAGE                 {what}
@@ -22,80 +24,88 @@ docker run [--gpus all] IMAGE COMMAND ...     run a command, such as `python tra
 Variables (-e NAME=VALUE):
 {table}
 
-Programs in /etc/start.d run first: *.sh are read by a shell, and may export variables.
+Programs in /etc/start.d run first. A shell sources *.sh; later programs have the variables that they export.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Does not return for a command, which it becomes."""
+    """Returns the exit status of the services; for a command it does not return, because the command replaces it."""
     environ = dict(os.environ)
     try:
         return _start(list(arguments), environ)
     except Refusal as refusal:
-        _say(*(f"error: {line}" for line in str(refusal).splitlines()))
+        _print(*(f"error: {line}" for line in str(refusal).splitlines()))
         return refusal.status
 
 
 def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     known = variables.declared()
     folders = services.present()
+    arguments, notes = foreign.command(arguments, environ, [folder.name for folder in folders])
     if arguments == ["--help"]:
         what = f"run {' and '.join(path.name for path in folders)}" if folders else "a shell: add -it"
         sys.stdout.write(HELP.format(what=what, table=variables.table(known)))
         return 0
     quiet = variables.flag(environ, "START_QUIET")
-    serving = arguments == [SERVICES] or (not arguments and bool(folders))
-    warnings = variables.check(environ, known)
-    told = person.wanted(environ, uid=os.getuid(), serving=serving, owner=_owner())
-    if told:
-        person.become(*told)
+    runs_services = arguments == [SERVICES] or (not arguments and bool(folders))
+    warnings = [*notes, *variables.check(environ, known), *foreign.variables(environ)]
+    target = person.target(environ, uid=os.getuid(), runs_services=runs_services, owner=_workspace_owner())
+    if target:
+        person.become(*target, chown_home=variables.flag(environ, "CHOWN_HOME"))
     try:
         home = state.make()
     except OSError as error:
         raise Refusal(str(error)) from error
     environ["STATE_DIR"] = str(home)
-    warnings += person.settle(environ, home)
-    found = gpus.read() if "NVIDIA_VISIBLE_DEVICES" in environ else gpus.Found()
-    lines, gpu_warnings = gpus.tell(found, environ)
-    warnings += [*gpu_warnings, *filter(None, (person.workspace_warning(), shm_warning()))]
+    warnings += person.set_up(environ, home)
+    driver = gpus.read() if "NVIDIA_VISIBLE_DEVICES" in environ else gpus.Driver()
+    lines, gpu_warnings = gpus.describe(driver, environ)
+    warnings += [
+        *gpu_warnings,
+        *filter(None, (person.workspace_warning(), shm_warning(), noexec_warning(environ["HOME"]))),
+    ]
+    if driver == gpus.Driver() and "NVIDIA_VISIBLE_DEVICES" in environ:  # no driver: there is no error to hide
+        environ.update({name: value for name, value in without_gpu() if name not in environ})
     if "GPU_MEMORY_LIMIT" in environ:
         path = environ.get("PYTHONPATH")
         environ["PYTHONPATH"] = f"{GPU_MEMORY_HOOK}:{path}" if path else GPU_MEMORY_HOOK
     if not quiet:
-        _say(*(f"warning: {one}" for one in warnings), *(lines if serving else ()))
-    hooks.run(environ)
-    if serving:
-        return services.run(services.prepare(folders, environ), environ, home, _say)
-    state.write(home / state.SERVICES, "")  # for the health check: no service is meant to run
-    return _become(arguments or ["bash"], environ)
+        _print(*(f"warning: {warning}" for warning in warnings), *(lines if runs_services else ()))
+    for warning in hooks.run(environ):
+        _print(f"warning: {warning}")
+    state.write(home / state.ENVIRONMENT, "".join(f"{name}={value}\0" for name, value in environ.items()))
+    if runs_services:
+        return services.run(services.prepare(folders, environ), environ, home, _print)
+    state.write(home / state.SERVICES, "")  # for the health check: no service runs
+    return _execute(arguments or ["bash"], environ)
 
 
-def _owner() -> int:
+def _workspace_owner() -> int:
     try:
         return person.WORKSPACE.stat().st_uid
     except OSError:
         return 0
 
 
-def _become(command: list[str], environ: MutableMapping[str, str]) -> int:
-    """Replaces this process; statuses of failure are those of a shell."""
+def _execute(command: list[str], environ: MutableMapping[str, str]) -> int:
+    """Replaces this process by the command; on failure, returns the status that a shell would return."""
     try:
         os.execvpe(command[0], command, dict(environ))
     except FileNotFoundError:
-        _say(f"error: {command[0]}: no such command in this image")
+        _print(f"error: {command[0]}: no such command in this image")
         return 127
     except OSError as error:
-        _say(f"error: {command[0]}: {error.strerror}")
+        _print(f"error: {command[0]}: {error.strerror}")
         return 126
 
 
 def shm_warning(path: str = "/dev/shm") -> str:
-    """What to do if shared memory is small, as Docker's 64 MB are; empty if it is not."""
+    """A warning if shared memory is small, such as Docker's default of 64 MB; else empty."""
     try:
-        told = os.statvfs(path)
+        status = os.statvfs(path)
     except OSError:
-        return f"{path} is not there: DataLoader workers and NCCL need it; mount it, 8 GB or more"
-    total = told.f_blocks * told.f_frsize
+        return f"{path} does not exist, and DataLoader workers and NCCL need it: mount it with 8 GB or more"
+    total = status.f_blocks * status.f_frsize
     if total >= SMALL_SHM:
         return ""
     return (
@@ -104,7 +114,25 @@ def shm_warning(path: str = "/dev/shm") -> str:
     )
 
 
-def _say(*lines: str) -> None:
+def noexec_warning(home: str) -> str:
+    """A warning if compiled or installed programs cannot run, as with Docker's --tmpfs; else empty."""
+    for path in ("/tmp", home):
+        try:
+            flags = os.statvfs(path).f_flag
+        except OSError:
+            continue
+        if flags & os.ST_NOEXEC:
+            return f"{path} is mounted noexec, so torch.compile and programs there fail: use --tmpfs {path}:exec"
+    return ""
+
+
+def without_gpu(folder: Path = WITHOUT_GPU) -> list[tuple[str, str]]:
+    """Variables that keep a framework from looking for a missing GPU: NAME=VALUE lines of components."""
+    lines = [line for file in sorted(folder.glob("*.env")) for line in file.read_text().splitlines()]
+    return [(name, value) for name, _, value in (line.partition("=") for line in lines if line)]
+
+
+def _print(*lines: str) -> None:
     if lines:
         sys.stderr.write("".join(f"{line}\n" for line in lines))
         sys.stderr.flush()

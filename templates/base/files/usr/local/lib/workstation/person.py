@@ -1,7 +1,8 @@
-"""As whom a container runs: the image's user, an arbitrary `--user`, or, started as root, the owner of the volume."""
+"""The user of a container: the image's user, any `--user`, or, if it starts as root, the owner of the volume."""
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -13,108 +14,152 @@ NAME = "user"
 UID = 1000
 HOME = Path("/home/user")
 WORKSPACE = Path("/workspace")
-# Made in the image for group 0, so that any user of that group can write there.
-STATE = (Path("/run/workstation"), Path("/var/lib/workstation"), Path("/opt/venv/user"))
+OVERLAY = "/opt/venv/user"  # where users install packages: templates/steps/image_environment.py
+NAMES = Path("/var/lib/extrausers")  # passwd and group of libnss-extrausers, which ignores ids below 500
+_NO_GROUP = _UNMAPPED = 65534  # Debian's nogroup; in a user namespace, every user without an id there
 
 
-def wanted(environ: Mapping[str, str], *, uid: int, serving: bool, owner: int) -> tuple[int, int] | None:
-    """User and group to become, None to stay. `owner` is whose the workspace is.
+def target(environ: Mapping[str, str], *, uid: int, runs_services: bool, owner: int) -> tuple[int, int] | None:
+    """The user and group to become, None to stay. `owner` is the owner of the workspace.
 
-    Raises Refusal where NB_UID or NB_GID cannot be had.
+    Raises Refusal if NB_UID or NB_GID need root.
     """
-    asked = "NB_UID" in environ or "NB_GID" in environ
+    is_set = "NB_UID" in environ or "NB_GID" in environ
     if uid != 0:
-        same = environ.get("NB_UID", str(uid)) == str(uid) and environ.get("NB_GID", str(os.getgid())) == str(
+        is_current = environ.get("NB_UID", str(uid)) == str(uid) and environ.get("NB_GID", str(os.getgid())) == str(
             os.getgid()
         )
-        if asked and not same:
+        if is_set and not is_current:
             raise Refusal(
-                "NB_UID and NB_GID need root at the start: add `--user root` (root is given up before anything else "
-                "runs), or leave them out and use `--user $(id -u):0`"
+                "NB_UID and NB_GID need root at the start: add `--user root` (the launcher drops root before it starts "
+                "anything else), or unset them and use `--user $(id -u):0`"
             )
         return None
-    if not asked and not serving:
-        return None  # `docker run --user root IMAGE apt-get ...`
+    if (not is_set and not runs_services) or int(environ.get("NB_UID", UID)) == 0:
+        return None  # `docker run --user root IMAGE apt-get ...`; rootless Docker, where root is the user of the host
     return int(environ.get("NB_UID", owner or UID)), int(environ.get("NB_GID", 0))
 
 
-def become(user: int, group: int) -> None:
-    """Gives up root for good. The image's `user` gets the numbers, where /etc can be written, and its files."""
+def become(user: int, group: int, *, chown_home: bool = False) -> None:
+    """Drops root. Sets the ids of the image's `user`, if /etc is writable, and the owner of the files in its home.
+
+    A mounted home belongs to the host: the owners of its files change only with `chown_home`.
+    """
     try:
-        _rename(Path("/etc/passwd"), NAME, {2: str(user), 3: str(group)})
+        _set_entry(Path("/etc/passwd"), NAME, {2: str(user), 3: str(group)})
         if group:
-            _rename(Path("/etc/group"), NAME, {2: str(group)}, new=f"{NAME}:x:{group}:")
+            _set_entry(Path("/etc/group"), NAME, {2: str(group)}, new=f"{NAME}:x:{group}:")
     except OSError:
-        pass  # read-only: the user then has no name, and all else works
-    for top in (*STATE, HOME):
-        _give(top, user, group)
+        pass  # read-only: the user has no name, everything else works
+    if chown_home or HOME.stat().st_dev == Path("/").stat().st_dev:
+        _change_owner(HOME, user, group)
     try:
-        os.setgroups(sorted({0, *os.getgroups()}))  # group 0 owns what the image lets its user write
+        os.setgroups(sorted({0, *os.getgroups()}))  # group 0 owns all files that the image's user can write
         os.setgid(group)
         os.setuid(user)
     except PermissionError as error:
-        raise Refusal(
-            f"cannot become user {user}: the capabilities SETUID and SETGID are needed for `--user root`"
-        ) from error
+        raise Refusal(f"cannot become user {user}: `--user root` needs --cap-add SETUID --cap-add SETGID") from error
 
 
-def settle(environ: MutableMapping[str, str], fallback: Path) -> list[str]:
-    """Gives the process a name, and a home and a place for pip that it can write to; returns warnings."""
+def set_up(environ: MutableMapping[str, str], fallback: Path) -> list[str]:
+    """Sets a writable home, a user name and a writable place for packages in `environ`; returns warnings."""
     uid = os.getuid()
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        name = NAME
-    for variable in ("USER", "LOGNAME"):
-        environ.setdefault(variable, name)
     home = Path("/root") if uid == 0 else HOME
-    told = environ.get("HOME", "/")
-    if told == "/" or (told == str(HOME) and uid == 0) or (uid and told == "/root"):
+    current = environ.get("HOME", "/")
+    if current == "/" or (current == str(HOME) and uid == 0) or (uid and current == "/root"):
         environ["HOME"] = str(home)
     warnings = _home(environ, fallback)
-    if not os.access(environ.get("PYTHONUSERBASE", "/"), os.W_OK):
-        environ["PYTHONUSERBASE"] = f"{environ['HOME']}/.local"
+    name = _name(uid, environ["HOME"])
+    for variable in ("USER", "LOGNAME"):
+        if environ.get(variable, NAME) == NAME:
+            environ[variable] = name
+    path = [
+        part for part in environ.get("PATH", os.defpath).split(":") if uid or not part.startswith((OVERLAY, str(HOME)))
+    ]
+    local = Path(environ["HOME"], ".local")
+    # A home of the host (Apptainer) can contain packages for another Python.
+    is_ours = environ["HOME"] in (str(HOME), str(fallback / "home"))
+    if uid and is_ours and not os.access(environ.get("PYTHONUSERBASE", "/"), os.W_OK):
+        local.mkdir(exist_ok=True)
+        environ["PYTHONUSERBASE"] = str(local)
+        environ["UV_TOOL_BIN_DIR"] = str(local / "bin")
+    if uid and str(local / "bin") not in path:
+        path.append(str(local / "bin"))
+    environ["PATH"] = ":".join(path)
     return warnings
+
+
+def _name(uid: int, home: str) -> str:
+    """The user's name; adds an entry for a user without a name, if the file system is writable."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        pass
+    name, group = f"{NAME}{uid}", os.getgid()
+    try:
+        with (NAMES / "passwd").open("a") as file:
+            file.write(f"{name}:x:{uid}:{group or _NO_GROUP}::{home}:/bin/bash\n")
+        if not _has_name(group):
+            with (NAMES / "group").open("a") as file:
+                file.write(f"{NAME}{group}:x:{group}:\n")
+    except OSError:
+        pass  # read-only, or the file belongs to an earlier user of the container
+    return name
+
+
+def _has_name(group: int) -> bool:
+    try:
+        grp.getgrgid(group)
+    except KeyError:
+        return False
+    return True
 
 
 def _home(environ: MutableMapping[str, str], fallback: Path) -> list[str]:
     if os.access(environ["HOME"], os.W_OK):
         return []
     uid = os.getuid()
-    was, environ["HOME"] = environ["HOME"], str(fallback / "home")
+    unwritable, environ["HOME"] = environ["HOME"], str(fallback / "home")
     Path(environ["HOME"]).mkdir(mode=0o700, exist_ok=True)
-    return [f"{was} cannot be written by user {uid}: home is {environ['HOME']}, and lost with the container"]
+    return [f"user {uid} cannot write to {unwritable}: HOME is {environ['HOME']}, which is deleted with the container"]
 
 
 def workspace_warning(folder: Path = WORKSPACE) -> str:
-    """What to do if the workspace cannot be written; empty if it can."""
+    """A warning if the workspace is not writable; else empty."""
     if not folder.exists() or os.access(folder, os.W_OK):
         return ""
-    owner, group = folder.stat().st_uid, folder.stat().st_gid
-    fix = (
-        "mount it without :ro"
-        if os.statvfs(folder).f_flag & os.ST_RDONLY
-        else f"start with `--user {owner}:0`, or with `--user root -e NB_UID={owner} -e NB_GID={group}`"
-    )
-    return f"{folder} belongs to {owner}:{group} and cannot be written by user {os.getuid()}: {fix}"
+    status, uid = folder.stat(), os.getuid()
+    owner, group = status.st_uid, status.st_gid
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        is_mount = folder.stat().st_dev != Path("/").stat().st_dev
+        fix = "mount it without :ro" if is_mount else f"mount a folder there, -v FOLDER:{folder}"
+    elif not status.st_mode & 0o200:
+        fix = f"its mode is {status.st_mode & 0o777:o}, run `chmod u+w` on it"
+    elif owner == uid:
+        fix = "the host denies it; with SELinux, add :z to -v; on NFS, check the export"
+    elif owner in (0, _UNMAPPED):
+        fix = (
+            f"change its owner, `docker run --rm --user root -v FOLDER:{folder} IMAGE chown {uid} {folder}`, or "
+            "start with `--user root -e NB_UID=0` in rootless Docker, where root is your own user"
+        )
+    else:
+        fix = f"start with `--user {owner}:0`, or with `--user root -e NB_UID={owner} -e NB_GID={group}`"
+    return f"user {uid} cannot write to {folder}, which belongs to {owner}:{group}: {fix}"
 
 
-def _rename(file: Path, name: str, fields: Mapping[int, str], new: str = "") -> None:
-    """Changes fields of an entry of passwd or group and puts it first, where a search by number finds it."""
+def _set_entry(file: Path, name: str, fields: Mapping[int, str], new: str = "") -> None:
+    """Changes fields of an entry of passwd or group and moves it to the top, where a search by id finds it first."""
     lines = file.read_text().splitlines()
-    mine = [line for line in lines if line.split(":", 1)[0] == name]
-    parts = (mine[0] if mine else new).split(":")
+    old = [line for line in lines if line.split(":", 1)[0] == name]
+    parts = (old[0] if old else new).split(":")
     for index, value in fields.items():
         parts[index] = value
-    rest = [line for line in lines if line not in mine]
+    rest = [line for line in lines if line not in old]
     file.write_text("\n".join([":".join(parts), *rest]) + "\n")
 
 
-def _give(top: Path, user: int, group: int) -> None:
-    """Gives the files below `top` that the image made for its user to another.
-
-    Those belong to 1000:0. What people mount belongs to a group of theirs, and stays as it is.
-    """
+def _change_owner(top: Path, user: int, group: int) -> None:
+    """Changes the owner of the image's own files below `top`, which belong to 1000:0. Skips mounts below it."""
     if not top.exists():
         return
     for path in _below(top):
@@ -122,7 +167,7 @@ def _give(top: Path, user: int, group: int) -> None:
             if (path.lstat().st_uid, path.lstat().st_gid) == (UID, 0):
                 os.lchown(path, user, group)
         except OSError:
-            continue  # read-only, or a mount that refuses: `settle` sees whether it can be written
+            continue  # read-only, or a mount without chown: `set_up` checks whether the home is writable
 
 
 def _below(top: Path) -> Iterable[Path]:

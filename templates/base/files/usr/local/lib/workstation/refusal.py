@@ -1,14 +1,14 @@
-"""Why a container does not start: one message for people, and an exit status."""
+"""The error that keeps a container from starting: a message and an exit status."""
 
 from __future__ import annotations
 
 CONFIG = 78  # EX_CONFIG of sysexits.h: a variable or a mount is wrong
-UNAVAILABLE = 69  # EX_UNAVAILABLE: the GPU that was required is not there
+UNAVAILABLE = 69  # EX_UNAVAILABLE: no usable GPU, and GPU_REQUIRED=1
 
 
 class Refusal(Exception):
     """The container must not start."""
 
-    def __init__(self, told: str, status: int = CONFIG) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, status: int = CONFIG) -> None:
+        super().__init__(message)
         self.status = status

@@ -1,4 +1,4 @@
-"""The folder for what a running container needs to remember: tokens, host keys' configuration, which services run."""
+"""The folder with the state of a running container: tokens, configuration of sshd, names of the services."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import stat
 from pathlib import Path
 
 TOP = Path("/run/workstation")
-SERVICES = "services"  # file with the names of the services that were started, one a line
+ENVIRONMENT = "environment"  # file with the services' variables, in the format of /proc/PID/environ
+SERVICES = "services"  # file with the names of the started services, one on each line
 
 
 def make() -> Path:
-    """A folder of this process's user alone: in /run, or in /tmp where /run cannot be written."""
+    """Creates a folder that only this user can read, in /run, or in /tmp if /run is not writable. Raises OSError."""
     for folder in _places(str(os.getuid())):
         try:
             if folder.parent == TOP:
@@ -21,11 +22,11 @@ def make() -> Path:
             continue
         if _is_ours(folder, os.getuid()) and os.access(folder, os.W_OK):
             return folder
-    raise OSError("neither /run/workstation nor /tmp can be written: with --read-only add --tmpfs /tmp")
+    raise OSError("cannot write to /run/workstation or /tmp: with --read-only, add --tmpfs /tmp")
 
 
 def find() -> Path | None:
-    """The folder of the services that run: this user's, or any if this is root, whose health check may ask."""
+    """The folder of the running services of this user; for root, which may run the health check, of any user."""
     uid = os.getuid()
     for place in _places(str(uid) if uid else "*"):
         for folder in sorted(place.parent.glob(place.name)):
@@ -40,16 +41,16 @@ def _places(uid: str) -> tuple[Path, Path]:
 
 
 def write(path: Path, text: str) -> None:
-    """A file that only its owner can read."""
+    """Writes a file that only its owner can read."""
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", errors="surrogateescape") as stream:
         stream.write(text)
 
 
 def _is_ours(folder: Path, uid: int) -> bool:
-    """Nobody else made it: /tmp is open to all."""
+    """Whether this user created the folder; anyone can create folders in /tmp."""
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == uid and not status.st_mode & 0o022

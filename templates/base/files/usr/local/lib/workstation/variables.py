@@ -1,6 +1,6 @@
-"""The environment variables that an image knows. Each component declares its own in /etc/variables.d/<component>.json.
+"""The environment variables of an image. Each component declares its own in /etc/variables.d/<component>.json.
 
-All are checked before anything starts, so that a typing error is told at once and not by a service an hour later.
+The launcher checks all of them before it starts anything: an invalid value is an error at once, not later in a service.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 @dataclass(frozen=True)
 class Variable:
-    """`kind` says what it must look like; `default` and `text` are for people."""
+    """A variable. `kind` names the check of its values; `default` and `text` are shown in the help."""
 
     name: str
     kind: str
@@ -31,20 +31,20 @@ class Variable:
 
 
 def declared(folder: Path = FOLDER) -> list[Variable]:
-    """All variables of this image, by component and in the order of its file."""
+    """All variables of this image, sorted by component, in the order of its file."""
     return [Variable(**entry) for file in sorted(folder.glob("*.json")) for entry in json.loads(file.read_text())]
 
 
 def check(environ: Mapping[str, str], known: list[Variable]) -> list[str]:
-    """Raises Refusal with every variable that is wrong; returns warnings of names that are almost right."""
-    faults = [
-        f"{one.name}={_shown(one, environ[one.name])}: {told}"
-        for one in known
-        if one.name in environ and (told := _fault(one.kind, environ[one.name]))
+    """Returns warnings about misspelt names. Raises Refusal with every invalid value."""
+    errors = [
+        f"{variable.name}={_shown(variable, environ[variable.name])}: {error}"
+        for variable in known
+        if variable.name in environ and (error := _error(variable.kind, environ[variable.name]))
     ]
-    if faults:
-        raise Refusal("\n".join(faults) + "\n`docker run --rm IMAGE --help` lists the variables of the image")
-    names = [one.name for one in known]
+    if errors:
+        raise Refusal("\n".join(errors) + "\n`docker run --rm IMAGE --help` lists the variables of the image")
+    names = [variable.name for variable in known]
     families = {name.split("_", 1)[0] for name in names}
     return [
         f"{name} is not a variable of this image; did you mean {close[0]}?"
@@ -56,12 +56,12 @@ def check(environ: Mapping[str, str], known: list[Variable]) -> list[str]:
 
 
 def table(known: list[Variable]) -> str:
-    """The variables for a terminal."""
-    width = max(len(one.name) for one in known)
+    """A table of the variables for the help text."""
+    width = max(len(variable.name) for variable in known)
     lines = []
-    for one in known:
-        default = f" (default: {one.default})" if one.default else ""
-        lines.append(f"  {one.name:<{width}}  {one.text}{default}")
+    for variable in known:
+        default = f" (default: {variable.default})" if variable.default else ""
+        lines.append(f"  {variable.name:<{width}}  {variable.text}{default}")
     return "\n".join(lines)
 
 
@@ -70,19 +70,19 @@ def flag(environ: Mapping[str, str], name: str) -> bool:
 
 
 def size(text: str) -> int:
-    """Bytes of `8GB` or `512MiB`; raises ValueError."""
-    found = SIZE.fullmatch(text)
-    if not found or not float(found[1]):
+    """The bytes of a size such as `8GB` or `512MiB`. Raises ValueError."""
+    match = SIZE.fullmatch(text)
+    if not match or not float(match[1]):
         raise ValueError("expected a size such as 8GB or 512MiB")
-    return round(float(found[1]) * _UNITS[found[2]])
+    return round(float(match[1]) * _UNITS[match[2]])
 
 
-def _shown(one: Variable, value: str) -> str:
-    return "***" if one.kind == "secret" else repr(value if len(value) <= 60 else value[:57] + "...")
+def _shown(variable: Variable, value: str) -> str:
+    return "***" if variable.kind == "secret" else repr(value if len(value) <= 60 else value[:57] + "...")
 
 
-def _fault(kind: str, value: str) -> str:
-    """What is wrong with a value of a kind; empty if nothing. An unknown kind is a KeyError: a fault of the image."""
+def _error(kind: str, value: str) -> str:
+    """The error of a value; empty if it is valid. Raises KeyError for an unknown kind, which is a bug of the image."""
     return _KINDS[kind](value)
 
 
@@ -90,9 +90,9 @@ def _flag(value: str) -> str:
     return "" if value in ("0", "1", "") else "expected 1 (yes) or 0 (no)"
 
 
-def _number(lowest: int, highest: int, what: str, value: str) -> str:
-    good = re.fullmatch("[0-9]{1,10}", value, re.ASCII) and lowest <= int(value) <= highest
-    return "" if good else f"expected {what}"
+def _number(lowest: int, highest: int, expected: str, value: str) -> str:
+    is_valid = re.fullmatch("[0-9]{1,10}", value, re.ASCII) and lowest <= int(value) <= highest
+    return "" if is_valid else f"expected {expected}"
 
 
 def _size(value: str) -> str:
@@ -108,27 +108,40 @@ def _path(value: str) -> str:
 
 
 def _file(value: str) -> str:
-    if told := _path(value):
-        return told
+    if error := _path(value):
+        return error
     try:
         return "" if Path(value).is_file() else "no such file in the container: mount it with -v"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
+    except OSError as failure:
+        return f"cannot be read: {failure.strerror}"
 
 
-def _free(_: str) -> str:
+def _url_path(value: str) -> str:
+    return "" if re.fullmatch(r"/[A-Za-z0-9._~/@-]*", value, re.ASCII) else "expected a path such as /team/gpu/"
+
+
+def _hosts(value: str) -> str:
+    """Jupyter compares only names: it refuses every address except the loopback's."""
+    names = value.split(",") if value else []
+    pattern = r"(?![0-9.]+$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
+    is_valid = all(re.fullmatch(pattern, name, re.ASCII) for name in names)
+    return "" if is_valid else "expected host names (not addresses), separated by commas"
+
+
+def _any(_: str) -> str:
     return ""
 
 
 _KINDS: dict[str, Callable[[str], str]] = {
     "flag": _flag,
     "port": partial(_number, 1, 65535, "a port from 1 to 65535"),
-    # 0 is root, and 4294967295 is (uid_t)-1, which means "leave it".
-    "id": partial(_number, 1, 2**32 - 2, "a number from 1 on, such as that of `id -u`"),
-    "group": partial(_number, 0, 2**32 - 2, "a number, such as that of `id -g`"),
+    # 4294967295 is (uid_t)-1, which means "unchanged".
+    "id": partial(_number, 0, 2**32 - 2, "a number, such as that of `id -g`"),
     "size": _size,
+    "url-path": _url_path,
+    "hosts": _hosts,
     "path": _path,
     "file": _file,
-    "text": _free,
-    "secret": _free,
+    "text": _any,
+    "secret": _any,
 }

@@ -1,22 +1,25 @@
-"""Makes what sshd needs in the state folder: authorized keys, a host key, a configuration.
+"""Creates authorized keys, a host key and the configuration of sshd in the state folder.
 
-sshd runs as the container's user, not as root: it can let nobody else in, and needs no capability.
+sshd runs as the container's user, not as root: no other user can log in, and it needs no capability.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import os
 import pwd
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-NOT_WANTED = 77
+SKIPPED = 77
+LOWEST_UID = 500  # the lowest user id that libnss-extrausers accepts
 TYPES = (
     "ssh-ed25519",
     "ecdsa-sha2-nistp256",
@@ -26,8 +29,8 @@ TYPES = (
     "sk-ssh-ed25519@openssh.com",
     "sk-ecdsa-sha2-nistp256@openssh.com",
 )
-HOST_KEYS = Path("/var/lib/workstation")  # in the container's own layer: kept over a restart, no image has it
-# What a session must not get from the container: its own, and what only the launcher's children should have.
+HOST_KEYS = Path("/var/lib/workstation")  # in the container's writable layer: a restart keeps it, and it is in no image
+# Variables that a session must not have from the container: those that it sets itself, and those of the services.
 NOT_FOR_SESSIONS = {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "TERM", "MAIL", "JUPYTER_TOKEN"}
 CONFIG = """\
 Port {port}
@@ -39,16 +42,16 @@ AllowUsers {user}
 AuthenticationMethods publickey
 PubkeyAuthentication yes
 PasswordAuthentication no
-# Two names of one thing: before OpenSSH 8.7 the second overrules the first.
+# Two names of the same option: before OpenSSH 8.7, the second overrides the first.
 KbdInteractiveAuthentication no
 ChallengeResponseAuthentication no
 PermitEmptyPasswords no
-PermitRootLogin no
+PermitRootLogin {root}
 HostbasedAuthentication no
 GSSAPIAuthentication no
 KerberosAuthentication no
 UsePAM no
-# The keys lie in a folder of this user's alone, below one that is open to others.
+# The keys are in a folder that only this user can read, below a folder that others can write.
 StrictModes no
 PermitUserEnvironment no
 PermitUserRC no
@@ -57,46 +60,66 @@ PrintMotd no
 LoginGraceTime 30
 MaxAuthTries 4
 ClientAliveInterval 60
-Subsystem sftp internal-sftp
+Subsystem sftp internal-sftp -d /workspace
 {environment}
 """
 
 
 def public_key(line: str) -> str:
-    """`type base64` of one public key; its comment is dropped. Raises ValueError for options, newlines or nonsense.
+    """`type base64` of one public key; without its comment. Raises ValueError for anything else.
 
     Source: RFC 4253, 6.6: the blob begins with its own type.
     """
-    if not line.isprintable():
-        raise ValueError("one key on one line: more keys go into SSH_PUBLIC_KEYS_FILE")
-    parts = line.split(" ", 2)
     if "PRIVATE KEY" in line:
-        raise ValueError("that is a private key: give the one of the .pub file, and make a new pair")
+        raise ValueError("this is a private key: create a new pair, and use the key in its .pub file")
+    if not line.isprintable():
+        raise ValueError("expected one key on one line: put more keys into SSH_PUBLIC_KEYS_FILE")
+    parts = line.split(" ", 2)
     if parts[0] not in TYPES:
         raise ValueError("expected `ssh-ed25519 AAAA... comment`, as in ~/.ssh/id_ed25519.pub, without options")
     try:
         blob = base64.b64decode(parts[1], validate=True)
     except (IndexError, binascii.Error) as error:
-        raise ValueError("the key is not whole: copy the line of the .pub file again") from error
+        raise ValueError("the key is incomplete: copy the line of the .pub file again") from error
     size = int.from_bytes(blob[:4], "big")
     if blob[4 : 4 + size] != parts[0].encode() or len(blob) < 4 + size + 32:
-        raise ValueError("the key is not whole: copy the line of the .pub file again")
+        raise ValueError("the key is incomplete: copy the line of the .pub file again")
     return f"{parts[0]} {parts[1]}"
 
 
 def keys(environ: Mapping[str, str]) -> list[str]:
-    """All keys that may come in. Raises ValueError naming the variable, and the line of a file."""
-    found = []
+    """All keys that may log in. Raises ValueError with the name of the variable, or the file and its line."""
+    accepted = []
     if text := environ.get("SSH_PUBLIC_KEY", ""):
-        found.append(_named("SSH_PUBLIC_KEY", text.strip(" \n")))
+        accepted.append(_public_key("SSH_PUBLIC_KEY", text.strip(" \r\n")))
     if file := environ.get("SSH_PUBLIC_KEYS_FILE", ""):
-        for number, line in enumerate(Path(file).read_text().splitlines(), 1):
+        text = _text(file)
+        if "PRIVATE KEY" in text:
+            raise ValueError(f"{file} contains a private key: create a new pair, and use its .pub file")
+        for number, line in enumerate(text.splitlines(), 1):
             if line.strip() and not line.startswith("#"):
-                found.append(_named(f"{file}:{number}", line.strip()))
-    return found
+                accepted.append(_public_key(f"{file}:{number}", line.strip()))
+    return accepted
 
 
-def _named(where: str, line: str) -> str:
+def _text(file: str) -> str:
+    """The text of a file. Raises ValueError if it is not readable or not UTF-8."""
+    try:
+        content = Path(file).read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{file}: user {os.getuid()} cannot read it ({error.strerror}): run `chmod a+r` on the file on the host"
+        ) from error
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(f"{file} is UTF-16, as PowerShell writes it: save it as UTF-8 or ASCII")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: save it as UTF-8") from error
+
+
+def _public_key(where: str, line: str) -> str:
+    """As `public_key`; the error begins with `where`."""
     try:
         return public_key(line)
     except ValueError as error:
@@ -104,10 +127,10 @@ def _named(where: str, line: str) -> str:
 
 
 def set_env(environ: Mapping[str, str], *, escapes: bool) -> str:
-    """sshd's SetEnv line: a session sees what `docker exec` sees. Source: sshd_config(5).
+    """sshd's SetEnv line: a session has the environment of `docker exec`. Source: sshd_config(5).
 
-    Left out are values that such a line cannot hold, and those that are a session's own. `escapes` says whether this
-    sshd knows them (OpenSSH 8.7); one that does not can hold no quotation mark.
+    Omits values that such a line cannot contain, and the session's own variables. Without `escapes` (OpenSSH 8.7 and
+    newer), it also omits values with a quotation mark.
     """
     words = []
     for name, value in sorted(environ.items()):
@@ -121,20 +144,20 @@ def set_env(environ: Mapping[str, str], *, escapes: bool) -> str:
     return f"SetEnv {' '.join(words)}" if words else ""
 
 
-def knows_escapes(version: str) -> bool:
-    """From what `ssh -V` prints: `OpenSSH_9.2p1 Debian-2+deb12u7, ...`."""
-    found = re.match(r"OpenSSH_(\d+)\.(\d+)", version)
-    return found is not None and (int(found[1]), int(found[2])) >= (8, 7)
+def accepts_escapes(version: str) -> bool:
+    """Whether sshd accepts escapes in SetEnv, by the output of `ssh -V`: `OpenSSH_9.2p1 Debian-2+deb12u7, ...`."""
+    match = re.match(r"OpenSSH_(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) >= (8, 7)
 
 
 def host_key(folder: Path) -> Path:
-    """The container's host key, made at its first start."""
-    home = HOST_KEYS if os.access(HOST_KEYS, os.W_OK) else folder
-    key = home / f"ssh_host_key.{os.getuid()}"
+    """The container's host key, which is generated at its first start."""
+    home = _own_folder(HOST_KEYS) or folder
+    key = home / "ssh_host_key"
     if home == folder:
-        print("warning: the host key is new at every start here: /var/lib/workstation cannot be written", flush=True)
+        print("warning: the host key changes at every start: make /var/lib/workstation writable", flush=True)
     public, draft = Path(f"{key}.pub"), Path(f"{key}.new")
-    if not key.exists():  # which is there last, and whole
+    if not key.exists():  # it is renamed last, so it is complete if it exists
         for old in (draft, Path(f"{draft}.pub")):
             old.unlink(missing_ok=True)
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(draft)]
@@ -144,23 +167,36 @@ def host_key(folder: Path) -> Path:
     return key
 
 
+def _own_folder(top: Path) -> Path | None:
+    """Creates a folder that only this user can read, in a folder that all can write; None if that fails."""
+    folder = top / f"of-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return None
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    return folder if is_ours else None
+
+
 def main() -> int:
     environ = os.environ
     try:
-        allowed = keys(environ)
+        public_keys = keys(environ)
     except (OSError, ValueError) as error:
         print(f"error: {error}")
         return 1
-    if not allowed:
-        print("SSH is off: no SSH_PUBLIC_KEY was given")
-        return NOT_WANTED
+    if not public_keys:
+        print("SSH is off: set SSH_PUBLIC_KEY or SSH_PUBLIC_KEYS_FILE to turn it on")
+        return SKIPPED
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        print(
-            f"error: SSH needs a user with a name, and {os.getuid()} has none here: "
-            "start without --user, or with `--user root -e NB_UID=...`"
-        )
+        if os.getuid() < LOWEST_UID:
+            why, fix = f"ids below {LOWEST_UID} get no name", "start with `--user root -e NB_UID=...`"
+        else:
+            why, fix = "/var/lib/extrausers is not writable", "add --tmpfs /var/lib/extrausers"
+        print(f"error: SSH needs a user with a name, and user {os.getuid()} has none ({why}): {fix}")
         return 1
     folder = Path(environ["STATE_DIR"]) / "ssh"
     shutil.rmtree(folder, ignore_errors=True)
@@ -168,7 +204,7 @@ def main() -> int:
     key = host_key(folder)
     for suffix in ("", ".pub"):
         (folder / f"host_key{suffix}").symlink_to(f"{key}{suffix}")
-    (folder / "authorized_keys").write_text("".join(f"{one}\n" for one in allowed))
+    (folder / "authorized_keys").write_text("".join(f"{line}\n" for line in public_keys))
     config = folder / "sshd_config"
     version = subprocess.run(["ssh", "-V"], stderr=subprocess.PIPE, text=True, check=False).stderr
     session = {name: value for name, value in environ.items() if name != "STATE_DIR"}
@@ -177,7 +213,8 @@ def main() -> int:
             user=user,
             port=environ.get("SSH_PORT", "22"),
             folder=folder,
-            environment=set_env(session, escapes=knows_escapes(version)),
+            root="no" if os.getuid() else "prohibit-password",  # root only with NB_UID=0
+            environment=set_env(session, escapes=accepts_escapes(version)),
         )
     )
     return subprocess.run(["/usr/sbin/sshd", "-t", "-f", str(config)], check=False).returncode

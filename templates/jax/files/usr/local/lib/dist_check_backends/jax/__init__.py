@@ -1,8 +1,8 @@
-"""JAX's part of dist-check: jax.distributed and psum. What is known without importing it stands here."""
+"""JAX's module of dist-check: jax.distributed and psum. Constants, without importing it."""
 
 DISTRIBUTION = "jax"
 LIBRARIES = {"cpu": "gloo", "gpu": "nccl"}
-# The processes find one another at a coordinator; the data goes over further connections.
-MEETS_APART = True
-# The whole memory of a GPU is not needed to add some numbers.
+# The processes connect to a coordinator; the data uses other connections.
+HAS_COORDINATOR = True
+# The check needs little of a GPU's memory.
 VARIABLES = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

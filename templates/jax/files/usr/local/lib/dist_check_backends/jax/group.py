@@ -27,7 +27,7 @@ def connect(order: Mapping[str, Any]) -> Group:
         initialization_timeout=max(int(order["timeout"]), 1),
     )
     if gpu and jax.default_backend() != "gpu":
-        raise RuntimeError("JAX sees no GPU though there is one: its log says which library or driver it lacks")
+        raise RuntimeError("JAX finds no GPU, but one is visible: its log names the missing library or driver")
     group = Group()
     group.wait(group.add(group.put(np.zeros(1), "float32")))
     return group
@@ -38,8 +38,8 @@ class Group:
 
     def __init__(self) -> None:
         mesh = Mesh(np.array(jax.devices()), ("rank",))
-        own = jax.local_devices()[0]
-        self.device = f"{own} {own.device_kind}" if own.platform != "cpu" else "cpu"
+        device = jax.local_devices()[0]
+        self.device = f"{device} {device.device_kind}" if device.platform != "cpu" else "cpu"
         self._sharded = NamedSharding(mesh, PartitionSpec("rank"))
         over_ranks = jax.shard_map(
             lambda values: jax.lax.psum(values, "rank"),
@@ -50,8 +50,8 @@ class Group:
         self._add = jax.jit(over_ranks)
 
     def put(self, numbers: npt.NDArray[Any], dtype: str) -> Any:
-        own = np.asarray(numbers, jax.numpy.dtype(dtype))[None]
-        return jax.make_array_from_process_local_data(self._sharded, own)
+        local = np.asarray(numbers, jax.numpy.dtype(dtype))[None]
+        return jax.make_array_from_process_local_data(self._sharded, local)
 
     def add(self, values: Any) -> Any:
         return self._add(values)

@@ -1,7 +1,7 @@
-"""PyTorch's part of dist-check: torch.distributed. What is known without importing it stands here."""
+"""PyTorch's module of dist-check: torch.distributed. Constants, without importing it."""
 
 DISTRIBUTION = "torch"
 LIBRARIES = {"cpu": "gloo", "gpu": "nccl"}
-# The ranks find one another in a store of its own; the data goes over further connections.
-MEETS_APART = True
+# The ranks connect to a store; the data uses other connections.
+HAS_COORDINATOR = True
 VARIABLES: dict[str, str] = {}

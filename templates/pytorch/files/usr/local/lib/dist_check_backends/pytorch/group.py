@@ -17,13 +17,13 @@ from . import LIBRARIES
 def connect(order: Mapping[str, Any]) -> Group:
     gpu = order["library"] == "gpu"
     if gpu and not torch.cuda.is_available():
-        raise RuntimeError("torch.cuda.is_available() is False though a GPU is visible: its driver is too old?")
+        raise RuntimeError("torch.cuda.is_available() is False, but a GPU is visible: check its driver")
     host, _, port = order["addresses"][0].rpartition(":")
     timeout = datetime.timedelta(seconds=order["timeout"])
     device = torch.device("cuda", order["device"]) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)
-    # A store of our own: under torchrun, init_method would go to that of torchrun.
+    # A separate store: with torchrun, init_method would use the store of torchrun.
     store = dist.TCPStore(host.strip("[]"), int(port), order["world"], order["rank"] == 0, timeout)
     dist.init_process_group(
         LIBRARIES[order["library"]], store=store, rank=order["rank"], world_size=order["world"], timeout=timeout
@@ -36,11 +36,11 @@ class Group:
     types = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 
     def __init__(self, device: torch.device) -> None:
-        self._on = device
+        self._device = device
         self.device = f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
 
     def put(self, numbers: npt.NDArray[Any], dtype: str) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(numbers)).to(device=self._on, dtype=getattr(torch, dtype))
+        return torch.from_numpy(np.ascontiguousarray(numbers)).to(device=self._device, dtype=getattr(torch, dtype))
 
     def add(self, values: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(values)
@@ -48,7 +48,7 @@ class Group:
 
     def wait(self, values: torch.Tensor) -> None:
         if values.is_cuda:
-            torch.cuda.synchronize(self._on)
+            torch.cuda.synchronize(self._device)
 
     def get(self, values: torch.Tensor) -> npt.NDArray[Any]:
         return np.asarray(values.to("cpu", torch.float64).numpy())

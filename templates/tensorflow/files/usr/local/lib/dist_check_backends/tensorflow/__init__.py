@@ -1,13 +1,13 @@
-"""TensorFlow's part of dist-check: MultiWorkerMirroredStrategy. What is known without importing it stands here."""
+"""TensorFlow's module of dist-check: MultiWorkerMirroredStrategy. Constants, without importing it."""
 
 DISTRIBUTION = "tensorflow"
 LIBRARIES = {"cpu": "ring over gRPC", "gpu": "nccl"}
-# The workers' gRPC servers carry the data too.
-MEETS_APART = False
+# The data uses the connections of the workers' gRPC servers.
+HAS_COORDINATOR = False
 VARIABLES = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
-    # The whole memory of a GPU is not needed to add some numbers.
+    # The check needs little of a GPU's memory.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    # The ranks talk to one another, never to a proxy that was set for downloads.
+    # Connections between ranks must not use a proxy for downloads.
     "no_grpc_proxy": "*",
 }

@@ -17,7 +17,7 @@ def connect(order: Mapping[str, Any]) -> Group:
     gpu = order["library"] == "gpu"
     gpus = tf.config.list_physical_devices("GPU")
     if gpu and not gpus:
-        raise RuntimeError("TensorFlow sees no GPU though there is one: its log says which library or driver it lacks")
+        raise RuntimeError("TensorFlow finds no GPU, but one is visible: its log names the missing library or driver")
     tf.config.set_visible_devices([gpus[order["device"]]] if gpu else [], "GPU")
     task = {"type": "worker", "index": order["rank"]}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": order["addresses"]}, "task": task})
@@ -31,20 +31,20 @@ def connect(order: Mapping[str, Any]) -> Group:
 
 class Group:
     def __init__(self, strategy: Any, options: Any, gpu: Any) -> None:
-        # 32-bit integers live in the memory of the host, which NCCL does not reach.
+        # TensorFlow keeps 32-bit integers in host memory, which NCCL cannot reduce.
         self.types = ("float32", "float64", "float16", "int64") + (() if gpu else ("int32",))
         self.device = tf.config.experimental.get_device_details(gpu).get("device_name", "gpu") if gpu else "cpu"
-        self._on = strategy.extended.worker_devices[0]
+        self._device = strategy.extended.worker_devices[0]
 
         def sum_over_ranks(values: Any) -> Any:
             context = tf.distribute.get_replica_context()
-            # identity: all_reduce wants a value that is on the replica's device.
+            # identity: all_reduce needs a value on the replica's device.
             return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(values), options)
 
         self._add = tf.function(lambda values: strategy.run(sum_over_ranks, args=(values,)))
 
     def put(self, numbers: npt.NDArray[Any], dtype: str) -> Any:
-        with tf.device(self._on):
+        with tf.device(self._device):
             return tf.cast(tf.constant(numbers), dtype)
 
     def add(self, values: Any) -> Any:

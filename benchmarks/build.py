@@ -1,0 +1,372 @@
+"""Benchmarks builder itself: medians of several runs, and their ratios to the alternatives, in one go.
+
+Works in a copy of this checkout with its own namespace and store, and with a registry (Debian's docker-registry) on the
+loopback. Cold runs empty the engine's BuildKit cache for all projects: only the base image is left. Images outside the
+benchmark's namespace are not touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import requests
+from isal import isal_zlib
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import start
+from builder.build.assemble import Assembler
+from builder.build.work import Work
+from builder.common.console import View
+from builder.common.reference import ImageRef
+from builder.common.units import duration, size
+from builder.engine.client import Engine
+from builder.engine.load import Loader
+from builder.index import host
+from builder.index.download import Fetcher
+from builder.layers import images as stored_images
+from builder.layers import splice, wheel
+from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.store import Store
+from builder.matrix.cells import CUDA
+from builder.matrix.project import Project
+from builder.matrix.tags import CELL_LABEL
+from builder.plan import plan
+from builder.plan.plan import PlannedImage
+from builder.registry import push
+from builder.registry.client import Manifest, Registry
+from builder.registry.push import Blob
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILDER = str(Path(sys.executable).parent / "builder")
+NAMESPACE = "builder-bench"
+PLAIN, JUPYTER, OTHER_PYTHON = "pt-2.9-cu128-py311", "pt-2.9-cu128-py311-jupyter", "pt-2.9-cu128-py313"
+PORT = 5057
+REPOSITORY = f"{NAMESPACE}/pt-cuda"
+STEPS = {
+    "start of the program (--help)": ["--help"],
+    "lock --check": ["lock", "--check"],
+    "lock (queries the index, warm uv cache)": ["lock"],
+    "plan": ["plan"],
+    "render --check": ["render", "--check"],
+}
+ASSEMBLED, BY_DOCKERFILE = "assembled, {}, to the registry", "Dockerfile and docker push, {}, to the registry"
+
+
+@dataclass
+class Results:
+    """Seconds of each run by measurement, and figures that are not times."""
+
+    times: dict[str, list[float]] = field(default_factory=dict)
+    facts: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        os.sync()  # earlier writes do not count
+        began = time.perf_counter()
+        yield
+        self.times.setdefault(name, []).append(time.perf_counter() - began)
+        print(f"  {name}: {self.times[name][-1]:.1f} s", file=sys.stderr, flush=True)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.times[name])
+
+
+def main() -> int:
+    """Runs the benchmarks and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=5, help="runs of each short step (default 5)")
+    parser.add_argument("--cold", type=int, default=3, help="cold runs of each method; 0 skips them (default 3)")
+    parser.add_argument("--publish", nargs=3, metavar=("CHECKOUT", "STORE", "CELL"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.publish:
+        checkout, store, cell = options.publish
+        print(json.dumps(publish(Path(checkout), Store(Path(store)), cell)))
+        return 0
+    results = Results()
+    jupyter_start(results, options.repeat)
+    with tempfile.TemporaryDirectory(prefix="builder-bench-") as scratch:
+        bench = Bench(Path(scratch), results)
+        try:
+            bench.steps(options.repeat)
+            bench.wheels(options.repeat)
+            for _ in range(options.cold):
+                bench.assembled()
+                bench.dockerfile()
+            bench.nothing_to_do(options.repeat)
+        finally:
+            bench.remove_images()
+    show(results)
+    return 0
+
+
+def jupyter_start(results: Results, repeat: int) -> None:
+    """Measures a Jupyter image of this checkout."""
+    if names := start.measure(Engine.connect(), Project(ROOT), results.timed, repeat):
+        ratio = results.median(names[0]) / results.median(names[1])
+        results.facts.append(f"start of Jupyter: {ratio:.1f} times as long as a container that does nothing")
+    else:
+        results.facts.append("start of Jupyter: not measured, no Jupyter image is built (builder images '*-jupyter')")
+
+
+class Bench:
+    """One benchmark in its own folder."""
+
+    def __init__(self, scratch: Path, results: Results) -> None:
+        self._scratch = scratch
+        self._results = results
+        self._checkout = copy(scratch / "checkout")
+        self._store = scratch / "store"
+        self._engine = Engine.connect()
+        self._run("base")
+
+    def _run(self, *arguments: str) -> None:
+        run(self._checkout, self._store, *arguments)
+
+    def _repeat(self, name: str, repeat: int, *arguments: str) -> None:
+        for _ in range(repeat):
+            with self._results.timed(name):
+                self._run(*arguments)
+
+    def steps(self, repeat: int) -> None:
+        for name, arguments in STEPS.items():
+            self._repeat(name, repeat, *arguments)
+
+    def nothing_to_do(self, repeat: int) -> None:
+        """`builder images` when all default images are built and tested."""
+        self._run("images")
+        self._repeat("nothing to do: images", repeat, "images")
+
+    def wheels(self, repeat: int) -> None:
+        """Wheel to layer, against inflating and hashing the same wheel in one thread."""
+        store = Store(self._store)
+        store.prepare()
+        image = planned(self._checkout, PLAIN)
+        fetcher = Fetcher(host.read().index, self._store / "downloads")
+        for locked in (found for found in image.wheels if found.name in ("torch", "nvidia-cudnn-cu12")):
+            path = fetcher.fetch(locked)
+            place = wheel.CUDA if locked.component == CUDA else wheel.environment(image.cell.python)
+            alone, layer = f"{locked.name}: inflate and SHA-256 alone", f"{locked.name}: wheel to layer"
+            unpacked = 0
+            for _ in range(repeat):
+                with self._results.timed(alone):
+                    unpacked = inflate_alone(path, locked.file, place)
+                with self._results.timed(layer), path.open("rb", buffering=splice.CHUNK) as file:
+                    entries = wheel.layer_entries([(locked.file, file)], place)
+                    store.write(partial(splice.write, entries))
+            rates = [unpacked / self._results.median(name) / 1e9 for name in (layer, alone)]
+            self._results.facts.append(
+                f"{locked.name}: {rates[0]:.2f} GB/s to a layer on disk, {rates[1]:.2f} GB/s inflate and SHA-256 "
+                f"alone: ratio {rates[0] / rates[1]:.2f}"
+            )
+            fetcher.drop(locked)
+
+    def assembled(self) -> None:
+        """Cold, then a second variant, then a second Python, each until the registry serves it."""
+        shutil.rmtree(self._store, ignore_errors=True)
+        self._clear()
+        with registry(self._scratch / "registry"):
+            published = {}
+            for cell, name in ((PLAIN, "cold"), (JUPYTER, "second variant"), (OTHER_PYTHON, "second Python")):
+                with self._results.timed(ASSEMBLED.format(name)):
+                    published[cell] = self._publish(cell)
+            loaded = {cell: size(self._load(cell)) for cell in (PLAIN, OTHER_PYTHON)}
+        counts = {name: size(count) for name, count in published[OTHER_PYTHON].items()}
+        self._results.facts += [
+            f"memory of the assembling process, cold: {size(published[PLAIN]['memory'])}",
+            f"second Python: {counts['fetched']} fetched, {counts['sent']} sent, {counts['present']} already in the "
+            f"registry; loaded {loaded[OTHER_PYTHON]} after {loaded[PLAIN]} for the first",
+        ]
+
+    def dockerfile(self) -> None:
+        """The same by the rendered Dockerfile and `docker push`."""
+        self._clear()
+        with registry(self._scratch / "registry"):
+            for cell, name in ((PLAIN, "cold"), (JUPYTER, "second variant")):
+                with self._results.timed(BY_DOCKERFILE.format(name)):
+                    self._run("build", "--method", "dockerfile", cell)
+                    newest = self._engine.images(f"{CELL_LABEL}={cell}")[0]
+                    self._engine.tag(newest.id, reference(cell))
+                    subprocess.run(["docker", "push", "--quiet", str(reference(cell))], check=True, capture_output=True)
+                    check_served(cell)
+
+    def _clear(self) -> None:
+        self.remove_images()
+        self._engine.prune_cache()
+
+    def _publish(self, cell: str) -> dict[str, int]:
+        """In a process of its own: its start counts, as it does for `builder build`."""
+        command = [sys.executable, "-m", "benchmarks.build", "--publish", str(self._checkout), str(self._store), cell]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        if done.returncode:
+            raise SystemExit(f"publishing {cell} failed:\n{done.stderr}")
+        counts: dict[str, int] = json.loads(done.stdout)
+        check_served(cell)
+        return counts
+
+    def _load(self, cell: str) -> int:
+        """Loads an image of the store into the engine; returns the bytes of layers that the engine unpacked."""
+        store = Store(self._store)
+        image = stored_images.find(store, planned(self._checkout, cell))
+        assert image is not None
+        unpacked: list[int] = []
+        loader = Loader(self._engine, store, str(self._checkout), print)
+        self._engine.tag(loader.load(image, unpacked.append), reference(cell))
+        return sum(unpacked)
+
+    def remove_images(self) -> None:
+        """Removes the tags of the benchmark's namespace, and the images that have no other tag."""
+        for image in self._engine.images(CELL_LABEL):
+            for tag in image.tags:
+                if ImageRef.parse(tag).repository.startswith(f"{NAMESPACE}/"):
+                    self._engine.remove_image(tag)
+
+
+def planned(checkout: Path, cell: str) -> PlannedImage:
+    project = Project(checkout)
+    return plan.make_locked(project, project.select([cell])).images[0]
+
+
+def reference(cell: str) -> ImageRef:
+    return ImageRef(registry=f"127.0.0.1:{PORT}", repository=REPOSITORY, tag=cell)
+
+
+def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
+    """Assembles an image and pushes it, tagged with its id; returns bytes fetched, sent and already present, and peak
+    memory.
+
+    Without tests, as by the other method; `builder push` does not publish untested images.
+    """
+    image, settings = planned(checkout, cell), host.read()
+    work = Work(engine=Engine.connect(), project=Project(checkout), host=settings, view=View(Console(quiet=True)))
+    with store.used():
+        assembler = Assembler(work, store)
+        missing = [layer for layer in image.layers if layer.wheels and not store.get_record(layer.inputs)]
+        assembler.prepare([image])
+        assembled = assembler.assemble(image)
+        assembler.close()
+        target = Registry(reference(cell), host=settings, write=True)
+        manifest = Manifest.of(store.read(assembled.manifest.digest), MANIFEST_TYPE)
+        blobs = [assembled.config, *(layer.descriptor for layer in assembled.layers)]
+        pushed = push.push(
+            target, manifest, [Blob(digest=blob.digest, size=blob.size, path=store.path(blob.digest)) for blob in blobs]
+        )
+        target.put_manifest(cell, manifest.content, manifest.media_type)
+    return {
+        "fetched": sum(layer.bytes for layer in missing),
+        "sent": pushed.sent,
+        "present": pushed.present,
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def inflate_alone(path: Path, file: str, place: wheel.Place) -> int:
+    """Inflates every entry of a wheel and hashes the content, in one thread; returns the bytes inflated."""
+    sha256, count = hashlib.sha256(), 0
+    with path.open("rb", buffering=splice.CHUNK) as opened:
+        for entry in wheel.install(file, opened, place):
+            content = entry.content
+            if not isinstance(content, splice.Zipped):
+                continue
+            opened.seek(content.offset)
+            stream, left = isal_zlib.decompressobj(-15), content.length
+            while left:
+                chunk = opened.read(min(splice.CHUNK, left))
+                left -= len(chunk)
+                plain = stream.decompress(chunk) if content.is_deflated else chunk
+                sha256.update(plain)
+                count += len(plain)
+    return count
+
+
+@contextmanager
+def registry(folder: Path) -> Iterator[None]:
+    """Debian's docker-registry, empty, on the loopback."""
+    if not shutil.which("docker-registry"):
+        subprocess.run(["apt-get", "install", "-y", "-q", "docker-registry"], check=True, capture_output=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    settings = folder / "config.yml"
+    settings.write_text(
+        "version: 0.1\nlog: {level: error}\n"
+        f"storage: {{filesystem: {{rootdirectory: {folder}/data}}}}\nhttp: {{addr: 127.0.0.1:{PORT}}}\n"
+    )
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(["docker-registry", "serve", str(settings)], stdout=log, stderr=log)
+    try:
+        for _ in range(100):
+            try:
+                requests.get(f"http://127.0.0.1:{PORT}/v2/", timeout=5)
+                break
+            except requests.ConnectionError:
+                time.sleep(0.05)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder)
+
+
+def check_served(tag: str) -> None:
+    """Raises requests.HTTPError unless the registry has the image's manifest and every blob of it."""
+    base = f"http://127.0.0.1:{PORT}/v2/{REPOSITORY}"
+    types = f"{MANIFEST_TYPE}, application/vnd.docker.distribution.manifest.v2+json"
+    answer = requests.get(f"{base}/manifests/{tag}", headers={"Accept": types}, timeout=30)
+    answer.raise_for_status()
+    manifest = answer.json()
+    for blob in (manifest["config"], *manifest["layers"]):
+        requests.head(f"{base}/blobs/{blob['digest']}", timeout=30).raise_for_status()
+
+
+def copy(target: Path) -> Path:
+    """The working tree in another namespace, locked and rendered."""
+    ignored = shutil.ignore_patterns(".git", ".venv", ".builder", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, target, symlinks=True, ignore=ignored)
+    matrix = target / "matrix.yaml"
+    text = re.sub("(?m)^namespace: .*", f"namespace: {NAMESPACE}", matrix.read_text(encoding="utf-8"))
+    matrix.write_text(text, encoding="utf-8")
+    for step in ("lock", "render"):
+        run(target, target / "no-store", step)
+    return target
+
+
+def run(checkout: Path, store: Path, *arguments: str) -> None:
+    """Runs `builder`; a failure ends the benchmark."""
+    command = [BUILDER, "--root", str(checkout), "--store", str(store), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"builder {' '.join(arguments)} failed:\n{done.stderr}")
+
+
+def show(results: Results) -> None:
+    console = Console(highlight=False)
+    table = Table("measurement", "median", "fastest", "slowest", "runs", box=None)
+    for name, times in results.times.items():
+        table.add_row(name, duration(results.median(name)), duration(min(times)), duration(max(times)), str(len(times)))
+    console.print(table)
+    for fact in dict.fromkeys(results.facts):
+        console.print(fact)
+    for name, other in (("cold", "cold"), ("second variant", "second variant"), ("second variant", "cold")):
+        ours, theirs = ASSEMBLED.format(name), BY_DOCKERFILE.format(other)
+        if ours in results.times:
+            console.print(f"{ours}: {results.median(theirs) / results.median(ours):.1f} times faster than {theirs}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""How much disk images need, whether there is enough, and freeing it.
+
+With --max-disk, groups of cells are built one after another, and images of this checkout are removed from the engine
+before the next group needs the room. The store keeps every layer once, and loads those images again in a minute.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from builder.build.work import Work, built_ids
+from builder.common.errors import FREE_DISK, DamagedError, DiskError
+from builder.common.units import counted, size
+from builder.engine.client import ImageInfo
+from builder.layers import images as stored_image
+from builder.layers import wheel_layers
+from builder.layers.store import Store
+from builder.matrix import tags
+from builder.matrix.tags import CELL_LABEL, CUDA_LABEL, PLAN_LABEL
+from builder.plan.layer_order import PlannedLayer
+from builder.plan.plan import Plan, PlannedImage
+from builder.registry import evidence
+
+# Bytes on disk for each byte of wheels. Measured for torch 2.9.1: 4.2 GB of wheels unpack to 7.5 GB.
+UNPACKED = 1.8
+_LOADED = UNPACKED + 1  # an engine keeps an archive until it has unpacked it; a pull takes less
+_BUILT = UNPACKED * 2  # in uv's cache and in the image
+_SPLICED = 1.5  # a wheel is removed after its layer is written: the first are gone before the last are downloaded
+SPARE = 2_000_000_000
+
+_Layers = Mapping[str, Mapping[tuple[str, ...], int]]  # as of Engine.layers
+
+
+def engine_bytes(wheels: int) -> int:
+    """About how many bytes of disk an engine takes while it loads so many bytes of wheels."""
+    return int(wheels * _LOADED) + SPARE
+
+
+def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
+    """About how many bytes the store grows by, at its peak, while the layers that it lacks are made."""
+    incomplete = [image for image in images if not _is_stored(store, image)]
+    missing = [layer for layer in _wheel_layers(incomplete) if not wheel_layers.get(store, layer)]
+    wheels = {wheel.sha256: wheel.size for layer in missing for wheel in layer.wheels}
+    return int(sum(wheels.values()) * _SPLICED)
+
+
+def _is_stored(store: Store, image: PlannedImage) -> bool:
+    """Whether the store has the whole image. Quicker than to read the record of each of its layers."""
+    try:
+        return stored_image.find(store, image) is not None
+    except DamagedError:
+        return False
+
+
+def peak_bytes(store: Store, images: Sequence[PlannedImage], diff_ids: Collection[str]) -> int:
+    """Bytes that these images add, at their peak, to the store and to an engine that has the layers `diff_ids`."""
+    wheels = _unloaded(store, images, diff_ids)
+    return (engine_bytes(wheels) if wheels else 0) + store_bytes(store, images)
+
+
+def dockerfile_bytes(plan: Plan, cached: int = 0) -> int:
+    """Bytes of disk that the method `dockerfile` takes; `cached` of them are in BuildKit's cache already."""
+    return max(int(plan.unique_bytes * _BUILT) - cached, 0) + SPARE
+
+
+def check_assemble(work: Work, store: Store, images: Sequence[PlannedImage]) -> None:
+    """Raises DiskError if a local engine has too little room to load these images."""
+    info = work.engine.info()
+    if not info.is_local:  # the disk of a remote engine cannot be measured
+        return
+    diff_ids = {diff_id for chain in work.engine.chains() for diff_id in chain}
+    needed = engine_bytes(_unloaded(store, images, diff_ids))
+    if Path(info.root).stat().st_dev == store.root.stat().st_dev:
+        needed += store_bytes(store, images)
+    _check_free(info.root, needed, len(images))
+
+
+def check_dockerfile(work: Work, images: Sequence[PlannedImage]) -> None:
+    """Raises DiskError if a local engine has too little room to build these images from their Dockerfiles."""
+    info = work.engine.info()
+    if info.is_local:
+        needed = dockerfile_bytes(Plan(images=tuple(images)), work.engine.cache_bytes())
+        _check_free(info.root, needed, len(images))
+
+
+def _check_free(folder: str, needed: int, count: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DiskError(
+            f"building {counted(count, 'image')} takes about {size(needed)} in {folder}, which has {size(free)} free",
+            hint=FREE_DISK,
+        )
+
+
+def _wheel_layers(images: Iterable[PlannedImage]) -> Collection[PlannedLayer]:
+    return {layer.inputs: layer for image in images for layer in image.layers if layer.wheels}.values()
+
+
+def _unloaded(store: Store, images: Iterable[PlannedImage], diff_ids: Collection[str]) -> int:
+    """Bytes of wheels in layers that an engine with the layers `diff_ids` lacks."""
+    needed = 0
+    for layer in _wheel_layers(images):
+        built = wheel_layers.get(store, layer)
+        if built is None or built.diff_id not in diff_ids:
+            needed += layer.bytes
+    return needed
+
+
+def groups(plan: Plan) -> list[Plan]:
+    """One plan for each group of cells. Groups of one CUDA follow each other: they share most of their layers."""
+    images: dict[tuple[str, str], list[PlannedImage]] = {}
+    for image in plan.images:
+        images.setdefault((image.cell.cuda, image.cell.group), []).append(image)
+    cudas = list(dict.fromkeys(cuda for cuda, _ in images))
+    return [Plan(images=tuple(images[key])) for key in sorted(images, key=lambda key: cudas.index(key[0]))]
+
+
+def outstanding(work: Work, store: Store, plan: Plan, *, test: bool) -> Plan:
+    """The images that the store lacks, or with `test` that have no valid passing evidence.
+
+    The others are done, even if they were removed from the engine since.
+    """
+    suite = evidence.suite(work.project.root)
+
+    def is_done(image: PlannedImage) -> bool:
+        try:
+            assembled = stored_image.find(store, image)
+        except DamagedError:
+            return False
+        return assembled is not None and not (
+            test and evidence.why_not_publishable(work.project.state, assembled, image.digest, suite)
+        )
+
+    return Plan(images=tuple(image for image in plan.images if not is_done(image)))
+
+
+def make_room(work: Work, store: Store, plan: Plan, limit: int, *, prune_cache: bool = False) -> None:
+    """Frees disk until what `plan` adds fits under `limit`, bytes of store and engine together.
+
+    Images that share the plan's CUDA are removed last: their layers would have to be loaded again. The build cache,
+    which other projects use too, is emptied after them, and only with `prune_cache`. Raises DiskError, before anything
+    is freed, if freeing everything is not enough.
+    """
+    room, engine = _Room(work=work, store=store, images=plan.images, limit=limit), work.engine
+    layers = engine.layers()
+    short = room.shortage(layers)
+    if short <= 0:
+        return
+    cudas = {image.cell.cuda for image in plan.images}
+    removable = sorted(_removable(work, store), key=lambda image: image.labels.get(CUDA_LABEL) in cudas)
+    cache = engine.cache_bytes()
+    freeable = room.freeable(layers, [image.id for image in removable], cache if prune_cache else 0)
+    if short > freeable:
+        raise room.error(short, freeable=freeable, cache=0 if prune_cache else cache)
+    work.view.say(f"disk: freeing {size(short)} to keep store and engine below {size(limit)}")
+    for image in removable:
+        for tag in image.tags:
+            engine.remove_image(tag)
+        if engine.remove_image(image.id):
+            layers.pop(image.id, None)
+            name = image.labels.get(CELL_LABEL, image.id)
+            work.view.say(f"disk: removed {name} from the engine (still in the store)")
+        if room.shortage(layers) <= 0:
+            return
+    if prune_cache:
+        engine.prune_cache()
+        work.view.say(f"disk: emptied the build cache, {size(cache)}")
+    if (short := room.shortage(layers)) > 0:
+        raise room.error(short)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Room:
+    """The room that `images` need under `limit`, bytes of store and engine together."""
+
+    work: Work
+    store: Store
+    images: Sequence[PlannedImage]
+    limit: int
+
+    def shortage(self, layers: _Layers) -> int:
+        """Bytes that must be freed; zero or less if there is room."""
+        needed = peak_bytes(self.store, self.images, _diff_ids(layers))
+        return self.store.size() + self.work.engine.disk_bytes() + needed - self.limit
+
+    def freeable(self, layers: _Layers, removable: Sequence[str], cache: int) -> int:
+        """The most bytes gained by removing images in the order of `removable`, and then `cache` bytes of build cache.
+
+        Removing an image frees a layer that no other image has. Where `images` need that layer, it is loaded again.
+        """
+        needed = peak_bytes(self.store, self.images, _diff_ids(layers))
+        gains = [0]
+        for count in range(1, len(removable) + 1):
+            removed = removable[:count]
+            kept = {image_id: chains for image_id, chains in layers.items() if image_id not in removed}
+            shared = {chain for chains in kept.values() for chain in chains}
+            freed = {chain: length for image_id in removed for chain, length in layers.get(image_id, {}).items()}
+            own = sum(length for chain, length in freed.items() if chain not in shared)
+            gains.append(own + needed - peak_bytes(self.store, self.images, _diff_ids(kept)))
+        return max(*gains, gains[-1] + cache)
+
+    def error(self, short: int, *, freeable: int = 0, cache: int = 0) -> DiskError:
+        """The error for `short` bytes too few; `cache` are bytes of build cache that may not be freed."""
+        ids = ", ".join(image.id for image in self.images)
+        could = f", and only {size(freeable)} of it can be freed" if freeable else ""
+        return DiskError(
+            f"{ids}: --max-disk {size(self.limit)} is {size(short)} too small: the store holds "
+            f"{size(self.store.size())}, the engine {size(self.work.engine.disk_bytes())}{could}",
+            hint="Raise --max-disk, or push finished images and remove them: builder push, builder gc --forget NAME."
+            + (f" --prune-cache also empties the build cache, {size(cache)}." if cache else ""),
+        )
+
+
+def _diff_ids(layers: _Layers) -> set[str]:
+    return {chain[-1] for chains in layers.values() for chain in chains}
+
+
+def _removable(work: Work, store: Store) -> list[ImageInfo]:
+    """Images of the engine that this checkout built and the store can load again, oldest first.
+
+    Not those that a container uses, or that have a tag which is not in the matrix.
+    """
+    project, engine = work.project, work.engine
+    ids = (built_ids(project.state) & stored_image.image_ids(store)) - engine.used_images()
+    own_tags = {str(tag) for names in tags.compute(project.matrix, project.cells).values() for tag in names}
+    images = reversed(engine.images(PLAN_LABEL))
+    return [image for image in images if image.id in ids and set(image.tags) <= own_tags]

@@ -1,0 +1,295 @@
+"""Runs an image's tests: for each of its components the file tests/images/test_<component>.py, in one pytest process.
+
+A failed, skipped or missing test is not a pass. GPU tests (tests/gpu) run on a GPU of `builder.compat.gpus.Pool`. If
+there is none, or none that suits the image, the evidence has `not run` and the reason. `--gpu require` makes that an
+error, before anything is built.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from builder.build.programs import Program, Programs
+from builder.build.work import Work
+from builder.common import errors
+from builder.common.errors import ImageTestError
+from builder.compat import gpu_support, gpus
+from builder.compat.gpus import Gpu
+from builder.engine.client import SOCKET
+from builder.matrix import facts
+from builder.plan.plan import PlannedImage
+from builder.registry import evidence
+from builder.registry.evidence import Evidence
+
+TIMEOUT_S = 1800
+NOT_APPLICABLE = "not applicable"  # an outcome of a GPU test
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Names of tests by their outcome, and `figures` that GPU tests measured."""
+
+    passed: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    not_applicable: tuple[str, ...] = ()
+    figures: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GpuRun:
+    state: Literal["passed", "failed", "not run"] = "not run"
+    reason: str = ""
+    results: Results = Results()
+
+
+class Tester:
+    """Tests images of one project; `stop` ends the tests that run, from another thread.
+
+    `junit` is a folder for reports.
+    """
+
+    def __init__(
+        self, work: Work, *, gpu_mode: gpus.Mode = gpus.AUTO, pool: gpus.Pool | None = None, junit: Path | None = None
+    ) -> None:
+        self._engine, self._project, self._view = work.engine, work.project, work.view
+        self._hide = work.host.hide
+        self._gpu_mode = gpu_mode
+        self._junit = junit
+        self._pool = pool or gpus.Pool()
+        self._has_runtime = work.engine.info().has_nvidia
+        self._suite = evidence.suite(work.project.root)
+        self._programs = Programs()
+
+    def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
+        """Earlier evidence of a pass that is still valid, from no less hardware than there is now."""
+        earlier = evidence.read(self._project.state, image_id)
+        if earlier is None or evidence.why_invalid(earlier, image.digest, self._suite):
+            return None
+        return None if earlier.gpu == "not run" and not self._why_no_gpu(image) else earlier
+
+    def _earlier(self, image: PlannedImage, image_id: str) -> Evidence | None:
+        """Earlier evidence, a pass or not, if it is of this image and the current test suite."""
+        earlier = evidence.read(self._project.state, image_id)
+        return None if evidence.why_outdated(earlier, image.digest, self._suite) else earlier
+
+    def check(self, images: Sequence[PlannedImage]) -> None:
+        """With `--gpu require`, raises ImageTestError if GPU tests of these images cannot run."""
+        if self._gpu_mode != gpus.REQUIRE:
+            return
+        reasons: dict[str, list[str]] = {}
+        for image in images:
+            if not image.cell.is_cpu and (reason := self._why_no_gpu(image)):
+                reasons.setdefault(reason, []).append(image.id)
+        if reasons:
+            raise errors.join([_no_gpu_test(", ".join(ids), reason) for reason, ids in reasons.items()], "reasons")
+
+    def test(self, image: PlannedImage, image_id: str) -> Evidence:
+        """Runs the tests and writes the evidence; raises ImageTestError unless every one passed."""
+        self._view.begin(image.id, "testing")
+        files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
+        if missing := [path.name for path in files if not path.is_file()]:
+            raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
+        results = self._run(image, image_id, "test", files)
+        gpu = self._run_on_gpu(image, image_id)
+        if results.failed or gpu.results.failed:
+            self._engine.info()  # raises EngineError if that is why they failed
+        if self._programs.stopped:
+            raise ImageTestError(f"{image.id}: the tests were interrupted")
+        if gpu.state == "not run":
+            gpu = self._earlier_gpu_run(image, image_id) or gpu
+        result = Evidence(
+            image_id=image_id,
+            cell=image.id,
+            plan=image.digest,
+            suite=self._suite,
+            passed=results.passed + gpu.results.passed,
+            failed=results.failed + gpu.results.failed,
+            gpu=gpu.state,
+            gpu_reason=gpu.reason,
+            not_applicable=gpu.results.not_applicable,
+        )
+        evidence.write_figures(self._project.state, image_id, gpu.results.figures)
+        evidence.write(self._project.state, result)
+        if not result.is_pass:
+            log = self._log(image, "test" if results.failed else "gpu")
+            raise ImageTestError(
+                f"{image.id}: {len(result.failed)} of {len(result.failed + result.passed)} tests failed\n"
+                + "\n".join(f"  {name}" for name in result.failed[:12]),
+                hint=f"Full log: {log.relative_to(self._project.root)}   "
+                f"To inspect the image: docker run --rm -it {image_id[7:19]} bash",
+            )
+        if gpu.reason and self._gpu_mode == gpus.REQUIRE and not image.cell.is_cpu:
+            raise _no_gpu_test(image.id, gpu.reason)  # there was one before the build
+        return result
+
+    def stop(self) -> None:
+        self._programs.stop()
+
+    # ---- GPU tests
+
+    def _run_on_gpu(self, image: PlannedImage, image_id: str) -> _GpuRun:
+        """Runs the GPU tests of the image's components, if they can run."""
+        if reason := self._why_no_gpu(image):
+            return _GpuRun(reason=reason)
+        files = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
+        with self._pool.lease(lambda gpu: not self._why_unfit(image, gpu), lambda: self._programs.stopped) as leased:
+            if not leased:
+                return _GpuRun(reason=self._why_no_gpu(image) or "no GPU became free")
+            results = self._run(image, image_id, "gpu", [path for path in files if path.is_file()], leased)
+        return _GpuRun(state="passed" if results.passed and not results.failed else "failed", results=results)
+
+    def _earlier_gpu_run(self, image: PlannedImage, image_id: str) -> _GpuRun | None:
+        """The GPU part of earlier evidence: a result must not become `not run` because no GPU is free now."""
+        earlier = self._earlier(image, image_id)
+        if earlier is None or earlier.gpu == "not run":
+            return None
+        results = Results(
+            passed=tuple(name for name in earlier.passed if name.startswith("tests/gpu/")),
+            failed=tuple(name for name in earlier.failed if name.startswith("tests/gpu/")),
+            not_applicable=earlier.not_applicable,
+            figures=tuple(evidence.read_figures(self._project.state, image_id)),
+        )
+        return _GpuRun(state=earlier.gpu, results=results)
+
+    def _why_no_gpu(self, image: PlannedImage) -> str:
+        """Why the image's GPU tests cannot run now; empty if they can."""
+        if image.cell.is_cpu:
+            return "the image is for the CPU"
+        if self._gpu_mode == gpus.OFF:
+            return "--gpu off"
+        test = f"tests/gpu/test_{image.cell.framework}.py"
+        if not (self._project.root / test).is_file():
+            return f"no GPU test: {test} is missing"
+        _, present = self._pool.read()
+        if present and not self._has_runtime:
+            return "Docker Engine has no NVIDIA runtime: install nvidia-container-toolkit"
+        unfit = [self._why_unfit(image, gpu) for gpu in present]
+        return unfit[0] if unfit and all(unfit) else self._pool.why_not()
+
+    def _why_unfit(self, image: PlannedImage, gpu: Gpu) -> str:
+        """Why the image does not run on this GPU: the driver is too old, or there is no code for it. Else empty."""
+        driver, _ = self._pool.read()
+        needs = gpu_support.needs_of_labels(image.settings.labels)
+        try:
+            verdict = gpu_support.judge(gpu, driver, needs, facts.load())
+        except errors.UsageError:  # an unknown form of driver version: the test will show it
+            return ""
+        return f"{gpu.name}: {'; '.join(verdict.reasons)}" if verdict.runs is False else ""
+
+    # ---- pytest
+
+    def _run(
+        self, image: PlannedImage, image_id: str, kind: str, files: list[Path], leased: Sequence[Gpu] = ()
+    ) -> Results:
+        """Runs test files in a pytest process of their own."""
+        root = self._project.root
+        with self._project.scratch() as scratch:
+            subject, report, figures = (
+                Path(scratch) / name for name in ("image.json", "report.jsonl", "figures.jsonl")
+            )
+            subject.write_text(json.dumps(describe(image, image_id, str(root))), encoding="utf-8")
+            command = [
+                sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir", str(root),
+                f"--basetemp={scratch}/pytest", "--durations=10", *map(str, files),
+            ]  # fmt: skip
+            if self._junit:
+                command += [f"--junit-xml={self._junit.resolve()}/{image.id}.{kind}.xml", "-o"]
+                command += [f"junit_suite_name={image.id}"]
+            variables = {
+                "DOCKER_HOST": os.environ.get("DOCKER_HOST", SOCKET),  # our engine, whatever Docker's context
+                "PYTEST_ADDOPTS": "",  # a user's options must not leave tests out
+                "IMAGE_TEST_SUBJECT": str(subject),
+                "IMAGE_TEST_REPORT": str(report),
+                "IMAGE_TEST_GPUS": ",".join(gpu.uuid or str(gpu.index) for gpu in leased),
+                "IMAGE_TEST_FIGURES": str(figures),
+            }
+            results = outcome(report, self._pytest(image.id, command, variables, self._log(image, kind)))
+            no_test = untested(files, root, results.passed + results.failed)
+            return replace(results, failed=(*results.failed, *no_test), figures=tuple(_lines(figures)))
+
+    def _pytest(self, row: str, command: list[str], variables: Mapping[str, str], log_path: Path) -> int:
+        """Runs a command with its output in a log and in a row of the view; returns its status."""
+
+        def on_line(line: str) -> str:
+            line = self._hide(line)
+            if "::" in line and self._view.is_live:
+                self._view.note(row, line.split("::", 1)[1].strip())
+            return line
+
+        program = Program(
+            command=command,
+            environment={**os.environ, **variables},
+            folder=self._project.root,
+            log=log_path,
+            timeout_s=TIMEOUT_S,
+        )
+        return self._programs.run(program, on_line)
+
+    def _log(self, image: PlannedImage, kind: str) -> Path:
+        return self._project.logs / f"{image.id}.{kind}.log"
+
+
+def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, object]:
+    """The image under test, for tests/images/conftest.py."""
+    return {
+        "image_id": image_id,
+        "checkout": checkout,
+        "cell": asdict(image.cell),
+        "id": image.id,
+        "plan": image.digest,
+        "components": list(image.components),
+        "references": list(image.references),
+        "requirements": image.requirements,
+        "wheels": {wheel.name: wheel.version for wheel in image.wheels},
+        "cuda_wheels": [wheel.name for wheel in image.wheels if wheel.is_cuda],
+    }
+
+
+def untested(files: Sequence[Path], root: Path, tests: Sequence[str]) -> list[str]:
+    """Of these test files, those that had no test: a component that was not tested has not passed."""
+    names = [path.relative_to(root).as_posix() for path in files]
+    return [f"{name}: no test" for name in names if not any(test.startswith(f"{name}::") for test in tests)]
+
+
+def outcome(report: Path, status: int) -> Results:
+    """The results in the report that tests/images/conftest.py writes, one JSON line for each phase of a test.
+
+    A test run that ended badly without naming a failed test (killed, collection error) is itself a failure. A GPU test
+    that had nothing to check is neither passed nor failed.
+    """
+    results: dict[str, bool] = {}
+    not_applicable = []
+    for entry in _lines(report):
+        if entry["outcome"] == NOT_APPLICABLE:
+            not_applicable.append(entry["test"])
+        else:
+            results[entry["test"]] = results.get(entry["test"], True) and entry["outcome"] == "passed"
+    passed = tuple(name for name, is_pass in results.items() if is_pass)
+    failed = tuple(name for name, is_pass in results.items() if not is_pass)
+    if status != 0 and not failed:
+        failed = (f"the test run itself (pytest ended with status {status})",)
+    return Results(passed=passed, failed=failed, not_applicable=tuple(not_applicable))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """JSON lines that tests wrote, without a line that was cut off when the tests were killed."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
+
+
+def _no_gpu_test(images: str, reason: str) -> ImageTestError:
+    return ImageTestError(
+        f"{images}: --gpu require, but GPU tests cannot run: {reason}",
+        hint="`builder doctor` shows this machine's GPUs. `--gpu auto` builds without them, as `gpu: not run`.",
+    )

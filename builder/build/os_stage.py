@@ -1,0 +1,162 @@
+"""Makes `os` layers from the `os` stage of a Dockerfile: by mmdebstrap, or by BuildKit where that cannot run.
+
+mmdebstrap makes the Debian release and runs the stage's commands in it: there is one description of an operating
+system, and the engine is not needed. The store records the layer by the stage's inputs and reuses it until `rebase`:
+within one store, the same inputs have one `os` layer.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from shlex import join, quote
+from typing import Literal
+
+from builder.build import base, bootstrap, dockerfile
+from builder.build.base import Base
+from builder.build.bootstrap import Bootstrap, BootstrapError
+from builder.build.dockerfile import Build
+from builder.build.os_commands import Command, commands
+from builder.build.programs import Programs
+from builder.build.work import Work
+from builder.common import digest
+from builder.common.errors import BuildError, UsageError
+from builder.layers import os_layer
+from builder.layers.os_layer import OsLayer
+from builder.layers.store import Store
+from builder.plan.plan import STEPS, PlannedImage
+
+Way = Literal["auto", "mmdebstrap", "buildkit"]
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as in containers of Debian's image
+
+
+@dataclass(frozen=True, kw_only=True)
+class OsStage:
+    """The `os` stage of an image, its build context, and the commands that mmdebstrap runs in `base`.
+
+    Without commands, BuildKit builds the stage on `base`, an image of the engine.
+    """
+
+    image: PlannedImage
+    context: bytes
+    base: Base
+    commands: tuple[Command, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return row(self.image)
+
+
+def read(work: Work, images: Sequence[PlannedImage], way: Way, *, fresh: bool) -> list[OsStage]:
+    """The stages of images, one for each operating system, with the base images that BuildKit needs.
+
+    Raises UsageError if mmdebstrap is required and cannot make one, and EngineError if there is no base image.
+    """
+    reason = "" if not images else "it was not chosen" if way == "buildkit" else bootstrap.prepare(work.view.say)
+    if reason and way == "auto":
+        work.view.say(f"operating systems: BuildKit builds them, mmdebstrap cannot: {reason}")
+    stages = []
+    bases: dict[str, Base] = {}
+    for image in images:
+        host_files = work.host.files(image.debian, with_index=False)  # the stage does not use the package index
+        context = dockerfile.context(work.project.root, image, host_files)
+        text = (work.project.root / image.dockerfile).read_text(encoding="utf-8")
+        if not reason and (stage_commands := commands(text, "os")):
+            stages.append(
+                OsStage(image=image, context=context, base=base.bootstrapped(image.debian), commands=stage_commands)
+            )
+            continue
+        if way == "mmdebstrap":
+            raise UsageError(
+                f"{image.id}: mmdebstrap cannot make the operating system: {reason or 'the stage has more than RUN'}",
+                hint="Leave out --os-layer, or use --os-layer buildkit.",
+            )
+        if image.debian not in bases:
+            bases[image.debian] = base.ensure(work, image.debian, fresh=fresh)
+        stages.append(OsStage(image=image, context=context, base=bases[image.debian]))
+    return stages
+
+
+def make(work: Work, store: Store, stage: OsStage, programs: Programs, *, fresh: bool) -> OsLayer:
+    """Makes an `os` layer and records it. Raises BuildError, EngineError or DiskError.
+
+    `fresh` ignores what BuildKit has cached; mmdebstrap always takes the current packages.
+    """
+    image = stage.image
+    layer = _by_mmdebstrap(work, store, stage, programs) if stage.commands else _by_buildkit(work, store, stage, fresh)
+    python = f"{layer.python} uv:{image.uv}" if image.uv else layer.python
+    layer = replace(layer, base=stage.base.name, python=python)
+    store.put_record(image.os, asdict(layer))
+    return layer
+
+
+def row(image: PlannedImage) -> str:
+    """The stage's name in the view and of its log."""
+    return f"os-{image.debian}-py{image.cell.python}-{digest.short(image.os)[:6]}"
+
+
+def _by_buildkit(work: Work, store: Store, stage: OsStage, fresh: bool) -> OsLayer:
+    image = stage.image
+    build = Build(image=image, name=stage.name, context=stage.context, base=stage.base, target="os", fresh=fresh)
+    image_id = dockerfile.run(work, build)
+    try:
+        with work.project.scratch() as scratch:
+            archive = Path(scratch) / "saved.tar"
+            with archive.open("wb") as out:
+                work.engine.save(image_id, out)
+            paths = os_layer.saved_layers(archive, archive.parent)
+            archive.unlink()
+            return store.write(lambda out: os_layer.write(paths, image.cell.python, out))
+    finally:
+        work.engine.remove_image(image_id)
+
+
+def _by_mmdebstrap(work: Work, store: Store, stage: OsStage, programs: Programs) -> OsLayer:
+    image, name = stage.image, stage.name
+    work.view.begin(name, "building")
+    log = work.project.logs / f"{name}.log"
+    with work.project.scratch() as scratch:
+        folder = Path(scratch)
+        _unpack(stage, folder / "context")
+        hook = folder / "run-commands"
+        hook.write_text(_script(stage.commands, folder / "context", work.host.proxies), encoding="utf-8")
+        hook.chmod(0o700)
+        request = Bootstrap(release=image.debian, steps=folder / "context" / STEPS, log=log, hook=hook)
+        try:
+            tar_path = bootstrap.run(request, work.host, folder, programs, lambda text: work.view.note(name, text))
+        except BootstrapError as error:
+            hint = f"Full log: {log.relative_to(work.project.root)}   Without mmdebstrap: --os-layer buildkit"
+            raise BuildError(f"{name}: {error}", hint=hint) from error
+        work.view.note(name, "compressing")
+        return store.write(lambda out: os_layer.write([tar_path], image.cell.python, out))
+
+
+def _unpack(stage: OsStage, folder: Path) -> None:
+    """Writes the part of the build context that mmdebstrap needs; other parts have links into an image."""
+    needed = {STEPS, *(source for command in stage.commands for source in command.mounts.values())}
+    with tarfile.open(fileobj=io.BytesIO(stage.context)) as tar:
+        members = [
+            member
+            for member in tar
+            if any(member.name == name or member.name.startswith(f"{name}/") for name in needed)
+        ]
+        tar.extractall(folder, members=members, filter="tar")  # "data" refuses absolute links, which a mount may have
+
+
+def _script(stage_commands: Sequence[Command], context: Path, proxies: Mapping[str, str]) -> str:
+    """A program for mmdebstrap that runs the commands in the new root folder, with copies of what they mount."""
+    variables = [f"PATH={_PATH}", "HOME=/root", *(f"{key}={value}" for key, value in sorted(proxies.items()))]
+    lines = ["#!/bin/sh", "set -eu"]
+    for command in stage_commands:
+        targets = [f'"$1"{quote(target)}' for target in command.mounts]
+        for source, target in zip(command.mounts.values(), targets, strict=True):
+            path = context / source
+            is_folder = path.is_dir()
+            lines += [f"mkdir -p {target}" if is_folder else f'mkdir -p "$(dirname {target})"']
+            lines += [f"cp -R {quote(str(path))}{'/.' if is_folder else ''} {target}"]
+        lines += [f'chroot "$1" {join(["env", "-i", *variables, "/bin/sh", "-c", command.text])}']
+        lines += [f"rm -rf {' '.join(targets)}"] if targets else []
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,71 @@
+"""Runs programs of this machine: their output goes to a log, line by line, and all of them can be stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program to run; `environment` is all that it gets. It is killed after `timeout_s` seconds."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    log: Path
+    timeout_s: float
+
+
+class Programs:
+    """The programs that run now. Every method may be called from several threads."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock = threading.Lock()
+        self.stopped = False
+
+    def run(self, program: Program, on_line: Callable[[str], str]) -> int:
+        """Runs a program and returns its exit status, negative if a signal ended it.
+
+        `on_line` gets each line of its output and returns what the log is to have.
+        """
+        program.log.parent.mkdir(parents=True, exist_ok=True)
+        with program.log.open("w", encoding="utf-8", buffering=1) as log, self._started(program) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                log.write(on_line(line))
+            return child.wait()
+
+    @contextmanager
+    def _started(self, program: Program) -> Iterator[subprocess.Popen[str]]:
+        """Starts a program, and kills it at the end of the block, after its time, or when all are stopped."""
+        with subprocess.Popen(
+            list(program.command), cwd=program.folder, env=dict(program.environment), text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ) as child:  # fmt: skip
+            timer = threading.Timer(program.timeout_s, child.kill)
+            timer.daemon = True
+            timer.start()
+            with self._lock:
+                self._running.add(child)
+            if self.stopped:  # before the child was registered
+                child.kill()
+            try:
+                yield child
+            finally:
+                timer.cancel()
+                child.kill()
+                with self._lock:
+                    self._running.discard(child)
+
+    def stop(self) -> None:
+        """Kills the programs, also those that are started from now on."""
+        self.stopped = True
+        with self._lock:
+            for child in self._running:
+                child.kill()

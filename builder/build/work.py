@@ -1,0 +1,58 @@
+"""What every build step needs, the record of the images that this checkout built, and their removal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from builder.common import atomic
+from builder.common.console import View
+from builder.common.units import counted, size
+from builder.engine.client import Engine
+from builder.index.host import Host
+from builder.matrix.project import Project
+from builder.matrix.tags import PLAN_LABEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The engine, the checkout, the build-host settings and the progress view of one run."""
+
+    engine: Engine
+    project: Project
+    host: Host
+    view: View
+
+
+def record_built(state: Path, key: str, image_id: str) -> None:
+    """Records under `key` that this checkout built an image."""
+    atomic.write_text(_record(state, key), image_id + "\n")
+
+
+def built_id(state: Path, key: str) -> str:
+    """Id of the image recorded under `key`; empty if there is none or the record is damaged."""
+    try:
+        return _record(state, key).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def built_ids(state: Path) -> set[str]:
+    """Ids of all images that this checkout built, in the engine or removed since."""
+    return {path.read_text(encoding="ascii").strip() for path in (state / "built").glob("*")}
+
+
+def clean(engine: Engine, project: Project, *, cache: bool) -> str:
+    """Removes test containers, untagged images of this checkout and logs; returns a sentence on what was removed."""
+    containers = engine.sweep(str(project.root))
+    ids = built_ids(project.state)
+    untagged = [image for image in engine.images(PLAN_LABEL) if image.id in ids and not image.tags]
+    removed = [image for image in untagged if engine.remove_image(image.id)]
+    for log in project.logs.glob("*.log"):
+        log.unlink()
+    text = f"removed {counted(containers, 'container')} and {counted(len(removed), 'image')}"
+    return text + (f", freed {size(engine.prune_cache())} of build cache" if cache else "")
+
+
+def _record(state: Path, key: str) -> Path:
+    return state / "built" / key.replace(":", "-")

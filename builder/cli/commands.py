@@ -1,0 +1,58 @@
+"""The list of commands. The module of a command is imported when the command is used, as some take 0.3 s to import."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Iterator
+from importlib import import_module
+
+import click
+
+# Command -> its module in builder.cli, and the first sentence of its help.
+COMMANDS = {
+    "base": ("machine", "Pull or build the base image of a Debian RELEASE."),
+    "build": ("images", "Build images, without testing or tagging them."),
+    "clean": ("machine", "Remove test containers, untagged images and logs."),
+    "deploy": ("deploy", "Write an example for Compose, Kubernetes or Slurm."),
+    "diff": ("compare", "Show what changed from A to B, by package and bytes."),
+    "doctor": ("machine", "Check whether this machine can build images."),
+    "engine": ("engine", "Find a running Docker Engine, or install one."),
+    "explain": ("explain", "Show whether a combination works, or which images run on a GPU."),
+    "facts": ("facts", "Check builder/matrix/facts.yaml against the wheels on the index."),
+    "gc": ("machine", "Show the images in the store, and delete unused blobs."),
+    "images": ("images", "Build, test and tag images."),
+    "lock": ("lock", "Choose the exact wheels of CELLS, and write them to locks/."),
+    "plan": ("plan", "Show what would be built: cells, tags, layers, sizes."),
+    "push": ("push", "Publish images that passed their tests."),
+    "rebase": ("images", "Rebuild images on today's Debian packages."),
+    "render": ("render", "Write images/ from templates/ and locks/."),
+    "test": ("images", "Run the tests of built images again."),
+    "verify": ("push", "Check that IMAGE matches the plan of this checkout."),
+}
+
+
+class Commands(UserDict[str, click.Command]):
+    """The commands by name; reading one imports its module. Source: Click, "Lazily Loading Subcommands"."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        module, _ = COMMANDS[name]
+        command = getattr(import_module(f"builder.cli.{module}"), f"{name}_command")
+        assert isinstance(command, click.Command)
+        return command
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class Group(click.Group):
+    """A group whose --help lists the commands without importing them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, sentence) for name, (_, sentence) in COMMANDS.items()])

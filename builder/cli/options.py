@@ -1,0 +1,42 @@
+"""Options and arguments that several commands have. Quick to import, as every start of the program needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from builder.common import units
+
+CELLS_HELP = (
+    "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*'), or sets from matrix.yaml. "
+    "Default: the set `default`."
+)
+
+cells_argument = click.argument("patterns", metavar="[CELLS]...", nargs=-1)
+jobs_option = click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(1, 32),
+    default=2,
+    show_default=True,
+    help="Number of images to process at the same time.",
+)
+
+
+class Size(click.ParamType[int]):
+    """Bytes, given as 40GB, 1.5G or plain digits."""
+
+    name = "size"
+
+    def __init__(self, *, positive: bool = False) -> None:
+        self._positive = positive
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            count = units.parse_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if value != 0 and self._positive and not count:
+            self.fail("must be larger than 0", param, ctx)
+        return count

@@ -1,0 +1,1 @@
+"""Errors, files, digests, references, redaction, the strict YAML reader, validation, units and the console."""

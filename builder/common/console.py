@@ -1,0 +1,149 @@
+"""Progress of a run: a live table on a terminal, plain lines elsewhere.
+
+Progress goes to standard error; standard output is for the result of a command.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from builder.common.units import duration, size
+
+_STYLES = {"done": "green", "failed": "bold red", "waiting": "dim"}
+
+
+@dataclass
+class Row:
+    """The progress of one image. `state` is waiting, building, testing, done or failed."""
+
+    state: str = "waiting"
+    note: str = ""
+    began: float = 0.0
+    ended: float = 0.0
+    detail: Callable[[], str] | None = None
+
+
+@dataclass
+class View:
+    """Rows by image id. Thread-safe."""
+
+    console: Console
+    rows: dict[str, Row] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _printed: set[str] = field(default_factory=set)
+
+    @property
+    def is_live(self) -> bool:
+        return self.console.is_terminal
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Shows the table while the block runs, on a terminal."""
+        table = Live(get_renderable=self._table, console=self.console, refresh_per_second=8, transient=True)
+        with table if self.is_live else nullcontext():
+            yield
+
+    def add_waiting(self, images: Iterable[str]) -> None:
+        """Adds rows of images that are built later."""
+        with self._lock:
+            for image in images:
+                self.rows.setdefault(image, Row())
+
+    def say(self, text: str) -> None:
+        """Prints a line above the table."""
+        with self._lock:
+            self.console.print(Text(text), highlight=False, soft_wrap=True)
+
+    def begin(self, image: str, state: str, detail: Callable[[], str] | None = None) -> None:
+        """The image enters `state`; `detail` returns what to show beside it whenever the table is drawn."""
+        with self._lock:
+            row = self.rows.setdefault(image, Row())
+            if row.state in ("done", "failed"):
+                row.began = 0.0  # the row starts over
+            row.state, row.detail, row.note = state, detail, ""
+            row.began = row.began or time.monotonic()
+        if not self.is_live:
+            self.say(f"{image}: {state}")
+
+    def say_once(self, text: str) -> None:
+        """Prints a line above the table, unless the same line was printed before."""
+        with self._lock:
+            is_new = text not in self._printed
+            self._printed.add(text)
+        if is_new:
+            self.say(text)
+
+    def end(self, image: str, state: str, note: str = "") -> None:
+        """The image enters its last state, done or failed; `note` gives details."""
+        with self._lock:
+            row = self.rows.setdefault(image, Row())
+            row.state, row.note, row.ended = state, note, time.monotonic()
+            took = f" in {duration(row.ended - row.began)}" if row.began else ""
+        self.console.print(
+            Text(f"{image}: "), Text(state, style=_STYLES.get(state, "")), Text(f"{took}{': ' + note if note else ''}"),
+            sep="", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def note(self, image: str, note: str) -> None:
+        """Shows `note` beside the state of the image."""
+        with self._lock:
+            self.rows.setdefault(image, Row()).note = note
+        if not self.is_live:
+            self.say(f"{image}: {note}")
+
+    def _table(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        with self._lock:
+            for image, row in self.rows.items():
+                if row.state in ("done", "failed"):
+                    continue  # `end` printed a line of its own
+                elapsed = duration(time.monotonic() - row.began) if row.began else ""
+                state = Text(row.state, style=_STYLES.get(row.state, "cyan"))
+                detail = (row.detail() if row.detail else "") or row.note
+                table.add_row(Text(image, style="bold"), state, elapsed, detail)
+        return table
+
+
+class Meter:
+    """A count of bytes, shown in a row of a view: often on a terminal, every few seconds elsewhere. Thread-safe.
+
+    `total` is 0 if it is unknown. `verb` is a participle, such as "fetched".
+    """
+
+    PLAIN_S, LIVE_S = 5.0, 0.2
+
+    def __init__(self, view: View, row: str, verb: str, total: int) -> None:
+        self._view, self._row, self._verb, self._total = view, row, verb, total
+        self._count = 0
+        self._ended = False
+        self._shown = time.monotonic()
+        self._lock = threading.Lock()
+        if total:
+            view.begin(row, f"{size(total)} to be {verb}")
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._count += count
+            now, pause = time.monotonic(), self.LIVE_S if self._view.is_live else self.PLAIN_S
+            is_complete = bool(self._total) and self._count >= self._total
+            if self._ended or not (is_complete or now - self._shown >= pause):
+                return
+            self._ended, self._shown = is_complete, now
+            text = f"{size(self._count)}{f' of {size(self._total)}' if self._total else ''} {self._verb}"
+        if is_complete:
+            self._view.end(self._row, "done", text)
+        else:
+            self._view.note(self._row, text)

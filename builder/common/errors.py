@@ -1,0 +1,188 @@
+"""Every error that is shown to users, in one tree. Each class has its own exit code.
+
+Caught once, in `builder.cli.main`. A message says what is wrong; `hint` says what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+FREE_DISK = "Free disk space: `builder clean`, `docker system df`, `docker builder prune`."
+FREE_STORE = "`builder gc` removes what no image uses; `builder gc --forget NAME` removes images too."
+
+
+class BuilderError(Exception):
+    """Base of all errors that are shown without a traceback."""
+
+    exit_code = 1
+    title = "error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(BuilderError):
+    """The command line names something that does not exist."""
+
+    exit_code = 2
+    title = "usage"
+
+
+class MatrixError(BuilderError):
+    """The matrix cannot be read or is invalid."""
+
+    exit_code = 3
+    title = "matrix"
+
+
+class LockError(BuilderError):
+    """A cell cannot be resolved to wheels, or its lock file is damaged."""
+
+    exit_code = 4
+    title = "lock"
+
+
+class UnreachableError(LockError):
+    """The index could not be reached, so its contents are unknown."""
+
+
+class StaleError(BuilderError):
+    """A generated file (lock, rendered image) does not match its inputs."""
+
+    exit_code = 5
+    title = "out of date"
+
+
+class EngineError(BuilderError):
+    """Docker Engine is missing, stopped, or failed for a reason other than the image."""
+
+    exit_code = 6
+    title = "engine"
+
+
+class NoEngineError(EngineError):
+    """Docker Engine cannot be reached."""
+
+
+class BuildError(BuilderError):
+    """A step of an image's Dockerfile failed, its layers do not fit together, or it is too large."""
+
+    exit_code = 7
+    title = "build"
+
+
+class ImageTestError(BuilderError):
+    """An image's tests failed, or did not all run."""
+
+    exit_code = 8
+    title = "tests"
+
+
+class BusyError(BuilderError):
+    """Another builder is using this checkout or this store."""
+
+    exit_code = 9
+    title = "busy"
+
+
+class DiskError(BuilderError):
+    """The disk is full, or too small for the command."""
+
+    exit_code = 10
+    title = "disk"
+
+
+class TemplateError(BuilderError):
+    """A template is invalid; the message has its file and line."""
+
+    exit_code = 11
+    title = "template"
+
+
+class FileError(BuilderError):
+    """A file of the checkout, or a temporary one, cannot be read or written."""
+
+    exit_code = 12
+    title = "file"
+
+
+class DamagedError(FileError):
+    """The blob `blob` of the store is missing, or its bytes do not match its digest."""
+
+    def __init__(self, message: str, *, hint: str = "", blob: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.blob = blob
+
+
+class FetchError(BuilderError):
+    """The index does not have a wheel of a lock, or its contents do not match the lock."""
+
+    exit_code = 13
+    title = "wheels"
+
+
+class RegistryError(BuilderError):
+    """A request to a registry failed, or a tag moved meanwhile."""
+
+    exit_code = 14
+    title = "registry"
+
+
+class VerifyError(BuilderError):
+    """An image does not match the plan or its history."""
+
+    exit_code = 15
+    title = "verify"
+
+
+class RefusedError(BuilderError):
+    """A combination does not work, or an image does not run on the named GPU."""
+
+    exit_code = 16
+    title = "refused"
+
+
+class Terminated(BaseException):
+    """The process received SIGTERM."""
+
+
+ALL: tuple[type[BuilderError], ...] = (BuilderError, *BuilderError.__subclasses__())
+INTERRUPTED = 130  # 128 + SIGINT, what shells report
+TERMINATED = 143  # 128 + SIGTERM
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def join(errors: Sequence[BuilderError], what: str = "images failed") -> BuilderError:
+    """One error for several, of the class of the first; `what` follows their number."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    parts = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in errors]
+    return type(first)("\n".join([f"{len(errors)} {what}", *parts]))
+
+
+def of_file(error: OSError) -> BuilderError:
+    """The error to show for one of the file system: DiskError for a full disk, else FileError."""
+    place = f" ({error.filename})" if error.filename else ""
+    if error.errno in _DISK_FULL:
+        return DiskError(f"full{place}", hint=FREE_DISK)
+    return FileError(f"{(error.strerror or str(error)).lower()}{place}")
+
+
+def store_error(error: OSError, root: Path) -> Exception:
+    """The error to raise for one of writing to the store: DiskError for a full disk, else the same."""
+    if error.errno in _DISK_FULL:
+        return DiskError(f"the disk of the store is full ({root})", hint=FREE_STORE)
+    return error
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean ...?` with the nearest known name, or the known names if they are few; may be empty."""
+    names = list(known)
+    if close := difflib.get_close_matches(word, names, n=1, cutoff=0.5):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(names)}" if 0 < len(names) <= 12 else ""

@@ -1,0 +1,64 @@
+"""Image references: one type for parsing and printing.
+
+Grammar: distribution/reference, as in Docker. `localhost:5000/a/b:24` has a registry, `a/b:24` has none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from builder.common.digest import is_digest
+
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_NAME = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*", re.ASCII)
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_REGISTRY = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class ImageRef:
+    """`registry` is empty for Docker's default. Raises ValueError for an invalid part."""
+
+    registry: str = ""
+    repository: str
+    tag: str = ""
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("an image name", self.repository, len(self.repository) <= 255 and _NAME.fullmatch(self.repository)),
+            ("a registry", self.registry, not self.registry or _REGISTRY.fullmatch(self.registry)),
+            ("a tag", self.tag, not self.tag or _TAG.fullmatch(self.tag)),
+            ("a digest", self.digest, not self.digest or is_digest(self.digest)),
+        )
+        for label, value, is_valid in checks:
+            if not is_valid:
+                raise ValueError(f"{value[:60]!r} is not {label}")
+
+    def __str__(self) -> str:
+        prefix = f"{self.registry}/" if self.registry else ""
+        tag = f":{self.tag}" if self.tag else ""
+        digest = f"@{self.digest}" if self.digest else ""
+        return f"{prefix}{self.repository}{tag}{digest}"
+
+    @property
+    def name(self) -> str:
+        """The reference without tag and digest."""
+        return str(ImageRef(registry=self.registry, repository=self.repository))
+
+    @classmethod
+    def parse(cls, text: str) -> ImageRef:
+        """Raises ValueError that names the invalid part."""
+        rest, _, digest = text.partition("@")
+        if "@" in text and not digest:
+            raise ValueError(f"{text!r} has an empty digest")
+        registry = ""
+        head, slash, tail = rest.partition("/")
+        # Docker's rule: the first part is a registry if it has a dot or a port, or is localhost.
+        if slash and ("." in head or ":" in head or head == "localhost"):
+            registry, rest = head, tail
+        repository, colon, tag = rest.partition(":")
+        if colon and not tag:
+            raise ValueError(f"{text!r} has an empty tag")
+        return cls(registry=registry, repository=repository, tag=tag, digest=digest)

@@ -1,0 +1,99 @@
+"""Faults of YAML that does not match its model: one line each, with its place and what to do."""
+
+from __future__ import annotations
+
+import copy
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from builder.common.errors import did_you_mean
+from builder.common.strict_yaml import Key, Located
+
+MAX_FAULTS = 20
+
+
+def explain(error: ValidationError, model: type[BaseModel], located: Located) -> str:
+    """The faults in an error of validating `located` as `model`."""
+    return listed(_explain(dict(item), model, located) for item in error.errors(include_url=False))
+
+
+def listed(faults: Iterable[str]) -> str:
+    """One fault a line, each once, the first twenty."""
+    lines = list(dict.fromkeys(faults))
+    rest = [f"... and {len(lines) - MAX_FAULTS} more"] if len(lines) > MAX_FAULTS else []
+    return "\n".join(lines[:MAX_FAULTS] + rest)
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _explain(item: dict[str, Any], model: type[BaseModel], located: Located) -> str:
+    loc = tuple(item["loc"])
+    is_key = loc[-1:] == ("[key]",)
+    path = loc[:-1] if is_key else loc
+    label = ".".join(_clip(str(part)) for part in path)
+    kind = item["type"]
+    if kind == "missing":
+        return f"{located.where(path[:-1])}: {label}: missing"
+    if kind == "extra_forbidden":
+        suggestion = did_you_mean(str(path[-1]), _keys(model, path[:-1]))
+        return f"{located.where(path, key=True)}: {label}: unknown key{suggestion}"
+    prefix = f"{located.where(path, key=is_key)}: {label}"
+    typed = _clip(located.raw.get(path, ""))
+    value = describe(item["input"])
+    if kind == "string_type" and typed:
+        return f"{prefix}: {typed} is read as {value}; {_advice(path, typed, model, located)}"
+    if kind == "value_error":
+        message = str(item["ctx"]["error"])
+        return f"{prefix}: {message if message.startswith(value) else f'{value}: {message}'}"
+    return f"{prefix}: {item['msg'][:1].lower()}{item['msg'][1:]}, found {value}"
+
+
+def _advice(path: Key, typed: str, model: type[BaseModel], located: Located) -> str:
+    """What to do about a value that YAML does not read as text: quote it, if it is valid in quotes."""
+    data = copy.deepcopy(located.data)
+    parent = data
+    for part in path[:-1]:
+        parent = parent[part]
+    parent[path[-1]] = typed
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            if tuple(item["loc"]) == path:
+                return str(item.get("ctx", {}).get("error", item["msg"]))
+    return f'quote it: "{typed}"'
+
+
+def _keys(model: type[BaseModel], path: Key) -> list[str]:
+    """The keys of the model at `path` below `model`."""
+    current: Any = model
+    for part in path:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            field = current.model_fields.get(str(part))
+            current = field.annotation if field else None
+        else:
+            current = next(reversed(typing.get_args(current)), None)
+        if isinstance(current, types.UnionType):
+            current = typing.get_args(current)[0]
+    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+
+
+def describe(value: object) -> str:
+    """A value of YAML as text: "the number 3.1"."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return f"the truth value {str(value).lower()}"
+    if isinstance(value, int) and abs(value) >= 10**60:  # Python refuses to print the largest
+        return "a huge number"
+    if isinstance(value, int | float):
+        return f"the number {_clip(str(value))}"
+    if isinstance(value, str):
+        return repr(_clip(value))
+    return {"dict": "a mapping", "list": "a list"}.get(type(value).__name__, f"a {type(value).__name__}")

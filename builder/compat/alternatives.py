@@ -1,0 +1,70 @@
+"""The cells nearest to one that does not work. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from packaging.version import Version
+
+from builder.matrix.cells import Cell
+
+CPU_DISTANCE = 40.0  # more than between any two CUDA versions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Near:
+    """A cell that works; `differences` are those from the cell that does not, one for each axis."""
+
+    cell: Cell
+    differences: tuple[str, ...]
+    is_listed: bool
+
+    def __str__(self) -> str:
+        return f"{self.cell.id} ({', '.join(self.differences)}{'' if self.is_listed else '; not in the matrix'})"
+
+
+def rank(asked: Cell, listed: Iterable[Cell], others: Iterable[Cell]) -> list[Near]:
+    """Cells of the matrix (`listed`) and `others`, the nearest first.
+
+    Those that differ in fewer axes precede, then those at a smaller distance, then those of the matrix.
+    """
+    candidates = {cell.id: (cell, False) for cell in others} | {cell.id: (cell, True) for cell in listed}
+    ranked = []
+    for cell, is_listed in candidates.values():
+        # Cells of another variant count only if none has the same variant.
+        has_variant = cell.variant == asked.variant or replace(cell, variant=asked.variant).id not in candidates
+        if cell.framework == asked.framework and cell.id != asked.id and has_variant:
+            differences = dict(_differences(asked, cell))
+            near = Near(cell=cell, differences=tuple(differences), is_listed=is_listed)
+            ranked.append((len(differences), sum(differences.values()), not is_listed, near))
+    ranked.sort(key=lambda item: item[:3])
+    close = [item for item in ranked if item[0] < 3] or ranked
+    return [near for *_, near in close]
+
+
+def apart(asked: Version, version: Version) -> tuple[int, int]:
+    """Distance of a release, as a sort key: of another major version, the end on this side is nearest."""
+    if version.major == asked.major:
+        return 0, abs(version.minor - asked.minor)
+    return abs(version.major - asked.major), version.minor if version.major > asked.major else -version.minor
+
+
+def _differences(asked: Cell, cell: Cell) -> Iterable[tuple[str, float]]:
+    """Each axis that differs, and by how much."""
+    if cell.line != asked.line and cell.release != asked.release:
+        yield f"release {cell.release}", _distance(asked.release or asked.line, cell.release)
+    if cell.cuda != asked.cuda:
+        is_cpu = cell.is_cpu or asked.is_cpu
+        name = "no CUDA" if cell.is_cpu else f"CUDA {cell.cuda}"
+        yield name, CPU_DISTANCE if is_cpu else _distance(asked.cuda, cell.cuda)
+    if cell.python != asked.python:
+        yield f"Python {cell.python}", _distance(asked.python, cell.python)
+    if cell.variant != asked.variant:
+        yield f"variant {cell.variant}", 1
+
+
+def _distance(version: str, other: str) -> float:
+    """Between two versions, by their first two numbers; a major one counts as ten minor ones."""
+    mine, its = Version(version), Version(other)
+    return abs((mine.major - its.major) * 10 + mine.minor - its.minor)

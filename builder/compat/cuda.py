@@ -1,0 +1,267 @@
+"""Which CUDA a framework's release needs, by its metadata or, where that names none, by facts.yaml. Pure.
+
+The framework itself requires a CUDA runtime (torch), an extra of it does (tensorflow), or a plugin that an extra
+requires (jax); directly, or through NVIDIA's metapackage cuda-toolkit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from builder.index.releases import Catalogue, Metadata, Release
+from builder.index.wheels import PLATFORM
+from builder.lock.lockfile import TOOLKIT
+from builder.matrix.cells import Cell
+from builder.matrix.facts import Facts
+from builder.matrix.schema import FrameworkVersion, Matrix
+
+MAX_DEPTH = 3  # plugins of plugins; real ones are one deep
+LONGEST = 2000  # characters of a Requires-Dist; real ones have less than 300
+_RUNTIME = re.compile(rf"nvidia-cuda-runtime(-cu\d+)?|{TOOLKIT}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """A CUDA runtime: the release `by` requires it, and the index has it for the CUDA versions `cudas`."""
+
+    by: str
+    requirement: Requirement
+    cudas: tuple[str, ...]
+
+    def __str__(self) -> str:
+        names = self.requirement.extras
+        extra = f"[{next(iter(names))}]" if len(names) == 1 else ""  # cuda-toolkit has a line of them
+        cudas = " to ".join(dict.fromkeys((self.cudas[0], self.cudas[-1]))) if self.cudas else ""
+        has = f"CUDA {cudas}" if cudas else "no release on the index"
+        return f"{self.by} requires {self.requirement.name}{extra}{self.requirement.specifier} ({has})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkRelease:
+    """The release of a framework that a cell has; the cell may be missing in the matrix."""
+
+    matrix: Matrix
+    catalogue: Catalogue
+    facts: Facts
+    cell: Cell
+
+    def __str__(self) -> str:
+        return f"{self.metadata.name} {self.metadata.version}"
+
+    @cached_property
+    def requirement(self) -> Requirement:
+        """The package that matrix.yaml installs for the cell's CUDA, with its extras."""
+        return Requirement(self.matrix.frameworks[self.cell.framework].package_for(self.cell.cuda))
+
+    @cached_property
+    def release(self) -> Release | None:
+        """None if the index has no wheel of it."""
+        release = self.catalogue.package(self.requirement.name).release(Version(self.cell.release))
+        return release if release and release.wheels else None
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        if self.release is None:
+            return Metadata(name=self.requirement.name, version=self.cell.release)
+        return self.catalogue.metadata(self.requirement.name, self.release.version)
+
+    @cached_property
+    def runtime(self) -> Runtime | None:
+        """The CUDA runtime that it requires with the extras of matrix.yaml."""
+        return self._runtime(self.metadata, self._extras)
+
+    def fault(self) -> str:
+        """Why it does not run on the cell's CUDA; empty if it does, or if the index lacks what it requires."""
+        if self.release is None:
+            return ""
+        if self.cell.is_cpu:
+            return f"{self} has no CPU wheel on the index: {self.runtime}" if self.runtime else ""
+        if missing := self._extras - set(self.metadata.extras):
+            extras = ", ".join(extra for extra in self.metadata.extras if "cuda" in extra) or "none for CUDA"
+            return f"{self} has no extra {', '.join(sorted(missing))} (it has {extras}): it would be CPU only"
+        if self.runtime:
+            fits = not self.runtime.cudas or self.cell.cuda in self.runtime.cudas
+            return "" if fits else f"{self.runtime}, not CUDA {self.cell.cuda}"
+        return self._extra_fault() if self._optional_runtimes else self._compiled_fault()
+
+    def _extra_fault(self) -> str:
+        cuda = self.cell.cuda
+        for extra, runtime in self._optional_runtimes.items():
+            if cuda in runtime.cudas:
+                return (
+                    f"{self} has CUDA {cuda} only with its extra {extra}: set "
+                    f'frameworks.{self.cell.framework}.package_on."{_major(cuda)}" to {self.requirement.name}[{extra}]'
+                )
+        runtimes = "; ".join(f"with [{extra}], {runtime}" for extra, runtime in self._optional_runtimes.items())
+        return f"{self} has no extra for CUDA {cuda}: {runtimes}"
+
+    def _compiled_fault(self) -> str:
+        compiled, cuda = self._compiled, self.cell.cuda
+        if not compiled:
+            return f"{self} requires no CUDA wheels, and builder/matrix/facts.yaml lacks its CUDA version"
+        if not _is_later_minor(cuda, compiled):
+            return (
+                f"{self} requires no CUDA wheels and was compiled for CUDA {compiled} (builder/matrix/facts.yaml): "
+                f"it needs {compiled} or a later {_major(compiled)}.x, not {cuda}"
+            )
+        if not self.entry().components:
+            return f"{self} requires no CUDA wheels, and no component of matrix.yaml has those of CUDA {cuda}"
+        return ""
+
+    def evidence(self) -> str:
+        """Why it runs on the cell's CUDA."""
+        if self.cell.is_cpu:
+            return f"{self} requires no CUDA"
+        return str(self.runtime or f"{self} was compiled for CUDA {self._compiled} (builder/matrix/facts.yaml)")
+
+    def entry(self) -> FrameworkVersion:
+        """The cell's line in matrix.yaml, or the one to add.
+
+        That has the constraints of the nearest line for the same CUDA major and of facts.yaml, and that line's
+        components if no metadata names CUDA.
+        """
+        cell = self.cell
+        versions = self.matrix.frameworks[cell.framework].versions
+        if cell.line in versions:
+            return versions[cell.line]
+        siblings = [
+            (abs(Version(line).minor - Version(cell.line).minor), line)
+            for line, entry in versions.items()
+            if any(_major(cuda) == _major(cell.cuda) for cuda in entry.cuda)
+        ]
+        sibling = versions[min(siblings)[1]] if siblings else None
+        return FrameworkVersion(
+            release=cell.release,
+            cuda=[cell.cuda],
+            python=[cell.python],
+            constraints=list(dict.fromkeys([*(sibling.constraints if sibling else []), *self._bounds()])),
+            components=sibling.components if sibling and not cell.is_cpu and not self.runtime else [],
+        )
+
+    def _bounds(self) -> Iterator[str]:
+        """Bounds on other packages that only facts.yaml has, for the release and for what it requires."""
+        package = Requirement(self.matrix.frameworks[self.cell.framework].package).name
+        required: dict[str, Requirement] = {
+            canonicalize_name(item.name): item for item in self._active(self.metadata, self._extras)
+        }
+        for trap in self.facts.traps:
+            version = None
+            if trap.package in {canonicalize_name(package), canonicalize_name(self.requirement.name)}:
+                version = Version(self.cell.release)
+            elif trap.package in required and (release := self._newest(required[trap.package])):
+                version = release.version
+            if version and SpecifierSet(trap.affected).contains(version, prereleases=True):
+                yield f"{trap.other}{trap.wants}"
+
+    def toolkit(self) -> str:
+        """The newest release of cuda-toolkit for the cell's CUDA that the release admits; empty if there is none."""
+        releases = self._admitted(Requirement(TOOLKIT))
+        if self.runtime and canonicalize_name(self.runtime.requirement.name) == TOOLKIT:
+            releases = self._admitted(self.runtime.requirement)
+        versions = [str(item.version) for item in releases if _minor(item.version) == self.cell.cuda]
+        return versions[-1] if versions else ""
+
+    @property
+    def _extras(self) -> set[str]:
+        return {canonicalize_name(extra) for extra in self.requirement.extras}
+
+    @cached_property
+    def _compiled(self) -> str:
+        """The CUDA that it was compiled for, by facts.yaml; empty if unknown."""
+        package = self.matrix.frameworks[self.cell.framework].package
+        build = self.facts.build(package, self.cell.release, self.cell.cuda)
+        return build.cuda if build else ""
+
+    @cached_property
+    def _optional_runtimes(self) -> dict[str, Runtime]:
+        """By extra, the runtime that it requires; each runtime once."""
+        runtimes: dict[str, Runtime] = {}
+        for extra in self.metadata.extras:
+            runtime = self._runtime(self.metadata, (extra,))
+            if runtime and runtime not in runtimes.values():
+                runtimes[extra] = runtime
+        return runtimes
+
+    def _runtime(self, metadata: Metadata, extras: Iterable[str], depth: int = 0) -> Runtime | None:
+        """The CUDA runtime that a release with these extras requires, itself or through a plugin."""
+        requirements = self._active(metadata, extras)
+        by = f"{metadata.name} {metadata.version}"
+        for item in requirements:
+            if _RUNTIME.fullmatch(canonicalize_name(item.name)):
+                return Runtime(by=by, requirement=item, cudas=self._cudas_of(item))
+        for item in requirements:
+            if depth < MAX_DEPTH and re.match(rf"{re.escape(metadata.name)}-cuda\d+-", canonicalize_name(item.name)):
+                release = self._newest(item)
+                if release is None:
+                    return Runtime(by=by, requirement=item, cudas=())
+                plugin = self.catalogue.metadata(item.name, release.version)
+                return self._runtime(plugin, map(canonicalize_name, item.extras), depth + 1)
+        return None
+
+    def _cudas_of(self, requirement: Requirement) -> tuple[str, ...]:
+        """The CUDA versions of all stable releases that a requirement admits; of a pin its own."""
+        pins = [pin.version for pin in requirement.specifier if pin.operator == "==" and not pin.version.endswith("*")]
+        versions = [Version(pins[0])] if pins else [release.version for release in self._admitted(requirement)]
+        return tuple(dict.fromkeys(map(_minor, versions)))
+
+    def _newest(self, requirement: Requirement) -> Release | None:
+        return next(reversed(self._admitted(requirement)), None)
+
+    def _admitted(self, requirement: Requirement) -> list[Release]:
+        """The stable releases that a requirement admits, oldest first."""
+        releases = self.catalogue.package(requirement.name).releases
+        return [item for item in releases if item.is_stable and requirement.specifier.contains(item.version)]
+
+    def _active(self, metadata: Metadata, extras: Iterable[str]) -> list[Requirement]:
+        """The requirements that apply on Linux to the cell's Python with these extras."""
+        names = ["", *sorted(extras)]
+        requirements = filter(None, map(_parse, metadata.requires))
+        return [item for item in requirements if any(_applies(item, self.cell.python, name) for name in names)]
+
+
+def _applies(requirement: Requirement, python: str, extra: str) -> bool:
+    environment = {
+        "extra": extra,
+        "platform_machine": PLATFORM,
+        "platform_system": "Linux",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+    try:
+        return not requirement.marker or requirement.marker.evaluate(environment)
+    except (ValueError, KeyError, RecursionError):  # an invalid comparison, or an unknown variable
+        return False
+
+
+@cache
+def _parse(text: str) -> Requirement | None:
+    """None for a requirement that no installer can read: old metadata has such."""
+    if len(text) > LONGEST or not text.replace("\t", " ").isprintable():
+        return None
+    try:
+        return Requirement(text)
+    except (InvalidRequirement, RecursionError):
+        return None
+
+
+def _minor(version: Version) -> str:
+    return f"{version.major}.{version.minor}"
+
+
+def _major(cuda: str) -> str:
+    return cuda.split(".", maxsplit=1)[0]
+
+
+def _is_later_minor(cuda: str, compiled: str) -> bool:
+    """Whether `cuda` runs what was compiled for `compiled`: of the same major version, it is not older."""
+    mine, its = Version(cuda), Version(compiled)
+    return mine.major == its.major and mine.minor >= its.minor

@@ -1,0 +1,319 @@
+"""Why a combination works or does not, and what works nearby. Pure.
+
+uv resolves all requirements together and reports which of them conflict; it is called through `Resolve`. What it does
+not report is read from metadata: whether a release is for the cell's CUDA (`cuda`), and which neighbours work.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from packaging.requirements import Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
+
+from builder.common.errors import UsageError, did_you_mean
+from builder.compat import alternatives
+from builder.compat.alternatives import Near
+from builder.compat.cuda import FrameworkRelease
+from builder.index.releases import Catalogue, Package, Release
+from builder.index.wheels import LONGEST
+from builder.lock import resolve
+from builder.matrix import cells
+from builder.matrix.cells import Cell
+from builder.matrix.facts import Facts
+from builder.matrix.schema import CPU, Cuda, Matrix, Python
+
+SHOWN = 3  # neighbours
+TRIED = 6  # neighbours that are resolved at most: each takes a second or more
+Resolve = Callable[[Matrix, Cell], str]  # why the matrix's cell does not resolve; empty if it does
+_NUMBERS = r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}"
+_COMBINATION = re.compile(
+    rf"([a-z]+)-({_NUMBERS})-(cu[0-9]{{2,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))?", re.ASCII
+)
+_OLDEST = 60  # CUDA 6.0; no framework's wheel is for an older one
+# torch==2.9.1 depends on nvidia-nccl-cu12{platform_machine == 'x86_64'}==2.27.5
+_BOUNDS = r"[<>=!~][^\s,]*(?:,[<>=!~][^\s,]*)*"
+_DEPENDS = re.compile(rf"(\S+) depends on ([A-Za-z0-9._-]+)(?:\[[^\]]*\])?(?:\{{[^}}]*\}})?({_BOUNDS})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """`because` are the reasons, a line each; `add` are the lines for matrix.yaml if the cell is not in it."""
+
+    id: str
+    works: bool
+    because: tuple[str, ...]
+    near: tuple[Near, ...] = ()
+    add: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        first, *rest = self.because
+        lines = [f"{self.id} {'works' if self.works else 'does not work'}: {first}", *rest, *self.add]
+        if not self.works:
+            lines.append("nearest that work: " + ("; ".join(map(str, self.near)) or "none of this framework"))
+        return lines
+
+
+def parse(matrix: Matrix, text: str) -> Cell:
+    """The cell of a combination, in the matrix or not; `release` is empty if it names a line. Raises UsageError."""
+    match = _COMBINATION.fullmatch(text)
+    if not match:
+        raise UsageError(
+            f"invalid combination {text!r}", hint="Use e.g. pt-2.9-cu128-py311, or tf-2.20.0-cpu-py313-jupyter."
+        )
+    short, version, cuda_tag, major, minor, variant = match.groups()
+    names = {framework.short: name for name, framework in matrix.frameworks.items()}
+    if short not in names:
+        known = ", ".join(f"{short} ({name})" for short, name in names.items())
+        raise UsageError(f"{text}: unknown framework {short!r}", hint=f"matrix.yaml has {known}.")
+    variant = variant or "plain"
+    if variant not in matrix.variants:
+        raise UsageError(f"{text}: unknown variant {variant!r}{did_you_mean(variant, matrix.variants)}")
+    versions = matrix.frameworks[names[short]].versions
+    line = next((line for line, entry in versions.items() if version in (line, entry.release)), "")
+    return Cell(
+        framework=names[short],
+        short=short,
+        line=line or version,
+        release=versions[line].release if line else "",
+        cuda=_cuda_of_tag(matrix, text, cuda_tag),
+        python=f"{major}.{minor}",
+        variant=variant,
+    )
+
+
+def _cuda_of_tag(matrix: Matrix, text: str, tag: str) -> str:
+    """cu128 is 12.8, cu1210 is 12.10, cu92 is 9.2; cu13 lacks a minor version. Raises UsageError."""
+    if tag == CPU:
+        return CPU
+    digits = tag.removeprefix("cu")
+    if len(digits) == 2 and int(digits) < _OLDEST:
+        like = next((cuda for cuda in matrix.cuda if cuda.startswith(f"{digits}.")), f"{digits}.0")
+        raise UsageError(
+            f"{text}: {tag} lacks the minor version of CUDA", hint=f"Use cu{like.replace('.', '')} for {like}."
+        )
+    places = 1 if len(digits) == 2 else 2
+    return f"{digits[:places]}.{digits[places:]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explainer:
+    """Explains combinations. `known` are the cells of the matrix."""
+
+    matrix: Matrix
+    known: Sequence[Cell]
+    catalogue: Catalogue
+    facts: Facts
+    resolve: Resolve
+
+    def explain(self, asked: Cell) -> Explanation:
+        """Whether and why a cell works, from `parse`. Raises FetchError if the index cannot be read."""
+        package = self._package(asked)
+        prefix = Version(asked.release or asked.line).release
+        releases = [item for item in package.releases if item.version.release[: len(prefix)] == prefix]
+        stable = [item for item in releases if item.is_stable]
+        if not stable:
+            return self._refused(asked, [_no_release(package, asked.line, releases)], self._on_nearest_release(asked))
+        cell = replace(asked, release=asked.release or str(stable[-1].version))
+        if reasons := self._reasons(cell):
+            return self._refused(cell, reasons, self._others(cell))
+        because = f"resolves for Python {cell.python}; {self._release(cell).evidence()}"
+        return Explanation(id=cell.id, works=True, because=(because,), add=tuple(self._to_add(cell)))
+
+    def _release(self, cell: Cell) -> FrameworkRelease:
+        return FrameworkRelease(matrix=self.matrix, catalogue=self.catalogue, facts=self.facts, cell=cell)
+
+    def _package(self, cell: Cell) -> Package:
+        """The package that decides which lines exist; that for the cell's CUDA may be another."""
+        return self.catalogue.package(Requirement(self.matrix.frameworks[cell.framework].package).name)
+
+    def _reasons(self, cell: Cell) -> list[str]:
+        """Why a cell does not work. uv is asked unless the cell is refused already, and if it lacks a wheel."""
+        reasons = self._faults(cell)
+        is_new_python = cell.python not in self.matrix.python
+        conflict = [] if (reasons or is_new_python) and self._has_wheel(cell) else self._conflict(cell)
+        if is_new_python and not conflict:
+            pythons = ", ".join(f"{python} on {entry.debian}" for python, entry in self.matrix.python.items())
+            reasons.append(
+                f"matrix.yaml has no Python {cell.python} (it has {pythons}); to use uv's, add under python: "
+                f'"{cell.python}": {{debian: {self._debian(cell.python)}, uv: <full version>}}'
+            )
+        return [*conflict, *reasons]
+
+    def _faults(self, cell: Cell) -> list[str]:
+        """The reasons that uv does not report."""
+        excluded = (
+            f"excluded by matrix.yaml: {item.reason}"
+            for item in self.matrix.exclude
+            if cells.match(item.cells, [cell.id])
+        )
+        return list(filter(None, [next(excluded, ""), self._release(cell).fault()]))
+
+    def _conflict(self, cell: Cell) -> list[str]:
+        """The reason of uv, if any."""
+        matrix, reason = self._with_cell(cell), ""
+        if not self._has_wheel(cell):  # the framework alone fails, and faster
+            components = {name: item.model_copy(update={"packages": []}) for name, item in matrix.components.items()}
+            cuda = {**matrix.cuda, cell.cuda: Cuda()}
+            reason = self.resolve(matrix.model_copy(update={"components": components, "cuda": cuda}), cell)
+        reason = reason or self.resolve(matrix, cell)
+        return summarize(reason) if reason else []
+
+    def _has_wheel(self, cell: Cell) -> bool:
+        """Whether an installer would take a wheel of the framework's release."""
+        release = self._release(cell).release
+        if release is None or not _admits(release, cell.python):
+            return False
+        glibc = self.matrix.debian[self._debian(cell.python)].glibc
+        return not resolve.tag_ranks(cell.python, glibc).keys().isdisjoint(_tags(release))
+
+    def _debian(self, python: str) -> str:
+        """The Debian release of a Python; the newest for a Python that is not in the matrix."""
+        if entry := self.matrix.python.get(python):
+            return entry.debian
+        return max(self.matrix.debian, key=lambda name: Version(self.matrix.debian[name].glibc))
+
+    def _with_cell(self, cell: Cell) -> Matrix:
+        """The matrix as it would be with the cell."""
+        release, framework = self._release(cell), self.matrix.frameworks[cell.framework]
+        cuda, python = dict(self.matrix.cuda), dict(self.matrix.python)
+        if cell.cuda not in cuda:
+            cuda[cell.cuda] = Cuda(toolkit=release.toolkit() or None)
+        python.setdefault(cell.python, Python(debian=self._debian(cell.python)))
+        framework = framework.model_copy(update={"versions": {**framework.versions, cell.line: release.entry()}})
+        frameworks = {**self.matrix.frameworks, cell.framework: framework}
+        return self.matrix.model_copy(update={"frameworks": frameworks, "cuda": cuda, "python": python})
+
+    def _refused(self, cell: Cell, reasons: Iterable[str], others: Iterable[Cell]) -> Explanation:
+        return Explanation(id=cell.id, works=False, because=tuple(reasons), near=tuple(self._near(cell, others)))
+
+    def _near(self, cell: Cell, others: Iterable[Cell]) -> Iterator[Near]:
+        """The nearest few that work. Cells of the matrix do; others are resolved first, but only a few."""
+        shown = tried = 0
+        for near in alternatives.rank(cell, self.known, others):
+            if shown == SHOWN:
+                return
+            if not near.is_listed:
+                if tried == TRIED or not self._has_wheel(near.cell) or self._faults(near.cell):
+                    continue
+                tried += 1
+                if self._conflict(near.cell):
+                    continue
+            shown += 1
+            yield near
+
+    def _others(self, cell: Cell) -> list[Cell]:
+        """Cells of the same release that are not in the matrix: each CUDA of the matrix, and the one that it pins."""
+        listed = {cell.id, *(known.id for known in self.known)}
+        runtime = self._release(cell).runtime
+        pinned = runtime.cudas if runtime and len(runtime.cudas) == 1 else ()
+        pairs = itertools.product(dict.fromkeys([*self.matrix.cuda, *pinned]), self.matrix.python)
+        others = [replace(cell, cuda=cuda, python=python) for cuda, python in pairs]
+        return [other for other in others if other.id not in listed]
+
+    def _on_nearest_release(self, asked: Cell) -> list[Cell]:
+        """The cell on the nearest stable release, and its neighbours; none if that release is in the matrix."""
+        # Of releases at the same distance the newest: the last.
+        stable = [release.version for release in reversed(self._package(asked).releases) if release.is_stable]
+        best = min(stable, key=lambda version: alternatives.apart(Version(asked.line), version), default=None)
+        if best is None or (line := f"{best.major}.{best.minor}") in self.matrix.frameworks[asked.framework].versions:
+            return []
+        cell = replace(asked, line=line, release=str(best))
+        return [cell, *self._others(cell)]
+
+    def _to_add(self, cell: Cell) -> Iterator[str]:
+        """The lines for matrix.yaml."""
+        if cell.id in {known.id for known in self.known}:
+            yield "it is in matrix.yaml"
+            return
+        release = self._release(cell)
+        yield "it is not in matrix.yaml; add:"
+        if cell.cuda not in self.matrix.cuda:
+            toolkit = release.toolkit()
+            yield f'  under cuda: "{cell.cuda}": {{{f"toolkit: {toolkit}" if toolkit else ""}}}'
+        if cell.line in self.matrix.frameworks[cell.framework].versions:
+            yield f'  under include: - {{cell: {cell.id}, reason: "<why>"}}'
+            return
+        entry = release.entry()
+        cuda = cell.cuda if cell.is_cpu else f'"{cell.cuda}"'
+        lists = {"constraints": entry.constraints, "components": entry.components}
+        rest = "".join(f", {name}: [{', '.join(map(_quoted, values))}]" for name, values in lists.items() if values)
+        line = ".".join(cell.line.split(".")[:3])  # the most that matrix.yaml allows
+        yield (
+            f'  under frameworks.{cell.framework}.versions: "{line}": '
+            f'{{release: {cell.release}, cuda: [{cuda}], python: ["{cell.python}"]{rest}}}'
+        )
+
+
+def _quoted(value: str) -> str:
+    """An item of a YAML list in brackets."""
+    return f'"{value}"' if "," in value else value
+
+
+def _no_release(package: Package, line: str, unstable: Sequence[Release]) -> str:
+    """Why there is no release to install; `unstable` are pre-releases and yanked ones of the line."""
+    if unstable:
+        names = ", ".join(f"{item.version}{' (yanked)' if item.is_yanked else ''}" for item in unstable[-SHOWN:])
+        return f"{package.name} {line} has only pre-releases or yanked releases: {names}"
+    # The newest first, so that it precedes one at the same distance.
+    stable = [release.version for release in reversed(package.releases) if release.is_stable]
+    if not stable:
+        return f"the index has no stable release of {package.name}"
+    nearest = sorted(stable, key=lambda version: alternatives.apart(Version(line), version))[:SHOWN]
+    names = ", ".join(map(str, nearest))
+    return f"{package.name} has no release {line} on the index: nearest are {names}; the newest is {stable[0]}"
+
+
+def _admits(release: Release, python: str) -> bool:
+    """Whether Requires-Python admits a Python; an invalid one is ignored."""
+    try:
+        return SpecifierSet(release.requires_python).contains(python)
+    except InvalidSpecifier:
+        return True
+
+
+def _tags(release: Release) -> Iterator[Tag]:
+    for file in release.wheels:
+        try:
+            yield from parse_wheel_filename(file)[3] if len(file) <= LONGEST else ()
+        except InvalidWheelFilename:
+            continue
+
+
+def summarize(reason: str) -> list[str]:
+    """uv's reason in at most two lines that name package and constraint."""
+    text = " ".join(reason.replace("`", "").split())
+    if text.startswith("matrix.yaml: "):
+        setting, _, rest = text.partition("this resolves. ")
+        return [f"{setting}this resolves", *summarize(rest)]
+    if lines := _contradiction(text):
+        return lines
+    cause, *hints = re.sub(r"^.*?Because ", "", text).split(" hint: ")
+    first = re.split(r"(?<=[a-z])\. (?=[A-Z])|, we can conclude", cause)[0]
+    # Of uv's hints only those on wheels apply: others recommend options of uv.
+    lines = [first, *[hint for hint in hints if "wheels" in hint.lower()][:1]]
+    return [line if len(line) <= 300 else line[:297] + "..." for line in lines]
+
+
+def _contradiction(text: str) -> list[str]:
+    """Two requirements for the same package that exclude each other; empty if uv's reason is another."""
+    by_name: dict[str, dict[str, str]] = {}
+    for who, name, bound in _DEPENDS.findall(text):
+        by_name.setdefault(name, {}).setdefault(bound.rstrip(","), who.replace("==", " "))
+    for name, bounds in by_name.items():
+        for bound in re.findall(rf"you require {re.escape(name)}([<>=!~]\S*?)[.,]?(?: |$)", text):
+            bounds.setdefault(bound, "matrix.yaml")
+        if len(bounds) > 1:
+            (first, by), (second, other) = list(bounds.items())[:2]
+            return [
+                f"{by} requires {name}{first}, and {other} requires {name}{second};",
+                f"no version of {name} satisfies both",
+            ]
+    return []

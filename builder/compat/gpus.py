@@ -1,0 +1,164 @@
+"""The GPUs of this machine, by NVML, and which image is tested on which. No NVIDIA driver is a normal state."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from builder.compat.gpu_support import Device
+
+# GPU tests must run, run if they can, do not run.
+Mode = Literal["require", "auto", "off"]
+REQUIRE: Mode = "require"
+AUTO: Mode = "auto"
+OFF: Mode = "off"
+MODES: tuple[Mode, ...] = (REQUIRE, AUTO, OFF)
+
+# Bytes that must be free on a GPU for tests: the largest check takes 1 GiB, libraries and contexts as much, and what
+# other programs use may grow.
+NEEDED = 8 * 10**9
+POLL_S = 1.0
+PATIENCE = 5  # polls until the memory of a finished test must be free again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu(Device):
+    """`memory` and `free` in bytes, 0 if unknown (or if the GPU has no memory of its own).
+
+    `index` is NVML's, in the order of PCI addresses; `uuid` names the GPU to the engine.
+    """
+
+    memory: int
+    free: int = 0
+    index: int = 0
+    uuid: str = ""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether tests can run on it now; assumed if its memory is unknown."""
+        return not self.memory or self.free >= NEEDED
+
+
+def read() -> tuple[str, tuple[Gpu, ...]]:
+    """Driver version and GPUs; an empty version without a driver."""
+    import pynvml  # noqa: PLC0415  0.05 s, which every command would pay
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return "", ()
+    try:
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):  # a GPU that fell off the bus; the others are usable
+                gpus.append(_gpu(pynvml, index))
+        return pynvml.nvmlSystemGetDriverVersion(), tuple(gpus)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    capability, memory, free = "", 0, 0
+    with contextlib.suppress(nvml.NVMLError):  # a driver before 384 has no such function
+        capability = "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    with contextlib.suppress(nvml.NVMLError):  # not supported on GPUs that share the memory of the CPU
+        info = nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory, free = int(info.total), int(info.free)
+    return Gpu(
+        name=nvml.nvmlDeviceGetName(handle),
+        capability=capability,
+        memory=memory,
+        free=free,
+        index=index,
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+    )
+
+
+def _visible(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names by index or start of a UUID; all if it is not set."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return gpus
+    words = [word.strip() for word in value.split(",")]
+    uuids = tuple(word for word in words if word.startswith("GPU-"))
+    return tuple(gpu for gpu in gpus if str(gpu.index) in words or gpu.uuid.startswith(uuids))
+
+
+class Pool:
+    """Leases this machine's GPUs to image tests, each GPU to one image at a time. Thread-safe.
+
+    `images` is how many are tested at once: each gets its share of the GPUs. On four GPUs two images get two each, and
+    one alone gets four, so that collectives run over several GPUs where possible.
+    """
+
+    def __init__(
+        self, images: int = 1, *, probe: Callable[[], tuple[str, tuple[Gpu, ...]]] | None = None, poll: float = POLL_S
+    ) -> None:
+        self._images = max(images, 1)
+        self._probe = probe
+        self._poll = poll
+        self._leased: set[int] = set()
+        self._was_leased = False
+        self._change = threading.Condition()
+
+    def read(self) -> tuple[str, tuple[Gpu, ...]]:
+        """Driver version and visible GPUs at this moment."""
+        driver, gpus = (self._probe or read)()
+        return driver, _visible(gpus)
+
+    def why_not(self) -> str:
+        """Why no test can run on a GPU, now or after the other tests of this run; empty if one can."""
+        with self._change:
+            if self._leased:
+                return ""
+            driver, gpus = self.read()
+        if not driver:
+            return "no NVIDIA driver on this machine"
+        if not gpus:
+            return f"driver {driver} has no GPU"
+        if any(gpu.has_room for gpu in gpus):
+            return ""
+        free = ", ".join(f"{gpu.name} has {gpu.free / 1e9:.1f} GB free" for gpu in gpus)
+        return f"no GPU has {NEEDED / 1e9:.0f} GB free: {free}"
+
+    @contextmanager
+    def lease(
+        self, fits: Callable[[Gpu], bool] = lambda _: True, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[Gpu, ...]]:
+        """GPUs with room that fit, for one image, returned at the end; waits while all of them are leased.
+
+        Empty if no GPU has room and none is leased, or if `stopped` became true.
+        """
+        gpus = self._take(fits, stopped)
+        try:
+            yield gpus
+        finally:
+            with self._change:
+                self._leased -= {gpu.index for gpu in gpus}
+                self._change.notify_all()
+
+    def _take(self, fits: Callable[[Gpu], bool], stopped: Callable[[], bool]) -> tuple[Gpu, ...]:
+        patience = PATIENCE
+        with self._change:
+            while not stopped():
+                gpus = [gpu for gpu in self.read()[1] if fits(gpu)]
+                free = [gpu for gpu in gpus if gpu.index not in self._leased and gpu.has_room]
+                if free:
+                    share = max(len(gpus) // self._images, 1)
+                    # Most free memory first: other programs keep the GPUs that they use.
+                    taken = tuple(sorted(free, key=lambda gpu: -gpu.free)[:share])
+                    self._leased |= {gpu.index for gpu in taken}
+                    self._was_leased = True
+                    return taken
+                if not self._leased:
+                    if not (self._was_leased and patience):
+                        break
+                    patience -= 1
+                self._change.wait(self._poll)
+        return ()

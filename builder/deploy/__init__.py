@@ -1,0 +1,1 @@
+"""Examples of running an image with Compose, Kubernetes and Slurm."""

@@ -1,0 +1,398 @@
+"""Docker Engine, behind one thin interface. Only this room uses docker-py and the Engine's API.
+
+Every failure of the engine itself (missing, stopped, out of disk) raises EngineError or DiskError, so that it is never
+reported as an error of an image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.models.containers import Container
+from docker.types import DeviceRequest
+
+from builder.common.errors import BuildError, EngineError, NoEngineError
+from builder.common.reference import ImageRef
+from builder.engine.errors import is_forbidden, reported, translated
+
+LABEL = "gpu-images"
+RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout
+SILENCE_S = 3600  # a build step may download gigabytes without output
+CALL_S = 120
+FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
+SOCKET = "unix:///var/run/docker.sock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """`store` is overlay2 (image id = config digest) or containerd (image id = manifest digest)."""
+
+    version: str
+    store: str
+    root: str
+    buildkit: bool
+    runtimes: tuple[str, ...]
+    architecture: str
+    cpus: int
+    memory: int
+    is_local: bool
+
+    @property
+    def has_nvidia(self) -> bool:
+        return "nvidia" in self.runtimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageInfo:
+    """An image in the engine. `created` is RFC 3339, `size` is in bytes, unpacked."""
+
+    id: str
+    labels: Mapping[str, str]
+    tags: tuple[str, ...]
+    size: int
+    created: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """A build by BuildKit; `context` is a tar, `target` a stage (default: the last). `fresh` ignores the cache."""
+
+    context: bytes
+    dockerfile: str
+    arguments: Mapping[str, str]
+    labels: Mapping[str, str]
+    network: str = ""
+    target: str = ""
+    fresh: bool = False
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Parameters of the API. Source: Docker Engine API, POST /build with version=2."""
+        optional = {"networkmode": self.network, "target": self.target, "nocache": "1" if self.fresh else ""}
+        return {
+            "version": "2",
+            "dockerfile": self.dockerfile,
+            "buildargs": json.dumps(dict(self.arguments)),
+            "labels": json.dumps(dict(self.labels)),
+            "rm": "1",
+            **{name: value for name, value in optional.items() if value},
+        }
+
+
+class Engine:
+    """The Docker Engine of DOCKER_HOST, or else of the local socket."""
+
+    def __init__(self, client: docker.DockerClient) -> None:
+        self._client = client
+
+    @property
+    def _api(self) -> Any:
+        return self._client.api
+
+    @classmethod
+    def connect(cls) -> Engine:
+        """Raises NoEngineError if no engine answers, EngineError if this user may not use it."""
+        try:
+            client = docker.from_env(timeout=CALL_S)
+            client.ping()
+        except (DockerException, requests.RequestException) as error:
+            if is_forbidden(error):
+                raise EngineError(
+                    f"no permission to use Docker's socket {_host().removeprefix('unix://')}",
+                    hint="Join its group and log in again: sudo usermod -aG docker $USER   Members of this group have "
+                    "the rights of root. Rootless Docker needs no group: set DOCKER_HOST to its socket.",
+                ) from error
+            raise NoEngineError(
+                f"no Docker Engine answers at {_host()}", hint="Find, or install and start one: builder engine"
+            ) from error
+        return cls(client)
+
+    def info(self) -> EngineInfo:
+        with translated("reading Docker Engine's settings"):
+            info = self._client.info()
+            version = self._client.version()
+        containerd = any("containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or [])
+        numbers = tuple(int(part) for part in version["ApiVersion"].split("."))
+        return EngineInfo(
+            version=version["Version"],
+            store="containerd" if containerd else info["Driver"],
+            root=info["DockerRootDir"],
+            buildkit=numbers >= (1, 39),  # POST /build?version=2 came with 18.09
+            runtimes=tuple(sorted(info.get("Runtimes") or {})),
+            architecture=info["Architecture"],
+            cpus=info["NCPU"],
+            memory=info["MemTotal"],
+            is_local=_host().startswith("unix://") and Path(info["DockerRootDir"]).is_dir(),
+        )
+
+    def build(self, request: BuildRequest) -> Iterator[dict[str, Any]]:
+        """BuildKit's messages. No session is opened, so builds have no secrets.
+
+        docker-py's own `build` has no parameter for BuildKit. Closing the iterator cancels the build, and so does the
+        end of this process.
+        """
+        with translated("building"):
+            response = self._post("/build", request.context, request.parameters)
+            try:
+                yield from self._messages(response)
+            finally:
+                response.close()
+
+    def _post(
+        self, path: str, data: Any, parameters: Mapping[str, Any], *, timeout: float = SILENCE_S
+    ) -> requests.Response:
+        """Sends a tar, or nothing. Only docker-py's private functions can make this call."""
+        response: requests.Response = self._api._post(
+            self._api._url(path),
+            data=data,
+            params=parameters,
+            headers={"Content-Type": "application/x-tar"},
+            stream=True,
+            timeout=timeout,
+        )
+        self._api._raise_for_status(response)
+        return response
+
+    def _messages(self, response: requests.Response) -> Iterator[dict[str, Any]]:
+        messages: Iterator[dict[str, Any]] = self._api._stream_helper(response, decode=True)
+        return messages
+
+    def pull(self, reference: str) -> None:
+        """Raises EngineError or DiskError, also for an error in the stream of a 200 response."""
+        action = f"pulling {reference}"
+        with translated(action):
+            name = ImageRef.parse(reference)
+            _check(action, self._api.pull(name.name, tag=name.digest or name.tag, stream=True, decode=True))
+
+    def pull_local(self, reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
+        """Pulls an image that this process serves; `feed` is called with each message.
+
+        Raises EngineError or DiskError, and what `feed` raises, which cancels the pull. docker-py's own `pull` would
+        wait for ever for the first message.
+        """
+        action = "pulling an image from the store"
+        name = ImageRef.parse(reference)
+        with translated(action):
+            parameters = {"fromImage": name.name, "tag": name.digest}
+            response = self._post("/images/create", None, parameters, timeout=FIRST_S)
+            try:
+                raw = self._api._get_raw_response_socket(response)
+                getattr(raw, "_sock", raw).settimeout(SILENCE_S)
+                for message in self._messages(response):
+                    _check(action, [message])
+                    feed(message)
+            finally:
+                response.close()
+
+    def has_remote(self, reference: str) -> bool:
+        """Whether the registry of an image answers the engine and has the image."""
+        try:
+            self._api.inspect_distribution(reference)
+        except (DockerException, requests.RequestException):
+            return False
+        return True
+
+    def import_tar(self, path: Path, reference: ImageRef) -> str:
+        """Imports a root file system as an image; returns its id."""
+        action = f"importing {reference}"
+        with translated(action), path.open("rb") as stream:
+            answer = self._api.import_image_from_data(stream, repository=reference.name, tag=reference.tag)
+        messages = [json.loads(line) for line in answer.splitlines() if line.strip()]
+        _check(action, messages)
+        return str(messages[-1]["status"])
+
+    def save(self, image_id: str, out: BinaryIO) -> None:
+        """Writes `docker save` of one image."""
+        with translated(f"saving {image_id}"):
+            for chunk in self._api.get_image(image_id, chunk_size=1 << 20):
+                out.write(chunk)
+
+    def load(self, archive: Iterable[bytes]) -> None:
+        """Loads an archive as `docker load` does. Raises EngineError, also for an error in a 200 response."""
+        with translated("loading"):
+            _check("loading", self._messages(self._post("/images/load", archive, {"quiet": True})))
+
+    def _inspected(self) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+        """Id, attributes and diff ids (lowest first) of every image."""
+        for image_id in {entry["Id"] for entry in self._api.images(all=False)}:
+            try:
+                attributes = self._api.inspect_image(image_id)
+            except ImageNotFound:  # removed meanwhile
+                continue
+            yield image_id, attributes, tuple((attributes.get("RootFS") or {}).get("Layers") or ())
+
+    def chains(self) -> set[tuple[str, ...]]:
+        """Diff ids, lowest first, of every image that the engine has."""
+        with translated("listing images"):
+            return {diff_ids for _, _, diff_ids in self._inspected()}
+
+    def layers(self) -> dict[str, dict[tuple[str, ...], int]]:
+        """Image id -> layers, each as the diff ids from the lowest one up to it -> bytes unpacked.
+
+        The engine gives sizes by line of history. If those cannot be matched with layers, the top layer gets all bytes.
+        """
+        result = {}
+        with translated("listing images"):
+            for image_id, attributes, diff_ids in self._inspected():
+                try:
+                    history = self._api.history(image_id)
+                except ImageNotFound:
+                    continue
+                sizes = [int(line.get("Size") or 0) for line in reversed(history)]
+                if len(sizes) != len(diff_ids):
+                    sizes = [size for size in sizes if size]
+                if len(sizes) != len(diff_ids):
+                    sizes = [*([0] * (len(diff_ids) - 1)), int(attributes["Size"])]
+                result[image_id] = {diff_ids[: top + 1]: size for top, size in enumerate(sizes[: len(diff_ids)])}
+        return result
+
+    def transform(
+        self, image: str, *, checkout: str, command: Sequence[str], files: BinaryIO, result: str, out: BinaryIO
+    ) -> None:
+        """Runs a command in a new container without network, with a tar of `files`; writes a tar of `result` to `out`.
+
+        Raises BuildError with the output of the command if it fails.
+        """
+        with translated(f"running {command[0]}"):
+            containers: Any = self._client.containers
+            container = containers.create(
+                image,
+                list(command),
+                labels={RUN_LABEL: checkout},
+                network_mode="none",
+                environment={"PYTHONHASHSEED": "0"},
+            )
+            try:
+                container.put_archive("/", files)
+                container.start()
+                status = container.wait(timeout=SILENCE_S)["StatusCode"]
+                if status:
+                    output = container.logs(tail=15).decode("utf-8", "replace")
+                    raise BuildError(f"{' '.join(command)} ended with status {status}\n{output}")
+                for chunk in container.get_archive(result, chunk_size=1 << 20)[0]:
+                    out.write(chunk)
+            finally:
+                container.remove(force=True, v=True)
+
+    def image(self, reference: str) -> ImageInfo | None:
+        with translated(f"looking for image {reference}"):
+            try:
+                attributes = self._api.inspect_image(reference)
+            except ImageNotFound:
+                return None
+        return ImageInfo(
+            id=attributes["Id"],
+            labels=(attributes.get("Config") or {}).get("Labels") or {},
+            tags=tuple(attributes.get("RepoTags") or ()),
+            size=attributes["Size"],
+            created=attributes.get("Created", ""),
+        )
+
+    def images(self, label: str) -> list[ImageInfo]:
+        """All images with this label (`key` or `key=value`), untagged ones too, newest first."""
+        with translated("listing images"):
+            infos = [self.image(entry["Id"]) for entry in self._api.images(filters={"label": label}, all=False)]
+        return sorted((info for info in infos if info), key=lambda info: info.created, reverse=True)
+
+    def tag(self, image_id: str, reference: ImageRef) -> None:
+        with translated(f"tagging {reference}"):
+            self._api.tag(image_id, reference.name, reference.tag, force=True)
+
+    def remove_image(self, reference: str) -> bool:
+        """Removes an image or a tag; False if a container or another tag needs the image."""
+        with translated(f"removing {reference}"):
+            try:
+                self._api.remove_image(reference)
+            except APIError as error:
+                if error.status_code == 409:
+                    return False
+                if error.status_code != 404:
+                    raise
+        return True
+
+    def prune_cache(self) -> int:
+        """Empties BuildKit's cache; returns the bytes freed."""
+        with translated("emptying the build cache"):
+            response = self._api._post(self._api._url("/build/prune"), params={"all": "1"}, timeout=SILENCE_S)
+            answer = self._api._result(response, True)
+        return int(answer.get("SpaceReclaimed") or 0)
+
+    def cache_bytes(self) -> int:
+        """Size of BuildKit's cache."""
+        return self._disk()[1]
+
+    def used_images(self) -> set[str]:
+        """Ids of the images of all containers, running or not."""
+        with translated("listing containers"):
+            return {str(entry["ImageID"]) for entry in self._api.containers(all=True)}
+
+    def disk_bytes(self) -> int:
+        """Bytes of all images and of BuildKit's cache on the engine's disk; shared layers count once."""
+        return sum(self._disk())
+
+    def _disk(self) -> tuple[int, int]:
+        """Bytes of all layers, and of BuildKit's cache."""
+        with translated("reading the disk usage"):
+            usage = self._api.df()
+        cache = sum(int(entry.get("Size") or 0) for entry in usage.get("BuildCache") or ())
+        return int(usage.get("LayersSize") or 0), cache
+
+    def start(
+        self,
+        image: str,
+        *,
+        checkout: str,
+        command: Sequence[str] | None = None,
+        ports: Sequence[int] = (),
+        gpus: bool | Sequence[str] = False,
+        **options: Any,
+    ) -> Container:
+        """Starts a container of `image`, labelled so that `sweep` finds it; ports are published on loopback only.
+
+        `gpus` are the UUIDs or numbers of its GPUs, or True for all.
+        """
+        devices = {"count": -1} if gpus is True else {"device_ids": list(gpus or ())}
+        with translated(f"starting {image}"):
+            containers: Any = self._client.containers
+            container: Container = containers.run(
+                image,
+                list(command) if command else None,
+                detach=True,
+                labels={RUN_LABEL: checkout},
+                ports={f"{port}/tcp": ("127.0.0.1", None) for port in ports},
+                device_requests=[DeviceRequest(capabilities=[["gpu"]], **devices)] if gpus else None,
+                **options,
+            )
+            return container
+
+    def sweep(self, checkout: str) -> int:
+        """Removes containers and images of a killed run of this checkout; returns the number of containers."""
+        with translated("removing containers of an earlier run"):
+            containers = self._client.containers.list(all=True, filters={"label": f"{RUN_LABEL}={checkout}"})
+            for container in containers:
+                try:
+                    container.remove(force=True, v=True)
+                except NotFound:
+                    continue
+        for image in self.images(f"{RUN_LABEL}={checkout}"):
+            self.remove_image(image.id)
+        return len(containers)
+
+
+def _host() -> str:
+    return os.environ.get("DOCKER_HOST", SOCKET)
+
+
+def _check(action: str, messages: Iterable[Mapping[str, Any]]) -> None:
+    """Reads all messages; raises EngineError or DiskError for an error among them."""
+    for message in messages:
+        if "error" in message:
+            raise reported(action, str(message["error"]))

@@ -1,0 +1,62 @@
+"""Errors of docker-py and of the engine, as errors of builder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import requests
+from docker.errors import APIError, DockerException, StreamParseError
+from urllib3.exceptions import HTTPError
+
+from builder.common.errors import FREE_DISK, DiskError, EngineError
+
+
+@contextmanager
+def translated(action: str) -> Iterator[None]:
+    """Raises EngineError or DiskError for docker-py's errors; `action` is what was attempted."""
+    try:
+        yield
+    except (DockerException, StreamParseError, requests.RequestException, HTTPError, ConnectionError) as error:
+        # urllib3 raises its own error for a stream that ends early, docker-py a StreamParseError for a truncated line.
+        raise explain(action, error) from error
+
+
+def explain(action: str, error: Exception) -> EngineError | DiskError:
+    """The error for one of docker-py's."""
+    text = str(getattr(error, "explanation", None) or error)
+    if is_disk_full(text) or (isinstance(error, APIError) and error.status_code is not None):
+        return reported(action, text)
+    first_line = text.splitlines()[0] if text else repr(error)
+    return EngineError(
+        f"{action}: Docker Engine does not answer: {first_line}",
+        hint="Find or start an engine with `builder engine`. Then run the same command again: it continues where it "
+        "stopped.",
+    )
+
+
+def reported(action: str, message: str) -> EngineError | DiskError:
+    """The error for a message of the engine."""
+    if is_disk_full(message):
+        return DiskError(f"{action}: the disk of Docker Engine is full", hint=FREE_DISK)
+    return EngineError(f"{action}: {message}")
+
+
+def is_disk_full(text: str) -> bool:
+    return "no space left on device" in text.lower() or "disk quota exceeded" in text.lower()
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Whether docker-py failed because this user may not open the engine's socket."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        if isinstance(current, PermissionError):
+            return True
+        seen.add(id(current))
+        pending += [current.__cause__, current.__context__]
+        pending += [part for part in current.args if isinstance(part, BaseException)]
+    return False

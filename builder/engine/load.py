@@ -1,0 +1,163 @@
+"""Loads images of the store into Docker Engine: the engine pulls them from this process, or gets an archive.
+
+A pulled image has the name by which it was pulled, and the engine removes an image together with its last name. So the
+engine pulls a temporary image with the same layers, then loads an archive of the image without layers, which gives it
+no name. Then the temporary image is removed.
+
+The id of an image in the overlay2 store is the digest of its configuration, so its layers can be pulled inflated: the
+engine inflates more slowly. In the containerd store it is the digest of the manifest, which names compressed layers.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from builder.common import digest
+from builder.common.errors import DamagedError, EngineError
+from builder.engine.client import LABEL, RUN_LABEL, Engine
+from builder.engine.endpoint import Content, Endpoint
+from builder.engine.progress import PullProgress
+from builder.layers import images, oci
+from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
+from builder.layers.oci import CONTAINERD, Image, Layer
+from builder.layers.store import Store
+
+Progress = Callable[[int], None]
+
+
+class Loader:
+    """Loads images of a store into an engine. Thread-safe.
+
+    `checkout` is a label of temporary images: `Engine.sweep` removes those of a killed run.
+    """
+
+    def __init__(self, engine: Engine, store: Store, checkout: str, say: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._store = store
+        self._checkout = checkout
+        self._say = say
+        self._can_pull = True  # until the engine does not reach this machine's loopback
+
+    def load_bare(self, layer: Layer) -> str:
+        """Loads a temporary image of one layer, to run a program in; returns its id. `sweep` removes it."""
+        config = self._store.put(oci.bare_config([layer], {RUN_LABEL: self._checkout}), CONFIG_TYPE)
+        manifest = self._store.put(oci.manifest(config, [layer]), MANIFEST_TYPE)
+        return self.load(Image(config=config, manifest=manifest, layers=(layer,)))
+
+    def load(self, image: Image, progress: Progress = lambda _: None) -> str:
+        """Loads the image untagged, unless the engine has it; returns its id.
+
+        `progress` is called with numbers of bytes. Raises EngineError, DiskError, or DamagedError for a bad blob.
+        """
+        kind = self._engine.info().store
+        image_id = image.image_id(kind)
+        if self._engine.image(image_id):
+            return image_id
+        try:
+            if not (self._can_pull and self._pull(image, kind, progress)):
+                self._can_pull = False
+                self._engine.load(archive(self._store, image, progress))
+        except EngineError:
+            self._engine.info()  # raises EngineError if the engine went away
+            self._check_blobs(image)
+            raise
+        if not self._engine.image(image_id):
+            raise EngineError(f"Docker Engine loaded an image, but not as {image_id}")
+        return image_id
+
+    def _pull(self, image: Image, kind: str, progress: Progress) -> bool:
+        """Lets the engine pull the layers, and loads the image; False if the engine did not reach this process."""
+        manifest, contents = self._served(image, is_plain=kind != CONTAINERD)
+        counter = PullProgress("Downloading" if kind == CONTAINERD else "Extracting")
+        with Endpoint(contents) as endpoint:
+            reference = endpoint.reference(manifest)
+            are_checked = False
+
+            def feed(message: Mapping[str, Any]) -> None:
+                nonlocal are_checked
+                progress(counter.feed(message))
+                if not are_checked and (endpoint.is_broken or counter.is_retrying):
+                    self._check_blobs(image)  # the engine would retry a damaged blob, with pauses
+                    are_checked = True
+
+            try:
+                self._engine.pull_local(reference, feed)
+            except EngineError as error:
+                if endpoint.is_used:
+                    raise
+                self._say(f"Docker Engine cannot pull from this machine; sending whole archives instead: {error}")
+                return False
+        try:
+            self._engine.load(archive(self._store, image, has_layers=False))
+        finally:
+            self._engine.remove_image(reference)
+        return True
+
+    def _served(self, image: Image, *, is_plain: bool) -> tuple[str, dict[str, Content]]:
+        """The manifest of a temporary image with the layers of `image`, and what the engine pulls for it."""
+        labels = {RUN_LABEL: self._checkout, f"{LABEL}.loading": secrets.token_hex(8)}
+        config = oci.bare_config(image.layers, labels)
+        config_blob = Descriptor(media_type=CONFIG_TYPE, digest=digest.of_bytes(config), size=len(config))
+        manifest = oci.manifest(config_blob, image.layers, is_plain=is_plain)
+        contents = {
+            config_blob.digest: Content.of(config, CONFIG_TYPE),
+            digest.of_bytes(manifest): Content.of(manifest, MANIFEST_TYPE),
+        }
+        for layer in image.layers:
+            blob = layer.plain if is_plain else layer.descriptor
+            read = partial(self._store.chunks if blob.digest == layer.digest else self._store.inflated, layer.digest)
+            contents[blob.digest] = Content(media_type=blob.media_type, size=blob.size, read=read)
+        return digest.of_bytes(manifest), contents
+
+    def _check_blobs(self, image: Image) -> None:
+        """Raises DamagedError if the store lacks a blob of the image or removed a damaged one."""
+        self._store.remove_damaged([image.config.digest, *(layer.digest for layer in image.layers)])
+        for blob in images.missing(self._store, image.manifest.digest):
+            raise DamagedError(f"blob {blob} is missing from the store", hint=REPAIR, blob=blob)
+
+
+def archive(
+    store: Store, image: Image, progress: Progress = lambda _: None, *, has_layers: bool = True
+) -> Iterator[bytes]:
+    """The archive for `docker load`; without layers for an engine that has all of them.
+
+    It has both formats that engines read: `manifest.json` (overlay2) and an OCI layout (containerd).
+    """
+    index = {"schemaVersion": 2, "mediaType": oci.INDEX_TYPE, "manifests": [image.manifest.as_data()]}
+    docker = [
+        {
+            "Config": _path(image.config.digest),
+            "RepoTags": None,
+            "Layers": [_path(layer.digest) for layer in image.layers],
+        }
+    ]
+    documents = {"oci-layout": oci.LAYOUT, "index.json": json.dumps(index), "manifest.json": json.dumps(docker)}
+    for name, text in documents.items():
+        yield _header(name, len(text)) + text.encode() + _padding(len(text))
+    layers = [layer.descriptor for layer in image.layers] if has_layers else []
+    for blob in dict.fromkeys([image.manifest, image.config, *layers]):
+        yield _header(_path(blob.digest), blob.size)
+        for chunk in store.chunks(blob.digest):
+            yield chunk
+            progress(len(chunk))
+        yield _padding(blob.size)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _path(blob: str) -> str:
+    return "blobs/" + blob.replace(":", "/")
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)

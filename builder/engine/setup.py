@@ -1,0 +1,198 @@
+"""Finds a Docker Engine, or installs one from the distribution's packages and starts it. Never changes a running one.
+
+Debian 12 has Engine 20.10, which is too old. Trixie's 26.1.5 runs with Debian 12's C library and is installed from
+there, with separate apt files: the machine's sources are not changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from builder.common.errors import EngineError, NoEngineError
+from builder.engine.client import Engine
+from builder.index import host
+
+MINIMUM = (23, 0)
+START_S = 60
+DAEMON_LOG = Path("/var/log/dockerd.log")
+PID_FILE = Path("/var/run/docker.pid")
+SETUP_LOG = Path("/var/log/gpu-images-engine-setup.log")
+PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "iptables")
+TRIXIE = "trixie"
+UPDATE, INSTALL = ("update", "-q"), ("install", "-y", "-q", "--no-install-recommends")
+PREFERENCES = """\
+Package: *
+Pin: release n=trixie
+Pin-Priority: 100
+
+Package: docker.io docker-cli docker-buildx docker-compose
+Pin: release n=trixie
+Pin-Priority: 990
+"""
+
+
+def ensure(say: Callable[[str], None]) -> Engine:
+    """A running engine, installed and started if necessary. Raises EngineError with the command to run.
+
+    Writes nothing to the checkout: under sudo, the files would belong to root.
+    """
+    try:
+        return new_enough(Engine.connect())
+    except NoEngineError as absent:
+        require_installable(os.environ, os.geteuid(), host.os_release(), absent)
+    if not shutil.which("dockerd"):
+        install(say)
+    start(say)
+    return new_enough(Engine.connect())
+
+
+def new_enough(engine: Engine) -> Engine:
+    """Raises EngineError for an engine that is too old; it is not replaced."""
+    version = engine.info().version
+    if parse_version(version) < MINIMUM:
+        raise EngineError(
+            f"Docker Engine {version} is too old: {MINIMUM[0]} or newer is required",
+            hint="Upgrade its packages.",
+        )
+    return engine
+
+
+def require_installable(environ: Mapping[str, str], uid: int, release: Mapping[str, str], absent: EngineError) -> None:
+    """Raises EngineError unless an engine can be installed on this machine."""
+    if environ.get("DOCKER_HOST"):
+        raise EngineError(str(absent), hint="Start the engine of DOCKER_HOST, or unset DOCKER_HOST.") from absent
+    if not _has_apt(release):
+        name = release.get("PRETTY_NAME", "this system")
+        raise EngineError(
+            f"no Docker Engine answers, and builder cannot install one on {name}",
+            hint="Install Docker Engine 23 or newer with the system's package manager, start it, and run this again.",
+        ) from absent
+    if uid != 0:
+        raise EngineError(
+            "no Docker Engine answers, and installing or starting one needs root",
+            hint="Run: sudo .venv/bin/builder engine   "
+            "(to use it as this user: sudo usermod -aG docker $USER, then log in again)",
+        ) from absent
+
+
+def install(say: Callable[[str], None]) -> None:
+    """Installs the engine's packages; raises EngineError with the end of apt's output."""
+    SETUP_LOG.write_text("")
+    say("engine: installing Docker Engine from the distribution's packages (about a minute)")
+    install_packages(PACKAGES, MINIMUM)
+
+
+def install_packages(packages: Sequence[str], minimum: tuple[int, int]) -> None:
+    """Installs packages of the distribution, or those of Debian's trixie if the first one is older than `minimum`."""
+    _apt(UPDATE)
+    with TemporaryDirectory(prefix="builder-engine-") as folder:
+        options = _trixie(Path(folder)) if parse_version(_candidate(packages[0])) < minimum else []
+        _apt([*options, *INSTALL, *(name for name in packages if _candidate(name, options))])
+
+
+def start(say: Callable[[str], None]) -> None:
+    """Starts dockerd and waits until it answers; raises EngineError with the end of its log."""
+    if Path("/run/systemd/system").is_dir():
+        say("engine: starting docker.service")
+        subprocess.run(["systemctl", "start", "docker"], capture_output=True, check=False)
+    else:
+        remove_stale(PID_FILE)
+        say(f"engine: starting dockerd; it keeps running, its log is {DAEMON_LOG}")
+        with DAEMON_LOG.open("ab") as log:
+            # In a new session: it must outlive this program and its terminal.
+            subprocess.Popen(
+                ["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+            )
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        try:
+            Engine.connect()
+        except EngineError:
+            time.sleep(0.3)
+        else:
+            return
+    lines = DAEMON_LOG.read_text(errors="replace").splitlines()[-6:] if DAEMON_LOG.exists() else []
+    raise EngineError(
+        f"dockerd was started but does not answer after {START_S} s\n" + "\n".join(f"  {line}" for line in lines),
+        hint=f"See {DAEMON_LOG} (or `journalctl -u docker`).",
+    )
+
+
+def remove_stale(pid_file: Path) -> None:
+    """Removes the pid file of a killed dockerd. Another process may have that pid now, and dockerd would not start."""
+    try:
+        number = int(pid_file.read_text())
+        running = Path(f"/proc/{number}/comm").read_text().strip()
+    except FileNotFoundError:  # no file, or no such process: dockerd handles both
+        return
+    except ValueError:
+        running = ""
+    if running != "dockerd":
+        pid_file.unlink()
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """`26.1.5+dfsg1-9` to (26, 1); (0, 0) for anything else."""
+    match = re.match(r"(?:\d+:)?(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _has_apt(release: Mapping[str, str]) -> bool:
+    return bool({release.get("ID", ""), *release.get("ID_LIKE", "").split()} & {"debian", "ubuntu"})
+
+
+def _candidate(package: str, options: Sequence[str] = ()) -> str:
+    """The version of a package that apt would install; empty if there is none (on Ubuntu, docker.io has the client)."""
+    done = subprocess.run(["apt-cache", *options, "policy", package], capture_output=True, text=True, check=False)
+    match = re.search(r"Candidate: (?!\(none\))(\S+)", done.stdout)
+    return match[1] if match else ""
+
+
+def _trixie(folder: Path) -> list[str]:
+    """apt options that add Debian's trixie for the engine's packages only, after an update of the lists."""
+    release = host.os_release()
+    sources = host.read().apt_sources
+    main = next((source.uri for source in sources if source.kind == "main"), "")
+    codename = release.get("VERSION_CODENAME", "")
+    if not main or not codename:
+        raise EngineError(
+            f"the distribution's Docker Engine is older than {MINIMUM[0]}, and no Debian archive is configured",
+            hint="Install Docker Engine 23 or newer, start it, and run this again.",
+        )
+    (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
+    lines = [f"deb [signed-by={host.KEYRING}] {main} {suite} main\n" for suite in (codename, TRIXIE)]
+    (folder / "sources.list").write_text("".join(lines))
+    (folder / "preferences").write_text(PREFERENCES)
+    settings = {
+        "Dir::Etc::SourceList": folder / "sources.list",
+        "Dir::Etc::SourceParts": "-",
+        "Dir::Etc::Preferences": folder / "preferences",
+        "Dir::State::Lists": folder / "lists",
+        "Dir::Cache::pkgcache": "",
+        "Dir::Cache::srcpkgcache": "",
+    }
+    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    _apt([*options, *UPDATE])
+    return options
+
+
+def _apt(arguments: Sequence[str]) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+    hide = host.read().hide
+    done = subprocess.run(
+        ["apt-get", *arguments], env=environment, stdin=subprocess.DEVNULL, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    output = hide(done.stdout)
+    with SETUP_LOG.open("a") as log:
+        log.write(output)
+    if done.returncode:
+        lines = "\n".join(f"  {line}" for line in output.splitlines()[-8:])
+        raise EngineError(f"apt-get could not install Docker Engine\n{lines}", hint=f"Log: {SETUP_LOG}")

@@ -1,0 +1,1 @@
+"""The package index: settings, requests, wheels and their metadata."""

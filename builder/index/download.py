@@ -1,0 +1,263 @@
+"""Downloads locked wheels from the index: several at once, resumed after interruptions, size and hash checked.
+
+The index is used only to find a file (simple repository API, PEP 503 and PEP 691), never to choose a version.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import random
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedRandom
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import requests
+from packaging.utils import canonicalize_name
+
+from builder.common.errors import FetchError, store_error
+from builder.index.session import DOCTOR, PIECE, RETRIED, IndexSession, describe, origin_of
+from builder.index.settings import IndexSettings
+from builder.index.wheels import Wheel
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
+
+CONNECTIONS = 4  # downloads at once
+_KEPT = "The part that was downloaded is kept: run again."
+_RESOLVE = "Resolve again: `builder lock --upgrade`."
+_WRONG = "The download was discarded. Do not use this index until the difference is explained."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How often a download is tried, and timeouts in seconds: to connect, between two bytes, before the first retry."""
+
+    attempts: int = 5
+    connect: float = 10
+    read: float = 30
+    pause: float = 0.5
+
+
+class _RetryError(Exception):
+    """A fault that the next attempt may not have."""
+
+
+class _Part:
+    """A file that is being downloaded: its size, its hash, and how many of its bytes were reported as progress."""
+
+    def __init__(self, file: BufferedRandom, progress: Callable[[int], None]) -> None:
+        """Reads what an earlier attempt wrote."""
+        file.seek(0)
+        self._hash = hashlib.file_digest(file, "sha256")
+        self.size = file.tell()
+        self.is_resumed = self.size > 0
+        self._file, self._progress, self._reported = file, progress, 0
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def clear(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._hash, self.size, self.is_resumed = hashlib.sha256(), 0, False
+
+    def append(self, chunk: bytes) -> None:
+        self._file.write(chunk)
+        self._hash.update(chunk)
+        self.size += len(chunk)
+        self.report()
+
+    def report(self) -> None:
+        """Reports the bytes that were not reported yet."""
+        new, self._reported = self.size - self._reported, self.size
+        self._progress(new)
+
+    def retract(self) -> None:
+        """Takes back what was reported, after a failure."""
+        self._progress(-self._reported)
+        self._reported = 0
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+class Fetcher:
+    """Downloads into one folder, which several processes may share. `progress` is called with numbers of bytes."""
+
+    def __init__(
+        self,
+        settings: IndexSettings,
+        folder: Path,
+        *,
+        progress: Callable[[int], None] = lambda _: None,
+        patience: Patience = Patience(),
+    ) -> None:
+        self._folder = folder
+        self._progress = progress
+        self._patience = patience
+        self._pages: dict[str, Mapping[str, DistributionPackage]] = {}
+        self._page_locks: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._session = IndexSession(settings, timeout=(patience.connect, patience.read))
+
+    def fetch(self, wheel: Wheel) -> Path:
+        """The wheel's file, size and SHA-256 checked. Raises FetchError."""
+        try:
+            return self._fetch(wheel)
+        except OSError as error:
+            raise store_error(error, self._folder.parent) from error
+
+    def _fetch(self, wheel: Wheel) -> Path:
+        path, part_path = self.path(wheel), self._folder / f"{wheel.sha256}.part"
+        while True:
+            with part_path.open("ab+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # waits for another process that downloads this wheel
+                is_named = _is_at(file, part_path)
+                if (size := _checked_size(path, wheel.sha256)) is not None:
+                    if is_named:
+                        part_path.unlink()
+                    if wheel.size and size != wheel.size:
+                        raise FetchError(
+                            f"{wheel.file}: size is {size} bytes, but the lock has {wheel.size}",
+                            hint=f"The lock was edited. {_RESOLVE}",
+                        )
+                    self._progress(size)
+                    return path
+                if not is_named:
+                    continue  # the other process has downloaded the wheel and removed it again
+                self._download(wheel, file)
+                part_path.replace(path)
+                return path
+
+    def stop(self) -> None:
+        """Ends all downloads soon and keeps what was downloaded."""
+        self._stopped.set()
+
+    def path(self, wheel: Wheel) -> Path:
+        """The path of a downloaded wheel."""
+        return self._folder / f"{wheel.sha256}.whl"
+
+    def drop(self, wheel: Wheel) -> None:
+        """Removes a wheel that is no longer needed."""
+        self.path(wheel).unlink(missing_ok=True)
+
+    def _download(self, wheel: Wheel, file: BufferedRandom) -> None:
+        """Tries until the wheel is complete."""
+        attempt = 0
+        while True:
+            try:
+                self._attempt(wheel, file)
+                return
+            except (_RetryError, requests.RequestException, ConnectionError) as error:
+                attempt += 1
+                reason = str(error) if isinstance(error, _RetryError) else describe(error)
+                if isinstance(error, requests.HTTPError) and error.response.status_code not in RETRIED:
+                    raise FetchError(f"{wheel.file}: {reason}", hint=f"{DOCTOR} {_RESOLVE}") from error
+                if attempt >= self._patience.attempts:
+                    raise FetchError(f"{wheel.file}: {reason}", hint=f"Several attempts failed. {_KEPT}") from error
+                self._stopped.wait(self._patience.pause * 2**attempt * random.uniform(0.5, 1))  # noqa: S311  no secret
+                self._check_stopped(wheel)
+
+    def _check_stopped(self, wheel: Wheel) -> None:
+        if self._stopped.is_set():
+            raise FetchError(f"{wheel.file}: the download was stopped", hint=_KEPT)
+
+    def _attempt(self, wheel: Wheel, file: BufferedRandom) -> None:
+        """One attempt, which resumes an earlier one."""
+        url = self._find(wheel)
+        part = _Part(file, self._progress)
+        if wheel.size and part.size > wheel.size:
+            part.clear()
+        try:
+            if not wheel.size or part.size < wheel.size:
+                self._receive(wheel, url, part)
+            part.report()
+            _check(wheel, part)
+        except Exception:
+            part.retract()
+            raise
+
+    def _receive(self, wheel: Wheel, url: str, part: _Part) -> None:
+        """Requests the missing bytes; writes at most one piece more."""
+        if not origin_of(url).startswith(("https://", "http://")):
+            raise FetchError(
+                f"{wheel.file}: the index lists an unsupported address", hint=f"Only https and http work. {DOCTOR}"
+            )
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={part.size}-"} if part.size else {})
+        with self._session.get(url, headers=headers, stream=True) as response:
+            if response.status_code == requests.codes.range_not_satisfiable:
+                part.clear()
+                raise _RetryError("the index has fewer bytes than were already downloaded")
+            response.raise_for_status()
+            if response.status_code != requests.codes.partial_content:
+                part.clear()
+            part.report()
+            try:
+                for chunk in response.iter_content(PIECE):
+                    self._check_stopped(wheel)
+                    part.append(chunk)
+                    if wheel.size and part.size > wheel.size:
+                        break
+            finally:
+                part.flush()
+
+    def _find(self, wheel: Wheel) -> str:
+        """The address of a wheel. Raises FetchError if the index lists no such file, or another one."""
+        project = canonicalize_name(wheel.name)
+        with self._lock:
+            lock = self._page_locks.setdefault(project, threading.Lock())
+        with lock:
+            if project not in self._pages:
+                self._pages[project] = {file.filename: file for file in self._session.files(project)}
+        if (file := self._pages[project].get(wheel.file)) is None:
+            raise FetchError(
+                f"{wheel.file}: not listed by the index",
+                hint=f"The file was withdrawn, or the locks were made with another index. {_RESOLVE}",
+            )
+        if (sha256 := file.digests.get("sha256")) and sha256 != wheel.sha256:
+            raise FetchError(
+                f"{wheel.file}: SHA-256 mismatch: {sha256[:12]}... is listed by the index, "
+                f"{wheel.sha256[:12]}... is locked",
+                hint=f"The file was replaced, or the locks were made with another index. {_RESOLVE}",
+            )
+        return file.url
+
+
+def _check(wheel: Wheel, part: _Part) -> None:
+    """Discards a part that is not the wheel. If it was resumed, the bytes from before may be wrong."""
+    if part.size < wheel.size:  # an unknown size is 0: the hash decides
+        raise _RetryError(f"incomplete: {part.size} of {wheel.size} bytes")
+    if wheel.size and part.size > wheel.size:
+        fault = f"the index serves more than the {wheel.size} bytes in the lock"
+    elif part.sha256 != wheel.sha256:
+        fault = f"SHA-256 mismatch: {part.sha256[:12]}... was downloaded, {wheel.sha256[:12]}... is locked"
+    else:
+        return
+    error = _RetryError(fault) if part.is_resumed else FetchError(f"{wheel.file}: {fault}", hint=_WRONG)
+    part.clear()
+    raise error
+
+
+def _checked_size(path: Path, sha256: str) -> int | None:
+    """The size of a downloaded wheel; None if there is none. A damaged one (after a power failure) is removed."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+            return file.tell()
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _is_at(file: BufferedRandom, path: Path) -> bool:
+    """Whether an open file still has the path with which it was opened."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,207 @@
+"""Settings of the build host for its builds: CA certificates, package index, proxies, apt sources. Never in a layer.
+
+They are read from the configuration of pip, uv and apt, so nothing is configured twice. The files are in the build
+context under templates/host/ (see the README there); the steps that download bind-mount them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from shlex import quote
+from urllib.parse import urlsplit
+
+from builder.common.errors import UsageError
+from builder.common.redact import Redactor
+from builder.index import settings as index
+from builder.index.settings import IndexSettings
+
+PROXY_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
+SYSTEM_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+LOCAL_AUTHORITIES = Path("/usr/local/share/ca-certificates")
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+FOLDER = "templates/host"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AptSource:
+    """A Debian archive that this machine uses: `kind` is main, updates or security."""
+
+    kind: str
+    uri: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apt:
+    """Debian archives, and a proxy for them."""
+
+    sources: tuple[AptSource, ...] = ()
+    proxy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Settings of the build host. `ca` is PEM text; `proxies` are build arguments that Docker keeps out of history.
+
+    `read_apt` is called on first use: apt takes 0.5 s, which a run without work does not spend. Thread-safe.
+    """
+
+    index: IndexSettings = field(default_factory=IndexSettings, repr=False)
+    ca: bytes = field(default=b"", repr=False)
+    proxies: Mapping[str, str] = field(default_factory=dict)
+    read_apt: Callable[[], Apt] = field(default=Apt, repr=False)
+    _apt_read: list[Apt] = field(default_factory=list, init=False, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    @property
+    def _apt(self) -> Apt:
+        with self._lock:
+            if not self._apt_read:
+                self._apt_read.append(self.read_apt())
+            return self._apt_read[0]
+
+    @property
+    def apt_sources(self) -> tuple[AptSource, ...]:
+        return self._apt.sources
+
+    @property
+    def apt_proxy(self) -> str:
+        return self._apt.proxy
+
+    def hide(self, text: str) -> str:
+        """Replaces the hosts in these settings, for logs and messages."""
+        return self._redactor(text)
+
+    @cached_property
+    def _redactor(self) -> Redactor:
+        return Redactor.for_urls(url if "://" in url else f"//{url}" for url in self._urls)
+
+    @property
+    def network(self) -> str:
+        """`host` if an index, archive or proxy is on the loopback, which a bridge cannot reach; else empty."""
+        return "host" if any(index.is_loopback(url) for url in self._urls) else ""
+
+    @property
+    def _urls(self) -> list[str]:
+        proxies = [value for name, value in self.proxies.items() if name.upper() != "NO_PROXY"]
+        return [self.index.url, self.apt_proxy, *(source.uri for source in self.apt_sources), *proxies]
+
+    def sources_list(self, release: str) -> str:
+        """apt's one-line sources for a Debian release from this machine's archives; empty: keep those of the image."""
+        suites = {"main": release, "updates": f"{release}-updates", "security": f"{release}-security"}
+        return "".join(
+            f"deb [signed-by={KEYRING}] {source.uri} {suites[source.kind]} main\n" for source in self.apt_sources
+        )
+
+    def files(self, release: str, *, with_index: bool = True) -> dict[str, bytes]:
+        """Path in the build context -> content. Raises UsageError if a secret would enter the build.
+
+        `with_index`: include the settings of the package index, for steps that install Python packages.
+        """
+        urls = {"apt's proxy": self.apt_proxy} | ({"the package index": self.index.url} if with_index else {})
+        urls |= {f"apt's {source.kind} archive": source.uri for source in self.apt_sources}
+        for name, url in urls.items():
+            if index.has_credentials(url):
+                raise UsageError(
+                    f"the address of {name} contains a user name or password, which build steps could read",
+                    hint="Use a mirror without a login, or a local proxy that adds the credentials.",
+                )
+        files: dict[str, bytes] = {}
+        if self.ca:
+            files["ca.crt"] = self.ca
+        if with_index and (variables := self.index.for_builds()):
+            lines = [f"export {name}={quote(value)}\n" for name, value in sorted(variables.items())]
+            files["index.env"] = "".join(lines).encode()
+        settings = []
+        if sources := self.sources_list(release):
+            files["sources.list"] = sources.encode()
+            settings += ['Dir::Etc::SourceList "/mnt/host/sources.list";', 'Dir::Etc::SourceParts "-";']
+        if self.apt_proxy:
+            settings.append(f'Acquire::http::Proxy "{self.apt_proxy}";')
+        if self.ca:
+            settings.append('Acquire::https::CAInfo "/mnt/host/ca.crt";')
+        if settings:
+            files["apt.conf"] = ("\n".join(settings) + "\n").encode()
+        return {f"{FOLDER}/{name}": content for name, content in files.items()}
+
+
+def read(environ: Mapping[str, str] | None = None) -> Host:
+    """This machine's settings; raises UsageError if one cannot be read."""
+    environ = os.environ if environ is None else environ
+    try:
+        settings = index.read(environ, Path.home())
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return Host(index=settings, ca=_ca(settings), proxies=_proxies(environ, settings), read_apt=_apt)
+
+
+def _proxies(environ: Mapping[str, str], settings: IndexSettings) -> dict[str, str]:
+    pip_proxy = {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy} if settings.proxy else {}
+    return pip_proxy | {name: value for name, value in environ.items() if name.upper() in PROXY_NAMES and value}
+
+
+def _ca(settings: IndexSettings) -> bytes:
+    """The configured bundle, or that of the system if a CA was added to it by hand."""
+    path = Path(settings.ca_bundle) if settings.ca_bundle else None
+    if path is None and any(LOCAL_AUTHORITIES.glob("**/*.crt")):
+        path = SYSTEM_BUNDLE
+    if path is None:
+        return b""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"the certificate bundle {path} cannot be read: {error.strerror}",
+            hint="Correct SSL_CERT_FILE, PIP_CERT, REQUESTS_CA_BUNDLE or pip's `cert` setting.",
+        ) from error
+
+
+def _apt() -> Apt:
+    """Debian archives and the proxy that apt on this machine uses; nothing on other distributions."""
+    if not is_debian() or not shutil.which("apt-get"):
+        return Apt()
+    line = "$(REPO_URI) $(ORIGIN) $(CODENAME) $(COMPONENT)"
+    command = ["apt-get", "indextargets", "--format", line, "Created-By: Packages"]
+    targets = _output(command)
+    if not targets and os.geteuid() == 0:  # the package lists were never downloaded, or were removed
+        _output(["apt-get", "update", "-q"])
+        targets = _output(command)
+    proxy = re.search(r"PROXY='([^'\s]+)'", _output(["apt-config", "shell", "PROXY", "Acquire::http::Proxy"]))
+    return Apt(sources=parse_targets(targets), proxy=proxy[1] if proxy and proxy[1] != "DIRECT" else "")
+
+
+def _output(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def parse_targets(targets: str) -> tuple[AptSource, ...]:
+    """Debian's archives, one of each kind, from lines `uri origin codename component` of apt-get indextargets."""
+    sources: dict[str, AptSource] = {}
+    for line in targets.splitlines():
+        fields = line.split()
+        if len(fields) != 4 or fields[1] != "Debian" or fields[3] != "main":
+            continue
+        suffix = fields[2].rpartition("-")[2] if "-" in fields[2] else "main"
+        if suffix in ("main", "updates", "security") and urlsplit(fields[0]).scheme in ("http", "https"):
+            sources.setdefault(suffix, AptSource(kind=suffix, uri=fields[0]))
+    return tuple(sources[kind] for kind in ("main", "updates", "security") if kind in sources)
+
+
+def os_release() -> dict[str, str]:
+    """Fields of /etc/os-release; empty if there is no such file."""
+    try:
+        text = Path("/etc/os-release").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    return {key: value.strip('"') for key, _, value in (line.partition("=") for line in text.splitlines()) if key}
+
+
+def is_debian() -> bool:
+    return os_release().get("ID") == "debian"

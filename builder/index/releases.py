@@ -1,0 +1,178 @@
+"""Releases of a package on the index, their wheels, and the metadata of a wheel. No wheel is downloaded whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeGuard
+
+from packaging.metadata import parse_email
+from packaging.utils import InvalidWheelFilename, canonicalize_name, is_normalized_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from builder.common.errors import FetchError
+from builder.index.session import DOCTOR, PIECE, IndexSession, fetch_errors
+from builder.index.settings import IndexSettings
+from builder.index.wheels import LONGEST, PLATFORM
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
+
+LARGEST = 4 << 20  # bytes of a METADATA file; real ones have less than 0.1 MB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """One release as listed by the index; `wheels` are file names."""
+
+    version: Version
+    wheels: tuple[str, ...] = ()
+    requires_python: str = ""
+    is_yanked: bool = False
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether installers select it by default."""
+        return not self.is_yanked and not self.version.is_prerelease
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """All releases, the oldest first; none if the index does not have the package."""
+
+    name: str
+    releases: tuple[Release, ...] = ()
+
+    def release(self, version: Version) -> Release | None:
+        return next((release for release in self.releases if release.version == version), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """Metadata of a wheel: `requires` is Requires-Dist, `extras` is Provides-Extra."""
+
+    name: str
+    version: str
+    requires: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+
+
+class Catalogue(Protocol):
+    """Where packages are looked up: an index, or a stored copy of one."""
+
+    def package(self, name: str) -> Package: ...
+    def metadata(self, name: str, version: Version) -> Metadata: ...
+
+
+class Index:
+    """The index that this machine is configured for. Each page and each metadata is requested once."""
+
+    def __init__(self, settings: IndexSettings) -> None:
+        self._session = IndexSession(settings, retries=3)
+        self._files: dict[str, list[DistributionPackage]] = {}
+        self._packages: dict[str, Package] = {}
+        self._metadata: dict[tuple[str, Version], Metadata] = {}
+
+    def package(self, name: str) -> Package:
+        """Raises FetchError if the index cannot be read; a package that it does not have has no releases."""
+        name = canonicalize_name(name)
+        if name not in self._packages:
+            self._packages[name] = _package(name, self._list(name))
+        return self._packages[name]
+
+    def metadata(self, name: str, version: Version) -> Metadata:
+        """From the release's wheel for this platform, else from any. Raises FetchError."""
+        name = canonicalize_name(name)
+        if (name, version) not in self._metadata:
+            wheels = [file for file in self._list(name) if file.filename.endswith(".whl") and _version(file) == version]
+            if not wheels:
+                raise FetchError(f"{name} {version}: no wheel on the index", hint=DOCTOR)
+            file = min(wheels, key=lambda file: (not _is_for_platform(file.filename), file.filename))
+            with fetch_errors(file.filename):
+                text = self._metadata_file(file)
+            self._metadata[name, version] = parse(file.filename, text)
+        return self._metadata[name, version]
+
+    def _list(self, name: str) -> list[DistributionPackage]:
+        if name not in self._files:
+            with fetch_errors(name):
+                self._files[name] = self._session.files(name)
+        return self._files[name]
+
+    def _metadata_file(self, file: DistributionPackage) -> bytes:
+        """METADATA as a file of its own (PEP 658) where the index has it, else read out of the remote wheel."""
+        if file.has_metadata:
+            content = bytearray()
+            with self._session.get(file.metadata_url, stream=True) as response:
+                response.raise_for_status()
+                for piece in response.iter_content(PIECE):
+                    content += piece
+                    if len(content) > LARGEST:
+                        raise ValueError
+            return bytes(content)
+        with self._session.open_wheel(file.url) as wheel:
+            for info in wheel.infolist():
+                if info.filename.count("/") == 1 and info.filename.endswith(".dist-info/METADATA"):
+                    if info.file_size > LARGEST:
+                        raise ValueError
+                    return bytes(wheel.read(info))
+        raise ValueError
+
+
+def _package(name: str, files: list[DistributionPackage]) -> Package:
+    """Files of a package by release. A release is yanked if all of its files are."""
+    by_version: dict[Version, list[DistributionPackage]] = {}
+    for file in files:
+        if (version := _version(file)) is not None:
+            by_version.setdefault(version, []).append(file)
+    releases = [
+        Release(
+            version=version,
+            wheels=tuple(sorted(file.filename for file in by_version[version] if file.filename.endswith(".whl"))),
+            requires_python=next(
+                (text for file in by_version[version] if _is_printable(text := file.requires_python)), ""
+            ),
+            is_yanked=all(file.is_yanked for file in by_version[version]),
+        )
+        for version in sorted(by_version)
+    ]
+    return Package(name=name, releases=tuple(releases))
+
+
+def parse(file: str, text: bytes) -> Metadata:
+    """A METADATA file (core metadata). Raises FetchError for an invalid one."""
+    fields, _ = parse_email(text)
+    try:
+        name, version = canonicalize_name(fields["name"], validate=True), fields["version"]
+        Version(version)
+    except (KeyError, ValueError) as error:
+        raise FetchError(
+            f"{file}: invalid METADATA", hint="Do not use this index until the reason is known."
+        ) from error
+    extras = (canonicalize_name(extra) for extra in fields.get("provides_extra", ()))
+    return Metadata(
+        name=name,
+        version=version,
+        requires=tuple(fields.get("requires_dist", ())),
+        extras=tuple(sorted(extra for extra in extras if is_normalized_name(extra))),
+    )
+
+
+def _is_printable(text: str | None) -> TypeGuard[str]:
+    """Whether it may be shown: an index can send anything, even escape sequences of a terminal."""
+    return text is not None and 0 < len(text) <= LONGEST and text.isprintable()
+
+
+def _version(file: DistributionPackage) -> Version | None:
+    """The release that a file belongs to; None if it belongs to none."""
+    try:
+        return Version(file.version) if file.version and _is_printable(file.filename) else None
+    except InvalidVersion:
+        return None
+
+
+def _is_for_platform(file: str) -> bool:
+    try:
+        tags = parse_wheel_filename(file)[3]
+    except InvalidWheelFilename:
+        return False
+    return any(tag.platform == "any" or ("linux" in tag.platform and PLATFORM in tag.platform) for tag in tags)

@@ -1,0 +1,158 @@
+"""The HTTP client of the package index: its login, proxy, trusted hosts, CA bundle, retries and errors."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import responses
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
+
+from builder.common.errors import FetchError
+from builder.index.settings import IndexSettings
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
+    from remotezip import RemoteZip
+
+TIMEOUT_S = (10.0, 30.0)  # to connect, between two bytes
+RETRIED = (408, 425, 429, 500, 502, 503, 504)
+PIECE = 1 << 18  # bytes read at once; as many are lost at most when a connection breaks
+LONGEST_WAIT_S = 30  # that the index may ask for before a request is repeated
+POOL = 8  # connections kept open to one host
+DOCTOR = "`builder doctor` checks the index."
+
+INVALID = "the index sent an invalid response"
+# The first that matches counts: some are subclasses of others.
+_MESSAGES: dict[type[Exception], str] = {
+    requests.exceptions.ReadTimeout: "the index timed out",
+    requests.exceptions.ConnectTimeout: "the connection to the index timed out",
+    requests.exceptions.SSLError: "the certificate of the index is not trusted",
+    requests.exceptions.ProxyError: "cannot connect to the index through the proxy",
+    requests.exceptions.ChunkedEncodingError: "the connection was lost",
+    requests.exceptions.ConnectionError: "cannot connect to the index, or the connection was lost",
+    requests.exceptions.TooManyRedirects: "too many redirects",
+    requests.exceptions.InvalidJSONError: INVALID,
+    ConnectionError: "the connection was lost",
+}
+
+
+class IndexSession(requests.Session):
+    """Requests to the package index that this machine is configured for, and to the files that it lists.
+
+    The login in the index's address is sent to that origin only, even for links without it. `timeout` applies to every
+    request: seconds to connect and between two bytes. `retries` repeats requests that may succeed later.
+    """
+
+    def __init__(self, settings: IndexSettings, *, timeout: tuple[float, float] = TIMEOUT_S, retries: int = 0) -> None:
+        from pypi_simple import PYPI_SIMPLE_ENDPOINT, PyPISimple  # noqa: PLC0415  slow to import: 0.1 s
+
+        super().__init__()
+        retry = Retry(
+            retries, backoff_factor=0.5, status_forcelist=RETRIED, raise_on_status=False, retry_after_max=LONGEST_WAIT_S
+        )
+        for scheme in ("https://", "http://"):
+            self.mount(scheme, HTTPAdapter(max_retries=retry if retries else 0, pool_maxsize=POOL))
+        if settings.proxy:
+            self.proxies = {"http": settings.proxy, "https": settings.proxy}
+        if settings.trusted_host:
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # their text has the host name
+        url = settings.url or PYPI_SIMPLE_ENDPOINT
+        login = urlsplit(url)
+        self._login = (unquote(login.username), unquote(login.password or "")) if login.username else None
+        self._origin = origin_of(url)
+        self._ca_bundle = settings.ca_bundle
+        self._trusted = set(settings.trusted_host.split())
+        self._timeout = timeout
+        self._simple = PyPISimple(url, session=self)
+
+    def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
+        """As in requests, with the index's login where it belongs."""
+        if request.auth is None and origin_of(str(request.url)) == self._origin:
+            request.auth = self._login
+        return super().prepare_request(request)
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        """As in requests, but the settings take precedence over $REQUESTS_CA_BUNDLE.
+
+        Each redirect is decided by itself: a host that is not trusted is verified, even if one before it is trusted.
+        """
+        parts = urlsplit(request.url or "")
+        if {parts.hostname, parts.netloc.rpartition("@")[2]} & self._trusted:
+            options["verify"] = False
+        elif self._ca_bundle or options.get("verify") is False:
+            environ = (os.environ.get(name) for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))
+            options["verify"] = self._ca_bundle or next(filter(None, environ), True)
+        options["timeout"] = options.get("timeout") or self._timeout
+        try:
+            return super().send(request, **options)
+        except requests.RequestException:
+            raise
+        except ValueError as error:  # a redirect to an invalid address
+            raise requests.exceptions.InvalidURL from error
+
+    def files(self, project: str) -> list[DistributionPackage]:
+        """All files that the index lists for a project; none if it does not have the project."""
+        from pypi_simple import NoSuchProjectError, UnsupportedContentTypeError, UnsupportedRepoVersionError  # noqa: PLC0415
+
+        try:
+            return self._simple.get_project_page(project).packages
+        except NoSuchProjectError:
+            return []
+        except requests.RequestException:
+            raise
+        except (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, KeyError, TypeError) as error:
+            raise requests.exceptions.InvalidJSONError from error
+
+    def open_wheel(self, url: str) -> RemoteZip:
+        """A wheel whose files are read by HTTP range requests, without downloading all of it."""
+        from remotezip import RemoteZip  # noqa: PLC0415
+
+        return RemoteZip(url, session=self, headers={"Accept-Encoding": "identity"})
+
+
+@contextmanager
+def fetch_errors(what: str) -> Iterator[None]:
+    """Turns errors of requests to the index, and of reading its responses, into a FetchError about `what`."""
+    from remotezip import RangeNotSupported, RemoteZipError  # noqa: PLC0415
+
+    try:
+        yield
+    except RangeNotSupported as error:
+        raise FetchError(
+            f"{what}: the index does not support HTTP range requests", hint="Use an index that does."
+        ) from error
+    except RemoteZipError as error:  # the reason is its context
+        raise FetchError(f"{what}: {describe(error.__context__ or error)}", hint=f"Run again. {DOCTOR}") from error
+    except OSError as error:
+        raise FetchError(f"{what}: {describe(error)}", hint=f"Run again. {DOCTOR}") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        raise FetchError(f"{what}: {INVALID}", hint=DOCTOR) from error
+
+
+def describe(error: BaseException) -> str:
+    """A message for a failed request: a library's own may contain addresses, and secrets in addresses."""
+    if isinstance(error, requests.HTTPError):  # without the server's own reason, which may contain anything
+        status = error.response.status_code
+        return f"the index returned {status} {responses.get(status, '')}".rstrip()
+    for kind, message in _MESSAGES.items():
+        if isinstance(error, kind):
+            return message
+    return f"the request to the index failed ({type(error).__name__})"
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port of an address; empty for an invalid one."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.hostname}:{parts.port or ''}"
+    except ValueError:
+        return ""

@@ -1,0 +1,171 @@
+"""Settings of the package index, read from the configuration of pip and uv.
+
+Standard library only: the set-up script runs this file before any package is installed.
+uv does not read pip's configuration, so the index of pip is passed to uv unless uv has its own.
+Only the *main* index is used: uv takes a package from the first index that has it, so an extra index that has a
+package of the same name would silently change what is resolved.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+UV_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
+PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexSettings:
+    """`url` and `ca_bundle` are empty for the default of the clients (PyPI; their own CA certificates).
+
+    Certificates of the hosts in `trusted_host` are not checked. `proxy` is pip's own, used if the environment has none.
+    """
+
+    url: str = ""
+    ca_bundle: str = ""
+    trusted_host: str = ""
+    proxy: str = ""
+
+    def for_builds(self) -> dict[str, str]:
+        """Variables for pip and uv inside a build step, which has CA certificates at a path of its own."""
+        variables: dict[str, str] = {}
+        if self.url:
+            variables |= {"UV_DEFAULT_INDEX": self.url, "PIP_INDEX_URL": self.url}
+        if self.trusted_host:
+            variables |= {"UV_INSECURE_HOST": self.trusted_host, "PIP_TRUSTED_HOST": self.trusted_host}
+        return variables
+
+    def environment(self) -> dict[str, str]:
+        """Variables that make pip and uv on this machine use this index."""
+        variables = self.for_builds()
+        if self.proxy:
+            variables |= {"HTTP_PROXY": self.proxy, "HTTPS_PROXY": self.proxy}
+        if self.ca_bundle:
+            variables |= {"SSL_CERT_FILE": self.ca_bundle, "PIP_CERT": self.ca_bundle}
+        return variables
+
+
+def has_credentials(url: str) -> bool:
+    """Whether an address contains a user name, a password or a token."""
+    return "@" in _with_scheme(url).netloc
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address (also `host:port`) is on this machine's loopback."""
+    host = _with_scheme(url).hostname or ""
+    return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.[0-9]{1,3}){3}", host, re.ASCII))
+
+
+def _with_scheme(url: str) -> SplitResult:
+    try:
+        return urlsplit(url if "://" in url else f"//{url}")
+    except ValueError:  # not an address
+        return SplitResult("", "", "", "", "")
+
+
+def pip_config_files(environ: Mapping[str, str], home: Path) -> list[Path]:
+    """Configuration files in the order in which pip lets later ones override earlier ones.
+
+    Source: pip documentation, "Configuration", "Location" (global, user, PIP_CONFIG_FILE).
+    """
+    override = environ.get("PIP_CONFIG_FILE")
+    if override == os.devnull:
+        return []
+    system = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf")]
+    if override and Path(override).is_file():
+        return [*system, Path(override)]  # pip then ignores the files of the user
+    return [*system, home / ".pip/pip.conf", _user_config(environ, home) / "pip/pip.conf"]
+
+
+def _user_config(environ: Mapping[str, str], home: Path) -> Path:
+    return Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+
+
+def read(environ: Mapping[str, str], home: Path) -> IndexSettings:
+    """Settings from the environment, then from files. Raises ValueError for a file that is not a configuration file."""
+    pip = _pip_options(environ, home)
+    url = _first(environ, *UV_INDEX_VARIABLES) or _uv_index(environ, home) or _first(environ, "PIP_INDEX_URL")
+    trusted = _first(environ, "UV_INSECURE_HOST", "PIP_TRUSTED_HOST") or pip.get("trusted-host", "")
+    proxy = "" if _first(environ, *PROXY_VARIABLES) else _first(environ, "PIP_PROXY") or pip.get("proxy", "")
+    url = (url or pip.get("index-url", "")).strip()
+    if not _is_address(url):
+        raise ValueError("the address of the package index is invalid") from None
+    return IndexSettings(
+        url=url,
+        ca_bundle=(_first(environ, *CA_VARIABLES) or pip.get("cert", "")).strip(),
+        trusted_host=" ".join(trusted.split()),
+        proxy=proxy.strip(),
+    )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:  # its message may contain the address
+        return False
+
+
+def _first(environ: Mapping[str, str], *names: str) -> str:
+    """The first of these variables that is not empty; empty if all are."""
+    return next((environ[name] for name in names if environ.get(name)), "")
+
+
+def _pip_options(environ: Mapping[str, str], home: Path) -> dict[str, str]:
+    """What `pip install` would use of pip's configuration files."""
+    # pip merges its files section by section; the section of a command takes precedence over [global].
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}}
+    for path in pip_config_files(environ, home):
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not a pip configuration file: {error}") from error
+        for section, options in sections.items():
+            if parser.has_section(section):
+                options |= {name.replace("_", "-"): value for name, value in parser.items(section)}
+    return sections["global"] | sections["install"]
+
+
+def _uv_index(environ: Mapping[str, str], home: Path) -> str:
+    """The default index in uv's configuration files, that of the user before that of the system; empty for none."""
+    override = environ.get("UV_CONFIG_FILE")
+    default = [_user_config(environ, home) / "uv/uv.toml", Path("/etc/uv/uv.toml")]
+    for path in [Path(override)] if override else default:
+        try:
+            settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not a uv configuration file: {error}") from error
+        for entry in settings.get("index", []):
+            if entry.get("default") and entry.get("url"):
+                return str(entry["url"])
+        if url := settings.get("index-url") or settings.get("pip", {}).get("index-url"):
+            return str(url)
+    return ""
+
+
+def main() -> int:
+    """Prints `export NAME=value` lines for the set-up script."""
+    try:
+        settings = read(os.environ, Path.home())
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    for name, value in settings.environment().items():
+        sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

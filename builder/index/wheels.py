@@ -1,0 +1,71 @@
+"""Wheels as data: file name, version, size, hash, and whether they contain CUDA libraries. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass as model
+
+from builder.common.digest import is_hex
+
+PLATFORM = "x86_64"
+LONGEST = 255  # characters of a file name; parsing one with thousands of tags would take hours
+
+
+def _check_file(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.+!-]{1,200}\.whl", value, re.ASCII):
+        raise ValueError("expected the file name of a wheel")
+    return value
+
+
+def _check_hash(value: str) -> str:
+    if not is_hex(value):
+        raise ValueError("expected 64 hex digits")
+    return value
+
+
+def _check_word(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+!-]{0,99}", value, re.ASCII):
+        raise ValueError("expected letters, digits and _.+!-")
+    return value
+
+
+_Word = Annotated[str, AfterValidator(_check_word)]
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
+class Entry:
+    """A wheel in a lock; `size` in bytes."""
+
+    name: _Word
+    version: _Word
+    file: Annotated[str, AfterValidator(_check_file)]
+    size: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, AfterValidator(_check_hash)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel(Entry):
+    """A wheel of a cell. `component` is the first of the cell's components that needs it.
+
+    CUDA wheels that the framework or its line needs belong to the component `cuda`.
+    """
+
+    component: str
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is installed in /opt/nvidia, for all Pythons."""
+        return is_cuda_wheel(self.file)
+
+
+def is_cuda_wheel(file: str) -> bool:
+    """Whether a wheel contains CUDA libraries: from NVIDIA, for any Python, for one platform.
+
+    nvidia-ml-py is from NVIDIA too, but it is plain Python (py3-none-any).
+    """
+    return file.startswith("nvidia_") and "-none-" in file and not file.endswith("-none-any.whl")

@@ -1,0 +1,204 @@
+"""Content-addressed files of a store: each blob is named by its digest, and is there whole or not at all.
+
+A blob is written under a temporary name, synced and renamed. Source: OCI image specification, "Image Layout".
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
+
+from isal import igzip, isal_zlib
+
+from builder.common import digest
+from builder.common.errors import DamagedError, store_error
+
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
+PLAIN_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+SYNC_S = 0.1
+NEW_FILE_S = 2  # a temporary file may not be locked yet
+CHUNK = 1 << 20
+PLAIN_CHUNK = 1 << 18
+REPAIR = "Remove damaged blobs with `builder gc --check`, then build the image again."
+
+InflateError = cast("type[Exception]", isal_zlib.error)  # its stub declares an instance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptor:
+    """A blob, as manifests name it. Source: OCI image specification, "OCI Content Descriptors"."""
+
+    media_type: str
+    digest: str
+    size: int
+
+    def as_data(self) -> dict[str, Any]:
+        return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+
+
+class _HasDigest(Protocol):
+    @property
+    def digest(self) -> str: ...
+
+
+_Written = TypeVar("_Written", bound=_HasDigest)
+
+
+class Blobs:
+    """The blobs of the store in the folder `root`. Every method may be called from several threads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, blob: str) -> Path:
+        """The path of a blob with this digest, whether it exists or not."""
+        return self.root / "blobs/sha256" / blob.removeprefix("sha256:")
+
+    def has(self, blob: str, size: int) -> bool:
+        try:
+            return self.path(blob).stat().st_size == size
+        except FileNotFoundError:
+            return False
+
+    def read(self, blob: str) -> bytes:
+        """A small blob. Raises DamagedError if it is missing or does not match its digest."""
+        try:
+            data = self.path(blob).read_bytes()
+        except FileNotFoundError:
+            raise DamagedError(f"blob {blob} is missing from the store", hint=REPAIR, blob=blob) from None
+        if digest.of_bytes(data) != blob:
+            raise DamagedError(f"{self.path(blob)} does not match its digest", hint=REPAIR, blob=blob)
+        return data
+
+    def chunks(self, blob: str, offset: int = 0) -> Iterator[bytes]:
+        """The bytes of a blob from an offset on."""
+        with self.path(blob).open("rb") as file:
+            file.seek(offset)
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+    def inflated(self, blob: str, offset: int = 0) -> Iterator[bytes]:
+        """The bytes that a gzip blob inflates to, from an offset on. Raises DamagedError if it is not gzip."""
+        try:
+            with igzip.open(self.path(blob)) as file:  # type: ignore[no-untyped-call]
+                file.seek(offset)
+                while chunk := file.read(PLAIN_CHUNK):
+                    yield chunk
+        except (EOFError, gzip.BadGzipFile, InflateError) as error:
+            raise DamagedError(f"{self.path(blob)} is not valid gzip: {error}", hint=REPAIR, blob=blob) from error
+
+    def matches(self, blob: str, read: Callable[[int], None] = lambda _: None) -> bool:
+        """Whether the blob exists and matches its digest. `read` is called with the number of bytes of each chunk."""
+        file_hash = hashlib.sha256()
+        try:
+            for chunk in self.chunks(blob):
+                file_hash.update(chunk)
+                read(len(chunk))
+        except FileNotFoundError:
+            return False
+        return f"sha256:{file_hash.hexdigest()}" == blob
+
+    def remove_damaged(self, blobs: Iterable[str]) -> None:
+        """Removes the first of these blobs that does not match its digest, and raises DamagedError for it.
+
+        For a build, which makes the blob again when it is repeated. Missing blobs are skipped.
+        """
+        for blob in blobs:
+            if self.path(blob).exists() and not self.matches(blob):
+                self.discard(blob)
+                raise DamagedError(
+                    f"{self.path(blob)} did not match its digest and was removed",
+                    hint="Run the same command again to rebuild it. If this happens again, check the disk and memory.",
+                    blob=blob,
+                )
+
+    def discard(self, blob: str) -> None:
+        """Removes a blob, so that it is made again when it is needed."""
+        self.path(blob).unlink(missing_ok=True)
+
+    def put(self, data: bytes, media_type: str) -> Descriptor:
+        """Stores a small blob."""
+        blob = Descriptor(media_type=media_type, digest=digest.of_bytes(data), size=len(data))
+        if not self.has(blob.digest, blob.size):
+            self.write(lambda out: (out.write(data), blob)[1])
+        return blob
+
+    def write(self, make: Callable[[BinaryIO], _Written]) -> _Written:
+        """Stores the blob that `make` writes to a file; returns its result. Leaves nothing behind if it raises."""
+        handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
+        try:
+            with self.disk_errors(), os.fdopen(handle, "wb") as out:
+                fcntl.flock(out, fcntl.LOCK_EX)  # released when this process ends: see remove_leftovers
+                with _synced(out.fileno()):
+                    written = make(cast("BinaryIO", out))
+                    out.flush()
+                os.fsync(out.fileno())
+                Path(temporary).chmod(0o644)
+                Path(temporary).replace(self.path(written.digest))  # while it is locked
+                _sync_folder(self.path(written.digest).parent)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+        return written
+
+    def remove_leftovers(self) -> None:
+        """Removes temporary files of killed processes: no process holds a lock on them."""
+        for path in (self.root / "tmp").iterdir():
+            try:
+                with path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if time.time() - path.stat().st_mtime > NEW_FILE_S:
+                        path.unlink()
+            except (BlockingIOError, FileNotFoundError):
+                continue
+
+    @contextmanager
+    def disk_errors(self) -> Iterator[None]:
+        """Raises DiskError for a full disk, which names the store."""
+        try:
+            yield
+        except OSError as error:
+            raise store_error(error, self.root) from error
+
+
+@contextmanager
+def _synced(handle: int) -> Iterator[None]:
+    """Syncs the file while it is written: a single sync at the end would take as long again."""
+    done = threading.Event()
+    failures: list[OSError] = []
+
+    def sync() -> None:
+        while not failures and not done.wait(SYNC_S):
+            try:
+                os.fdatasync(handle)
+            except OSError as error:
+                failures.append(error)  # Linux reports it once: the fsync at the end would succeed
+
+    thread = threading.Thread(target=sync, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

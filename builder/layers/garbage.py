@@ -1,0 +1,213 @@
+"""Garbage of a store (what no image uses), how it is freed, and a check of what the store has.
+
+Nothing is freed while a named image is incomplete: its blobs may look like garbage.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from builder.common import atomic, digest
+from builder.common.errors import FREE_STORE, DamagedError, DiskError
+from builder.common.units import size
+from builder.layers import images, store
+from builder.layers.blobs import MANIFEST_TYPE, REPAIR, Descriptor
+from builder.layers.store import IMAGE_NAME, Store
+
+SHOWN = 5  # damaged images that an error names
+LARGEST_MANIFEST = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garbage:
+    """Files that no image of the store uses, as path -> bytes; `leftovers` are downloads, temporary files, records."""
+
+    blobs: Mapping[Path, int]
+    leftovers: Mapping[Path, int]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.blobs.values()) + sum(self.leftovers.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """An image of the store: `bytes` of all its blobs, `own` of those that no other image has."""
+
+    name: str
+    manifest: str
+    bytes: int
+    own: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The result of a check. `damaged` blobs were removed; `incomplete` images have names and faults.
+
+    `restored` are the names in the index, if that was lost or damaged.
+    """
+
+    blobs: int
+    bytes: int
+    damaged: tuple[str, ...]
+    incomplete: Mapping[str, str]
+    restored: tuple[str, ...] = ()
+
+
+def uses(stored: Store, *, without: Collection[str] = ()) -> list[Use]:
+    """Every image by name, except for `without`. An incomplete image counts with the sizes in its manifest."""
+    names = {name: manifest.digest for name, manifest in stored.images().items() if name not in without}
+    blobs: dict[str, dict[str, int]] = {}
+    for manifest in names.values():
+        try:
+            blobs[manifest] = images.blobs(stored, manifest)
+        except DamagedError:
+            blobs[manifest] = {}
+    users = Counter(blob for sizes in blobs.values() for blob in sizes)
+    return [
+        Use(
+            name=name,
+            manifest=manifest,
+            bytes=sum(blobs[manifest].values()),
+            own=sum(count for blob, count in blobs[manifest].items() if users[blob] == 1),
+        )
+        for name, manifest in sorted(names.items())
+    ]
+
+
+def incomplete(stored: Store, *, without: Collection[str] = ()) -> dict[str, str]:
+    """Name -> fault of every image with an unreadable manifest or a missing blob."""
+    faults = {}
+    for name, manifest in sorted(stored.images().items()):
+        if name in without:
+            continue
+        try:
+            if missing := images.missing(stored, manifest.digest):
+                count = "1 blob is" if len(missing) == 1 else f"{len(missing)} blobs are"
+                faults[name] = f"{count} missing or truncated: {missing[0]}"
+        except DamagedError as error:
+            faults[name] = str(error)
+    return faults
+
+
+def find(stored: Store, *, without: Collection[str] = ()) -> Garbage:
+    """The garbage, including that of the images `without` as if they were removed. Writes nothing.
+
+    Layers kept for the next build are garbage. Raises DamagedError if another named image is incomplete.
+    """
+    stored.require()
+    if faults := incomplete(stored, without=without):
+        lines = [f"  {name}: {fault}" for name, fault in list(faults.items())[:SHOWN]]
+        lines += [f"  ... and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
+        raise DamagedError(
+            "nothing was freed, because images of the store are damaged\n" + "\n".join(lines),
+            hint=f"{REPAIR} Or remove the images: builder gc --forget NAME",
+        )
+    kept = {blob for use in uses(stored, without=without) for blob in images.blobs(stored, use.manifest)}
+    folder = stored.root / "blobs/sha256"
+    blobs = store.sizes(path for path in folder.iterdir() if f"sha256:{path.name}" not in kept)
+    unused = {f"sha256:{path.name}" for path in blobs}
+    files = [path for name in ("tmp", "downloads") for path in (stored.root / name).iterdir()]
+    files += [
+        path for path in (stored.root / "layers").iterdir() if store.read_record(path).get("digest") in {*unused, None}
+    ]
+    files += stored.root.rglob(f".*{atomic.SUFFIX}")
+    return Garbage(blobs=blobs, leftovers=store.sizes(files))
+
+
+def collect(stored: Store, *, without: Collection[str] = (), wait: bool = False) -> Garbage:
+    """Removes the names `without` and frees the garbage; returns it.
+
+    Raises BusyError if another process uses the store, or DamagedError, before anything is changed.
+    """
+    stored.require()
+    with stored.locked(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
+        garbage = find(stored, without=without)
+        if without:
+            stored.remove_names(without)
+        for path in (*garbage.leftovers, *garbage.blobs):
+            path.unlink(missing_ok=True)
+    return garbage
+
+
+def make_room(stored: Store, need: Callable[[], int], *, wait: bool = False) -> None:
+    """Frees garbage if the limit or the disk requires it. Raises DiskError if that is not enough.
+
+    `need` returns how many bytes will be written. It is called again after garbage is freed, since some of it may be
+    needed. Nothing is freed if that cannot be enough.
+    """
+    needed = need()
+    if _shortage(stored, needed) <= 0:
+        return
+    if _shortage(stored, needed) <= find(stored).bytes:
+        collect(stored, wait=wait)
+        needed = need()
+    if _shortage(stored, needed) > 0:
+        limit = f", its limit is {size(stored.limit)}" if stored.limit else ""
+        raise DiskError(
+            f"{size(needed)} must be written to the store {stored.root}: it has {size(stored.size())}{limit}, "
+            f"and the disk has {size(shutil.disk_usage(stored.root).free)} free",
+            hint=FREE_STORE,
+        )
+
+
+def _shortage(stored: Store, needed: int) -> int:
+    """Bytes to be freed before `needed` bytes can be written; 0 or less if there is room."""
+    if not needed:
+        return 0
+    over = stored.size() + needed - stored.limit if stored.limit else 0
+    return max(over, needed + 1 - shutil.disk_usage(stored.root).free)
+
+
+def check(stored: Store, read: Callable[[int], None]) -> Check:
+    """Hashes every blob and removes those that do not match their digest; `read` is called with bytes read.
+
+    First restores a lost or damaged index. Raises FileError if there is no store.
+    """
+    stored.require()
+    with stored.locked(fcntl.LOCK_SH):
+        restored: tuple[str, ...] = ()
+        try:
+            stored.images()
+        except DamagedError:
+            restored = _restore_index(stored)
+        blobs = store.sizes((stored.root / "blobs/sha256").iterdir())
+        damaged = tuple(blob for blob in _digests(blobs) if not stored.matches(blob, read))
+        for blob in damaged:
+            stored.discard(blob)
+        faults = incomplete(stored)
+    return Check(blobs=len(blobs), bytes=sum(blobs.values()), damaged=damaged, incomplete=faults, restored=restored)
+
+
+def _restore_index(stored: Store) -> tuple[str, ...]:
+    """Writes a lost index again, from the records of images; returns the names in it.
+
+    A manifest without a record gets a name from its digest, so that nothing is freed before it has been reviewed.
+    """
+    paths = sorted((stored.root / "layers").iterdir(), key=lambda path: path.stat().st_mtime)
+    records = [record for record in map(store.read_record, paths) if IMAGE_NAME in record]
+    known = {record["digest"] for record in records}
+    named = [(str(record[IMAGE_NAME]), record["digest"], record["size"]) for record in records]
+    for blob, count in _digests(store.sizes((stored.root / "blobs/sha256").iterdir())).items():
+        if blob not in known and count < LARGEST_MANIFEST:
+            with suppress(DamagedError):  # not a manifest
+                images.blobs(stored, blob)
+                named.append((f"recovered:{digest.short(blob)}", blob, count))
+    names = {
+        name: Descriptor(media_type=MANIFEST_TYPE, digest=blob, size=count)
+        for name, blob, count in named
+        if stored.path(blob).exists()
+    }
+    with stored.disk_errors(), stored.locked(fcntl.LOCK_EX, "index.lock"):
+        stored.write_index(names)
+    return tuple(sorted(names))
+
+
+def _digests(sizes: Mapping[Path, int]) -> dict[str, int]:
+    return {f"sha256:{path.name}": sizes[path] for path in sorted(sizes)}

@@ -1,0 +1,136 @@
+"""Images of the store: by name, by the plan that they were built from, and what they consist of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+
+from packaging.utils import canonicalize_name
+
+from builder.common import digest
+from builder.common.errors import DamagedError, VerifyError
+from builder.layers import oci, os_layer
+from builder.layers.blobs import REPAIR, Descriptor
+from builder.layers.oci import Image
+from builder.layers.os_layer import OsLayer
+from builder.layers.store import IMAGE_NAME, Store
+from builder.lock.diff import Package, Side
+from builder.matrix import cells
+from builder.plan.plan import PlannedImage
+
+UNTESTED = ".untested"  # suffix of an image's name in the store until its tests pass
+
+
+def read(store: Store, manifest: str) -> Image:
+    """The image with this manifest. Raises DamagedError if one of the two documents is missing or invalid."""
+    try:
+        return oci.read_image(store.read(manifest), store.read)
+    except VerifyError as error:
+        raise _damaged(store, manifest, error) from error
+
+
+def blobs(store: Store, manifest: str) -> dict[str, int]:
+    """Digest -> size of each blob of an image: manifest, configuration, layers. Raises DamagedError as `read` does."""
+    content = store.read(manifest)
+    try:
+        return {manifest: len(content), **oci.read_blobs(content)}
+    except VerifyError as error:
+        raise _damaged(store, manifest, error) from error
+
+
+def missing(store: Store, manifest: str) -> list[str]:
+    """Blobs of an image that the store lacks or has in another size. Raises DamagedError as `read` does."""
+    return [blob for blob, size in blobs(store, manifest).items() if not store.has(blob, size)]
+
+
+def _damaged(store: Store, manifest: str, error: VerifyError) -> DamagedError:
+    return DamagedError(f"{store.path(manifest)}: {error}", hint=REPAIR, blob=manifest)
+
+
+def image_ids(store: Store) -> set[str]:
+    """Every id that an engine may have for a complete image of the store: digests of manifest and configuration."""
+    ids: set[str] = set()
+    for manifest in store.images().values():
+        with suppress(DamagedError):
+            if not missing(store, manifest.digest):
+                ids |= set(list(blobs(store, manifest.digest))[:2])
+    return ids
+
+
+# ---- by plan
+
+
+def find(store: Store, planned: PlannedImage) -> Image | None:
+    """The image as planned, on the operating system that the store has; None if it is not assembled or incomplete.
+
+    Raises DamagedError for a manifest or configuration that does not match its digest.
+    """
+    system = os_layer.get(store, planned.os)
+    record = store.get_record(_key(planned, system)) if system else None
+    if record is None or missing(store, record["digest"]):
+        return None
+    return read(store, record["digest"])
+
+
+def put_name(
+    store: Store, planned: PlannedImage, system: OsLayer, manifest: Descriptor, name: str, *, instead_of: str = ""
+) -> None:
+    """Names an image in the store and records it, so that `find` returns it."""
+    store.name(name, manifest, instead_of=instead_of)
+    store.put_record(_key(planned, system), asdict(manifest) | {IMAGE_NAME: name})
+
+
+def _key(planned: PlannedImage, system: OsLayer) -> str:
+    return digest.of_data(["image", planned.digest, system.digest, system.base])
+
+
+# ---- by name
+
+
+def match(names: Iterable[str], word: str, references: Mapping[str, Sequence[str]]) -> list[str]:
+    """The names that match a word: a name, the id of a cell, a tag of a cell, or a pattern of these.
+
+    `references` are the tags of each cell of the matrix, by the cell's id; the first is the name in the store. A tested
+    image precedes an untested one of the same name.
+    """
+    ordered = sorted(names)
+    direct = [name for name in ordered if fnmatchcase(name, word) or fnmatchcase(_tag(name), word)]
+    if direct:
+        return direct
+    tags = {tags[0] for tags in references.values() if any(fnmatchcase(tag, word) for tag in tags)}
+    tags |= {references[cell][0] for cell in cells.match(word, references)}
+    return [name for name in ordered if _tag(name) in tags]
+
+
+def _tag(name: str) -> str:
+    return name.removesuffix(UNTESTED)
+
+
+# ---- to be compared
+
+
+def side(label: str, manifest: bytes, read_blob: Callable[[str], bytes], wheel_sizes: Mapping[str, int]) -> Side:
+    """One side of a comparison. `wheel_sizes` are known sizes by SHA-256. Raises VerifyError for an invalid image."""
+    try:
+        image = oci.read_image(manifest, read_blob)
+    except VerifyError as error:
+        raise VerifyError(f"{label}: {error}", hint=error.hint) from error
+    packages: dict[str, Package] = {}
+    for layer in image.layers:
+        try:
+            contents = oci.parse_history(layer.created_by)
+        except ValueError as error:  # its text comes from the image: not shown
+            raise VerifyError(f"{label}: invalid line about wheels in the history") from error
+        for file, sha256 in contents.wheels if contents else ():
+            name, version = (*file.split("-", 2), "")[:2]
+            packages[canonicalize_name(name)] = Package(
+                name=canonicalize_name(name),
+                version=version,
+                file=file,
+                sha256=sha256,
+                size=wheel_sizes.get(sha256, layer.size if contents and len(contents.wheels) == 1 else None),
+                python="py" + contents.python.replace(".", "") if contents and contents.python else "",
+            )
+    return Side(label=label, packages=packages, blobs={layer.digest: layer.size for layer in image.layers})

@@ -1,0 +1,292 @@
+"""OCI documents: writes and reads an image's configuration and manifest, and the index of a store. Pure.
+
+Source: OCI image specification, "Image Configuration", "Image Manifest" and "Image Index". `Healthcheck` is a field of
+Docker alone; other readers ignore it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AliasPath, BaseModel, Field, ValidationError
+
+from builder.common import digest
+from builder.common.errors import VerifyError
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE, Descriptor
+from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
+from builder.plan.settings import Settings
+
+LAYOUT = '{"imageLayoutVersion":"1.0.0"}'
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+NAME = "org.opencontainers.image.ref.name"  # annotation by which skopeo finds an image: oci:<store>:<name>
+ARCHITECTURE = "amd64"
+CONTAINERD = "containerd"
+_SECOND = 1_000_000_000  # Docker counts nanoseconds
+_WHEEL = re.compile(r"([A-Za-z0-9_.+!-]+\.whl)@sha256:([0-9a-f]{64})", re.ASCII)
+_HISTORY = re.compile(r"wheels format=([0-9]+) python=([0-9.]+|none): (.+)", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer of an image: `digest` and `size` of the blob, `diff_id` of the tar in it, `created_by` in the history.
+
+    `unpacked` is the size of the tar, 0 if unknown. `key` is that of its record in the store, empty if there is none.
+    """
+
+    digest: str
+    diff_id: str
+    size: int
+    created_by: str = ""
+    unpacked: int = 0
+    key: str = ""
+
+    @property
+    def descriptor(self) -> Descriptor:
+        return Descriptor(media_type=LAYER_TYPE, digest=self.digest, size=self.size)
+
+    @property
+    def plain(self) -> Descriptor:
+        """The tar itself, as a blob; the blob as it is if the size of its tar is unknown."""
+        if not self.unpacked:
+            return self.descriptor
+        return Descriptor(media_type=PLAIN_LAYER_TYPE, digest=self.diff_id, size=self.unpacked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image for one platform; layers lowest first."""
+
+    config: Descriptor
+    manifest: Descriptor
+    layers: tuple[Layer, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def image_id(self, kind: str) -> str:
+        """The id that an engine with this kind of store gives the image."""
+        return (self.manifest if kind == CONTAINERD else self.config).digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelsOf:
+    """The wheels of a layer by its history: file name and SHA-256 of each; `python` is empty for CUDA wheels."""
+
+    format: int
+    python: str
+    wheels: tuple[tuple[str, str], ...]
+
+
+# ---- writing
+
+
+def config(settings: Settings, layers: Sequence[Layer], *, created: str, labels: Mapping[str, str]) -> bytes:
+    """The configuration as JSON; `created` is RFC 3339, `labels` follow those of the settings."""
+    inner: dict[str, Any] = {
+        "User": settings.user,
+        "Env": [f"{name}={value}" for name, value in settings.env.items()],
+        "Entrypoint": list(settings.entrypoint),
+        "Cmd": list(settings.command),
+        "WorkingDir": settings.workdir,
+        "Labels": {**settings.labels, **labels},
+    }
+    if settings.ports:
+        inner["ExposedPorts"] = {f"{port}/tcp": {} for port in settings.ports}
+    if health := settings.health:
+        inner["Healthcheck"] = {
+            "Test": ["CMD", *health.command],
+            "Interval": health.interval * _SECOND,
+            "Timeout": health.timeout * _SECOND,
+            "StartPeriod": health.start_period * _SECOND,
+            "Retries": health.retries,
+        }
+    return _json(
+        {
+            "architecture": ARCHITECTURE,
+            "os": "linux",
+            "created": created,
+            "config": inner,
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+            "history": [{"created": created, "created_by": layer.created_by} for layer in layers],
+        }
+    )
+
+
+def bare_config(layers: Sequence[Layer], labels: Mapping[str, str]) -> bytes:
+    """The configuration of a temporary image."""
+    return _json(
+        {
+            "architecture": ARCHITECTURE,
+            "os": "linux",
+            "config": {"Labels": dict(labels)},
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        }
+    )
+
+
+def manifest(config_blob: Descriptor, layers: Sequence[Layer], *, is_plain: bool = False) -> bytes:
+    """The manifest as JSON; `is_plain`: with the layers' tars, which are not compressed."""
+    return _json(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": {**config_blob.as_data(), "mediaType": CONFIG_TYPE},
+            "layers": [(layer.plain if is_plain else layer.descriptor).as_data() for layer in layers],
+        }
+    )
+
+
+def index(images: Mapping[str, Descriptor]) -> str:
+    """The index of a store as JSON, from the manifests of images by name."""
+    entries = [{**images[name].as_data(), "annotations": {NAME: name}} for name in sorted(images)]
+    return json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}, indent=1) + "\n"
+
+
+def describe(layer: PlannedLayer) -> str:
+    """A layer's line in the history. For wheels it has each with its SHA-256, so that anyone can rebuild the layer."""
+    if layer.kind != "wheels":
+        return layer.name if layer.kind == layer.name else f"{layer.kind}: {layer.name}"
+    wheels = " ".join(f"{wheel.file}@sha256:{wheel.sha256}" for wheel in layer.wheels)
+    return f"wheels format={LAYER_FORMAT} python={layer.python or 'none'}: {wheels}"
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+# ---- reading
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_Digest = Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
+
+
+class _Blob(BaseModel, frozen=True):
+    digest: _Digest
+    size: Annotated[int, Field(ge=0, strict=True)]
+
+
+class _Manifest(BaseModel, frozen=True):
+    config: _Blob
+    layers: tuple[_Blob, ...]
+
+
+class _Line(BaseModel, frozen=True):
+    created_by: str = ""
+    empty_layer: bool = False
+
+
+class _Config(BaseModel, frozen=True):
+    diff_ids: tuple[_Digest, ...] = Field(validation_alias=AliasPath("rootfs", "diff_ids"))
+    history: tuple[_Line, ...] = ()
+    labels: dict[str, str] | None = Field(None, validation_alias=AliasPath("config", "Labels"))
+
+
+class _Reference(BaseModel, frozen=True):
+    digest: _Digest
+
+
+class _ConfigOnly(BaseModel, frozen=True):
+    config: _Reference
+
+
+class _LabelsOnly(BaseModel, frozen=True):
+    labels: dict[str, Any] | None = Field(None, validation_alias=AliasPath("config", "Labels"))
+
+
+class _Platform(BaseModel, frozen=True):
+    digest: _Digest
+    os: str = Field("", validation_alias=AliasPath("platform", "os"))
+    architecture: str = Field("", validation_alias=AliasPath("platform", "architecture"))
+
+
+class _Platforms(BaseModel, frozen=True):
+    manifests: tuple[_Platform, ...]
+
+
+class _Entry(_Blob, frozen=True):
+    media_type: str = Field(alias="mediaType", min_length=1)
+    name: str = Field(validation_alias=AliasPath("annotations", NAME))
+
+
+class _Index(BaseModel, frozen=True):
+    manifests: tuple[_Entry, ...]
+
+
+def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
+    """The image of a manifest. `read_blob` returns the configuration by its digest.
+
+    Raises VerifyError for a manifest or configuration that is not one of an image for one platform, or if the two do
+    not match; and what `read_blob` raises.
+    """
+    blobs = _parse(_Manifest, content, "manifest")
+    config = _parse(_Config, read_blob(blobs.config.digest), "configuration")
+    diff_ids, lines = config.diff_ids, [line.created_by for line in config.history if not line.empty_layer]
+    if not len(blobs.layers) == len(diff_ids) == len(lines):
+        raise VerifyError(
+            f"numbers of layers differ: {len(blobs.layers)} in the manifest, {len(diff_ids)} in the configuration, "
+            f"{len(lines)} in its history"
+        )
+    return Image(
+        config=Descriptor(media_type=CONFIG_TYPE, digest=blobs.config.digest, size=blobs.config.size),
+        manifest=Descriptor(media_type=MANIFEST_TYPE, digest=digest.of_bytes(content), size=len(content)),
+        layers=tuple(
+            Layer(digest=blob.digest, size=blob.size, diff_id=diff_id, created_by=line)
+            for blob, diff_id, line in zip(blobs.layers, diff_ids, lines, strict=True)
+        ),
+        labels=config.labels or {},
+    )
+
+
+def read_labels(content: bytes, read_blob: Callable[[str], bytes]) -> dict[str, str]:
+    """The labels of the image of a manifest, whatever else is wrong with it. Raises as `read_image`."""
+    config = read_blob(_parse(_ConfigOnly, content, "manifest").config.digest)
+    labels = _parse(_LabelsOnly, config, "configuration").labels or {}
+    return {name: value for name, value in labels.items() if isinstance(value, str)}
+
+
+def platform_manifest(content: bytes) -> str | None:
+    """Digest of the manifest for our platform in the index of an image for several platforms. Raises VerifyError."""
+    manifests = _parse(_Platforms, content, "index").manifests
+    return next(
+        (entry.digest for entry in manifests if (entry.os, entry.architecture) == ("linux", ARCHITECTURE)), None
+    )
+
+
+def read_blobs(content: bytes) -> dict[str, int]:
+    """Digest -> size of the configuration and the layers of a manifest, the configuration first. Raises VerifyError."""
+    blobs = _parse(_Manifest, content, "manifest")
+    return {blob.digest: blob.size for blob in (blobs.config, *blobs.layers)}
+
+
+def read_index(content: bytes) -> dict[str, Descriptor]:
+    """Name -> manifest of each image in the index of a store. Raises VerifyError."""
+    return {
+        entry.name: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
+        for entry in _parse(_Index, content, "index").manifests
+    }
+
+
+def _parse(model: type[_Model], content: bytes, what: str) -> _Model:
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:  # its input may hold anything: not shown
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ascii(".".join(map(str, first["loc"]))[:100])[1:-1]
+        raise VerifyError(
+            f"invalid {what}: {place + ': ' if place else ''}{first['msg'].lower()}",
+            hint="Use an image for one platform that this builder made.",
+        ) from error
+
+
+def parse_history(line: str) -> WheelsOf | None:
+    """The wheels in a line by `describe`; None if its layer is not of wheels. Raises ValueError for an invalid line."""
+    if not line.startswith("wheels "):
+        return None
+    match = _HISTORY.fullmatch(line)
+    wheels = [_WHEEL.fullmatch(word) for word in match[3].split(" ")] if match else []
+    if not match or not all(wheels):
+        raise ValueError(f"not a line about wheels: {line[:200]}")
+    python = "" if match[2] == "none" else match[2]
+    return WheelsOf(format=int(match[1]), python=python, wheels=tuple((word[1], word[2]) for word in wheels if word))

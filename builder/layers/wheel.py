@@ -1,0 +1,364 @@
+"""Installs wheels as entries of a layer: schemes, scripts, RECORD, INSTALLER, REQUESTED, modes.
+
+Nothing is unpacked: an entry of the layer refers to the entry of the zip. Pure except for reading the wheel.
+Sources: "Binary distribution format", "Recording installed projects" and "Entry points" of the PyPA specifications;
+where they leave a choice, what uv does, so that both methods of building give the same files.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.metadata
+import io
+import os
+import struct
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import BinaryIO
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from builder.layers import splice
+from builder.layers.splice import Entry, SpliceError, Zipped
+from builder.layers.wheel_zip import WheelError, read_items, zipped
+
+FILE_MODE, PROGRAM_MODE, FOLDER_MODE = 0o644, 0o755, 0o755
+MAX_METADATA = 64 << 20  # bytes of a text that is read into memory; the longest known RECORD (torch) has 2 MB
+_SCRIPT = """\
+#!{python}
+# -*- coding: utf-8 -*-
+import sys
+from {module} import {name}
+if __name__ == "__main__":
+    if sys.argv[0].endswith("-script.pyw"):
+        sys.argv[0] = sys.argv[0][:-11]
+    elif sys.argv[0].endswith(".exe"):
+        sys.argv[0] = sys.argv[0][:-4]
+    sys.exit({function}())
+"""
+
+
+# Users install their own packages here, over those of the image; members of group 0 can write these folders.
+# Each package of the image has a second record here, of links, which an installer removes when it replaces the package:
+# docs/decisions/0015-packages-over-the-image.md.
+OVERLAY = "opt/venv/user"
+RECORDS = f"{OVERLAY}/lib/python/site-packages"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Folders that wheels are installed to, as paths without a leading slash; `python` is the interpreter of scripts.
+
+    `link` is a name in `site` that no wheel may use: it is a link.
+    """
+
+    prefix: str
+    site: str
+    headers: str
+    python: str = "/opt/venv/bin/python"
+    version: str = ""
+    link: str = ""
+
+    def scheme(self, name: str, project: str) -> str:
+        """The folder of a `.data` scheme; raises KeyError for an unknown scheme."""
+        return {
+            "purelib": self.site,
+            "platlib": self.site,
+            "headers": f"{self.headers}/{project}",
+            "scripts": f"{self.prefix}/bin",
+            "data": self.prefix,
+        }[name]
+
+
+# As with `--target`: independent of any Python.
+CUDA = Place(prefix="opt/nvidia", site="opt/nvidia", headers="opt/nvidia/include")
+
+
+def environment(python: str) -> Place:
+    """The virtual environment in /opt/venv for a Python version such as 3.11."""
+    return Place(
+        prefix="opt/venv",
+        site=f"opt/venv/lib/python{python}/site-packages",
+        headers=f"opt/venv/include/site/python{python}",
+        version=python,
+        link="nvidia",
+    )
+
+
+def layer_entries(wheels: Iterable[tuple[str, BinaryIO]], place: Place) -> Iterator[Entry]:
+    """Entries of a layer of several wheels (file name, file), each folder before its contents.
+
+    Raises WheelError if two wheels have different files for one path, or if a wheel is invalid.
+    """
+    seen: dict[str, tuple[Entry, str]] = {}
+    folders: set[str] = set()
+    for name, file in wheels:
+        for entry in install(name, file, place):
+            if known := seen.get(entry.path):
+                _check_same(known, (entry, name))
+                continue
+            if entry.path in folders:
+                raise WheelError(f"{name}: /{entry.path} is a file, and a folder in this or an earlier wheel")
+            for folder in new_folders(entry.path, folders):
+                if folder.path in seen:
+                    raise WheelError(f"{name}: /{folder.path} is a folder, and a file in {seen[folder.path][1]}")
+                yield folder
+            seen[entry.path] = (entry, name)
+            yield entry
+
+
+def new_folders(path: str, folders: set[str]) -> Iterator[Entry]:
+    """Entries for the folders above `path` that `folders` lacks, outermost first; adds them to it."""
+    missing = []
+    name = path.rpartition("/")[0]
+    while name and name not in folders:
+        missing.append(name)
+        name = name.rpartition("/")[0]
+    for name in reversed(missing):
+        folders.add(name)
+        yield Entry(path=name, mode=_folder_mode(name))
+
+
+def _folder_mode(path: str) -> int:
+    if path in (OVERLAY, f"{OVERLAY}/lib", f"{OVERLAY}/lib/python"):
+        return 0o1775
+    return 0o775 if f"{path}/".startswith(f"{RECORDS}/") else FOLDER_MODE
+
+
+def _check_same(first_of: tuple[Entry, str], second_of: tuple[Entry, str]) -> None:
+    """Raises WheelError unless two wheels (of one namespace) have the same file."""
+    (first, first_name), (second, second_name) = first_of, second_of
+    if first.mode != second.mode:
+        raise WheelError(f"{first_name} and {second_name} both have /{first.path}, with different modes")
+    try:
+        is_same = first.size == second.size and splice.sha256(first.content or b"") == splice.sha256(
+            second.content or b""
+        )
+    except SpliceError as error:
+        raise WheelError(str(error)) from error
+    if not is_same:
+        raise WheelError(f"{first_name} and {second_name} both have /{first.path}, with different bytes")
+
+
+def install(name: str, file: BinaryIO, place: Place) -> Iterator[Entry]:
+    """Entries of one wheel in the order of its zip, then those that an installer adds. Raises WheelError."""
+    try:
+        yield from _Wheel(name, file, place).entries()
+    except WheelError:
+        raise
+    except SpliceError as error:
+        raise WheelError(str(error)) from error
+    # Raised by the standard library for invalid or unsupported zip files and texts.
+    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, csv.Error) as error:
+        raise WheelError(f"{name}: {error}") from error
+
+
+class _Wheel:
+    def __init__(self, name: str, file: BinaryIO, place: Place) -> None:
+        self._name = name
+        self._file = file
+        self._place = place
+        try:
+            self._project, self._version, _, _ = parse_wheel_filename(name)
+        except InvalidWheelFilename as error:
+            raise WheelError(f"{name}: invalid file name of a wheel") from error
+        self._items = read_items(name, file)
+        self._info = self._find_info()
+        self._written: dict[str, Entry] = {}
+        self._rows: dict[str, tuple[str, str]] = {}  # of the new RECORD
+
+    def entries(self) -> Iterator[Entry]:
+        self._check_metadata()
+        record = self._read_record()
+        programs = dict(self._programs())
+        yield from self._shipped(record, programs)
+        yield from self._generated(programs)
+        info = f"{self._place.site}/{self._info}/"
+        for path in [path for path in self._written if path.startswith(info) and "/" not in path[len(info) :]]:
+            name = path[len(info) :]
+            yield self._once(Entry(path=f"{RECORDS}/{self._info}/{name}", mode=0o777, link=f"/{path}"))
+
+    def _shipped(self, record: Mapping[str, tuple[str, str]], programs: Collection[str]) -> Iterator[Entry]:
+        """The files of the wheel, except for those that are generated."""
+        replaced = {f"{self._info}/{part}" for part in ("RECORD", *_ADDED)}
+        for path, item in self._items.items():
+            if path in replaced:
+                continue
+            target, is_script = self._target(path)
+            if target in programs or (is_script and any(target.removesuffix(end) in programs for end in _WRAPPERS)):
+                continue  # a declared entry point overrides a file of its name
+            entry = Entry(
+                path=target, mode=_mode(item, is_script=is_script), content=zipped(self._file, item, self._name)
+            )
+            row = record.get(path, ("", ""))
+            if is_script and (fixed := self._with_interpreter(entry)):
+                entry, row = fixed, _row(fixed)
+            self._rows[self._relative(target)] = row
+            yield self._once(entry)
+        # A row in the wheel's RECORD for a file that is not in the wheel (a signature, see PEP 427) is kept.
+        for path, row in record.items():
+            if path not in self._items and path not in replaced:
+                self._rows.setdefault(path, row)
+
+    def _generated(self, programs: Mapping[str, bytes]) -> Iterator[Entry]:
+        """INSTALLER, REQUESTED, scripts of entry points, and RECORD."""
+        info = f"{self._place.site}/{self._info}"
+        added = [Entry(path=f"{info}/{part}", mode=FILE_MODE, content=text) for part, text in _ADDED.items()]
+        added += [Entry(path=path, mode=PROGRAM_MODE, content=text) for path, text in programs.items()]
+        for entry in added:
+            self._rows[self._relative(entry.path)] = _row(entry)
+            yield self._once(entry)
+        self._rows[f"{self._info}/RECORD"] = ("", "")
+        text = io.StringIO()
+        rows = sorted(self._rows.items(), key=lambda row: row[0].encode())
+        csv.writer(text, lineterminator="\n").writerows((path, *row) for path, row in rows)
+        mode = _mode(self._items[f"{self._info}/RECORD"], is_script=False)
+        yield self._once(Entry(path=f"{info}/RECORD", mode=mode, content=text.getvalue().encode()))
+
+    def _once(self, entry: Entry) -> Entry:
+        """The entry. Raises WheelError for a path that is installed twice: the installer would choose the file."""
+        if entry.path in self._written:
+            raise WheelError(f"{self._name}: two files are installed as /{entry.path}")
+        self._written[entry.path] = entry
+        return entry
+
+    def _find_info(self) -> str:
+        tops = {path.split("/")[0] for path in self._items}
+        folders = [top for top in tops if top.endswith(".dist-info")]
+        if len(folders) != 1:
+            raise WheelError(f"{self._name}: has {len(folders)} .dist-info folders instead of one")
+        [info] = folders
+        project, _, version = info.removesuffix(".dist-info").partition("-")
+        if not self._is_own(project, version):
+            raise WheelError(f"{self._name}: {info} is of another project or version")
+        return info
+
+    def _is_own(self, project: str, version: str) -> bool:
+        """Whether a name and a version match the wheel's file name, except for a local version."""
+        try:
+            return canonicalize_name(project) == self._project and Version(version).public == self._version.public
+        except InvalidVersion:
+            return False
+
+    def _text(self, part: str) -> str | None:
+        item = self._items.get(f"{self._info}/{part}")
+        if item is None:
+            return None
+        if item.file_size > MAX_METADATA:
+            raise WheelError(f"{self._name}: {part} is too large: {item.file_size} bytes")
+        return splice.read(zipped(self._file, item, self._name)).decode("utf-8")
+
+    def _check_metadata(self) -> None:
+        text = self._text("WHEEL")
+        version = HeaderParser().parsestr(text or "").get("Wheel-Version", "").strip()
+        if version.split(".")[0] != "1":
+            raise WheelError(f"{self._name}: unsupported Wheel-Version {version or 'none'}: must be 1.x")
+        metadata = HeaderParser().parsestr(self._text("METADATA") or "")
+        if metadata and not self._is_own(metadata.get("Name", ""), metadata.get("Version", "")):
+            name = f"{metadata.get('Name', '')} {metadata.get('Version', '')}"
+            raise WheelError(f"{self._name}: METADATA is of another project or version: {name[:100]!r}")
+
+    def _read_record(self) -> dict[str, tuple[str, str]]:
+        text = self._text("RECORD")
+        if text is None:
+            raise WheelError(f"{self._name}: has no RECORD")
+        return {row[0]: (row[1], row[2]) for row in csv.reader(io.StringIO(text)) if len(row) == 3}
+
+    def _target(self, path: str) -> tuple[str, bool]:
+        """The installed path of a file, and whether the file is a script."""
+        first, _, rest = path.partition("/")
+        if not first.endswith(".data"):
+            return self._checked(path, f"{self._place.site}/{path}"), False
+        scheme, _, inside = rest.partition("/")
+        if canonicalize_name(first.split("-")[0]) != self._project or not inside:
+            raise WheelError(f"{self._name}: {path} is in no scheme")
+        try:
+            folder = self._place.scheme(scheme, self._project)
+        except KeyError:
+            raise WheelError(f"{self._name}: {path} has unknown scheme {scheme!r}") from None
+        return self._checked(path, f"{folder}/{inside}"), scheme == "scripts"
+
+    def _checked(self, path: str, target: str) -> str:
+        """The target. Raises WheelError if it is below the link, or in the folder for packages of users."""
+        if f"{target}/".startswith(f"{OVERLAY}/"):
+            raise WheelError(f"{self._name}: {path} would be in /{OVERLAY}, which is for packages of users")
+        link = f"{self._place.site}/{self._place.link}"
+        if self._place.link and f"{target}/".startswith(f"{link}/"):
+            raise WheelError(f"{self._name}: {path} would be below /{link}, which is a link to the shared libraries")
+        return target
+
+    def _relative(self, target: str) -> str:
+        """A path as in RECORD: relative to the parent folder of .dist-info."""
+        inside = self._place.site + "/"
+        return target[len(inside) :] if target.startswith(inside) else os.path.relpath(target, self._place.site)
+
+    def _with_interpreter(self, entry: Entry) -> Entry | None:
+        """The script with the interpreter of the image in its first line, if that is the placeholder `#!python`."""
+        assert isinstance(entry.content, Zipped)
+        if entry.content.size > MAX_METADATA:
+            return None  # a binary
+        text = splice.read(entry.content)
+        if not text.startswith(b"#!python"):
+            return None
+        fixed = b"#!" + self._place.python.encode() + b"\n" + text.partition(b"\n")[2]
+        return Entry(path=entry.path, mode=entry.mode, content=fixed)
+
+    def _programs(self) -> Iterator[tuple[str, bytes]]:
+        """Path and text of every console and GUI script."""
+        try:
+            points = _EntryPoints(self._text("entry_points.txt")).entry_points
+        except TypeError as error:  # from the standard library, for a line without `=`
+            raise WheelError(f"{self._name}: invalid entry_points.txt") from error
+        for point in points:
+            if point.group not in ("console_scripts", "gui_scripts"):
+                continue
+            if point.name in ("", ".", "..") or not point.name.isprintable() or set(point.name) & set(" /\\'\""):
+                raise WheelError(f"{self._name}: invalid name of a script: {point.name!r}")
+            try:
+                module, attribute = point.module, point.attr
+            except (AttributeError, AssertionError):  # until Python 3.12, and since
+                module, attribute = "", ""
+            if not attribute or not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
+                raise WheelError(f"{self._name}: script {point.name} has an invalid function: {point.value!r}")
+            text = _SCRIPT.format(
+                python=self._place.python, module=module, name=attribute.split(".")[0], function=attribute
+            ).encode()
+            yield f"{self._place.prefix}/bin/{point.name}", text
+            if self._project == "pip" and point.name == "pip" and self._place.version:
+                yield f"{self._place.prefix}/bin/pip{self._place.version}", text  # as ensurepip and uv do
+
+
+# Suffixes of scripts that setuptools generates for entry points; pip and uv skip them too.
+_WRAPPERS = (".exe", "-script.py", ".pya")
+# The installer is uv, as in the rendered Dockerfiles; readers of this file do not depend on its name.
+_ADDED = {"INSTALLER": b"uv", "REQUESTED": b""}
+
+
+class _EntryPoints(importlib.metadata.Distribution):
+    """Reads entry points with the standard library, as for installed distributions."""
+
+    def __init__(self, text: str | None) -> None:
+        self._entry_points = text
+
+    def read_text(self, filename: str) -> str | None:
+        return self._entry_points if filename == "entry_points.txt" else None
+
+    def locate_file(self, path: object) -> Path:
+        """Required by the base class; only entry points are read, which needs no file."""
+        raise NotImplementedError
+
+
+def _mode(item: zipfile.ZipInfo, *, is_script: bool) -> int:
+    return PROGRAM_MODE if is_script or (item.external_attr >> 16) & 0o111 else FILE_MODE
+
+
+def _row(entry: Entry) -> tuple[str, str]:
+    assert isinstance(entry.content, bytes)
+    hashed = base64.urlsafe_b64encode(hashlib.sha256(entry.content).digest()).decode().rstrip("=")
+    return f"sha256={hashed}", str(len(entry.content))

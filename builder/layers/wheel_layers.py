@@ -1,0 +1,108 @@
+"""Layers that the store records by their inputs, and how those of wheels are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from builder.common.errors import BuildError, FetchError
+from builder.layers import oci, splice, wheel
+from builder.layers.oci import Layer
+from builder.layers.splice import Source, SpliceError, WrittenLayer
+from builder.layers.store import Store
+from builder.layers.wheel_zip import WheelError
+from builder.plan.layer_order import PlannedLayer
+
+
+def get(store: Store, planned: PlannedLayer, key: str = "") -> Layer | None:
+    """The layer, if the store has it. `key` is needed if its inputs were not all known when it was planned."""
+    record = store.get_record(key or planned.inputs)
+    if record is None or not {"diff_id", "unpacked"} <= record.keys():
+        return None
+    return _layer(record, planned, key)
+
+
+def put(store: Store, planned: PlannedLayer, write: Callable[[BinaryIO], WrittenLayer], key: str = "") -> Layer:
+    """Stores the layer that `write` writes, and its record."""
+    layer = store.write(write)
+    record = {
+        "digest": layer.digest,
+        "diff_id": layer.diff_id,
+        "size": layer.size,
+        "unpacked": layer.unpacked,
+        "sources": [[source.path, source.offset, source.length] for source in layer.sources],
+        "files": layer.files,
+    }
+    store.put_record(key or planned.inputs, record)
+    return _layer(record, planned, key)
+
+
+def _layer(record: Mapping[str, Any], planned: PlannedLayer, key: str) -> Layer:
+    return Layer(
+        digest=record["digest"],
+        diff_id=record["diff_id"],
+        size=record["size"],
+        created_by=oci.describe(planned),
+        unpacked=record["unpacked"],
+        key=key or planned.inputs,
+    )
+
+
+def sources_of(store: Store, layer: Layer) -> list[Source]:
+    """The Python files of a layer of wheels."""
+    record = store.get_record(layer.key)
+    if record is None:
+        raise BuildError(
+            f"the store lost layer {layer.digest} during the build", hint="Run the same command again to rebuild it."
+        )
+    return [Source(path=path, offset=offset, length=length) for path, offset, length in record["sources"]]
+
+
+def check_paths(store: Store, image_id: str, layers: Iterable[tuple[str, Layer]], taken: Collection[str]) -> None:
+    """Raises BuildError if two layers, given with their names, have different files for one path.
+
+    Their order would decide which file is used. `taken` are paths of the operating system in folders that wheels use.
+    Wheels of one namespace may share a file.
+    """
+    files: dict[str, tuple[str, list[object]]] = {}
+    for name, layer in layers:
+        for path, *file in (store.get_record(layer.key) or {}).get("files", ()):
+            first_name, first = files.setdefault(path, (name, file))
+            if path in taken:
+                raise BuildError(f"{image_id}: /{path} is in the os layer and in {name}")
+            if first != file:
+                raise BuildError(
+                    f"{image_id}: {first_name} and {name} have different files for /{path}",
+                    hint="Two of their wheels are incompatible: pin other versions in matrix.yaml.",
+                )
+    names = {path: name for path, (name, _) in files.items()} | dict.fromkeys(taken, "the os layer")
+    folders: dict[str, str] = {}
+    for path, name in names.items():
+        folder = path.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders[folder] = name
+            folder = folder.rpartition("/")[0]
+    for path in sorted(folders.keys() & names.keys()):
+        raise BuildError(f"{image_id}: /{path} is a folder in {folders[path]} and something else in {names[path]}")
+
+
+def write(wheels: Iterable[tuple[str, Path]], python: str, out: BinaryIO) -> WrittenLayer:
+    """Writes a layer of wheels (file name, path), in this order; `python` is empty for CUDA wheels.
+
+    Raises WheelError, SpliceError, FileNotFoundError.
+    """
+    with ExitStack() as stack:
+        files = [(name, stack.enter_context(path.open("rb", buffering=splice.CHUNK))) for name, path in wheels]
+        place = wheel.environment(python) if python else wheel.CUDA
+        return splice.write(wheel.layer_entries(files, place), out)
+
+
+def make(store: Store, planned: PlannedLayer, paths: Sequence[Path]) -> Layer:
+    """Stores a layer of wheels; `paths` are in the order of the layer's wheels. Raises FetchError, DiskError."""
+    wheels = [(file.file, path) for file, path in zip(planned.wheels, paths, strict=True)]
+    try:
+        return put(store, planned, lambda out: write(wheels, planned.python, out))
+    except (WheelError, SpliceError) as error:
+        raise FetchError(str(error), hint="The wheel itself is invalid: pin another version.") from error

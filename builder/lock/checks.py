@@ -1,0 +1,81 @@
+"""Checks of the wheels that a cell resolves to. Pure.
+
+Each error names the package at fault and what to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from packaging.version import Version
+
+from builder.common.errors import LockError, join
+from builder.index.wheels import Entry, is_cuda_wheel
+from builder.matrix import facts
+from builder.matrix.cells import Cell
+
+_RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
+_MAJOR = re.compile(r"nvidia-[a-z0-9-]+-cu(\d+)", re.ASCII)
+_UNNAMED = 13  # the first CUDA whose wheels do not all have it in their names
+
+
+def check(cell: Cell, wheels: Sequence[Entry]) -> None:
+    """Raises LockError with every fault of the cell's wheels."""
+    faults = [*(_cpu_faults if cell.is_cpu else _cuda_faults)(cell, wheels), *_version_faults(cell, wheels)]
+    if faults:
+        raise join(faults, f"faults in the wheels of {cell.id}")
+
+
+def _cpu_faults(cell: Cell, wheels: Sequence[Entry]) -> Iterator[LockError]:
+    if cuda := [wheel for wheel in wheels if is_cuda_wheel(wheel.file)]:
+        others = f" and {len(cuda) - 1} more" if len(cuda) > 1 else ""
+        yield LockError(
+            f"{cell.id}: {cell.framework} {cell.release} on this index is not a CPU build: "
+            f"it requires CUDA wheels ({cuda[0].name}{others})",
+            hint=f"Name a CPU package in frameworks.{cell.framework}.package_on, or remove `cpu` from this line.",
+        )
+
+
+def _cuda_faults(cell: Cell, wheels: Sequence[Entry]) -> Iterator[LockError]:
+    """The CUDA runtime among the wheels must be that of the cell, and all wheels of the same CUDA major."""
+    runtimes = [wheel for wheel in wheels if _RUNTIME.fullmatch(wheel.name)]
+    if not runtimes:
+        yield LockError(
+            f"{cell.id}: no CUDA runtime among the wheels: {cell.framework} {cell.release} would be CPU only",
+            hint="Require the CUDA extra of the framework, or pin a version that has CUDA wheels.",
+        )
+    for wheel in runtimes:
+        if not wheel.version.startswith(cell.cuda + "."):
+            yield LockError(
+                f"{cell.id}: {cell.framework} {cell.release} requires CUDA {wheel.version} ({wheel.name}), "
+                f"not {cell.cuda}",
+                hint=f'Correct frameworks.{cell.framework}.versions."{cell.line}".cuda.',
+            )
+    expected = int(cell.cuda.split(".", maxsplit=1)[0])
+    majors: dict[int, str] = {}
+    for wheel in wheels:
+        if match := _MAJOR.fullmatch(wheel.name):
+            majors.setdefault(int(match[1]), wheel.name)
+        elif is_cuda_wheel(wheel.file) and not _RUNTIME.fullmatch(wheel.name) and expected < _UNNAMED:
+            majors.setdefault(_UNNAMED, wheel.name)
+    for major in sorted(majors.keys() - {expected}):
+        yield LockError(
+            f"{cell.id}: {majors[major]} is for CUDA {major}: wheels of two CUDA majors overwrite each other's files "
+            "(libcudnn, libnccl and others have the same path in both)",
+            hint=f"Find the package that requires it: it is not built for CUDA {cell.cuda}.",
+        )
+
+
+def _version_faults(cell: Cell, wheels: Sequence[Entry]) -> Iterator[LockError]:
+    for wheel in wheels:
+        if Version(wheel.version).is_prerelease:
+            yield LockError(
+                f"{cell.id}: {wheel.name} {wheel.version} is a pre-release",
+                hint="Pin a release that has wheels for this Python, or remove this Python.",
+            )
+    for violation in facts.load().violations({wheel.name: wheel.version for wheel in wheels}):
+        yield LockError(
+            f"{cell.id}: {violation}",
+            hint=f'Add the bound to frameworks.{cell.framework}.versions."{cell.line}".constraints.',
+        )

@@ -1,0 +1,239 @@
+"""What changed between two images, or between the locks of two revisions, by package and bytes. Pure.
+
+A side is a lock, or an image described by its manifest and configuration. The history of an image has the names of its
+wheels but not their sizes; those come from locks that have the same wheels, or from a layer of one wheel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from builder.common.units import counted
+from builder.common.units import size as size_text
+from builder.index.wheels import is_cuda_wheel
+from builder.lock.lockfile import Lock, Locked
+
+Kind = Literal["added", "removed", "changed", "other file", "other bytes"]
+Unit = Literal["layers", "wheels"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """An installed wheel; `python` is the tag of its Python, empty for CUDA wheels; `size` is None if not known."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+    size: int | None
+    python: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One image; `blobs` are its layers with their sizes, None if only its lock is known."""
+
+    label: str
+    packages: Mapping[str, Package]
+    blobs: Mapping[str, int] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its layers or wheels, as `of` says."""
+        return sum(size or 0 for size in self.parts(self.of).values())
+
+    @property
+    def of(self) -> Unit:
+        return "wheels" if self.blobs is None else "layers"
+
+    def parts(self, unit: Unit) -> Mapping[str, int | None]:
+        """What is pulled as one: layers by digest, or wheels by digest and the Python that they are installed for."""
+        if unit == "layers":
+            return dict(self.blobs or {})
+        return {f"{package.python} {package.sha256}": package.size for package in self.packages.values()}
+
+    def as_data(self) -> dict[str, Any]:
+        return {"name": self.label, "packages": len(self.packages), "bytes": self.bytes, "of": self.of}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A package that differs between the sides."""
+
+    name: str
+    old: Package | None
+    new: Package | None
+
+    @property
+    def kind(self) -> Kind:
+        if self.old is None or self.new is None:
+            return "added" if self.old is None else "removed"
+        if self.old.version != self.new.version:
+            return "changed"
+        return "other file" if self.old.file != self.new.file else "other bytes"
+
+    def __str__(self) -> str:
+        """`2.9.0 -> 2.9.1`, and what differs if not the version."""
+        old, new = (package.version if package else "none" for package in (self.old, self.new))
+        return f"{new} ({self.kind})" if self.kind.startswith("other") else f"{old} -> {new}"
+
+    @property
+    def difference(self) -> int | None:
+        """Bytes gained; None if a size is not known."""
+        old, new = (package.size if package else 0 for package in (self.old, self.new))
+        return None if old is None or new is None else new - old
+
+    def as_data(self) -> dict[str, Any]:
+        old, new = (package and asdict(package) for package in (self.old, self.new))
+        return {"name": self.name, "change": self.kind, "old": old, "new": new, "bytes": self.difference}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """Layers or wheels; `unknown` is how many have a size that is not known, which `bytes` leaves out."""
+
+    count: int
+    bytes: int
+    unknown: int
+
+    @classmethod
+    def of(cls, sizes: Iterable[int | None]) -> Amount:
+        every = list(sizes)
+        known = [size for size in every if size is not None]
+        return cls(count=len(every), bytes=sum(known), unknown=len(every) - len(known))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """`changes`, the largest difference first. `stays` is what a machine that has the old side need not fetch for the
+    new one, `gone` what only the old one has.
+    """
+
+    old: Side
+    new: Side
+    changes: tuple[Change, ...]
+    unit: Unit
+    stays: Amount
+    fetched: Amount
+    gone: Amount
+
+    @property
+    def unchanged(self) -> int:
+        """How many packages both sides have."""
+        return len(self.new.packages) - sum(1 for change in self.changes if change.new)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.changes or self.fetched.count or self.gone.count)
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--format json`."""
+        return {
+            "old": self.old.as_data(),
+            "new": self.new.as_data(),
+            "packages": [change.as_data() for change in self.changes],
+            "unchanged": self.unchanged,
+            "unit": self.unit,
+            "stays": asdict(self.stays),
+            "fetched": asdict(self.fetched),
+            "gone": asdict(self.gone),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revisions:
+    """All cells of two revisions; `unchanged` counts those with the same wheels."""
+
+    old: str
+    new: str
+    changed: Mapping[str, Diff]
+    added: tuple[Side, ...]
+    removed: tuple[Side, ...]
+    unchanged: int
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--format json`."""
+        return {
+            "old": self.old,
+            "new": self.new,
+            "cells": {cell: diff.as_data() for cell, diff in self.changed.items()},
+            "added": [side.as_data() for side in self.added],
+            "removed": [side.as_data() for side in self.removed],
+            "unchanged": self.unchanged,
+        }
+
+
+def of_lock(lock: Lock | Locked, label: str = "") -> Side:
+    """The wheels of a cell or group; the label is its id if none is given."""
+    name = lock.group if isinstance(lock, Lock) else lock.cell
+    python = next((part for part in name.split("-") if part.startswith("py")), "")
+    packages = {
+        wheel.name: Package(
+            name=wheel.name,
+            version=wheel.version,
+            file=wheel.file,
+            sha256=wheel.sha256,
+            size=wheel.size,
+            python="" if is_cuda_wheel(wheel.file) else python,
+        )
+        for wheel in lock.wheels
+    }
+    return Side(label=label or name, packages=packages)
+
+
+def sizes(locks: Iterable[Lock | Locked]) -> dict[str, int]:
+    """SHA-256 of a wheel -> its bytes."""
+    return {wheel.sha256: wheel.size for lock in locks for wheel in lock.wheels}
+
+
+def compare(old: Side, new: Side) -> Diff:
+    """By package; layers are compared if both sides have them, else wheels."""
+    pairs = {name: (old.packages.get(name), new.packages.get(name)) for name in {*old.packages, *new.packages}}
+    changes = [
+        Change(name=name, old=before, new=after)
+        for name, (before, after) in pairs.items()
+        if before is None or after is None or before.sha256 != after.sha256
+    ]
+    changes.sort(key=lambda change: (change.difference is None, -abs(change.difference or 0), change.name))
+    unit: Unit = "layers" if old.of == new.of == "layers" else "wheels"
+    had, needed = old.parts(unit), new.parts(unit)
+    return Diff(
+        old=old,
+        new=new,
+        changes=tuple(changes),
+        unit=unit,
+        stays=Amount.of(size for part, size in needed.items() if part in had),
+        fetched=Amount.of(size for part, size in needed.items() if part not in had),
+        gone=Amount.of(size for part, size in had.items() if part not in needed),
+    )
+
+
+def compare_all(old_name: str, old: Mapping[str, Locked], new_name: str, new: Mapping[str, Locked]) -> Revisions:
+    """All cells of two revisions, by id."""
+    diffs = {cell: compare(of_lock(old[cell]), of_lock(lock)) for cell, lock in new.items() if cell in old}
+    changed = {cell: diff for cell, diff in diffs.items() if not diff.is_empty}
+    return Revisions(
+        old=old_name,
+        new=new_name,
+        changed=changed,
+        added=tuple(of_lock(lock) for cell, lock in new.items() if cell not in old),
+        removed=tuple(of_lock(lock) for cell, lock in old.items() if cell not in new),
+        unchanged=len(diffs) - len(changed),
+    )
+
+
+def upgrades(old: Mapping[str, Lock | None], new: Iterable[Lock]) -> list[str]:
+    """What `new` changes in the locks of groups, as lines: `old version -> new version`, once for equal changes."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    lines = []
+    for lock in new:
+        side = of_lock(lock)
+        if (before := old.get(lock.group)) is None:
+            lines.append(f"{lock.group}: new, {counted(len(side.packages), 'package')}, {size_text(side.bytes)}")
+        elif changes := sorted(compare(of_lock(before), side).changes, key=lambda change: change.name):
+            groups.setdefault(tuple(f"  {change.name} {change}" for change in changes), []).append(lock.group)
+    for texts, names in groups.items():
+        lines += [f"{', '.join(names)}:", *texts]
+    return lines

@@ -1,0 +1,257 @@
+"""Locks: the exact wheels of each group of cells, as files in locks/. Reading, writing, whether they are current.
+
+A group is the cells of one framework line, CUDA and Python. Its lock has every wheel once, and for each component the
+names of the wheels that it needs. So a new variant of known components needs no resolution, and the needs of one
+component do not change another. `builder.lock.resolve` makes locks. They contain no index address: any mirror works.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as model
+
+from builder.common.errors import LockError, StaleError
+from builder.index.wheels import PLATFORM, STRICT, Entry, Wheel, is_cuda_wheel
+from builder.matrix import cells
+from builder.matrix.cells import Cell
+from builder.matrix.schema import Matrix
+
+FORMAT: Literal[2] = 2
+TOOLKIT = "cuda-toolkit"  # NVIDIA's metapackage: each release pins the libraries of one CUDA
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
+class Part:
+    """A component of a group: its requirements, and the sorted names of all wheels that it needs."""
+
+    requirements: list[str]
+    wheels: list[str]
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
+class Basis:
+    """What the resolution of a group depends on, besides the requirements of its components and the index."""
+
+    cuda: str
+    toolkit: str
+    python: str
+    platform: str
+    glibc: str
+    constraints: list[str]
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
+class Lock:
+    """The lock of a group."""
+
+    group: str
+    basis: Basis
+    components: dict[str, Part]
+    wheels: tuple[Entry, ...]
+    format: Literal[2] = FORMAT
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {wheel.name: wheel.version for wheel in self.wheels}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Locked:
+    """The part of a lock for one cell: its wheels, sorted by component and name, and each component's requirements."""
+
+    cell: str
+    requirements: Mapping[str, list[str]]
+    wheels: tuple[Wheel, ...]
+
+
+def requirements(matrix: Matrix, cell: Cell) -> dict[str, list[str]]:
+    """Component -> its requirements, in the order of the cell's components; only components that have any."""
+    framework = matrix.frameworks[cell.framework]
+    result = {}
+    for component in cells.components(matrix, cell):
+        packages = list(matrix.components[component].packages)
+        if component == cell.framework:
+            own = f"{framework.package_for(cell.cuda)}=={cell.release}"
+            packages = [own, *packages, *framework.versions[cell.line].packages]
+        if packages:
+            result[component] = packages
+    return result
+
+
+def group_requirements(matrix: Matrix, group: Iterable[Cell]) -> dict[str, list[str]]:
+    """Component -> its requirements, for all cells of a group."""
+    result: dict[str, list[str]] = {}
+    for cell in group:
+        result |= requirements(matrix, cell)
+    return result
+
+
+def basis(matrix: Matrix, cell: Cell) -> Basis:
+    """The basis of the cell's group."""
+    return Basis(
+        cuda=cell.cuda,
+        toolkit=matrix.cuda[cell.cuda].toolkit or "",
+        python=cell.python,
+        platform=PLATFORM,
+        glibc=matrix.debian[matrix.python[cell.python].debian].glibc,
+        constraints=sorted(matrix.frameworks[cell.framework].versions[cell.line].constraints),
+    )
+
+
+def stale_reason(matrix: Matrix, lock: Lock | None, chosen: Iterable[Cell], group: Iterable[Cell] = ()) -> str:
+    """Why a lock is not current for the chosen cells of its group; empty if it is.
+
+    The requirements of other cells do not count. With `group`, all cells of the group, a component that none of them
+    has is a reason too.
+    """
+    if lock is None:
+        return "missing"
+    cells = list(chosen)
+    if reason := _basis_difference(matrix, cells[0], lock) if cells else "":
+        return reason
+    if reason := next((reason for cell in cells if (reason := _difference(matrix, cell, lock))), ""):
+        return reason
+    unused = lock.components.keys() - group_requirements(matrix, group).keys() if group else set()
+    return f"no cell has the component {min(unused)}" if unused else ""
+
+
+def _basis_difference(matrix: Matrix, cell: Cell, lock: Lock) -> str:
+    """How the basis of the cell's group differs from that of its lock; empty if it does not."""
+    now, before = vars(basis(matrix, cell)), vars(lock.basis)
+    if changed := [name for name, value in now.items() if value != before[name]]:
+        return f"{changed[0]}: matrix.yaml has {_short(now[changed[0]])}, the lock {_short(before[changed[0]])}"
+    return ""
+
+
+def _difference(matrix: Matrix, cell: Cell, lock: Lock) -> str:
+    """How the requirements of the cell differ from those in its group's lock; empty if they do not."""
+    for component, packages in requirements(matrix, cell).items():
+        part = lock.components.get(component)
+        if part is None:
+            return f"the component {component} is new"
+        if part.requirements != packages:
+            return f"{component}: matrix.yaml requires {_short(packages)}, the lock has {_short(part.requirements)}"
+    return ""
+
+
+def _short(value: object) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text or "nothing"
+
+
+def of_cell(matrix: Matrix, cell: Cell, lock: Lock) -> Locked:
+    """The part of its group's lock that a cell needs. Raises StaleError if the lock lacks one of its components."""
+    by_name = {wheel.name: wheel for wheel in lock.wheels}
+    foundation = cells.foundation(matrix, cell)
+    wheels: dict[str, Wheel] = {}
+    needs = requirements(matrix, cell)
+    if missing := [component for component in needs if component not in lock.components]:
+        raise StaleError(f"locks/{lock.group}.json has no component {missing[0]}", hint=resolve_hint(lock.group))
+    for component in needs:
+        for name in lock.components[component].wheels:
+            is_cuda = component in foundation and is_cuda_wheel(by_name[name].file)
+            wheel = Wheel(component=cells.CUDA if is_cuda else component, **by_name[name].__dict__)
+            wheels.setdefault(name, wheel)
+    ordered = sorted(wheels.values(), key=lambda wheel: (wheel.component, wheel.name))
+    return Locked(cell=cell.id, requirements=needs, wheels=tuple(ordered))
+
+
+def path(root: Path, group: str) -> Path:
+    return root / "locks" / f"{group}.json"
+
+
+def dump(lock: Lock) -> str:
+    """The file's text, with one line for each component and each wheel, for readable diffs."""
+    head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
+    parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
+    wheels = [json.dumps(vars(wheel)) for wheel in lock.wheels]
+    return f'{head},\n "components": {_lines("{", parts, "}")},\n "wheels": {_lines("[", wheels, "]")}\n}}\n'
+
+
+def _lines(opened: str, lines: Sequence[str], closed: str) -> str:
+    inner = ",\n  ".join(lines)
+    return f"{opened}\n  {inner}\n {closed}" if lines else f"{opened}{closed}"
+
+
+def read(root: Path, group: str) -> Lock | None:
+    """The group's lock, or None if it has none. Raises LockError for a damaged file."""
+    file = path(root, group)
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockError(f"{file.name}: {error}", hint=resolve_hint(group)) from error
+    return parse(text, f"locks/{file.name}", group)
+
+
+def parse(text: str, name: str, group: str) -> Lock:
+    """A lock from the text of its file, `name` in messages. Raises LockError if it is damaged or was edited."""
+    hint = resolve_hint(group)
+    try:
+        lock = _LOCK.validate_json(text)
+    except ValidationError as error:
+        if (version := _format(text)) not in (None, FORMAT):
+            raise LockError(
+                f"{name} has lock format {version}; this builder reads format {FORMAT}", hint=hint
+            ) from error
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "file"
+        raise LockError(f"{name} is damaged: {place}: {first['msg']}", hint=hint) from error
+    if dump(lock) != text or lock.group != group:
+        raise LockError(f"{name} was edited by hand or is incomplete", hint=hint)
+    if fault := next(_faults(lock), ""):
+        raise LockError(f"{name} was edited by hand: {fault}", hint=hint)
+    return lock
+
+
+def _format(text: str) -> object:
+    """The `format` of a lock; None if it has none."""
+    try:
+        return json.loads(text).get("format")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+
+
+def _faults(lock: Lock) -> Iterator[str]:
+    """Contradictions between the wheels and their order, their file names, and the components."""
+    names = [wheel.name for wheel in lock.wheels]
+    if names != sorted(set(names)):
+        yield "wheels are not sorted, or one is duplicated"
+    for wheel in lock.wheels:
+        if not _matches_file_name(wheel):
+            yield f"{wheel.file} is not {wheel.name} {wheel.version}"
+    needed = {name for part in lock.components.values() for name in part.wheels}
+    for name in sorted(needed ^ set(names)):
+        yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"
+
+
+def _matches_file_name(wheel: Entry) -> bool:
+    """Whether a wheel's file name is that of its name and version.
+
+    Source: PyPA specifications, "Binary distribution format", "File name convention".
+    """
+    parts = wheel.file.split("-")
+    try:
+        return (
+            len(parts) > 4
+            and canonicalize_name(parts[0]) == wheel.name
+            and (parts[1] == wheel.version or Version(parts[1]) == Version(wheel.version))
+        )
+    except InvalidVersion:
+        return False
+
+
+_LOCK = TypeAdapter(Lock)
+
+
+def resolve_hint(group: str) -> str:
+    return f"Resolve it again: builder lock '{group}*'"

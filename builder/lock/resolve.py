@@ -1,0 +1,383 @@
+"""From requirements to exact wheels, with uv against the configured index.
+
+Only this step asks which versions exist. Each group is resolved by itself, so that adding to the matrix never changes
+the lock of another group. Groups share wheels because each prefers the versions of the others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import requests
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from builder.common.errors import FetchError, LockError, UnreachableError
+from builder.common.units import counted
+from builder.index.host import Host
+from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
+from builder.index.wheels import PLATFORM, Entry
+from builder.lock import checks, lockfile
+from builder.lock.lockfile import Basis, Lock, Part
+from builder.matrix.cells import Cell
+from builder.matrix.project import Project
+from builder.matrix.schema import Matrix
+
+TIMEOUT_S = 900
+OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
+UV_NEWEST_GLIBC = 40  # uv 0.13 has platforms up to manylinux_2_40; newer C libraries run what older ones do
+_UNREACHABLE = re.compile(r"(?i)failed to fetch|connect|timed? ?out|error sending request|dns")
+_LIBC = ctypes.CDLL(None)
+_Closure = dict[str, tuple[Entry, str]]  # name -> wheel, of size 0, and its address
+
+
+class Resolver:
+    """Resolves groups of cells; caches sizes, so that the size of a shared wheel is requested once."""
+
+    def __init__(
+        self,
+        project: Project,
+        host: Host,
+        *,
+        say: Callable[[str], None],
+        matrix: Matrix | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        """`matrix` replaces that of the project; `sizes` are known sizes of wheels, by SHA-256."""
+        self._project = project
+        self._matrix = matrix or project.matrix
+        self._index = host.index
+        # The main index alone: uv would take a package from the first index that has it.
+        environ = {name: value for name, value in os.environ.items() if name not in OTHER_INDEXES}
+        self._environ = {**environ, **host.index.environment()}
+        self._say = say
+        self._hide = host.hide
+        self._sizes: dict[str, int] = dict(sizes or {})
+        self._toolkits: dict[tuple[str, str], Mapping[str, str]] = {}
+
+    def resolve(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
+        """The lock of a group, from its own requirements alone.
+
+        Components of the lock `present` with the same requirements are kept, if the new ones fit beside them. Else all
+        is resolved, with the versions in `prefer` and in `present` where they still fit. Raises LockError.
+        """
+        cell = group[0]
+        needs = lockfile.group_requirements(self._matrix, group)
+        preferred = {**prefer, **(present.versions if present else {})}
+        parts, wheels = self._kept(cell, needs, present)
+        if parts.keys() != needs.keys():
+            self._say(f"{cell.group}: resolving {counted(sum(map(len, needs.values())), 'requirement')}")
+            new = [component for component in needs if component not in parts]
+            try:
+                pins = {name: wheel.version for name, wheel in wheels.items()}
+                versions = self._versions(cell, needs, pins=pins, preferred=preferred)
+            except LockError as error:
+                if not parts or isinstance(error, UnreachableError):
+                    raise
+                reason = str(error).split("\n", maxsplit=1)[-1].strip()
+                names = ", ".join(new)
+                self._say(f"{cell.group}: no versions of {names} fit the locked wheels; resolving all again: {reason}")
+                parts, wheels, new = {}, {}, list(needs)
+                versions = self._versions(cell, needs, preferred=preferred)
+            added: _Closure = {}
+            for component in new:
+                closure = self._closure(cell, needs[component], versions)
+                parts[component] = Part(requirements=needs[component], wheels=sorted(closure))
+                added |= {name: wheel for name, wheel in closure.items() if name not in wheels}
+            wheels |= self._with_sizes(cell, added)
+        checks.check(cell, list(wheels.values()))
+        return Lock(
+            group=cell.group,
+            basis=lockfile.basis(self._matrix, cell),
+            components={component: parts[component] for component in needs},
+            wheels=tuple(wheels[name] for name in sorted(wheels)),
+        )
+
+    def _kept(
+        self, cell: Cell, needs: Mapping[str, list[str]], present: Lock | None
+    ) -> tuple[dict[str, Part], dict[str, Entry]]:
+        """Components of the present lock that are still needed, and their wheels; none if any requirement changed."""
+        if present is None or present.basis != lockfile.basis(self._matrix, cell):
+            return {}, {}
+        parts = {component: part for component, part in present.components.items() if component in needs}
+        if any(part.requirements != needs[component] for component, part in parts.items()):
+            return {}, {}
+        names = {name for part in parts.values() for name in part.wheels}
+        return parts, {wheel.name: wheel for wheel in present.wheels if wheel.name in names}
+
+    def reason(self, cell: Cell) -> str:
+        """Why a cell, in the matrix or not, does not resolve to wheels; empty if it does.
+
+        Names the requirement or constraint of matrix.yaml that causes it, if there is one. Raises FetchError if the
+        index cannot be reached.
+        """
+        needs, basis = lockfile.requirements(self._matrix, cell), lockfile.basis(self._matrix, cell)
+        try:
+            if reason := self._failure(cell, needs, basis):
+                for setting, other_needs, other_basis in self._without_one_setting(cell, needs, basis):
+                    if not self._failure(cell, other_needs, other_basis):
+                        return f"matrix.yaml: {setting} causes the conflict; without it, this resolves. {reason}"
+            return reason
+        except UnreachableError as error:
+            raise FetchError(str(error), hint=error.hint) from error
+
+    def _failure(self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis) -> str:
+        """Why requirements do not resolve; empty if they do."""
+        try:
+            versions = self._versions(cell, needs, basis=basis)
+            closures = [self._closure(cell, packages, versions) for packages in needs.values()]
+            wheels = {name: wheel for closure in closures for name, (wheel, _) in closure.items()}
+            checks.check(cell, list(wheels.values()))
+        except UnreachableError:
+            raise
+        except LockError as error:
+            return str(error)
+        return ""
+
+    def _without_one_setting(
+        self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis
+    ) -> Iterator[tuple[str, Mapping[str, list[str]], Basis]]:
+        """Each optional setting of matrix.yaml for a cell, and the requirements and basis without it."""
+        framework = self._matrix.frameworks[cell.framework]
+        line = f'frameworks.{cell.framework}.versions."{cell.line}"'
+        for bound in basis.constraints:
+            others = [other for other in basis.constraints if other != bound]
+            yield f"{line}.constraints: {bound}", needs, replace(basis, constraints=others)
+        if basis.toolkit:
+            yield f'cuda."{cell.cuda}".toolkit: {basis.toolkit}', needs, replace(basis, toolkit="")
+        for component, packages in needs.items():
+            for package in packages:
+                if package == f"{framework.package_for(cell.cuda)}=={cell.release}":
+                    continue
+                is_of_line = package in framework.versions[cell.line].packages
+                place = f"{line}.packages" if is_of_line else f"components.{component}.packages"
+                left = {**needs, component: [other for other in packages if other != package]}
+                yield f"{place}: {package}", left, basis
+
+    def _versions(
+        self,
+        cell: Cell,
+        needs: Mapping[str, list[str]],
+        *,
+        pins: Mapping[str, str] | None = None,
+        preferred: Mapping[str, str] | None = None,
+        basis: Basis | None = None,
+    ) -> dict[str, str]:
+        """Name -> version for all that these components need.
+
+        `pins` are versions that must stay, `preferred` those to take where they fit. So are the versions of the release
+        of `cuda-toolkit` in matrix.yaml: they fill what no framework pins, and never override one.
+        """
+        basis = basis or lockfile.basis(self._matrix, cell)
+        packages = sorted({package for packages in needs.values() for package in packages})
+        constraints = [*basis.constraints, *_pinned(pins or {})]
+        return _parse_versions(
+            self._compile(cell, packages, constraints, {**(preferred or {}), **self._toolkit(cell, basis)})
+        )
+
+    def _toolkit(self, cell: Cell, basis: Basis) -> Mapping[str, str]:
+        """Name -> version for all that a release of NVIDIA's metapackage pins."""
+        if not basis.toolkit:
+            return {}
+        key = basis.toolkit, basis.python
+        if key not in self._toolkits:
+            text = self._compile(cell, [f"{lockfile.TOOLKIT}[all]=={basis.toolkit}"], (), {})
+            self._toolkits[key] = _parse_versions(text)
+        return self._toolkits[key]
+
+    def _closure(self, cell: Cell, packages: Sequence[str], versions: Mapping[str, str]) -> _Closure:
+        """The wheels for all that some requirements need."""
+        ranks = tag_ranks(cell.python, self._glibc(cell))
+        tables = tomllib.loads(self._compile(cell, packages, _pinned(versions)))["packages"]  # pylock.toml, PEP 751
+        names = {canonicalize_name(table["name"]): table for table in tables}
+        return {name: _best_wheel(cell, name, table, ranks) for name, table in names.items()}
+
+    def _glibc(self, cell: Cell) -> str:
+        """glibc of the cell's Debian release, or the newest that uv supports."""
+        glibc = self._matrix.debian[self._matrix.python[cell.python].debian].glibc
+        return f"2.{min(int(glibc.split('.')[1]), UV_NEWEST_GLIBC)}"
+
+    def _compile(
+        self,
+        cell: Cell,
+        packages: Sequence[str],
+        constraints: Sequence[str],
+        preferred: Mapping[str, str] | None = None,
+    ) -> str:
+        """Output of `uv pip compile`: `name==version` lines, or wheels as pylock.toml if no versions are preferred."""
+        glibc = self._glibc(cell)
+        with self._project.scratch() as scratch:
+            here = Path(scratch)
+            (here / "in.txt").write_text(_lines(packages))
+            (here / "bounds.txt").write_text(_lines(constraints))
+            out = here / ("pylock.toml" if preferred is None else "out.txt")
+            if preferred is not None:
+                out.write_text(_lines(_pinned(preferred)))
+            command = [
+                _uv(), "pip", "compile", str(here / "in.txt"), "-o", str(out), "--no-header", "--no-config",
+                "--only-binary", ":all:", "--prerelease", "disallow", "--no-annotate", "--color", "never",
+                "--python-version", cell.python, "--no-sources", "--no-python-downloads",
+                "--python-platform", f"{PLATFORM}-manylinux_{glibc.replace('.', '_')}",
+                "--constraint", str(here / "bounds.txt"),
+            ]  # fmt: skip
+            self._run(cell, command, here)
+            return out.read_text(encoding="utf-8")
+
+    def _run(self, cell: Cell, command: Sequence[str], cwd: Path) -> None:
+        try:
+            done = subprocess.run(
+                command,
+                env=self._environ,
+                cwd=cwd,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+                preexec_fn=_end_with_parent,  # no other thread runs yet
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UnreachableError(
+                f"{cell.id}: uv timed out after {TIMEOUT_S} s", hint=f"Run again. {DOCTOR}"
+            ) from error
+        output = self._hide(done.stderr).strip()
+        if done.returncode:
+            kind = UnreachableError if _UNREACHABLE.search(output) else LockError
+            raise kind(f"{cell.id}: cannot be resolved to wheels\n{_explain(output)}", hint=_hint(output))
+        if yanked := re.search(r"`?(\S+==\S+?)`? is yanked[^\n]*", output):
+            raise LockError(
+                f"{cell.id}: {yanked[0].strip('` ')}", hint="It was withdrawn: pin another version in matrix.yaml."
+            )
+
+    def _with_sizes(self, cell: Cell, closure: _Closure) -> dict[str, Entry]:
+        """Wheels by name, with sizes from the index where they are not known yet."""
+        urls = {wheel.sha256: url for wheel, url in closure.values() if wheel.sha256 not in self._sizes}
+        if urls:
+            self._say(f"{cell.group}: getting the size of {counted(len(urls), 'wheel')}")
+            with IndexSession(self._index, retries=4) as session, ThreadPoolExecutor(POOL) as pool:
+                sizes = pool.map(lambda url: _size(cell, session, url), urls.values())
+                self._sizes |= dict(zip(urls, sizes, strict=True))
+        return {name: replace(wheel, size=self._sizes[wheel.sha256]) for name, (wheel, _) in closure.items()}
+
+
+def _pinned(versions: Mapping[str, str]) -> list[str]:
+    return [f"{name}=={version}" for name, version in versions.items()]
+
+
+def _lines(texts: Sequence[str]) -> str:
+    return "".join(f"{text}\n" for text in texts)
+
+
+def _parse_versions(text: str) -> dict[str, str]:
+    pairs = re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)", text, re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def _end_with_parent() -> None:
+    """Called in the child: uv must not outlive a builder that is killed."""
+    _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, linux/prctl.h
+
+
+def _uv() -> str:
+    """The locked uv beside this Python, else the one on PATH."""
+    beside = Path(sys.executable).parent / "uv"
+    return str(beside) if beside.exists() else "uv"
+
+
+def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mapping[Tag, int]) -> tuple[Entry, str]:
+    """The wheel that an installer would take: the one with the most specific tag, then the highest build number."""
+    ranked: list[tuple[int, BuildTag, str, str, str, str]] = []
+    for entry in package.get("wheels", []):
+        url = str(entry.get("url") or entry.get("path"))
+        file = _file_name(url)
+        try:
+            _, version, build, tags = parse_wheel_filename(file)
+        except InvalidWheelFilename as error:
+            raise LockError(f"{cell.id}: the index lists an invalid wheel file name: {file!r}") from error
+        if fitting := [ranks[tag] for tag in tags if tag in ranks]:
+            ranked.append((-min(fitting), build, file, str(version), entry["hashes"].get("sha256", ""), url))
+    if not ranked:
+        raise LockError(
+            f"{cell.id}: {name} {package.get('version', '')} has no wheel for Python {cell.python} on {PLATFORM}",
+            hint="Only wheels are supported: pin a version that has one.",
+        )
+    best = max(ranked)
+    _, _, file, number, sha256, url = best
+    if rivals := [other[2] for other in ranked if other[:2] == best[:2] and other[4] != sha256]:
+        raise LockError(f"{cell.id}: {name} has two builds that fit equally: {file}, {rivals[0]}")
+    if not sha256:
+        raise LockError(f"{cell.id}: the index has no SHA-256 for {file}", hint="Use an index that has hashes.")
+    return Entry(name=name, version=number, file=file, size=0, sha256=sha256), url
+
+
+@cache
+def tag_ranks(python: str, glibc: str) -> dict[Tag, int]:
+    """Wheel tags that CPython `python` on glibc `glibc` accepts, 0 the most specific.
+
+    Source: PEP 425, PEP 600 (manylinux_x_y) and its legacy aliases.
+    """
+    version = tuple(int(part) for part in python.split("."))
+    newest = int(glibc.split(".")[1])
+    aliases = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+    platforms = []
+    for minor in range(newest, 4, -1):
+        platforms.append(f"manylinux_2_{minor}_{PLATFORM}")
+        if minor in aliases:
+            platforms.append(f"{aliases[minor]}_{PLATFORM}")
+    platforms.append(f"linux_{PLATFORM}")
+    interpreter = "cp" + python.replace(".", "")
+    accepted = [
+        *cpython_tags(version, [interpreter], platforms),
+        *compatible_tags(version, interpreter, platforms),
+    ]
+    return {tag: rank for rank, tag in reversed(list(enumerate(accepted)))}
+
+
+def _file_name(url: str) -> str:
+    return unquote(urlsplit(url).path.rsplit("/", 1)[-1])
+
+
+def _size(cell: Cell, session: IndexSession, url: str) -> int:
+    """Bytes of a wheel; the index may also be a folder."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("", "file"):
+            return Path(unquote(parts.path)).stat().st_size
+        response = session.head(url, allow_redirects=True, headers={"Accept-Encoding": "identity"})
+        response.raise_for_status()
+        return int(response.headers["Content-Length"])
+    except (OSError, ValueError, KeyError) as error:
+        is_request = isinstance(error, requests.RequestException)
+        reason = describe(error) if is_request else getattr(error, "strerror", None) or INVALID
+        raise LockError(
+            f"{cell.id}: the index does not serve {_file_name(url)}: {reason}",
+            hint="Run again. If it fails again, the index lists a file that it does not have.",
+        ) from error
+
+
+def _explain(output: str) -> str:
+    """uv's explanation, without its decoration."""
+    lines = [re.sub(r"^[^A-Za-z`<(]+", "", line) for line in output.splitlines()]
+    return "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))
+
+
+def _hint(output: str) -> str:
+    if re.search(r"(?i)source distribution|building from source|no usable wheels|no wheels", output):
+        return "Only wheels are supported: pin a version that has one for this Python."
+    if re.search(r"(?i)hash mismatch", output):
+        return "The index serves files that do not match its hashes. Do not use it until the reason is known."
+    if _UNREACHABLE.search(output):
+        return f"The package index did not respond correctly. {DOCTOR}"
+    return "Change a version in matrix.yaml so that the requirements fit together."

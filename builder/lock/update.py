@@ -1,0 +1,111 @@
+"""The lock step: which locks are out of date, and writing new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from builder.common import atomic
+from builder.common.errors import LockError, StaleError, join
+from builder.index.host import Host
+from builder.index.wheels import is_cuda_wheel
+from builder.lock import diff, lockfile
+from builder.lock.lockfile import Lock
+from builder.lock.resolve import Resolver
+from builder.matrix.cells import Cell
+from builder.matrix.project import Project
+
+
+def check(project: Project, chosen: Sequence[Cell]) -> None:
+    """Raises StaleError with every lock that is missing, out of date for these cells, or of no group."""
+    faults = []
+    for group in dict.fromkeys(cell.group for cell in chosen):
+        cells = [cell for cell in chosen if cell.group == group]
+        lock = lockfile.read(project.root, group)
+        if reason := lockfile.stale_reason(project.matrix, lock, cells, project.groups[group]):
+            faults.append(f"locks/{group}.json: {reason}")
+    faults += [f"{name}: belongs to no cell" for name in _strays(project)]
+    if faults:
+        lines = "\n".join(f"  {fault}" for fault in faults[:20])
+        raise StaleError(f"locks are out of date:\n{lines}", hint="Resolve again: builder lock")
+
+
+def update(
+    project: Project, chosen: Sequence[Cell], host: Host, *, upgrade: bool, say: Callable[[str], None]
+) -> list[str]:
+    """Resolves the groups of `chosen` whose locks are out of date, or all for an upgrade; returns the changed paths.
+
+    Each group is resolved by itself, and prefers versions that groups of the same Python or CUDA have. Groups that fail
+    do not stop the others; their errors are raised together at the end.
+    """
+    present = {group: _present(project, group) for group in project.groups}
+    stale = [
+        group
+        for group in dict.fromkeys(cell.group for cell in chosen)
+        if upgrade
+        or lockfile.stale_reason(project.matrix, present[group], project.groups[group], project.groups[group])
+    ]
+    resolver = Resolver(project, host, say=say, sizes=diff.sizes(lock for lock in present.values() if lock))
+    new, failures = _resolve(project, resolver, stale, present, upgrade=upgrade)
+    for line in diff.upgrades(present, new):
+        say(line)
+    changed = [name for lock in new if (name := _write(project, lock))]
+    for name in _strays(project):
+        (project.root / name).unlink()
+        changed.append(f"{name} (removed: no such group)")
+    if failures:
+        raise join(failures, "groups failed")
+    return changed
+
+
+def _resolve(
+    project: Project, resolver: Resolver, stale: Sequence[str], present: Mapping[str, Lock | None], *, upgrade: bool
+) -> tuple[list[Lock], list[LockError]]:
+    """New locks for the groups in `stale`, and the errors of those that fail."""
+    current = [lock for group, lock in present.items() if lock and group not in stale]
+    new: list[Lock] = []
+    failures: list[LockError] = []
+    for group in stale:
+        cells = project.groups[group]
+        try:
+            lock = resolver.resolve(cells, None if upgrade else present[group], _preferred(cells[0], [*current, *new]))
+        except LockError as error:
+            failures.append(error)
+        else:
+            new.append(lock)
+    return new, failures
+
+
+def _preferred(cell: Cell, locks: Iterable[Lock]) -> dict[str, str]:
+    """Versions in groups of the same Python or CUDA, the first group first, so that groups share wheels.
+
+    CUDA wheels are for any Python.
+    """
+    preferred: dict[str, str] = {}
+    for lock in locks:
+        for wheel in lock.wheels:
+            if lock.basis.cuda == cell.cuda if is_cuda_wheel(wheel.file) else lock.basis.python == cell.python:
+                preferred.setdefault(wheel.name, wheel.version)
+    return preferred
+
+
+def _write(project: Project, lock: Lock) -> str:
+    """The path of the lock if it changed."""
+    path, text = lockfile.path(project.root, lock.group), lockfile.dump(lock)
+    if path.exists() and path.read_bytes() == text.encode():
+        return ""
+    atomic.write_text(path, text)
+    return path.relative_to(project.root).as_posix()
+
+
+def _strays(project: Project) -> list[str]:
+    """Lock files that belong to no group."""
+    files = sorted((project.root / "locks").glob("*.json"))
+    return [f"locks/{file.name}" for file in files if file.stem not in project.groups]
+
+
+def _present(project: Project, group: str) -> Lock | None:
+    """The group's lock; None if it is missing or damaged."""
+    try:
+        return lockfile.read(project.root, group)
+    except LockError:
+        return None

@@ -1,0 +1,1 @@
+"""matrix.yaml to cells and tags; facts that no metadata has."""

@@ -1,0 +1,198 @@
+"""facts.yaml as typed models: facts that no package metadata has. Each entry names its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError
+
+from builder.common import strict_yaml, validation
+from builder.common.errors import FileError
+from builder.matrix.schema import StrictModel
+
+FILE = Path(__file__).with_name("facts.yaml")
+
+
+def _specifier(value: str) -> str:
+    try:
+        SpecifierSet(value)
+    except InvalidSpecifier as error:
+        raise ValueError("expected versions such as >=2.6,<2.21") from error
+    return value
+
+
+# Some of these are used in Dockerfiles and labels. In pydantic's patterns `$` does not match before a newline.
+DriverVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]{3}(\.[0-9]{1,4}){0,2}$")]
+Branch = Annotated[str, StringConstraints(pattern=r"^([0-9]{3})?$")]
+Major = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}$")]
+CudaVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}(\.[0-9]{1,4}){1,2}$")]
+Minor = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$")]
+Capability = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]?\.[0-9]$")]
+Architecture = Annotated[str, StringConstraints(pattern=r"^(sm|compute)_[1-9][0-9]{1,2}[af]?$")]
+Package = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{1,60}(-[a-z0-9]{1,60}){0,9}$")]
+Release = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){1,3}$")]
+GpuName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]{0,60}$")]
+Specifier = Annotated[str, AfterValidator(_specifier), StringConstraints(pattern=r"^[0-9.,<>=!~*]{0,60}$")]
+Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
+
+
+class Driver(StrictModel):
+    minimum: DriverVersion
+    source: Line
+
+
+class Toolkits(StrictModel):
+    """`drivers`: the driver of each CUDA toolkit, by its first two numbers."""
+
+    drivers: dict[Minor, DriverVersion]
+    source: Line
+
+
+class Build(StrictModel):
+    """What a wheel was compiled for: `cuda`, and `architectures` as sm_90 (machine code) or compute_90 (PTX).
+
+    `cudnn` is the major version, empty if the wheel does not record it.
+    """
+
+    cuda: CudaVersion
+    cudnn: Annotated[str, StringConstraints(pattern=r"^[0-9]{0,2}$")] = ""
+    architectures: list[Architecture]
+    source: Line
+
+
+class Generation(StrictModel):
+    """GPUs of one compute capability: the first `cuda` that compiles for them, the `last` driver branch for them.
+
+    GPUs in `arm` exist only with an ARM CPU; without `names`, all GPUs of this compute capability do.
+    """
+
+    cuda: Minor
+    last: Branch = ""
+    names: list[GpuName]
+    arm: list[GpuName] = Field(default=[])
+    source: Line
+
+
+class Trap(StrictModel):
+    """Versions `affected` of `package` need versions `wants` of `other`, which no metadata has.
+
+    With `required`, `other` must be installed too.
+    """
+
+    package: Package
+    affected: Specifier
+    other: Package
+    wants: Specifier
+    required: bool = False
+    reason: Line
+    source: Line
+
+    def violation(self, versions: Mapping[str, str]) -> str:
+        """The conflict in these packages, in one line; empty if there is none."""
+        version, other = versions.get(self.package), versions.get(self.other)
+        if version is None or not SpecifierSet(self.affected).contains(version, prereleases=True):
+            return ""
+        needs = f"{self.package} {version} needs {self.other}{self.wants}"
+        if other is None:
+            return f"{needs}: {self.reason}" if self.required else ""
+        if SpecifierSet(self.wants).contains(other, prereleases=True):
+            return ""
+        return f"{needs}, not {other}: {self.reason}"
+
+
+class Caveat(StrictModel):
+    """A flaw of images that run: of a `framework` in the matrix, by `cuda` and by `capabilities` of the GPU."""
+
+    framework: Package
+    cuda: Specifier
+    capabilities: Specifier
+    reason: Line
+    source: Line
+
+
+class Facts(StrictModel):
+    """The whole file: `drivers` by CUDA major, `builds` by package and release, `gpus` by compute capability.
+
+    `plugins` names the package with the GPU code of a framework where it is not the framework's own, by CUDA major.
+    """
+
+    drivers: dict[Major, Driver]
+    toolkits: Toolkits
+    plugins: dict[Package, dict[Major, Package]]
+    builds: dict[Package, dict[Release, Build]]
+    gpus: dict[Capability, Generation]
+    traps: list[Trap]
+    caveats: list[Caveat]
+
+    def driver(self, cuda: str) -> str:
+        """The oldest driver for CUDA `cuda`; empty if unknown."""
+        driver = self.drivers.get(cuda.split(".", maxsplit=1)[0])
+        return driver.minimum if driver else ""
+
+    def toolkit_driver(self, cuda: str) -> str:
+        """The driver released with CUDA `cuda`, the oldest that compiles its PTX; empty if unknown."""
+        return self.toolkits.drivers.get(".".join(cuda.split(".")[:2]), "")
+
+    def build(self, package: str, release: str, cuda: str = "") -> Build | None:
+        """What a release of a package was compiled for; `cuda` selects among packages for one CUDA each."""
+        return self.builds.get(self.compiled_package(package, cuda), {}).get(release)
+
+    def compiled_package(self, package: str, cuda: str) -> str:
+        """The package whose wheel has the GPU code of `package`."""
+        return self.plugins.get(package, {}).get(cuda.split(".", maxsplit=1)[0], package)
+
+    def capability(self, name: str) -> str:
+        """Compute capability of a GPU by its name in this file; empty if unknown."""
+        return next((capability for capability, gpus in self.gpus.items() if name in gpus.names + gpus.arm), "")
+
+    def first_cuda(self, capability: str) -> str:
+        """The oldest CUDA whose machine code runs on this compute capability, or empty."""
+        newest = Version(capability or "0")
+        older = [key for key in self.gpus if Version(key).major == newest.major and Version(key) <= newest]
+        return min((self.gpus[key].cuda for key in older), key=Version, default="")
+
+    def first_driver(self, capability: str) -> str:
+        """The oldest driver for GPUs of this compute capability; empty if unknown."""
+        gpus = self.gpus.get(capability)
+        return self.toolkit_driver(gpus.cuda) if gpus else ""
+
+    def last_branch(self, capability: str) -> str:
+        """The last driver branch for GPUs of this compute capability, such as 580; empty if it is still supported."""
+        gpus = self.gpus.get(capability)
+        return gpus.last if gpus else ""
+
+    def caveats_of(self, framework: str, cuda: str, capability: str) -> list[str]:
+        """Known flaws of a framework with this CUDA on GPUs of this compute capability, as lines."""
+        return [
+            caveat.reason
+            for caveat in self.caveats
+            if caveat.framework == framework
+            and SpecifierSet(caveat.cuda).contains(cuda)
+            and SpecifierSet(caveat.capabilities).contains(capability)
+        ]
+
+    def violations(self, versions: Mapping[str, str]) -> list[str]:
+        """Conflicts between packages that no metadata has, as lines; `versions` by canonical name."""
+        return [violation for trap in self.traps if (violation := trap.violation(versions))]
+
+
+def read(path: Path) -> Facts:
+    """Facts of a file. Raises FileError with every fault and its place, and MatrixError for invalid YAML."""
+    located = strict_yaml.load(path)
+    try:
+        return Facts.model_validate(located.data)
+    except ValidationError as error:
+        raise FileError(
+            validation.explain(error, Facts, located), hint="Correct it, as in the entries next to it."
+        ) from None
+
+
+@cache
+def load() -> Facts:
+    """The facts of this program."""
+    return read(FILE)

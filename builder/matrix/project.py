@@ -1,0 +1,109 @@
+"""A checkout: its paths, matrix, cells and lock."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from builder.common import atomic
+from builder.common.errors import BusyError, UsageError
+from builder.matrix import cells, reader
+from builder.matrix.cells import Cell
+from builder.matrix.schema import Matrix
+
+
+@dataclass(frozen=True)
+class Project:
+    """All paths below one root. `state` is of this machine and never committed."""
+
+    root: Path
+
+    @classmethod
+    def find(cls, start: Path) -> Project:
+        """The project at or above `start`; raises UsageError."""
+        for folder in (start, *start.parents):
+            if (folder / "matrix.yaml").is_file():
+                return cls(folder)
+        raise UsageError(f"no matrix.yaml in {start} or above it", hint="Run this inside a checkout, or use --root.")
+
+    @property
+    def state(self) -> Path:
+        return self.root / ".builder"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    def scratch(self) -> TemporaryDirectory[str]:
+        """A folder for temporary files; `locked` removes what a killed run left there."""
+        parent = self.state / "tmp"
+        parent.mkdir(parents=True, exist_ok=True)
+        return TemporaryDirectory(dir=parent)
+
+    @contextmanager
+    def locked(self, command: str, *, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
+        """Holds the lock of the checkout, after removing temporary files of killed runs.
+
+        The kernel releases the lock when the process ends. Unless `wait`, raises BusyError with the name of the holder.
+        """
+        self.state.mkdir(parents=True, exist_ok=True)
+        with (self.state / "lock").open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = _holder(Path(file.name))
+                if not wait:
+                    raise BusyError(
+                        f"another builder is using this checkout: {holder}", hint="Try again later, or use --wait."
+                    ) from None
+                say(f"waiting for another builder: {holder}")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            file.truncate()
+            json.dump({"pid": os.getpid(), "command": command, "since": time.strftime("%H:%M:%S")}, file)
+            file.flush()
+            self._sweep()
+            yield
+
+    def _sweep(self) -> None:
+        """Removes temporary files of runs that were killed."""
+        shutil.rmtree(self.state / "tmp", ignore_errors=True)
+        for folder in ("locks", "images", ".builder/evidence", ".builder/built"):
+            for path in (self.root / folder).rglob(f".*{atomic.SUFFIX}"):
+                path.unlink()
+
+    @cached_property
+    def matrix(self) -> Matrix:
+        return reader.load(self.root / "matrix.yaml")
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        return cells.expand(self.matrix)
+
+    @cached_property
+    def groups(self) -> dict[str, list[Cell]]:
+        """Cells by group, in order."""
+        groups: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            groups.setdefault(cell.group, []).append(cell)
+        return groups
+
+    def select(self, patterns: Sequence[str]) -> tuple[Cell, ...]:
+        return cells.select(self.matrix, self.cells, patterns)
+
+
+def _holder(lock: Path) -> str:
+    try:
+        data = json.loads(lock.read_text(encoding="utf-8"))
+        return f"`{data['command']}` (pid {data['pid']}, since {data['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a process that has just started"

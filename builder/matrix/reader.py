@@ -1,0 +1,166 @@
+"""Reads matrix.yaml, and checks the references between its parts.
+
+Faults are unknown names, duplicates, contradictions and circular needs. One error lists all of them, with their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from builder.common import strict_yaml, validation
+from builder.common.errors import MatrixError, did_you_mean
+from builder.common.strict_yaml import Key, Located
+from builder.matrix.schema import CPU, Matrix
+
+_Name = tuple[Key, str, Collection[str], str]
+
+
+def load(path: Path) -> Matrix:
+    """Reads and checks a matrix; raises MatrixError."""
+    return check(strict_yaml.load(path))
+
+
+def check(located: Located) -> Matrix:
+    """The matrix in parsed YAML; raises MatrixError."""
+    if not isinstance(located.data, dict):
+        value = validation.describe(located.data)
+        raise MatrixError(f"{located.name}:1:1: expected `key: value` lines, found {value}")
+    try:
+        matrix = Matrix.model_validate(located.data)
+    except ValidationError as error:
+        raise MatrixError(validation.explain(error, Matrix, located)) from None
+    matrix.locate(located)
+    if faults := [fault for find in _CHECKS for fault in find(matrix)]:
+        raise MatrixError(validation.listed(faults))
+    return matrix
+
+
+def _names(matrix: Matrix) -> Iterator[_Name]:
+    """Every name of another part: its path, the name, the names that exist, and what they are."""
+    for version, python in matrix.python.items():
+        yield ("python", version, "debian"), python.debian, matrix.debian, "Debian release"
+    majors = list(dict.fromkeys(version.split(".", maxsplit=1)[0] for version in matrix.cuda))
+    for name, framework in matrix.frameworks.items():
+        yield ("frameworks", name), name, matrix.components, "component"
+        for major in framework.package_on:
+            yield ("frameworks", name, "package_on", major), major, majors, "CUDA major version"
+        for line, entry in framework.versions.items():
+            path = ("frameworks", name, "versions", line)
+            yield from _items((*path, "cuda"), entry.cuda, matrix.cuda, "CUDA version")
+            yield from _items((*path, "python"), entry.python, matrix.python, "Python version")
+            yield from _items((*path, "components"), entry.components, matrix.components, "component")
+    for name, component in matrix.components.items():
+        yield from _items(("components", name, "needs"), component.needs, matrix.components, "component")
+        yield from _items(("components", name, "only_on"), component.only_on, majors, "CUDA major version")
+    for name, members in matrix.variants.items():
+        yield from _items(("variants", name), members, matrix.components, "component")
+
+
+def _items(path: Key, values: Iterable[str], known: Collection[str], kind: str) -> Iterator[_Name]:
+    for index, value in enumerate(values):
+        yield (*path, index), value, known, kind
+
+
+def _unknown_names(matrix: Matrix) -> Iterator[str]:
+    for path, value, known, kind in _names(matrix):
+        if value not in known:
+            label = ".".join(map(str, path))
+            yield f"{matrix.where(*path)}: {label}: no {kind} {value!r}{did_you_mean(value, known)}"
+
+
+def _repeated_versions(matrix: Matrix) -> Iterator[str]:
+    for name, framework in matrix.frameworks.items():
+        for line, entry in framework.versions.items():
+            for axis, values in (("cuda", entry.cuda), ("python", entry.python)):
+                for index, value in enumerate(values):
+                    if value in values[:index]:
+                        yield f"{matrix.where('frameworks', name, 'versions', line, axis, index)}: duplicate {value!r}"
+
+
+def _releases(matrix: Matrix) -> Iterator[str]:
+    """Releases of another version than the one that they are listed under."""
+    for version, python in matrix.python.items():
+        if python.uv and not python.uv.startswith(f"{version}."):
+            yield f"{matrix.where('python', version, 'uv')}: {python.uv} is not a release of Python {version}"
+    for version, cuda in matrix.cuda.items():
+        if cuda.toolkit and not cuda.toolkit.startswith(f"{version}."):
+            where = matrix.where("cuda", version, "toolkit")
+            yield f"{where}: cuda-toolkit {cuda.toolkit} is not a release of CUDA {version}"
+
+
+def _ambiguous_versions(matrix: Matrix) -> Iterator[str]:
+    for axis, versions in (("cuda", matrix.cuda), ("python", matrix.python)):
+        tags: dict[str, str] = {}
+        for version in versions:
+            other = tags.setdefault(version.replace(".", ""), version)
+            if other != version:
+                where = matrix.where(axis, version, key=True)
+                yield f"{where}: {version} and {other} differ only in their dots; ids and tags would collide"
+
+
+def _cpu_images(matrix: Matrix) -> Iterator[str]:
+    """Lines on the cpu whose images have no name: `quartz-cuda:0.5-cpu` would contradict itself."""
+    for name, framework in matrix.frameworks.items():
+        for line, entry in framework.versions.items():
+            if CPU in entry.cuda and not framework.cpu_image:
+                where = matrix.where("frameworks", name, "versions", line, "cuda")
+                yield f"{where}: {name} {line} has no image name for the cpu: add `cpu_image:` to frameworks.{name}"
+
+
+def _image_names(matrix: Matrix) -> Iterator[str]:
+    """Names in ids and tags that two frameworks, or the two images of one, share."""
+    owners: dict[tuple[bool, str], str] = {}
+    for name, framework in matrix.frameworks.items():
+        for field in ("short", "image", "cpu_image"):
+            if not (value := getattr(framework, field)):
+                continue
+            if owner := owners.get((field == "short", value)):
+                where = matrix.where("frameworks", name, field)
+                yield f"{where}: {field} {value!r} is already used by {owner}; tags and ids would collide"
+            owners[field == "short", value] = name
+
+
+def _ports(matrix: Matrix) -> Iterator[str]:
+    """Variants with two components on one port: only one of them could listen."""
+    for name, members in matrix.variants.items():
+        owners: dict[int, str] = {}
+        for index, member in enumerate(members):
+            component = matrix.components.get(member)
+            if component and component.port:
+                owner = owners.setdefault(component.port, member)
+                if owner != member:
+                    where = matrix.where("variants", name, index)
+                    yield f"{where}: variants.{name}: {owner} and {member} both use port {component.port}"
+
+
+def _plain(matrix: Matrix) -> Iterator[str]:
+    if "plain" not in matrix.variants:
+        yield f"{matrix.where('variants')}: variants: 'plain' is missing; it is the variant without additions"
+
+
+def _cycles(matrix: Matrix) -> Iterator[str]:
+    try:
+        TopologicalSorter({name: component.needs for name, component in matrix.components.items()}).prepare()
+    except CycleError as error:
+        cycle = error.args[1][:0:-1]
+        first = min(cycle, key=list(matrix.components).index)
+        start = cycle.index(first)
+        chain = " -> ".join([*cycle[start:], *cycle[:start], first])
+        yield f"{matrix.where('components', first)}: circular needs: {chain}"
+
+
+_CHECKS = (
+    _unknown_names,
+    _repeated_versions,
+    _releases,
+    _ambiguous_versions,
+    _cpu_images,
+    _image_names,
+    _ports,
+    _plain,
+    _cycles,
+)

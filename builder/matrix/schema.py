@@ -1,0 +1,223 @@
+"""matrix.yaml as typed models. `builder.matrix.reader` reads them.
+
+The patterns here restrict every value that is used in a Dockerfile, a shell or a path, so that no other module has to
+quote or check it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
+
+from builder.common import strict_yaml
+from builder.common.reference import ImageRef
+
+CPU = "cpu"  # the value of the CUDA axis for images without CUDA
+_DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
+
+
+def _matches(pattern: str, expected: str) -> Callable[[str], str]:
+    compiled = re.compile(pattern, re.ASCII)  # fullmatch and ASCII: `$` admits a newline, `\d` other digits
+
+    def check(value: str) -> str:
+        if not compiled.fullmatch(value):
+            raise ValueError(f"expected {expected}")
+        return value
+
+    return check
+
+
+def _requirement(value: str) -> str:
+    try:
+        requirement = Requirement(value)
+    except InvalidRequirement as error:
+        raise ValueError("expected a Python requirement such as torchvision>=0.24") from error
+    if requirement.url:
+        raise ValueError("expected a requirement without an address: wheels are resolved from the index by name")
+    if not re.fullmatch(r"[A-Za-z0-9 ._,<>=!~;()\[\]'\"+*-]+", value, re.ASCII):
+        raise ValueError("expected a requirement on one line, in plain characters")
+    return value
+
+
+def _constraint(value: str) -> str:
+    if Requirement(_requirement(value)).extras:
+        raise ValueError("expected a constraint such as numpy<2, without extras")
+    return value
+
+
+def _pinned(value: str) -> str:
+    if not ImageRef.parse(value).digest:
+        raise ValueError("expected an image pinned by digest: name:tag@sha256:...")
+    return value
+
+
+def _registry(value: str) -> str:
+    if value:
+        ImageRef(registry=value, repository="x")
+    return value
+
+
+def _namespace(value: str) -> str:
+    ImageRef(repository=value)
+    return value
+
+
+def _closed(value: str) -> str:
+    """A pattern whose braces and brackets are closed; nested braces are not supported."""
+    if not re.fullmatch(r"([^{}\[\]]|\{[^{}]*\}|\[!?[^\]{}]+\])*", value, re.ASCII):
+        raise ValueError("expected a pattern whose brackets are all closed, such as pt-*-{jupyter,full}")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_matches(r"[a-z][a-z0-9]{0,23}", "a short name of lower-case letters and digits"))]
+Short = Annotated[str, AfterValidator(_matches(r"[a-z]{1,8}", "one to eight lower-case letters"))]
+Line = Annotated[str, AfterValidator(_matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", 'a version such as "2.9"'))]
+Minor = Annotated[str, AfterValidator(_matches(r"[0-9]{1,2}\.[0-9]{1,2}", 'a version of two numbers such as "3.11"'))]
+CudaName = Annotated[str, AfterValidator(_matches(r"[0-9]{1,2}\.[0-9]{1,2}|cpu", 'a version such as "12.8", or cpu'))]
+CudaMajor = Annotated[str, AfterValidator(_matches(r"[0-9]{1,2}|cpu", "the first number of a CUDA version, or cpu"))]
+Distribution = Annotated[str, AfterValidator(_matches(_DISTRIBUTION, "the name of a package, without a version"))]
+ImageName = Annotated[str, AfterValidator(_matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda"))]
+Bytes = Annotated[str, AfterValidator(_matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB"))]
+Release = Annotated[str, AfterValidator(_matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 'a full version such as "2.9.1"'))]
+AptPackage = Annotated[str, AfterValidator(_matches(r"[a-z0-9][a-z0-9+.-]{1,60}", "the name of a Debian package"))]
+PackageName = Annotated[str, AfterValidator(_requirement)]
+Constraint = Annotated[str, AfterValidator(_constraint)]
+Word = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters"))]
+EnvName = Annotated[str, AfterValidator(_matches(r"[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS"))]
+Pattern = Annotated[
+    str, AfterValidator(_matches(r"[a-z0-9.*?\[\]!{},-]{1,200}", "a pattern of cell ids")), AfterValidator(_closed)
+]
+Reason = Annotated[str, AfterValidator(_matches(r"[^\x00-\x1f\x7f]{10,300}", "a reason of one line"))]
+PinnedImage = Annotated[str, AfterValidator(_pinned)]
+Registry = Annotated[str, AfterValidator(_registry)]
+Namespace = Annotated[str, AfterValidator(_namespace)]
+Source = Annotated[
+    str, AfterValidator(_matches(r"(https://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)+/?)?", "an https address"))
+]
+
+
+class StrictModel(BaseModel):
+    """A frozen model without unknown keys or conversions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Debian(StrictModel):
+    image: PinnedImage
+    glibc: Minor
+
+
+class Python(StrictModel):
+    """Debian's Python, from the packages `apt`, or the release `uv` of uv's builds, on a Debian release."""
+
+    debian: Name
+    apt: list[AptPackage] | None = None
+    uv: Release | None = None
+
+    @property
+    def packages(self) -> list[str]:
+        """The Debian packages to install."""
+        return self.apt if self.apt is not None else [] if self.uv else ["python3", "python3-venv"]
+
+
+class Cuda(StrictModel):
+    """`toolkit` is the release of NVIDIA's metapackage `cuda-toolkit` that gives the versions no framework pins.
+
+    `env` are environment variables of its images.
+    """
+
+    toolkit: Release | None = None
+    env: dict[EnvName, Word] = {}
+
+
+class FrameworkVersion(StrictModel):
+    """`constraints` bound the versions of dependencies; `components` are those that only this line needs."""
+
+    release: Release
+    cuda: list[CudaName] = Field(min_length=1)
+    python: list[Minor] = Field(min_length=1)
+    packages: list[PackageName] = []
+    constraints: list[Constraint] = []
+    components: list[Name] = []
+
+
+class Framework(StrictModel):
+    """`package_on` overrides `package` by CUDA major; `cpu_image` overrides `image` on the cpu."""
+
+    short: Short
+    image: ImageName
+    cpu_image: ImageName | None = None
+    package: Distribution
+    package_on: dict[CudaMajor, Distribution] = {}
+    versions: dict[Line, FrameworkVersion] = Field(min_length=1)
+
+    def package_for(self, cuda: str) -> str:
+        """The package to install for a CUDA version, or for `cpu`."""
+        return self.package_on.get(cuda.split(".", maxsplit=1)[0], self.package)
+
+    def image_for(self, cuda: str) -> str:
+        return self.cpu_image if cuda == CPU and self.cpu_image else self.image
+
+
+class Component(StrictModel):
+    """`only_on` are the CUDA majors (or `cpu`) with this component; empty for all."""
+
+    needs: list[Name] = []
+    only_on: list[CudaMajor] = []
+    apt: list[AptPackage] = []
+    packages: list[PackageName] = []
+    env: dict[EnvName, Word] = {}
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    command: list[Word] = []
+    healthcheck: list[Word] = []
+
+
+class Exclusion(StrictModel):
+    cells: Pattern
+    reason: Reason
+
+
+class Inclusion(StrictModel):
+    cell: Pattern
+    reason: Reason
+
+
+class Budget(StrictModel):
+    """The largest images of `cells` and layers of them allowed, compressed, and the largest images unpacked."""
+
+    cells: Pattern
+    image: Bytes
+    layer: Bytes
+    unpacked: Bytes | None = None
+
+
+class Matrix(StrictModel):
+    """The whole of matrix.yaml."""
+
+    _located: strict_yaml.Located = PrivateAttr()
+
+    registry: Registry
+    namespace: Namespace
+    source: Source = ""
+    debian: dict[Name, Debian] = Field(min_length=1)
+    python: dict[Minor, Python] = Field(min_length=1)
+    cuda: dict[CudaName, Cuda] = Field(min_length=1)
+    frameworks: dict[Name, Framework] = Field(min_length=1)
+    components: dict[Name, Component] = Field(min_length=1)
+    variants: dict[Name, list[Name]] = Field(min_length=1)
+    budgets: list[Budget] = []
+    exclude: list[Exclusion] = []
+    include: list[Inclusion] = []
+    sets: dict[Name, list[Pattern]] = {}
+
+    def locate(self, located: strict_yaml.Located) -> None:
+        """Keeps the parsed file for `where`."""
+        self._located = located
+
+    def where(self, *path: str | int, key: bool = False) -> str:
+        """`matrix.yaml:line:column` of the value (or the key) at `path`."""
+        return self._located.where(path, key=key)

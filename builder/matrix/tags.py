@@ -1,0 +1,77 @@
+"""Tags of every cell, computed from the matrix, and the names of an image's labels. Pure.
+
+The full tag has all axes (`2.9.1-cu128-py311-jupyter`). Aliases leave out the defaults of the cell's line (its first
+CUDA, its first Python) and may have the line instead of the release: `2.9.1-jupyter`, `2.9-jupyter`. All of these move
+to the newest release, which has security fixes. The full tag with the stamp of a release,
+`2.9.1-cu128-py311-jupyter-20261122`, is set once and never moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+
+from builder.common.errors import MatrixError
+from builder.common.reference import ImageRef
+from builder.matrix.cells import Cell
+from builder.matrix.schema import Matrix
+
+OCI = "org.opencontainers.image"  # prefix of the image specification's "Pre-Defined Annotation Keys"
+BASE_LABEL = f"{OCI}.base.name"
+LABEL = "gpu-images"
+PLAN_LABEL = f"{LABEL}.plan"
+CELL_LABEL = f"{LABEL}.cell"
+CUDA_LABEL = f"{LABEL}.cuda"  # a version, or cpu
+BUILT_FOR_LABEL = f"{LABEL}.framework.cuda"  # the CUDA that the framework was compiled for
+DRIVER_LABEL = f"{LABEL}.driver"  # the oldest driver for this CUDA
+ARCHITECTURES_LABEL = f"{LABEL}.gpu.architectures"  # of the framework's GPU code: sm_90 compute_90
+
+
+def compute(matrix: Matrix, cells: Iterable[Cell]) -> Mapping[str, tuple[ImageRef, ...]]:
+    """Cell id -> references, the full one first; raises MatrixError if two cells have the same tag."""
+    owners: dict[ImageRef, Cell] = {}
+    result: dict[str, tuple[ImageRef, ...]] = {}
+    for cell in cells:
+        references = tuple(_reference(matrix, cell, tag) for tag in _tags(matrix, cell))
+        for reference in references:
+            other = owners.setdefault(reference, cell)
+            if other is not cell:
+                where = matrix.where("frameworks", cell.framework, "versions", cell.line)
+                raise MatrixError(f"{where}: {other.id} and {cell.id} have the same tag {reference}")
+        result[cell.id] = references
+    return result
+
+
+def stamped(reference: ImageRef, stamp: str) -> ImageRef:
+    """The tag of one release of an image, from its full tag. Raises MatrixError if it is too long."""
+    try:
+        return replace(reference, tag=f"{reference.tag}-{stamp}")
+    except ValueError as error:
+        raise MatrixError(f"{reference} with the stamp {stamp}: {error}") from error
+
+
+def stamps(day: str) -> Iterator[str]:
+    """The stamps of a day, in order: `20261122`, then `20261122.1` for a second release."""
+    yield day
+    for number in count(1):
+        yield f"{day}.{number}"
+
+
+def _tags(matrix: Matrix, cell: Cell) -> list[str]:
+    entry = matrix.frameworks[cell.framework].versions[cell.line]
+    # The name of the image already has the cpu.
+    cuda = "" if cell.is_cpu or cell.cuda == entry.cuda[0] else f"-{cell.cuda_tag}"
+    python = "" if cell.python == entry.python[0] else f"-{cell.python_tag}"
+    long = f"-{cell.cuda_tag}-{cell.python_tag}"
+    tags = [version + axes + cell.suffix for axes in (long, cuda + python) for version in (cell.release, cell.line)]
+    return list(dict.fromkeys(tags))
+
+
+def _reference(matrix: Matrix, cell: Cell, tag: str) -> ImageRef:
+    repository = f"{matrix.namespace}/{matrix.frameworks[cell.framework].image_for(cell.cuda)}"
+    try:
+        return ImageRef(registry=matrix.registry, repository=repository, tag=tag)
+    except ValueError as error:
+        where = matrix.where("frameworks", cell.framework, "versions", cell.line)
+        raise MatrixError(f"{where}: {cell.id}: {error}") from error

@@ -1,0 +1,1 @@
+"""The plan: layer order, image configuration, rendered files, size budgets. Pure."""

@@ -1,0 +1,149 @@
+"""The layers of an image, in order. Pure.
+
+They depend on the image's own components and wheels alone, so adding a cell to the matrix changes no other image. A
+large wheel is a layer of its own; the small wheels of the foundation are one layer, and so are those of the variant.
+
+CUDA is lowest, then the framework, the operating system, the variant. Docker identifies a layer by the chain below it,
+so a security refresh of the operating system keeps the gigabytes below it, and images with the same lowest layers share
+them on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from builder.common import digest
+from builder.common.errors import MatrixError
+from builder.index.wheels import Wheel
+from builder.matrix.cells import CUDA
+
+# Raise it with every change of the bytes that `splice`, `wheel` or `wheel_zip` of builder.layers write.
+LAYER_FORMAT = 4
+MTIME = 946684800  # 2000-01-01, of every file: constant, and after 1980, the earliest that zip can store
+LARGE = 25_000_000  # bytes of a wheel with a layer of its own; docs/decisions/0014-layers-by-a-local-rule.md
+MOST = 125  # layers that Docker's overlay2 can stack
+# CUDA libraries that not every framework needs. They follow the others, so that frameworks on the same CUDA share a
+# longer chain.
+_NOT_FOR_ALL = ("cusparselt", "nvshmem", "cufile", "curand")
+# Parts of CUDA's compiler, which few images have: with the small wheels, whatever their size.
+_COMPILERS = ("nvcc", "nvvm")
+
+LayerKind = Literal["os", "wheels", "files"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedLayer:
+    """A layer to build. `inputs` is the digest of everything that determines its bytes, as known before the build.
+
+    `python` is empty for CUDA wheels, which do not depend on it. `compiled` are the `inputs` of the wheel layers whose
+    bytecode is in this layer; `component` is the owner of the files.
+    """
+
+    kind: LayerKind
+    name: str
+    component: str
+    inputs: str
+    wheels: tuple[Wheel, ...] = ()
+    python: str = ""
+    compiled: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its wheels as downloaded, which is within 2 % of the layer."""
+        return sum(wheel.size for wheel in self.wheels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What an image consists of: its `components` in order, and those of every cell of its group in `foundation`.
+
+    `name` is the variant. `os`, `files` and `compiler` are digests of inputs.
+    """
+
+    name: str
+    framework: str
+    foundation: tuple[str, ...]
+    components: tuple[str, ...]
+    python: str
+    wheels: tuple[Wheel, ...]
+    os: str
+    files: str
+    compiler: str
+
+
+def foundation(parts: Parts) -> tuple[PlannedLayer, ...]:
+    """The layers below the operating system, which all images of a group have."""
+    return (*_cuda(CUDA, parts, [CUDA]), *_with_bytecode(parts.framework, parts, parts.foundation))
+
+
+def stack(name: str, parts: Parts, lowest: Sequence[PlannedLayer] | None = None) -> tuple[PlannedLayer, ...]:
+    """The layers of an image, lowest first; `lowest` are those of `foundation`, if they are known.
+
+    Raises MatrixError for more than Docker allows.
+    """
+    variant = [component for component in parts.components if component not in (CUDA, *parts.foundation)]
+    layers = [
+        *(foundation(parts) if lowest is None else lowest),
+        PlannedLayer(kind="os", name="os", component="base", inputs=parts.os, python=parts.python),
+        *_cuda(parts.name, parts, variant),
+        *_with_bytecode(parts.name, parts, variant),
+        PlannedLayer(kind="files", name="files", component="base", inputs=parts.files, python=parts.python),
+    ]
+    if len(layers) > MOST:
+        raise MatrixError(f"{name} would have {len(layers)} layers; the limit of Docker is {MOST}")
+    return tuple(layers)
+
+
+def _cuda(name: str, parts: Parts, components: Sequence[str]) -> Iterator[PlannedLayer]:
+    """Layers of the CUDA wheels of some components, in /opt/nvidia for every Python."""
+    wheels = [wheel for wheel in parts.wheels if wheel.component in components and wheel.is_cuda]
+    return _cut(name, "", sorted(wheels, key=_cuda_order))
+
+
+def _cuda_order(wheel: Wheel) -> tuple[bool, str]:
+    return any(part in wheel.name for part in _NOT_FOR_ALL), wheel.name
+
+
+def _with_bytecode(name: str, parts: Parts, components: Sequence[str]) -> Iterator[PlannedLayer]:
+    """Layers of the Python wheels of some components, and one layer with the bytecode of all of them."""
+    wheels = [wheel for wheel in parts.wheels if wheel.component in components and not wheel.is_cuda]
+    layers = list(_cut(name, parts.python, sorted(wheels, key=lambda wheel: wheel.name)))
+    yield from layers
+    if layers:
+        compiled = tuple(layer.inputs for layer in layers)
+        yield PlannedLayer(
+            kind="files",
+            name=f"{name} bytecode",
+            component=name,
+            inputs=digest.of_data([LAYER_FORMAT, parts.compiler, parts.python, list(compiled)]),
+            python=parts.python,
+            compiled=compiled,
+        )
+
+
+def _cut(name: str, python: str, wheels: Sequence[Wheel]) -> Iterator[PlannedLayer]:
+    """A layer for each large wheel, in the order given, then one layer `name` for the small ones."""
+    layers = [(wheel.name, [wheel]) for wheel in wheels if _is_large(wheel)]
+    if small := [wheel for wheel in wheels if not _is_large(wheel)]:
+        layers.append((name, small))
+    for layer, members in layers:
+        inputs = wheels_key(python, members)
+        yield PlannedLayer(
+            kind="wheels", name=layer, component=name, inputs=inputs, wheels=tuple(members), python=python
+        )
+
+
+def _is_large(wheel: Wheel) -> bool:
+    return wheel.size >= LARGE and not any(part in wheel.name for part in _COMPILERS)
+
+
+def wheels_key(python: str, wheels: Sequence[Wheel]) -> str:
+    """The `inputs` of a layer of wheels; `python` is empty for wheels in /opt/nvidia.
+
+    File name and size are part of it, although the hash determines them, so that a cached layer never hides a lock
+    with a wrong one.
+    """
+    entries = [[wheel.file, wheel.size, wheel.sha256] for wheel in wheels]
+    return digest.of_data({"layer": LAYER_FORMAT, "python": python, "wheels": entries})

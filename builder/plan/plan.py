@@ -1,0 +1,356 @@
+"""The plan: what would be built, in order, with the digest of every input. No clock, no network, no engine.
+
+It is made from matrix, locks and templates. The `digest` of an image covers everything that determines its bytes,
+except what is known only after the build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from builder.common import digest
+from builder.common.errors import LockError, StaleError
+from builder.index.wheels import Entry, Wheel, is_cuda_wheel
+from builder.lock import lockfile
+from builder.lock.lockfile import Lock, Locked
+from builder.matrix import cells, tags
+from builder.matrix.cells import CUDA, Cell
+from builder.matrix.project import Project
+from builder.matrix.schema import Component, Matrix, Python
+from builder.plan import layer_order, settings
+from builder.plan.layer_order import Parts, PlannedLayer
+from builder.plan.settings import Settings
+
+FORMAT = 4
+# Inputs of every image besides the folders of its components.
+STEPS = "templates/steps"  # the folder of the scripts that run while an image is made
+COMPILER = f"{STEPS}/compile.py"
+BOOTSTRAP_INPUTS = (f"{STEPS}/slim.sh", f"{STEPS}/clean.sh")
+OS_INPUTS = (
+    "templates/os.j2",
+    "templates/macros.j2",
+    *BOOTSTRAP_INPUTS,
+    f"{STEPS}/os.sh",
+    f"{STEPS}/image_environment.py",
+    "templates/host/env.sh",
+)
+UV_LOCK = "locks/uv.txt"
+_CONSTRAINTS = """\
+# The framework of this image and its CUDA: pip and uv install no other versions beside them.
+# Another version all the same:   PIP_CONSTRAINT= pip install ...   or   UV_CONSTRAINT= uv pip install ...
+"""
+# A version that does not exist: it excludes nothing, and pip prints it with a conflict, as a hint how to override.
+_OVERRIDE_HINT = "!=0+to.override.unset.PIP_CONSTRAINT"
+COMMON_INPUTS = (*OS_INPUTS, f"{STEPS}/uv.sh", f"{STEPS}/wheels.sh", COMPILER, UV_LOCK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelList:
+    """A file of images/ with the wheels of a component and their hashes, for one step of Dockerfiles.
+
+    The same for all cells of a group: it has all that the component needs, whatever other components install.
+    """
+
+    path: str
+    is_cuda: bool
+    wheels: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedImage:
+    """An image to build.
+
+    `uv` is the release of uv's Python, empty for Debian's; `references` are the full tag and the aliases;
+    `requirements` are those of the lock, by component; `layers` start with the lowest; `file_components` are the
+    components with files of their own; `os` is the digest of the inputs of the os stage; `constraints` is the text of
+    pip's constraints file.
+    """
+
+    cell: Cell
+    components: tuple[str, ...]
+    references: tuple[str, ...]
+    base: str
+    debian: str
+    uv: str
+    os: str
+    digest: str
+    wheels: tuple[Wheel, ...]
+    lists: tuple[WheelList, ...]
+    layers: tuple[PlannedLayer, ...]
+    file_components: tuple[str, ...]
+    requirements: dict[str, list[str]]
+    constraints: str
+    settings: Settings
+
+    @property
+    def id(self) -> str:
+        return self.cell.id
+
+    @property
+    def folder(self) -> str:
+        """The folder of its group, with the Dockerfiles of all variants and their inputs."""
+        return f"images/{self.cell.group}"
+
+    @property
+    def dockerfile(self) -> str:
+        return f"{self.folder}/{self.cell.variant}.Dockerfile"
+
+    def of_component(self, component: str) -> tuple[Wheel, ...]:
+        return tuple(wheel for wheel in self.wheels if wheel.component == component)
+
+    @property
+    def bytes(self) -> int:
+        return sum(wheel.size for wheel in self.wheels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    images: tuple[PlannedImage, ...]
+    unlocked: tuple[str, ...] = ()
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of all wheels, without sharing between images."""
+        return sum(image.bytes for image in self.images)
+
+    @property
+    def unique_bytes(self) -> int:
+        """Bytes of all wheel layers, each counted once."""
+        return sum({layer.inputs: layer.bytes for image in self.images for layer in image.layers}.values())
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--format json`: stable, and the same on every machine."""
+        return {
+            "format": FORMAT,
+            "images": [
+                {
+                    "id": image.id,
+                    "cell": vars(image.cell),
+                    "dockerfile": image.dockerfile,
+                    "references": list(image.references),
+                    "base": image.base,
+                    "digest": image.digest,
+                    "components": list(image.components),
+                    "layers": [
+                        {
+                            "kind": layer.kind,
+                            "name": layer.name,
+                            "inputs": layer.inputs,
+                            "wheels": [wheel.file for wheel in layer.wheels],
+                            "bytes": layer.bytes,
+                        }
+                        for layer in image.layers
+                    ],
+                }
+                for image in self.images
+            ],
+            "not_locked": list(self.unlocked),
+            "bytes": {"sum": self.sum_bytes, "unique": self.unique_bytes},
+        }
+
+
+def make(project: Project, selected: Sequence[Cell]) -> Plan:
+    """The plan for `selected` cells; those without a lock are listed in `unlocked`. Raises LockError, StaleError.
+
+    An image depends on its own cell alone, not on the other cells selected or the rest of the matrix.
+    """
+    references = tags.compute(project.matrix, project.cells)
+    locks = {group: lockfile.read(project.root, group) for group in dict.fromkeys(cell.group for cell in selected)}
+
+    common = _Common(project)
+    images, unlocked = [], []
+    for cell in selected:
+        lock = locks[cell.group]
+        if lock is None:
+            unlocked.append(cell.id)
+            continue
+        if reason := lockfile.stale_reason(project.matrix, lock, [cell]):
+            raise StaleError(
+                f"locks/{cell.group}.json does not match matrix.yaml: {reason}",
+                hint=lockfile.resolve_hint(cell.group),
+            )
+        images.append(_image(common, cell, lock, tuple(map(str, references[cell.id]))))
+    return Plan(images=tuple(images), unlocked=tuple(unlocked))
+
+
+def make_locked(project: Project, selected: Sequence[Cell]) -> Plan:
+    """As `make`, but a cell without a lock is a LockError."""
+    plan = make(project, selected)
+    if plan.unlocked:
+        raise LockError(
+            f"not locked: {', '.join(plan.unlocked[:5])}{' ...' if len(plan.unlocked) > 5 else ''}",
+            hint=f"Resolve first: builder lock {plan.unlocked[0]}",
+        )
+    return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """What all images of a group have in common: `cuda` is the list of the framework's CUDA, `lists` the others."""
+
+    foundation: tuple[str, ...]
+    constraints: str
+    cuda: tuple[WheelList, ...]
+    lists: Mapping[str, Sequence[WheelList]]
+    layers: tuple[PlannedLayer, ...]
+
+
+class _Common:
+    """What images have in common, each computed once: a matrix may have thousands of cells."""
+
+    def __init__(self, project: Project) -> None:
+        self._root, self.matrix = project.root, project.matrix
+        self.tree = cache(self._tree)
+        self.os = cache(self._os)
+        self.compiler = digest.of_data(self.tree(COMPILER))
+        self.groups: dict[str, _Group] = {}
+
+    def _tree(self, name: str) -> dict[str, str]:
+        """Digests of the files at or below a path, by path."""
+        path = self._root / name
+        return digest.of_tree(self._root, path) if path.exists() else {}
+
+    def _os(self, python: str, components: Sequence[str]) -> str:
+        """The digest of the inputs of an operating system."""
+        return digest.of_data(_os_inputs(self.matrix, python, components, self.tree))
+
+
+def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...]) -> PlannedImage:
+    matrix = common.matrix
+    locked = lockfile.of_cell(matrix, cell, lock)
+    names = cells.components(matrix, cell)
+    group = common.groups.get(cell.group) or _group(common, cell, lock, locked)
+    common.groups[cell.group] = group
+    files = {name: digests for name in names if (digests := common.tree(f"templates/{name}/files"))}
+    parts = _parts(common, cell, locked, group.foundation, names)
+    parts = replace(parts, files=digest.of_data([layer_order.LAYER_FORMAT, cell.python, files, group.constraints]))
+    layers = layer_order.stack(cell.id, parts, group.layers)
+    python = matrix.python[cell.python]
+    base = matrix.debian[python.debian].image
+    configured = settings.of_image(matrix, cell, {name: matrix.components[name] for name in names})
+    lists = [group.lists[component] for component in locked.requirements]
+    return PlannedImage(
+        cell=cell,
+        components=names,
+        references=references,
+        base=base,
+        debian=python.debian,
+        uv=python.uv or "",
+        os=parts.os,
+        digest=_digest(configured, [base, python.debian], layers),
+        wheels=locked.wheels,
+        lists=(*group.cuda, *chain.from_iterable(lists)),
+        layers=layers,
+        file_components=tuple(files),
+        requirements=dict(locked.requirements),
+        constraints=group.constraints,
+        settings=configured,
+    )
+
+
+def _digest(configured: Settings, base: list[str], layers: Sequence[PlannedLayer]) -> str:
+    inputs = {
+        "format": FORMAT,
+        "settings": vars(configured) | {"health": vars(configured.health) if configured.health else None},
+        # As lists: the order of variables and labels is the order in the configuration.
+        "env": list(configured.env.items()),
+        "base": base,
+        "layers": [[layer.name, layer.inputs] for layer in layers],
+    }
+    return digest.of_data(inputs)
+
+
+def _parts(common: _Common, cell: Cell, locked: Locked, foundation: tuple[str, ...], names: tuple[str, ...]) -> Parts:
+    """The parts of an image, without the digest of its files."""
+    return Parts(
+        name=cell.variant,
+        framework=cell.framework,
+        foundation=foundation,
+        components=names,
+        python=cell.python,
+        wheels=locked.wheels,
+        os=common.os(cell.python, names),
+        files="",
+        compiler=common.compiler,
+    )
+
+
+def _group(common: _Common, cell: Cell, lock: Lock, locked: Locked) -> _Group:
+    """The group of a cell; any of its cells gives the same."""
+    foundation = cells.foundation(common.matrix, cell)
+    parts = _parts(common, cell, locked, foundation, foundation)
+    entries = {entry.name: entry for entry in lock.wheels}
+    needed = {component: [entries[name] for name in part.wheels] for component, part in lock.components.items()}
+    shared = {
+        entry.name: entry
+        for component in foundation
+        for entry in needed.get(component, ())
+        if is_cuda_wheel(entry.file)
+    }
+    folder = f"images/{cell.group}"
+    cuda = WheelList(path=f"{folder}/cuda.txt", is_cuda=True, wheels=tuple(shared.values()))
+    return _Group(
+        foundation=foundation,
+        constraints=_constraints(common.matrix, cell, locked),
+        cuda=(cuda,) if shared else (),
+        lists={name: tuple(_lists(folder, name, wheels, shared)) for name, wheels in needed.items()},
+        layers=layer_order.foundation(parts),
+    )
+
+
+def _lists(folder: str, component: str, wheels: Sequence[Entry], shared: Collection[str]) -> Iterator[WheelList]:
+    """The lists of a component; `shared` are the wheels of the framework's CUDA, which have a list of their own."""
+    cuda = tuple(entry for entry in wheels if is_cuda_wheel(entry.file) and entry.name not in shared)
+    if cuda:
+        yield WheelList(path=f"{folder}/cuda-{component}.txt", is_cuda=True, wheels=cuda)
+    plain = tuple(entry for entry in wheels if not is_cuda_wheel(entry.file))
+    if plain:
+        yield WheelList(path=f"{folder}/wheels-{component}.txt", is_cuda=False, wheels=plain)
+
+
+_Tree = Callable[[str], dict[str, str]]  # path of a file or folder -> digests of its files, by path
+
+
+def _os_inputs(matrix: Matrix, version: str, names: Sequence[str], tree: _Tree) -> list[Any]:
+    python = matrix.python[version]
+    release = python.debian
+    by_uv = [python.uv, tree(UV_LOCK)] if python.uv else []  # each uv has one build of a release
+    return [
+        [release, matrix.debian[release].image, version, *by_uv],
+        apt_packages(python, (matrix.components[name] for name in names)),
+        [tree(name) for name in OS_INPUTS],
+    ]
+
+
+def _constraints(matrix: Matrix, cell: Cell, locked: Locked) -> str:
+    """The constraints file that keeps pip and uv from replacing the framework and its CUDA. The same for a group.
+
+    A framework is several packages: jaxlib and jax-cuda12-plugin belong to jax, and packages that depend on exactly
+    this release are in the line's own `packages`. The constraints of the line follow.
+    """
+    framework = matrix.frameworks[cell.framework]
+    line = framework.versions[cell.line]
+    package = canonicalize_name(Requirement(framework.package_for(cell.cuda)).name)
+    own = {package, *(canonicalize_name(Requirement(text).name) for text in line.packages)}
+    foundation = {CUDA, *cells.foundation(matrix, cell)}
+    pinned = sorted(
+        (wheel.name, wheel.version)
+        for wheel in locked.wheels
+        if wheel.component in foundation
+        and (wheel.component == CUDA or wheel.name in own or wheel.name.startswith(package))
+    )
+    lines = [f"{name}=={version},{_OVERRIDE_HINT}" for name, version in pinned]
+    lines += sorted(line.constraints)
+    return _CONSTRAINTS + "".join(f"{constraint}\n" for constraint in lines)
+
+
+def apt_packages(python: Python, components: Iterable[Component]) -> list[str]:
+    """Debian packages of a Python and of all components, each once, in alphabetical order."""
+    return sorted({*python.packages, *(package for component in components for package in component.apt)})

@@ -1,0 +1,115 @@
+"""Writes images/<group>/ from the plan and templates/, or checks that it is current.
+
+A rendered Dockerfile is the readable specification of its image and builds with plain `docker build`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import jinja2
+
+from builder.common import atomic
+from builder.common.errors import StaleError, TemplateError
+from builder.matrix.schema import Matrix
+from builder.plan import layer_order, settings
+from builder.plan.plan import Plan, PlannedImage, apt_packages
+
+
+def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
+    """Path relative to the root -> text, for every file of every image of the plan. Only reads templates/."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(root / "templates"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  Dockerfiles, not HTML; builder.matrix restricts every value
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["argv"] = lambda words: json.dumps(list(words))
+    files: dict[str, str] = {}
+    for image in plan.images:
+        files |= _image(root, environment, matrix, image)
+    return files
+
+
+def _image(root: Path, environment: jinja2.Environment, matrix: Matrix, image: PlannedImage) -> dict[str, str]:
+    components = (matrix.components[name] for name in image.components)
+    context = vars(image) | {
+        "image": image,
+        "apt": apt_packages(matrix.python[image.cell.python], components),
+        "epoch": layer_order.MTIME,
+        "constraints": settings.CONSTRAINTS,
+        "python": image.cell.python,
+    }
+    try:
+        dockerfile = environment.get_template("Dockerfile.j2").render(context)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"templates/{error.name}:{error.lineno}: {error.message} ({image.id})") from error
+    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise TemplateError(f"{_template_place(error)}: {error} ({image.id})") from error
+    files = {image.dockerfile: dockerfile, f"{image.folder}/constraints.txt": image.constraints}
+    for wheel_list in image.lists:
+        lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheel_list.wheels]
+        files[wheel_list.path] = "".join(lines)
+    return files
+
+
+def _template_place(error: Exception) -> str:
+    """`templates/<file>:<line>` of the innermost template frame."""
+    place, trace = "templates", error.__traceback__
+    while trace:
+        name = trace.tb_frame.f_code.co_filename
+        if "templates" in Path(name).parts:
+            place = f"templates/{Path(name).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def write(root: Path, files: Mapping[str, str]) -> list[str]:
+    """Writes `files` and removes all others from images/; returns the paths that changed."""
+    changed = []
+    for name, text in files.items():
+        path = root / name
+        if _differs(path, text):
+            atomic.write_text(path, text)
+            changed.append(name)
+    for stray in _strays(root, files):
+        path = root / stray
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        changed.append(stray)
+    return changed
+
+
+def check(root: Path, files: Mapping[str, str]) -> None:
+    """Raises StaleError with every difference between images/ and `files`."""
+    faults = [
+        f"{name}: {'differs' if (root / name).exists() else 'missing'}"
+        for name, text in files.items()
+        if _differs(root / name, text)
+    ]
+    faults += [f"{name}: belongs to no cell" for name in _strays(root, files)]
+    if faults:
+        lines = [f"  {fault}" for fault in faults[:20]]
+        message = "\n".join(["images/ does not match templates/ and locks/:", *lines])
+        raise StaleError(message, hint="Update it: builder render")
+
+
+def _differs(path: Path, text: str) -> bool:
+    return path.is_symlink() or not path.is_file() or path.read_bytes() != text.encode()
+
+
+def _strays(root: Path, files: Mapping[str, str]) -> list[str]:
+    """Files and folders in images/ that are not in `files`, outermost only."""
+    images = root / "images"
+    if not images.is_dir():
+        return []
+    folders = {Path(name).parts[1] for name in files}
+    strays = [f"images/{path.name}" for path in sorted(images.iterdir()) if path.name not in folders]
+    for folder in sorted(folders):
+        inside = sorted((images / folder).iterdir()) if (images / folder).is_dir() else []
+        strays += [name for path in inside if (name := path.relative_to(root).as_posix()) not in files]
+    return strays

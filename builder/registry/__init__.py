@@ -1,0 +1,1 @@
+"""The registry: HTTP client, upload, push, tags, verification."""

@@ -1,0 +1,229 @@
+"""One repository of one registry: blobs, manifests and tags.
+
+Source: OCI distribution specification 1.1. Why no library does this: docs/decisions/0008-registry-client.md.
+Plain http is for registries on this machine's own loopback; all others need https.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from builder.common import digest as digests
+from builder.common.errors import RegistryError, of_file
+from builder.common.reference import ImageRef
+from builder.index import settings as index
+from builder.index.host import Host
+from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
+from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request, RetryPolicy
+from builder.registry.upload import Transfer, Upload
+
+DOCKER_HUB = ("", "docker.io", "index.docker.io")
+MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A manifest as it is stored, with its digest."""
+
+    digest: str
+    media_type: str
+    content: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, content: bytes, media_type: str) -> Manifest:
+        return cls(digest=digests.of_bytes(content), media_type=media_type, content=content)
+
+
+class Registry:
+    """One repository. Threads may share it."""
+
+    def __init__(self, reference: ImageRef, *, host: Host, write: bool, policy: RetryPolicy = DEFAULT_POLICY) -> None:
+        """Ignores tag and digest of `reference`. `write` requests permission to push."""
+        self.name = reference.name
+        self._repository = reference.repository
+        server, login = reference.registry.lower(), reference.registry
+        if server in DOCKER_HUB:
+            server, login = "registry-1.docker.io", "docker.io"
+            if "/" not in self._repository:
+                self._repository = f"library/{self._repository}"
+        url = f"{'http' if index.is_loopback(server) else 'https'}://{server}/v2/{self._repository}"
+        scope = f"repository:{self._repository}:{'pull,push' if write else 'pull'}"
+        self._http = Connection(login, url, scope, host, policy)
+
+    def stoppable(self, stop: threading.Event) -> Registry:
+        """The same registry, whose methods raise StoppedError as soon as `stop` is set."""
+        other = copy.copy(self)
+        other._http = self._http.stoppable(stop)
+        return other
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the registry reports a blob of the repository. Its content is not checked."""
+        answer = self._http.send(self._blob_request("HEAD", "checking", digest, (200, 404)))
+        return answer.status == HTTPStatus.OK
+
+    def mount(self, digest: str, source: str) -> bool:
+        """Mounts a blob from another repository of this registry; False if the registry cannot."""
+        if source == self._repository:
+            return False
+        request = Request(
+            action=f"{self._blob_action('mounting', digest)} from {source}",
+            method="POST",
+            url=f"{self._http.url}/blobs/uploads/?{urlencode({'mount': digest, 'from': source})}",
+            scope=f"{self._http.scope} repository:{source}:pull",
+            expect=(201, 202),
+        )
+        try:
+            answer = self._http.send(request)
+        except RejectedError:
+            return False  # no such repository, or no permission to read it: the blob is uploaded instead
+        if answer.status == HTTPStatus.ACCEPTED and "Location" in answer.headers:
+            self._cancel_upload(answer)
+        return answer.status == HTTPStatus.CREATED
+
+    def _cancel_upload(self, answer: Answer) -> None:
+        """Cancels the upload that the registry began instead of a mount, so that nothing is left there."""
+        try:
+            url = self._http.location(answer)
+            request = Request(action=answer.request.action, method="DELETE", url=url, expect=(200, 202, 204, 404))
+            self._http.send_once(request)
+        except (RejectedError, TransientError):
+            pass  # the registry removes it later
+
+    def upload(self, digest: str, path: Path, size: int, sent: Callable[[int], None]) -> None:
+        """Uploads a file as a blob. Calls `sent` with the number of bytes gained, negative for bytes lost."""
+        try:
+            with path.open("rb") as file:
+                action = self._blob_action("uploading", digest)
+                Upload(self._http, Transfer(action=action, digest=digest, file=file, size=size), sent).run()
+        except OSError as error:
+            raise of_file(error) from error
+
+    def read_blob(self, digest: str) -> bytes:
+        """A blob of at most 4 MiB, hash-checked."""
+        answer = self._http.send(self._blob_request("GET", "reading", digest, (200,)))
+        if digests.of_bytes(answer.body) != digest:
+            raise self._damaged(answer.request.action)
+        return answer.body
+
+    def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
+        """Downloads a blob; whether its bytes match digest and size. Calls `read` with the number of bytes read."""
+        hasher, position = hashlib.sha256(), 0
+
+        def download() -> None:
+            nonlocal position
+            if position >= size:
+                return  # the connection was lost after the last byte
+            headers = {"Range": f"bytes={position}-"} if position else {}
+            request = self._blob_request("GET", "reading", digest, (200, 206), headers=headers)
+            with self._http.open(request) as response:
+                # A registry may ignore the range.
+                skip = position if response.status_code == HTTPStatus.OK else 0
+                for piece in self._http.pieces(request.action, response, size - position + skip):
+                    new = piece[skip:]
+                    skip -= len(piece) - len(new)
+                    hasher.update(new)
+                    read(len(new))
+                    position += len(new)
+
+        try:
+            self._http.retry(download)
+        except TooLongError:
+            return False
+        return position == size and f"sha256:{hasher.hexdigest()}" == digest
+
+    def digest_of(self, reference: str) -> str | None:
+        """The digest of the manifest of a tag (or digest); None without one."""
+        return self._digest_of(reference, self._http.send)
+
+    def manifest(self, reference: str) -> Manifest | None:
+        """The manifest of a tag (or digest), hash-checked; None without one."""
+        return self._manifest(reference, self._http.send)
+
+    def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
+        """Stores a manifest under a tag or its digest; returns its digest.
+
+        The response may be lost although the manifest was stored. So after each failure the registry is checked first.
+        """
+        digest = digests.of_bytes(content)
+        options = {"headers": {"Content-Type": media_type}, "body": content}
+        request = self._manifest_request("PUT", "writing", reference, (201,), **options)
+
+        def put() -> str:
+            try:
+                return self._http.send_once(request).headers.get("Docker-Content-Digest", digest)
+            except StoppedError:
+                raise
+            except RegistryError:
+                if self._is_stored(reference, digest):
+                    return digest
+                raise
+
+        if self._http.retry(put) != digest:
+            raise RegistryError(f"{self._http.registry}: {request.action}: the registry stored different content")
+        return digest
+
+    def _is_stored(self, reference: str, digest: str) -> bool:
+        try:
+            return self._digest_of(reference, self._http.send_once) == digest
+        except StoppedError:
+            raise
+        except RegistryError:
+            return False  # the first error is the one to report
+
+    def _digest_of(self, reference: str, send: Callable[[Request], Answer]) -> str | None:
+        answer = send(self._read_request("HEAD", reference))
+        if answer.status == HTTPStatus.NOT_FOUND:
+            return None
+        digest = answer.headers.get("Docker-Content-Digest", "")
+        if digests.is_digest(digest):
+            return digest
+        manifest = self._manifest(reference, send)  # the header is optional
+        return manifest.digest if manifest else None
+
+    def _manifest(self, reference: str, send: Callable[[Request], Answer]) -> Manifest | None:
+        answer = send(self._read_request("GET", reference))
+        if answer.status == HTTPStatus.NOT_FOUND:
+            return None
+        media_type = answer.headers.get("Content-Type", "").split(";")[0].strip()
+        manifest = Manifest.of(answer.body, media_type)
+        header = answer.headers.get("Docker-Content-Digest", manifest.digest)
+        if manifest.digest != (reference if digests.is_digest(reference) else header):
+            raise self._damaged(answer.request.action)
+        return manifest
+
+    def _read_request(self, method: str, reference: str) -> Request:
+        accept = {"Accept": ", ".join(MANIFESTS)}
+        return self._manifest_request(method, "reading", reference, (200, 404), headers=accept)
+
+    def _manifest_request(
+        self, method: str, verb: str, reference: str, expect: tuple[int, ...], **options: Any
+    ) -> Request:
+        name = f"@{digests.short(reference)}" if digests.is_digest(reference) else f":{reference}"
+        action, url = f"{verb} {self._repository}{name}", f"{self._http.url}/manifests/{reference}"
+        return Request(action=action, method=method, url=url, expect=expect, **options)
+
+    def _blob_request(self, method: str, verb: str, digest: str, expect: tuple[int, ...], **options: Any) -> Request:
+        action, url = self._blob_action(verb, digest), f"{self._http.url}/blobs/{digest}"
+        return Request(action=action, method=method, url=url, expect=expect, **options)
+
+    def _blob_action(self, verb: str, digest: str) -> str:
+        return f"{verb} blob {digests.short(digest)} of {self._repository}"
+
+    def _damaged(self, action: str) -> RegistryError:
+        return RegistryError(
+            f"{self._http.registry}: {action}: content does not match its digest",
+            hint="Delete it on the registry, then push again.",
+        )

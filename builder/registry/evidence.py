@@ -1,0 +1,132 @@
+"""Test results of one image, stored by its id, and whether they are still valid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from builder.common import atomic, digest
+from builder.layers.oci import Image
+
+SUITES = ("tests/images", "tests/gpu")
+PROGRAM = Path(__file__).parents[1]
+# The modules that decide whether an image passes: they run the tests, assign GPUs and start containers.
+RUNNERS = (
+    "engine/client.py",
+    "compat/gpus.py",
+    "compat/gpu_support.py",
+    "build/image_tests.py",
+    "build/programs.py",
+)
+
+
+class Evidence(BaseModel):
+    """`suite` is the digest of every file of the tests, and of the program that ran them, by path.
+
+    `gpu` is never `passed` without a GPU; `gpu_reason` says why GPU tests were not run. `not_applicable` are tests
+    with nothing to check on that GPU: they count neither as passed nor as failed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    image_id: str
+    cell: str
+    plan: str
+    suite: dict[str, str]
+    passed: tuple[str, ...]
+    failed: tuple[str, ...]
+    gpu: Literal["passed", "failed", "not run"]
+    gpu_reason: str = ""
+    not_applicable: tuple[str, ...] = ()
+
+    @property
+    def is_pass(self) -> bool:
+        return bool(self.passed) and not self.failed and self.gpu != "failed"
+
+    @property
+    def gpu_status(self) -> str:
+        """The state of the GPU tests, with the reason if they were not run."""
+        return f"{self.gpu} ({self.gpu_reason})" if self.gpu_reason else self.gpu
+
+
+def why_outdated(evidence: Evidence | None, plan: str, suite: Mapping[str, str]) -> str:
+    """Why evidence is not about a plan's image and the current test suite; empty if it is."""
+    if evidence is None or evidence.plan != plan:
+        return "not tested"
+    if files := changed(evidence.suite, suite):
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        return f"test suite changed since it was tested: {files[0]}{more}"
+    return ""
+
+
+def why_invalid(evidence: Evidence | None, plan: str, suite: Mapping[str, str]) -> str:
+    """Why evidence does not prove that a plan's image passes the current test suite; empty if it does."""
+    return why_outdated(evidence, plan, suite) or ("" if evidence and evidence.is_pass else "tests failed")
+
+
+def path(state: Path, image_id: str) -> Path:
+    return state / "evidence" / f"{image_id.replace(':', '-')}.json"
+
+
+def write(state: Path, evidence: Evidence) -> None:
+    atomic.write_text(path(state, evidence.image_id), evidence.model_dump_json(indent=1) + "\n")
+
+
+def read(state: Path, image_id: str) -> Evidence | None:
+    """None if there is none or it cannot be read: the tests are then run again."""
+    try:
+        return Evidence.model_validate_json(path(state, image_id).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError):
+        return None
+
+
+def of_stored(state: Path, stored: Image) -> Evidence | None:
+    """The evidence of an image of the store, under any id that an engine may have for it."""
+    ids = (stored.config.digest, stored.manifest.digest)
+    return next(filter(None, (read(state, image_id) for image_id in ids)), None)
+
+
+def why_not_publishable(state: Path, stored: Image, plan: str, suite: Mapping[str, str]) -> str:
+    """Why an image of the store may not be published; empty if it may."""
+    return why_invalid(of_stored(state, stored), plan, suite)
+
+
+def figures_path(state: Path, image_id: str) -> Path:
+    """Measurements of the GPU tests, beside the evidence."""
+    return state / "evidence" / f"{image_id.replace(':', '-')}.gpu.json"
+
+
+def write_figures(state: Path, image_id: str, figures: Sequence[dict[str, Any]]) -> None:
+    """Writes the JSON of every GPU check; without any, deletes those of an earlier run."""
+    if figures:
+        atomic.write_text(figures_path(state, image_id), json.dumps(list(figures), indent=1) + "\n")
+    else:
+        figures_path(state, image_id).unlink(missing_ok=True)
+
+
+def read_figures(state: Path, image_id: str) -> list[dict[str, Any]]:
+    """Empty if there are none or they cannot be read."""
+    try:
+        return list(json.loads(figures_path(state, image_id).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return []
+
+
+def suite(root: Path) -> dict[str, str]:
+    """Digest by path of every Python file and notebook of the image tests, and of the modules that run them.
+
+    Other files (an editor's swap file) and file modes change no test.
+    """
+    paths = [path for folder in SUITES for path in digest.tree(root / folder) if path.suffix in (".py", ".ipy")]
+    files = {path.relative_to(root).as_posix(): path for path in paths}
+    files |= {f"builder/{name}": PROGRAM / name for name in RUNNERS}
+    return {name: digest.of_bytes(path.read_bytes()) for name, path in sorted(files.items())}
+
+
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Files of a test suite that were edited, added or removed."""
+    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))

@@ -1,0 +1,119 @@
+"""The image that a plan describes: its configuration, its manifest, and the digests of layers known on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from builder.common import digest
+from builder.layers import files, oci, os_layer, splice, wheel
+from builder.layers.blobs import CONFIG_TYPE, Descriptor
+from builder.layers.oci import Layer
+from builder.layers.os_layer import OsLayer
+from builder.layers.store import Store
+from builder.matrix.tags import BASE_LABEL, PLAN_LABEL
+from builder.plan.plan import PlannedImage
+from builder.plan.settings import built_labels
+
+SHOWN = 10  # differences
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownLayer:
+    """`how` is `derived` from the checkout's files, or `known` from the record of a build in the store."""
+
+    digest: str
+    diff_id: str
+    how: Literal["derived", "known"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """`layers` are the known layers without wheels, by their number in the image.
+
+    `system` is the operating system layer that this machine built last, None without one.
+    """
+
+    image: PlannedImage
+    layers: Mapping[int, KnownLayer]
+    system: OsLayer | None = None
+
+
+def of_plan(root: Path, store: Store, image: PlannedImage) -> Expected:
+    """An image of the plan, with its layers from the checkout at `root` and from records of the store."""
+    system = os_layer.get(store, image.os)
+    layers: dict[int, KnownLayer] = {}
+    for number, layer in enumerate(image.layers):
+        if layer.kind == "os" and system:
+            layers[number] = KnownLayer(digest=system.digest, diff_id=system.diff_id, how="known")
+        elif layer.compiled and system:
+            if record := store.get_record(digest.of_data([layer.inputs, system.python])):
+                layers[number] = KnownLayer(digest=record["digest"], diff_id=record["diff_id"], how="known")
+        elif layer.kind == "files" and not layer.compiled:
+            entries = files.entries(files.read(root, image, wheel.environment(image.cell.python)), ())
+            with Path(os.devnull).open("wb") as discarded:
+                written = splice.write(entries, discarded)
+            layers[number] = KnownLayer(digest=written.digest, diff_id=written.diff_id, how="derived")
+    return Expected(image=image, layers=layers, system=system)
+
+
+def differences(expected: Expected, manifest: bytes, config: bytes) -> list[str]:
+    """How an image's manifest and configuration differ from those of the plan, one line each; the first ten.
+
+    Digests of layers are not compared here. Both documents must be valid for `oci.read_image`.
+    """
+    image = expected.image
+    actual, actual_manifest = json.loads(config), json.loads(manifest)
+    labels = (actual.get("config") or {}).get("Labels") or {}
+    plan = labels.get(PLAN_LABEL)
+    if plan != image.digest:
+        return [
+            f"built from plan {digest.short(str(plan))}, but this checkout's plan is {digest.short(image.digest)}: "
+            "check out the revision that it was built from"
+        ]
+    layers, diff_ids = actual_manifest["layers"], actual["rootfs"]["diff_ids"]
+    # Set when the image is built, from its operating system.
+    base, created = str(labels.get(BASE_LABEL, "")), str(actual.get("created", ""))
+    if (system := expected.system) and system.digest in {layer["digest"] for layer in layers}:
+        base, created = system.base, system.created
+    built = built_labels(image.digest, base, created)
+    if len(layers) != len(image.layers):
+        inner = json.loads(oci.config(image.settings, [], created=created, labels=built))["config"]
+        more = _compare("config", inner, actual.get("config"))
+        return _first([f"{len(layers)} layers, expected {len(image.layers)}", *more])
+    stack = [
+        Layer(digest=layer["digest"], diff_id=diff_id, size=layer["size"], created_by=oci.describe(planned))
+        for planned, layer, diff_id in zip(image.layers, layers, diff_ids, strict=True)
+    ]
+    expected_config = oci.config(image.settings, stack, created=created, labels=built)
+    descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest.of_bytes(config), size=len(config))
+    lines = [*_compare("", json.loads(expected_config), actual)]
+    lines += _compare("manifest", json.loads(oci.manifest(descriptor, stack)), actual_manifest)
+    if not lines and expected_config != config:
+        lines.append("the configuration has the same values but different bytes")
+    return _first(lines)
+
+
+def _first(lines: list[str]) -> list[str]:
+    return lines[:SHOWN] + ([f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])
+
+
+def _compare(path: str, expected: Any, actual: Any) -> Iterator[str]:
+    """A line for each value that differs."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in sorted({*expected, *actual}):
+            yield from _compare(f"{path}.{key}".lstrip("."), expected.get(key), actual.get(key))
+    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        for number, values in enumerate(zip(expected, actual, strict=True)):
+            yield from _compare(f"{path}[{number}]", *values)
+    elif expected != actual or type(expected) is not type(actual):
+        yield f"{path}: {_short(actual)}, expected {_short(expected)}"
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

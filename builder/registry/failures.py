@@ -1,0 +1,145 @@
+"""Failed requests to a registry: which of them may pass, what they mean, and what to do."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http import HTTPStatus
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from builder.common.errors import RegistryError
+from builder.registry.auth import login_hint
+
+LONGEST_BODY = 1024 * 1024  # bytes of an error's body that are read
+TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+PERMANENT = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, HTTPStatus.INSUFFICIENT_STORAGE)
+RUN_AGAIN = "Run this again: data already in the registry is not sent again."
+# In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.
+_DISK_FULL = re.compile(r'no space left on device|disk quota exceeded|"Err":\s*(?:28|122)\b', re.IGNORECASE)
+
+
+class RejectedError(RegistryError):
+    """A failure that would happen again. `code` is the registry's own error code, if it sent one."""
+
+    def __init__(self, message: str, *, hint: str = "", status: int = 0, code: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+
+
+class TooLongError(RejectedError):
+    """The response is longer than allowed."""
+
+
+class TransientError(RegistryError):
+    """A failure worth another try, after `wait` seconds at the earliest."""
+
+    def __init__(self, message: str, *, hint: str = "", wait: float = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.wait = wait
+
+
+class StoppedError(RegistryError):
+    """No failure: the caller asked to stop."""
+
+
+def of_response(registry: str, action: str, response: requests.Response, hide: Callable[[str], str]) -> RegistryError:
+    """The error for a response with an unexpected status. `hide` removes secrets from its text."""
+    body = b""
+    with suppress(HTTPError, OSError):  # the status is enough
+        body = response.raw.read(LONGEST_BODY, decode_content=False) or b""
+    status, text = response.status_code, hide(body.decode("utf-8", "replace"))
+    code, detail = _detail(text)
+    answer = f"answered {_status_text(status)}{detail}"
+    if status == HTTPStatus.INSUFFICIENT_STORAGE or (status >= 500 and _DISK_FULL.search(text)):
+        message = f"{registry}: {action}: the registry's disk is full: {answer}"
+        return RejectedError(message, hint="Free space on the registry, then run this again.", status=status)
+    message = f"{registry}: {action}: {answer}"
+    if status in TRANSIENT or (status >= 500 and status not in PERMANENT):
+        wait = retry_after(response.headers.get("Retry-After", ""), time.time())
+        return TransientError(message, hint=RUN_AGAIN, wait=wait)
+    hint = ""
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        hint = login_hint(registry)
+    elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        hint = "Raise the request size limit of the proxy in front of the registry."
+    elif status == HTTPStatus.NOT_FOUND and code in ("NAME_UNKNOWN", "NAME_INVALID"):
+        hint = "Create the repository on the registry first: some registries require it."
+    return RejectedError(message, hint=hint, status=status, code=code)
+
+
+def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
+    """The error for a request without a response.
+
+    It holds no URL: one that a registry redirected to may be signed, and so a credential.
+    """
+    for cause in _causes(error):
+        reason = hint = ""
+        if isinstance(cause, socket.gaierror) and cause.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
+            reason, hint = "unknown host", "Check the name of the registry."
+        elif isinstance(cause, ssl.SSLCertVerificationError):
+            reason = f"certificate not trusted ({cause.verify_message})"
+            hint = "Set SSL_CERT_FILE to a bundle with the authority that signed it."
+        elif isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+            reason = "the server does not use https"
+            hint = "Plain http is allowed only for a registry on this machine's loopback."
+        if reason:
+            return RejectedError(f"{registry}: {action}: {reason}", hint=hint)
+    return TransientError(f"{registry}: {action}: {_reason(error)}", hint=RUN_AGAIN)
+
+
+def retry_after(header: str, now: float) -> float:
+    """Seconds to wait by a Retry-After header: a number, or a date."""
+    if re.fullmatch(r"[0-9]{1,9}", header.strip(), re.ASCII):
+        return float(header)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def _detail(text: str) -> tuple[str, str]:
+    """The code of the first error in a registry's response, and all errors in brackets, on one line."""
+    try:
+        errors = [error for error in json.loads(text)["errors"] if isinstance(error, dict)]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "", ""
+    words = []
+    for error in errors[:3]:
+        parts = (error.get("code"), error.get("message"), error.get("detail"))
+        words.append(": ".join(part for part in parts if isinstance(part, str) and part))
+    line = "".join(letter if letter.isprintable() else " " for letter in "; ".join(filter(None, words)))
+    return (str(errors[0].get("code", "")) if errors else ""), (f" ({line[:300]})" if line else "")
+
+
+def _status_text(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        inner = [cause for cause in (getattr(error, "reason", None), *error.args) if isinstance(cause, BaseException)]
+        error = inner[-1] if inner else error.__cause__ or error.__context__
+
+
+def _reason(error: Exception) -> str:
+    for cause in _causes(error):
+        if isinstance(cause, (requests.Timeout, TimeoutError)) or "Timeout" in type(cause).__name__:
+            return "request timed out"
+        if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException) and cause.strerror:
+            return cause.strerror.lower()
+    return "connection lost"

@@ -1,0 +1,276 @@
+"""Requests to one registry: logins, redirects, timeouts and retries."""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from http.cookiejar import DefaultCookiePolicy
+from typing import TypeVar
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
+
+from builder.common.errors import RegistryError
+from builder.index import settings as index
+from builder.index.host import Host
+from builder.registry import failures
+from builder.registry.auth import Login, login_hint
+from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
+
+READ = 1024 * 1024
+SMALL = 4 * 1024 * 1024  # bytes of a response; the specification: manifests up to this size have to be accepted
+REDIRECTS = 5
+CONNECTIONS = 16  # kept open; more are made when needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """Timeouts of a request, and how often a failed one is repeated, after growing delays."""
+
+    connect_s: float = 20
+    read_s: float = 60
+    commit_s: float = 180  # at the end of an upload: some registries copy gigabytes before they answer
+    retries: int = 5
+    first_s: float = 0.5
+    longest_s: float = 60
+
+    def delay(self, failed: int, at_least: float = 0) -> float:
+        """Seconds to wait after so many failures in a row; jitter keeps many builders from retrying at once."""
+        delay: float = min(self.first_s * 2 ** (failed - 1), self.longest_s)
+        return max(delay * random.uniform(0.5, 1), at_least)  # noqa: S311  no secret depends on it
+
+
+DEFAULT_POLICY = RetryPolicy()
+Body = bytes | Iterable[bytes] | None
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request. `action` is what it does, for messages; a status that is not in `expect` is an error.
+
+    `scope` is what its token must allow, `read_s` its read timeout; empty and 0 for the connection's own.
+    """
+
+    action: str
+    method: str
+    url: str = field(repr=False)  # the address of an upload is a credential
+    expect: tuple[int, ...]
+    scope: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: Body = field(default=None, repr=False)
+    read_s: float = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A response with an expected status, and its body."""
+
+    request: Request
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+
+
+class _Session(requests.Session):
+    """Follows no redirect: requests would read what one leads to even with `allow_redirects=False`."""
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        return None
+
+
+class Connection:
+    """Sends requests to one repository of a registry. Threads may share it."""
+
+    def __init__(self, registry: str, url: str, scope: str, host: Host, policy: RetryPolicy) -> None:
+        """`registry` is the name that people use and log in to; `url` and `scope` are those of the repository."""
+        self.registry = registry
+        self.url = url
+        self.scope = scope
+        self.rejects_chunks = threading.Event()  # set by the first upload that finds out
+        try:
+            _origin(url)
+        except ValueError as error:
+            raise RegistryError(f"{registry}: {error}") from error
+        self.policy = policy
+        self._stop = threading.Event()
+        self._login = Login(registry)
+        self._verify = host.index.ca_bundle or True
+        self._session = _Session()
+        # With cookies, some registries (Harbor) take us for a browser.
+        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        self._session.mount(url, HTTPAdapter(pool_maxsize=CONNECTIONS))
+        if index.is_loopback(url):
+            self._session.trust_env = False  # no proxy leads to this machine's own loopback
+
+    def stoppable(self, stop: threading.Event) -> Connection:
+        """The same connection, which raises StoppedError as soon as `stop` is set."""
+        other = copy.copy(self)
+        other._stop = stop
+        return other
+
+    def retry(self, attempt: Callable[[], _Result], progress: Callable[[], int] = lambda: 0) -> _Result:
+        """Calls `attempt` until it raises no TransientError.
+
+        Raises RegistryError after too many failures in a row. A failure with more `progress` than at any failure
+        before begins a new row.
+        """
+        failed = best = 0
+        while True:
+            try:
+                return attempt()
+            except TransientError as error:
+                if (position := progress()) > best:
+                    best, failed = position, 0
+                failed += 1
+                self._pause(error, failed)
+
+    def send(self, request: Request) -> Answer:
+        """Sends a request, again after transient failures."""
+        return self.retry(lambda: self.send_once(request))
+
+    def send_once(self, request: Request) -> Answer:
+        with self.open(request) as response:
+            return self._read(request, response)
+
+    def open(self, request: Request) -> AbstractContextManager[requests.Response]:
+        """A response whose body is not read yet."""
+        return self._checked(request, self._authorized(request))
+
+    def pieces(self, action: str, response: requests.Response, limit: int) -> Iterator[bytes]:
+        """The body as it is, never decompressed. Raises TooLongError after more than `limit` bytes."""
+        length = 0
+        while True:
+            self._check_stop()
+            try:
+                piece = response.raw.read(READ, decode_content=False)
+            except (HTTPError, OSError) as error:
+                raise failures.of_exception(self.registry, action, error) from None
+            if not piece:
+                return
+            length += len(piece)
+            if length > limit:
+                raise TooLongError(f"{self.registry}: {action}: the response is longer than {limit} bytes")
+            yield piece
+
+    def location(self, answer: Answer) -> str:
+        """The URL of an answer's Location header; the request's own without one."""
+        return self._safe_url(answer.request.action, answer.request.url, answer.headers.get("Location", ""))
+
+    def _pause(self, error: TransientError, failed: int) -> None:
+        """Waits before the next try. Raises RegistryError instead if there is none."""
+        if error.wait > self.policy.longest_s:
+            raise RegistryError(f"{error}: asks to retry after {error.wait:.0f} s", hint="Try again then.") from error
+        if failed > self.policy.retries:
+            tries = f"tried {failed} times" if failed > 1 else "tried once"
+            raise RegistryError(f"{error}: {tries}", hint=error.hint) from error
+        self._stop.wait(self.policy.delay(failed, error.wait))
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise StoppedError(f"{self.registry}: stopped")
+
+    @contextmanager
+    def _checked(self, request: Request, response: requests.Response) -> Iterator[requests.Response]:
+        """Closes the response at the end. Raises RegistryError for an unexpected status."""
+        with response:
+            if response.status_code not in request.expect:
+                raise failures.of_response(self.registry, request.action, response, self._login.hide)
+            yield response
+
+    def _read(self, request: Request, response: requests.Response) -> Answer:
+        body = b"".join(self.pieces(request.action, response, SMALL))
+        return Answer(request=request, status=response.status_code, headers=response.headers, body=body)
+
+    def _authorized(self, request: Request) -> requests.Response:
+        """A token may expire at any request: the first 401 means a new token, the second is final."""
+        scope, rejected = request.scope or self.scope, 0
+        while rejected < 2:
+            authorization = self._login.header(scope, self._fetch_token)
+            response = self._follow(request, authorization)
+            if response.status_code != HTTPStatus.UNAUTHORIZED or not self._is_own(response.url):
+                return response
+            challenge = response.headers.get("WWW-Authenticate", "")
+            response.close()
+            self._login.renew(scope, authorization, challenge)
+            # Without a login, the 401 only named the kind of login that is required.
+            rejected += bool(authorization) or not self._login.is_required
+        raise RejectedError(
+            f"{self.registry}: {request.action}: answered 401 twice: login not accepted",
+            hint=login_hint(self.registry),
+            status=HTTPStatus.UNAUTHORIZED,
+        )
+
+    def _follow(self, request: Request, authorization: str) -> requests.Response:
+        """Follows redirects of reads. Credentials go to the registry itself, never to another host."""
+        for _ in range(REDIRECTS):
+            response = self._send(request, authorization if self._is_own(request.url) else "")
+            if request.method not in ("GET", "HEAD") or not response.is_redirect:
+                return response
+            response.close()
+            request = replace(request, url=self._safe_url(request.action, request.url, response.headers["Location"]))
+        raise RejectedError(f"{self.registry}: {request.action}: more than {REDIRECTS} redirects")
+
+    def _send(self, request: Request, authorization: str = "") -> requests.Response:
+        self._check_stop()
+        headers = {"Accept-Encoding": "identity", "User-Agent": "builder", **request.headers}
+        if authorization:
+            headers["Authorization"] = authorization
+        try:
+            return self._session.request(
+                request.method,
+                request.url,
+                headers=headers,
+                data=request.body,
+                auth=lambda prepared: prepared,  # else requests reads ~/.netrc
+                timeout=(self.policy.connect_s, request.read_s or self.policy.read_s),
+                verify=self._verify,
+                allow_redirects=False,
+                stream=True,
+            )
+        except (requests.ConnectionError, requests.Timeout) as error:
+            raise failures.of_exception(self.registry, request.action, error) from None
+        except (requests.RequestException, ValueError) as error:
+            kind = type(error).__name__
+            raise RejectedError(f"{self.registry}: {request.action}: invalid request ({kind})") from None
+
+    def _fetch_token(self, method: str, url: str, headers: Mapping[str, str], form: bytes | None) -> bytes:
+        action = "requesting a token"
+        url = self._safe_url(action, url, "")
+        request = Request(action=action, method=method, url=url, expect=(200,), headers=headers, body=form)
+
+        def fetch() -> bytes:
+            with self._checked(request, self._send(request)) as response:
+                return self._read(request, response).body
+
+        return self.retry(fetch)
+
+    def _is_own(self, url: str) -> bool:
+        return _origin(url) == _origin(self.url)
+
+    def _safe_url(self, action: str, base: str, target: str) -> str:
+        """A URL from a registry's response: over TLS, or plain http on loopback if the registry itself is there."""
+        try:
+            url = urljoin(base, target)
+            scheme = _origin(url)[0]
+        except ValueError:
+            url = scheme = ""
+        if scheme != "https" and not (scheme == "http" and index.is_loopback(url) and index.is_loopback(self.url)):
+            raise RejectedError(
+                f"{self.registry}: {action}: the response names a URL that is not https",
+                hint="If the registry is behind a proxy, make the proxy send X-Forwarded-Proto: https.",
+            )
+        return url
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

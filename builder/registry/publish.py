@@ -1,0 +1,249 @@
+"""Publishes tested images of the store: blobs and manifests of all images first, then tags.
+
+Each image gets the tag of this release, which never moves. The other tags move when all images are in the registry, so
+they never name half a release.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from builder.common import errors
+from builder.common.console import Meter, View
+from builder.common.errors import BuilderError, DamagedError, ImageTestError, RegistryError, UsageError
+from builder.common.reference import ImageRef
+from builder.common.units import size
+from builder.index.host import Host
+from builder.layers import images as stored_images
+from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.oci import Image
+from builder.layers.store import Store
+from builder.matrix import tags
+from builder.matrix.project import Project
+from builder.plan.plan import Plan, PlannedImage
+from builder.registry import evidence, push, tagging
+from builder.registry.client import Manifest, Registry
+from builder.registry.evidence import Evidence
+from builder.registry.push import Blob, Pushed
+from builder.registry.tagging import Age, TagChange
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A stored image, its evidence, and the references to publish it under, the full tag first."""
+
+    image: PlannedImage
+    stored: Image
+    evidence: Evidence
+    references: tuple[ImageRef, ...]
+
+    @property
+    def digest(self) -> str:
+        return self.stored.manifest.digest
+
+    def manifest(self, store: Store) -> Manifest:
+        return Manifest(digest=self.digest, media_type=MANIFEST_TYPE, content=store.read(self.digest))
+
+
+def targets(project: Project, store: Store, plan: Plan, registry: str) -> list[Target]:
+    """The images to publish; `registry` overrides the one in matrix.yaml.
+
+    Raises UsageError without a registry, and one error for all images that are not built or have not passed.
+    """
+    if not (registry or project.matrix.registry):
+        raise UsageError(
+            "no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there, or use --to.'
+        )
+    suite = evidence.suite(project.root)
+    chosen: list[Target] = []
+    failures: list[BuilderError] = []
+    for image in plan.images:
+        try:
+            chosen.append(_target(project, store, image, suite, registry))
+        except (DamagedError, ImageTestError) as error:
+            failures.append(type(error)(f"{image.id}: {error}", hint=f"builder images {image.id}"))
+    if failures:
+        raise errors.join(failures, "images cannot be pushed")
+    return chosen
+
+
+def _target(project: Project, store: Store, image: PlannedImage, suite: Mapping[str, str], registry: str) -> Target:
+    """Raises DamagedError or ImageTestError if the image may not be published."""
+    stored = stored_images.find(store, image)
+    if stored is None:
+        raise ImageTestError("not built")
+    tests = evidence.of_stored(project.state, stored)
+    reason = evidence.why_invalid(tests, image.digest, suite)
+    if tests is None or reason:
+        raise ImageTestError(reason)
+    references = [ImageRef.parse(text) for text in image.references]
+    if registry:
+        references = [replace(reference, registry=registry) for reference in references]
+    return Target(image=image, stored=stored, evidence=tests, references=tuple(references))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """An image that is in the registry now."""
+
+    target: Target
+    pushed: Pushed
+    seconds: float
+
+    def __str__(self) -> str:
+        parts = [(self.pushed.sent, "sent"), (self.pushed.mounted, "mounted"), (self.pushed.present, "already present")]
+        sizes = ", ".join(f"{size(count)} {state}" for count, state in parts if count)
+        return f"{self.target.image.id}: {self.pushed.digest}, {sizes}, gpu: {self.target.evidence.gpu_status}"
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--format json`."""
+        return {
+            "cell": self.target.image.id,
+            "digest": self.pushed.digest,
+            "bytes": {"sent": self.pushed.sent, "mounted": self.pushed.mounted, "present": self.pushed.present},
+            "gpu": self.target.evidence.gpu_status,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """The results of a push, up to the error that ended it, if there was one."""
+
+    images: tuple[Sent, ...]
+    tags: tuple[TagChange, ...]
+    error: BuilderError | None
+
+    @property
+    def changed(self) -> list[TagChange]:
+        return [change for change in self.tags if change.is_change]
+
+
+def publish(
+    host: Host, view: View, store: Store, chosen: Sequence[Target], *, day: str, roll_back: bool = False
+) -> Published:
+    """Pushes every target, then sets its tags; `day` stamps the release. `roll_back` lets tags move to older images.
+
+    All tags are read first. So if the registry does not respond, or a tag would move back, nothing is changed.
+    """
+    release = _Release(view, store)
+    error: BuilderError | None = None
+    try:
+        release.publish(host, chosen, day, roll_back=roll_back)
+    except BuilderError as failure:
+        error = _with_changes(failure, release.changes)
+    except BaseException:  # Ctrl-C: the only place that knows what was changed
+        for change in release.changes:
+            if change.is_change:
+                view.say(f"changed before the interruption: {change}")
+        raise
+    return Published(images=tuple(release.sent), tags=tuple(release.changes), error=error)
+
+
+class _Tagged:
+    """A target, its repository, and the digests of its moving tags when the push began."""
+
+    def __init__(self, host: Host, target: Target) -> None:
+        self.target = target
+        self.registry = Registry(target.references[0], host=host, write=True)
+        self.moving = tagging.read(self.registry, [reference.tag for reference in target.references])
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the full tag names this image already."""
+        return self.moving[self.target.references[0].tag] == self.target.digest
+
+    def stamped(self, stamp: str) -> str:
+        """The tag of a release."""
+        return tags.stamped(self.target.references[0], stamp).tag
+
+    def is_free(self, stamp: str) -> bool:
+        """Whether no other image has the tag of a release."""
+        return self.registry.digest_of(self.stamped(stamp)) in (None, self.target.digest)
+
+
+class _Release:
+    """One push of several images. `sent` and `changes` are its results so far."""
+
+    def __init__(self, view: View, store: Store) -> None:
+        self._view = view
+        self._store = store
+        self._images: list[_Tagged] = []
+        self.sent: list[Sent] = []
+        self.changes: list[TagChange] = []
+
+    def publish(self, host: Host, chosen: Sequence[Target], day: str, *, roll_back: bool) -> None:
+        self._images = [_Tagged(host, target) for target in chosen]
+        if not roll_back:
+            self._check_forward()
+        stamp = self._stamp(day)
+        with self._view.live():
+            self._push_all(stamp)
+        for image in self._images:
+            tagging.tag(image.registry, image.target.manifest(self._store), self.changes, image.moving)
+        for registry in {image.registry.name: image.registry for image in self._images}.values():
+            tagging.confirm(registry, [change for change in self.changes if change.name == registry.name])
+
+    def _check_forward(self) -> None:
+        """Raises RegistryError if a tag would move to an older release or older Debian packages."""
+        lines = []
+        for image in self._images:
+            if age := Age.of_labels(image.target.stored.labels):
+                lines += tagging.backward(image.registry, image.moving, image.target.digest, age)
+        if lines:
+            raise RegistryError(
+                "nothing was pushed: tags never move back\n" + "\n".join(f"  {line}" for line in lines),
+                hint="Run `builder rebase` to build on current packages, or use --roll-back to move the tags back.",
+            )
+
+    def _stamp(self, day: str) -> str:
+        """The first stamp of the day that no other image has; empty if all images are released."""
+        new = [image for image in self._images if not image.is_released]
+        free = (stamp for stamp in tags.stamps(day) if all(image.is_free(stamp) for image in new))
+        return next(free, "") if new else ""
+
+    def _push_all(self, stamp: str) -> None:
+        """Pushes every image and sets its stamped tag. Raises one error for all failures at the end."""
+        failures: list[BuilderError] = []
+        repositories = sorted({image.target.references[0].repository for image in self._images})
+        for image in self._images:
+            target, began = image.target, time.monotonic()
+            try:
+                pushed = self._push(image, repositories)
+                self.sent.append(Sent(target=target, pushed=pushed, seconds=time.monotonic() - began))
+                if not image.is_released:
+                    # The tag was free or ours when the stamp was chosen: if it is neither now, another push set it.
+                    before = {image.stamped(stamp): None}
+                    tagging.tag(image.registry, target.manifest(self._store), self.changes, before)
+            except BuilderError as error:
+                failures.append(error)
+                self._view.end(target.image.id, "failed")
+        if failures:
+            raise errors.join(failures)
+
+    def _push(self, image: _Tagged, repositories: Sequence[str]) -> Pushed:
+        target = image.target
+        descriptors = (target.stored.config, *(layer.descriptor for layer in target.stored.layers))
+        blobs = {
+            blob.digest: Blob(digest=blob.digest, size=blob.size, path=self._store.path(blob.digest))
+            for blob in descriptors
+        }.values()
+        meter = Meter(self._view, target.image.id, "checked or sent", sum(blob.size for blob in blobs))
+        return push.push(
+            image.registry,
+            target.manifest(self._store),
+            blobs,
+            mount_from=[name for name in repositories if name != target.references[0].repository],
+            progress=meter.add,
+        )
+
+
+def _with_changes(error: BuilderError, changes: Sequence[TagChange]) -> BuilderError:
+    """The error, with the tags that were changed before it."""
+    lines = [f"  {change}" for change in changes if change.is_change]
+    if not lines:
+        return error
+    return type(error)(f"{error}\ntags changed before the failure:\n" + "\n".join(lines), hint=error.hint)

@@ -1,0 +1,175 @@
+"""The upload of one blob, in chunks, with recovery from failures.
+
+Source: OCI distribution specification 1.1, "Pushing a blob in chunks".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, BinaryIO
+from urllib.parse import urlencode
+
+from builder.common.errors import FileError, of_file
+from builder.registry.failures import RejectedError, TransientError
+from builder.registry.http import Answer, Connection, Request
+
+PIECE = 64 * 1024  # one write to a connection, which must complete within `connect_s`
+# At most this much is lost with a connection, where the registry can resume. Some proxies end at 100 MB.
+CHUNK = 64 * 1024 * 1024
+# How a registry rejects chunks, or chunks of this size: ghcr.io accepts 4 MiB, Google's none at all.
+NO_CHUNKS = (HTTPStatus.BAD_REQUEST, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+# The registry's position differs from ours, or the upload is gone. docker-registry 2.8 returns 404 after half a chunk.
+LOST = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+_RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a file as the body of a request, read while it is sent. `at` is called with the position reached."""
+
+    file: BinaryIO
+    start: int
+    size: int
+    at: Callable[[int], None]
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        position, end = self.start, self.start + self.size
+        while position < end:
+            try:
+                piece = os.pread(self.file.fileno(), min(PIECE, end - position), position)
+            except OSError as error:
+                error.filename = self.file.name
+                raise of_file(error) from error
+            if not piece:
+                raise FileError(f"file was truncated during the upload ({self.file.name})")
+            position += len(piece)
+            yield piece
+            self.at(position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """A file to upload as a blob; `action` is for messages."""
+
+    action: str
+    digest: str
+    file: BinaryIO
+    size: int
+
+
+class Upload:
+    """One upload. Calls `sent` with the number of bytes gained, negative for bytes lost."""
+
+    def __init__(self, http: Connection, transfer: Transfer, sent: Callable[[int], None]) -> None:
+        self._http = http
+        self._transfer = transfer
+        self._sent = sent
+        self._location = ""
+        self._position = 0  # confirmed by the registry
+        self._reported = 0
+        self._has_failed = False
+        self._is_resumed = False
+
+    def run(self) -> None:
+        """Ends with an error after too many failures without progress."""
+        self._http.retry(self._attempt, progress=lambda: self._position)
+
+    def _attempt(self) -> None:
+        try:
+            if not (self._has_failed and self._is_complete()):
+                self._send_rest()
+        except TransientError:
+            self._has_failed = True
+            raise
+        self._report(self._transfer.size)
+
+    def _is_complete(self) -> bool:
+        """After a failure: whether the blob arrived all the same. If not, sets where to resume."""
+        if (
+            self._send("HEAD", f"{self._http.url}/blobs/{self._transfer.digest}", expect=(200, 404)).status
+            == HTTPStatus.OK
+        ):
+            return True
+        if self._location:
+            try:
+                answer = self._send("GET", self._location, expect=(200, 202, 204))
+                position = parse_range(answer.headers.get("Range", ""))
+                self._location = self._http.location(answer)
+            except RejectedError:
+                position = None
+            if position is None or position > self._transfer.size:
+                self._location, position = "", 0
+            self._position = position
+            self._is_resumed = position > 0
+            self._report(position)
+        return False
+
+    def _send_rest(self) -> None:
+        if not self._location:
+            self._begin()
+        while self._transfer.size - self._position > CHUNK and (
+            self._position or not self._http.rejects_chunks.is_set()
+        ):
+            try:
+                answer = self._send_part("PATCH", self._location, CHUNK, expect=(202, 204))
+            except RejectedError as error:
+                if self._position or error.status not in NO_CHUNKS:
+                    raise self._classified(error) from error
+                self._http.rejects_chunks.set()
+                self._begin()
+            else:
+                self._location = self._http.location(answer)
+                self._position += CHUNK
+        # The last chunk is sent with the end of the upload: some registries reject an end without a body.
+        mark = "&" if "?" in self._location else "?"
+        url = f"{self._location}{mark}{urlencode({'digest': self._transfer.digest})}"
+        try:
+            self._send_part("PUT", url, self._transfer.size - self._position, expect=(201, 204))
+        except RejectedError as error:
+            raise self._classified(error) from error
+
+    def _begin(self) -> None:
+        answer = self._send("POST", f"{self._http.url}/blobs/uploads/", expect=(202,))
+        self._location = self._http.location(answer)
+        self._position, self._is_resumed = 0, False
+        self._report(0)
+
+    def _classified(self, error: RejectedError) -> Exception:
+        """A TransientError if another attempt may help; else the error itself."""
+        if error.status in LOST or (self._is_resumed and error.status == HTTPStatus.BAD_REQUEST):
+            if self._is_resumed:  # the position that the registry gave was wrong: start again
+                self._location = ""
+            return TransientError(str(error), hint=error.hint)
+        return error
+
+    def _send_part(self, method: str, url: str, size: int, *, expect: tuple[int, ...]) -> Answer:
+        headers = {"Content-Type": "application/octet-stream"}
+        if method == "PATCH" or self._position:
+            headers["Content-Range"] = f"{self._position}-{self._position + size - 1}"
+        part = Part(file=self._transfer.file, start=self._position, size=size, at=self._report)
+        read_s = self._http.policy.commit_s if method == "PUT" else 0
+        return self._send(method, url, expect=expect, headers=headers, body=part if size else None, read_s=read_s)
+
+    def _send(self, method: str, url: str, **options: Any) -> Answer:
+        return self._http.send_once(Request(action=self._transfer.action, method=method, url=url, **options))
+
+    def _report(self, position: int) -> None:
+        self._sent(position - self._reported)
+        self._reported = position
+
+
+def parse_range(header: str) -> int | None:
+    """Bytes received by an upload's Range header; None for an invalid one. An upload without bytes has "0-0"."""
+    if not header:
+        return 0
+    match = _RANGE.fullmatch(header.strip())
+    if match is None:
+        return None
+    return int(match[1]) + 1 if int(match[1]) else 0

@@ -1,0 +1,185 @@
+"""Checks that an image matches the plan: hashes every blob, rebuilds or looks up every layer, compares the rest.
+
+Works on images of the store and of a registry. Wheel layers are rebuilt from the index, the layer of plain files from
+the checkout; operating system and bytecode are compared with the store's records of their builds. Parts that cannot be
+checked on this machine are `unknown`, which is not a pass.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from builder.common import digest
+from builder.common.errors import FetchError, VerifyError
+from builder.index.download import CONNECTIONS, Fetcher
+from builder.index.wheels import LONGEST, Entry, Wheel
+from builder.layers import oci, wheel_layers
+from builder.layers.oci import Layer, WheelsOf
+from builder.layers.splice import SpliceError
+from builder.layers.wheel_zip import WheelError
+from builder.matrix.tags import CELL_LABEL
+from builder.plan.layer_order import LAYER_FORMAT
+from builder.registry import expected
+from builder.registry.expected import Expected, KnownLayer
+
+SHOWN = 6  # wheels of a layer that are named
+CONFIGURATION = "configuration"  # the name of its finding
+State = Literal["derived", "known", "same", "unknown", "different", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """An image in a store or a registry: its manifest, and access to its blobs by digest.
+
+    `matches` returns whether a blob's bytes match its digest and size, and calls its last argument with the number of
+    bytes read.
+    """
+
+    manifest: bytes
+    read_blob: Callable[[str], bytes]
+    has_blob: Callable[[str], bool]
+    matches: Callable[[str, int, Callable[[int], None]], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The result for the configuration or one layer; `detail` is the reason.
+
+    `derived`: rebuilt with the same bytes. `known`: the same as this store built. `same`: the configuration of the
+    plan. `unknown`: nothing to compare it with on this machine. `failed`: it could not be compared.
+    """
+
+    layer: str
+    digest: str
+    state: State
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """How an image is checked. `expected` is the image of the plan, None without one; `fast` hashes no blobs."""
+
+    fetcher: Fetcher
+    expected: Expected | None = None
+    fast: bool = False
+    read: Callable[[int], None] = lambda _: None
+
+
+def verify(source: Source, check: Check) -> Iterator[Finding]:
+    """Findings for the configuration and for each layer, lowest first.
+
+    Raises VerifyError for an invalid image.
+    """
+    image = oci.read_image(source.manifest, source.read_blob)
+    layers = [replace(layer, created_by=_plain(layer.created_by)) for layer in image.layers]
+    files = {sha256: file for layer in layers if (of := _wheels(layer)) for file, sha256 in of.wheels}
+    wheels = [_wheel(file, sha256) for sha256, file in files.items()]
+    yield _configuration(check, source.manifest, source.read_blob(image.config.digest))
+    known = check.expected.layers if check.expected else {}
+    pool = ThreadPoolExecutor(CONNECTIONS)
+    downloads = {wheel.sha256: pool.submit(check.fetcher.fetch, wheel) for wheel in wheels}
+    try:
+        for number, layer in enumerate(layers):
+            yield _damage(layer, source, check) or _finding(layer, known.get(number), downloads)
+    finally:
+        check.fetcher.stop()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for wheel in wheels:
+            check.fetcher.drop(wheel)
+
+
+def cell_of(source: Source) -> str:
+    """The id of the cell in an image's labels, empty without one. Raises VerifyError."""
+    return oci.read_image(source.manifest, source.read_blob).labels.get(CELL_LABEL, "")
+
+
+def _configuration(check: Check, manifest: bytes, config: bytes) -> Finding:
+    state: State = "unknown"
+    lines = ["this checkout has no plan for it"]
+    if check.expected is not None:
+        lines = expected.differences(check.expected, manifest, config)
+        state = "different" if lines else "same"
+    return Finding(layer=CONFIGURATION, digest=digest.of_bytes(config), state=state, detail=_plain("; ".join(lines)))
+
+
+def _plain(text: str) -> str:
+    """Text without terminal control characters and characters that cannot be printed."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+def _wheels(layer: Layer) -> WheelsOf | None:
+    try:
+        return oci.parse_history(layer.created_by)
+    except ValueError as error:
+        raise VerifyError(f"its history cannot be read: {error}") from error
+
+
+def _wheel(file: str, sha256: str) -> Wheel:
+    try:
+        if len(file) > LONGEST:
+            raise InvalidWheelFilename(f"{len(file)} characters")
+        name, version, _, _ = parse_wheel_filename(file)
+        checked = Entry(name=name, version=str(version), file=file, size=0, sha256=sha256)
+        return Wheel(component="none", **checked.__dict__)
+    except (InvalidWheelFilename, ValueError) as error:
+        raise VerifyError(f"invalid wheel name in its history: {file[:100]!r}") from error
+
+
+def _damage(layer: Layer, source: Source, check: Check) -> Finding | None:
+    """A finding if the layer's blob is missing or its bytes do not match its digest."""
+    if not source.has_blob(layer.digest):
+        reason = "its blob is missing"
+    elif check.fast or source.matches(layer.digest, layer.size, check.read):
+        return None
+    else:
+        reason = "its blob is damaged: the bytes do not match the digest"
+    return Finding(layer=layer.created_by[:40], digest=layer.digest, state="different", detail=reason)
+
+
+def _finding(layer: Layer, known: KnownLayer | None, downloads: Mapping[str, Future[Path]]) -> Finding:
+    of = _wheels(layer)
+    name = layer.created_by if of is None else _names([file.split("-")[0] for file, _ in of.wheels])
+    state, detail = _look_up(layer, known) if of is None else _rebuild(layer, of, downloads)
+    return Finding(layer=name, digest=layer.digest, state=state, detail=detail)
+
+
+def _look_up(layer: Layer, known: KnownLayer | None) -> tuple[State, str]:
+    """State and detail of a layer without wheels."""
+    if known is None:
+        return "unknown", "this store has no record of it"
+    if known.digest != layer.digest:
+        if known.how == "known":  # perhaps built from other Debian packages
+            return "unknown", f"this store has {digest.short(known.digest)} instead"
+        return "different", f"expected {digest.short(known.digest)}"
+    if known.diff_id != layer.diff_id:
+        return "different", "the configuration has another diff id for it"
+    return known.how, ""
+
+
+def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]]) -> tuple[State, str]:
+    """State and detail of a layer of wheels."""
+    if of.format != LAYER_FORMAT:
+        return "failed", f"layer format {of.format} is not supported: this builder writes {LAYER_FORMAT}"
+    try:
+        files = [(file, downloads[sha256].result()) for file, sha256 in of.wheels]
+        with Path(os.devnull).open("wb") as discarded:
+            derived = wheel_layers.write(files, of.python, discarded)
+    except (WheelError, SpliceError) as error:
+        return "different", str(error)
+    except (FetchError, FileNotFoundError) as error:  # another builder may have removed it from the store
+        return "failed", str(error)
+    if (derived.digest, derived.diff_id) != (layer.digest, layer.diff_id):
+        return "different", f"its wheels produce {digest.short(derived.digest)}"
+    return "derived", ""
+
+
+def _names(wheels: Sequence[str]) -> str:
+    shown = ", ".join(wheels[:SHOWN])
+    return shown if len(wheels) <= SHOWN else f"{shown} and {len(wheels) - SHOWN} more"

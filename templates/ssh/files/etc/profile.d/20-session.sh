@@ -1,0 +1,3 @@
+# shellcheck shell=sh
+# shellcheck source=templates/ssh/files/etc/session.sh
+. /etc/session.sh

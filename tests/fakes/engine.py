@@ -1,0 +1,337 @@
+"""Fakes of the engine, the image tests, other programs and the terminal."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import re
+import socket
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.console import Console
+
+from builder.build.image_tests import Tester
+from builder.build.images import Origin
+from builder.common import digest
+from builder.common.errors import BuilderError, EngineError, ImageTestError
+from builder.common.reference import ImageRef
+from builder.engine.client import BuildRequest, Engine, EngineInfo, ImageInfo
+from builder.matrix.tags import PLAN_LABEL
+from builder.plan.plan import PlannedImage
+from builder.registry.evidence import Evidence
+
+_CONNECT = socket.socket.connect  # unit tests replace it
+
+INFO = EngineInfo(
+    version="26.1.5",
+    store="overlay2",
+    root="/nowhere",
+    buildkit=True,
+    runtimes=("runc",),
+    architecture="x86_64",
+    cpus=4,
+    memory=8_000_000_000,
+    is_local=False,
+)
+
+
+class MemoryConsole(Console):
+    """A console whose output is `text`."""
+
+    def __init__(self, *, terminal: bool = False) -> None:
+        self.memory = io.StringIO()
+        super().__init__(file=self.memory, width=200, force_terminal=terminal, color_system=None)
+
+    @property
+    def text(self) -> str:
+        return self.memory.getvalue()
+
+
+class FakeEngine(Engine):
+    """Images in a dict; `calls` are the calls that change something, in order.
+
+    `diff_ids` are the layers of loaded images, `loaded` the names in each archive, `pulled` the blobs of each image
+    that was pulled from this process; `saved` is what `save` writes.
+    """
+
+    def __init__(self, *, registry: bool = True, is_remote: bool = False, info: EngineInfo = INFO) -> None:
+        self.registry = registry
+        self.is_remote = is_remote
+        self.settings = info
+        self.calls: list[str] = []
+        self.known: dict[str, ImageInfo] = {}
+        self.broken: dict[str, dict[str, Any]] = {}
+        self.contexts: dict[str, bytes] = {}
+        self.labels: dict[str, dict[str, str]] = {}
+        self.builds: list[tuple[str, bool]] = []
+        self.diff_ids: dict[str, tuple[str, ...]] = {}
+        self.loaded: list[list[str]] = []
+        self.pulled: list[list[str]] = []
+        self.blobs: set[str] = set()
+        self.saved: bytes = b""
+
+    def info(self) -> EngineInfo:
+        return self.settings
+
+    def add_image(self, reference: str, *, labels: Mapping[str, str] | None = None) -> str:
+        """Adds an image; returns its id, a digest of its labels or else of its name."""
+        seed = labels or reference
+        tags = () if reference.startswith("sha256:") else (reference,)
+        image = ImageInfo(id=digest.of_data(seed), labels=dict(labels or {}), tags=tags, size=1, created="2026")
+        self.known[reference] = image
+        return image.id
+
+    def image(self, reference: str) -> ImageInfo | None:
+        return self.known.get(reference)
+
+    def images(self, label: str) -> list[ImageInfo]:
+        key, _, value = label.partition("=")
+        unique = {info.id: info for info in self.known.values()}
+        return [info for info in unique.values() if key in info.labels and value in ("", info.labels[key])]
+
+    def pull(self, reference: str) -> None:
+        self.calls.append(f"pull {reference}")
+        if not self.registry:
+            raise EngineError(f"pulling {reference}: no registry answers")
+        self.add_image(reference)
+
+    def pull_local(self, reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
+        """As an engine does: only the layers that it lacks, each checked."""
+        if self.is_remote:
+            raise EngineError("connection refused")
+        registry, _, rest = reference.partition("/")
+        name, _, manifest_digest = rest.partition("@")
+        feed({"status": "Pulling from it", "id": "it"})
+        with closing(Loopback(registry)) as connection:
+            manifest = json.loads(connection.content(f"/v2/{name}/manifests/{manifest_digest}", manifest_digest))
+            image_id = manifest["config"]["digest"]
+            config = json.loads(connection.content(f"/v2/{name}/blobs/{image_id}", image_id))
+            chain = tuple(config["rootfs"]["diff_ids"])
+            self.pulled.append([])
+            for number, blob in enumerate(layer["digest"] for layer in manifest["layers"]):
+                if self._has(chain, number, blob):
+                    continue
+                size = len(connection.content(f"/v2/{name}/blobs/{blob}", blob))
+                for status in ("Downloading", "Extracting"):
+                    feed({"status": status, "progressDetail": {"current": size, "total": size}, "id": blob})
+                self.pulled[-1].append(blob)
+                self.blobs.add(blob)
+        image_id = manifest_digest if self.settings.store == "containerd" else image_id
+        labels = config["config"].get("Labels") or {}
+        image = ImageInfo(id=image_id, labels=labels, tags=(), size=1, created="2026")
+        self.known |= {image_id: image, reference: image}
+        self.diff_ids[image_id] = chain
+
+    def import_tar(self, path: Path, reference: ImageRef) -> str:
+        self.calls.append(f"import {reference}")
+        return self.add_image(str(reference))
+
+    def tag(self, image_id: str, reference: ImageRef) -> None:
+        self.calls.append(f"tag {reference}")
+        image = next(info for info in self.known.values() if info.id == image_id)
+        self.known[str(reference)] = replace(image, tags=(*image.tags, str(reference)))
+
+    def remove_image(self, reference: str) -> bool:
+        if reference.startswith("127.0.0.1:"):  # the last name of a temporary image
+            image = self.known.pop(reference)
+            del self.known[image.id], self.diff_ids[image.id]
+        else:
+            self.calls.append(f"remove {reference}")
+        return True
+
+    def sweep(self, checkout: str) -> int:
+        self.calls.append("sweep")
+        return 0
+
+    def cache_bytes(self) -> int:
+        return 0
+
+    def prune_cache(self) -> int:
+        self.calls.append("prune")
+        return 5_000_000_000
+
+    def has_remote(self, reference: str) -> bool:
+        return self.registry
+
+    def build(self, request: BuildRequest) -> Iterator[dict[str, Any]]:
+        path = Path(request.dockerfile)
+        variant = path.name.removesuffix(".Dockerfile")
+        cell = path.parent.name if variant == "plain" else f"{path.parent.name}-{variant}"
+        self.calls.append(f"build {cell} on {request.arguments['BASE']}")
+        self.builds.append((request.target, request.fresh))
+        self.contexts[cell] = request.context
+        self.labels[cell] = dict(request.labels)
+        if cell in self.broken:
+            yield self.broken[cell]
+            return
+        with tarfile.open(fileobj=io.BytesIO(request.context)) as tar:
+            assert request.dockerfile in tar.getnames(), f"{request.dockerfile} is not in the context"
+        image_id = digest.of_data(dict(request.labels))
+        self.add_image(image_id, labels=request.labels)
+        yield {"id": "moby.image.id", "aux": {"ID": image_id}}
+
+    def save(self, image_id: str, out: BinaryIO) -> None:
+        self.calls.append(f"save {image_id}")
+        out.write(self.saved)
+
+    def chains(self) -> set[tuple[str, ...]]:
+        return set(self.diff_ids.values())
+
+    def load(self, archive: Iterable[bytes]) -> None:
+        """As the engine does: an archive may omit the first layers if an image of the engine has them too."""
+        with tarfile.open(fileobj=io.BytesIO(b"".join(archive))) as tar:
+            contents = {member.name: _read(tar, member) for member in tar}
+        self.loaded.append(list(contents))
+        docker = json.loads(contents["manifest.json"])[0]
+        config = json.loads(contents[docker["Config"]])
+        chain = tuple(config["rootfs"]["diff_ids"])
+        for number, path in enumerate(docker["Layers"]):
+            blob = path.removeprefix("blobs/").replace("/", ":")
+            if path in contents:
+                self.blobs.add(blob)
+            elif not self._has(chain, number, blob):
+                raise EngineError(f"loading: {path} is not in the archive")
+        manifest = json.loads(contents["index.json"])["manifests"][0]["digest"]
+        image_id = manifest if self.settings.store == "containerd" else digest.of_bytes(contents[docker["Config"]])
+        self.calls.append(f"load {image_id}")
+        labels = config["config"].get("Labels") or {}
+        self.known[image_id] = ImageInfo(id=image_id, labels=labels, tags=(), size=1, created="2026")
+        self.diff_ids[image_id] = chain
+
+    def _has(self, chain: tuple[str, ...], number: int, blob: str) -> bool:
+        if self.settings.store == "containerd":
+            return blob in self.blobs
+        return any(chain[: number + 1] == other[: number + 1] for other in self.chains())
+
+
+class Loopback(http.client.HTTPConnection):
+    """A connection to this process, which a unit test may open."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket()
+        _CONNECT(self.sock, (self.host, self.port))
+
+    def content(self, path: str, expected: str) -> bytes:
+        """The content at a path. Raises EngineError, as an engine does, if it does not match its digest."""
+        self.request("GET", path)
+        response = self.getresponse()
+        try:
+            data = response.read()
+        except http.client.IncompleteRead as error:
+            raise EngineError("unexpected EOF") from error
+        if response.status != http.client.OK or digest.of_bytes(data) != expected:
+            raise EngineError(f"status {response.status}, or verification failed for digest {expected}")
+        return data
+
+
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    content = tar.extractfile(member)
+    assert content is not None
+    return content.read()
+
+
+@dataclass
+class FakeMethod:
+    """Records builds. `broken` are the errors by cell; `before` is called first.
+
+    `fresh`: `find` returns no image, as for a build on current packages.
+    """
+
+    fake: FakeEngine
+    broken: dict[str, BuilderError] = field(default_factory=dict)
+    made: dict[str, str] = field(default_factory=dict)
+    before: Callable[[str], None] = lambda _: None
+    fresh: bool = False
+
+    def find(self, image: PlannedImage) -> str:
+        return "" if self.fresh else self.made.get(image.id, "")
+
+    def prepare(self, images: Sequence[PlannedImage]) -> None:
+        self.before("prepare")
+        self.fake.calls.append(f"prepare {' '.join(image.id for image in images)}")
+
+    def build(self, image: PlannedImage) -> tuple[str, Origin]:
+        self.before(image.id)
+        self.fake.calls.append(f"build {image.id}")
+        if image.id in self.broken:
+            raise self.broken[image.id]
+        self.made[image.id] = self.fake.add_image(f"sha256:{image.id}", labels={PLAN_LABEL: image.digest})
+        return self.made[image.id], "built"
+
+    def record_tagged(self, image: PlannedImage) -> None:
+        self.fake.calls.append(f"name {image.id}")
+
+    def close(self) -> None:
+        self.fake.calls.append("close")
+
+
+@dataclass
+class FakeTester(Tester):
+    """All images pass but those in `failing`; keeps the evidence by image id."""
+
+    fake: FakeEngine
+    failing: frozenset[str] = frozenset()
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+    stopped: int = 0
+
+    def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
+        found = self.evidence.get(image_id)
+        return found if found and found.is_pass else None
+
+    def test(self, image: PlannedImage, image_id: str) -> Evidence:
+        self.fake.calls.append(f"test {image.id}")
+        bad = image.id in self.failing
+        self.evidence[image_id] = evidence_of(image, image_id, failed=("test_it",) if bad else ())
+        if bad:
+            raise ImageTestError(f"{image.id}: 1 of 2 tests failed", hint="look")
+        return self.evidence[image_id]
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+def evidence_of(image: PlannedImage, image_id: str, *, failed: tuple[str, ...] = ()) -> Evidence:
+    return Evidence(
+        image_id=image_id,
+        cell=image.id,
+        plan=image.digest,
+        suite={},
+        passed=("test_other",),
+        failed=failed,
+        gpu="not run",
+    )
+
+
+@dataclass
+class Programs:
+    """A fake of subprocess.run: `answer` returns exit status, output and errors of a command.
+
+    `calls` are the commands, `files` the text of the files in their `setting=path` arguments.
+    """
+
+    answer: Callable[[list[str]], tuple[int, str, str]]
+    calls: list[list[str]] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        self.calls.append(list(command))
+        for word in command:
+            name = word.partition("=")[2]
+            if name.startswith("/") and Path(name).is_file():
+                self.files[name] = Path(name).read_text()
+        code, out, err = self.answer(list(command))
+        return subprocess.CompletedProcess(list(command), code, out, err)
+
+
+def place(error: BuilderError) -> str:
+    """The `file:line:column` at the start of an error's message."""
+    match = re.match(r"[\w./-]+(:[0-9]+){1,2}(?=: )", str(error))
+    assert match, f"no place in: {error}"
+    return match[0]

@@ -1,0 +1,60 @@
+"""Invented locks of the tiny project, computed from its matrix; stored in tiny/locks/.
+
+`UPDATE_SNAPSHOTS=1 pytest tests/unit` writes them, like the snapshots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+from builder.index.wheels import Entry, Wheel
+from builder.lock import lockfile
+from builder.lock.lockfile import Lock, Part
+from builder.matrix.cells import Cell
+from builder.matrix.project import Project
+
+GROUPS = ("em-1.10-cu1210-py311", "qz-0.5-cu129-py311")
+LOCKED = ("em-1.10-cu1210-py311", "em-1.10-cu1210-py311-jupyter", "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board")
+CUDA = ("nvidia-cuda-runtime-cu12", "nvidia-sums-cu12")
+
+
+def entry(name: str, version: str, size: int, tag: str = "py3-none-any") -> Entry:
+    """A wheel; its digest is that of its file name."""
+    file = f"{name.replace('-', '_')}-{version}-{tag}.whl"
+    return Entry(name=name, version=version, file=file, size=size, sha256=hashlib.sha256(file.encode()).hexdigest())
+
+
+def wheel(component: str, name: str, version: str, size: int, tag: str = "py3-none-any") -> Wheel:
+    """The same as a wheel of a cell."""
+    return Wheel(component=component, **entry(name, version, size, tag).__dict__)
+
+
+def lock_of(project: Project, group: Iterable[Cell]) -> Lock:
+    """The lock of a group: CUDA's wheels for the framework, and a wheel for each requirement of a component."""
+    members = list(group)
+    first = members[0]
+    parts: dict[str, Part] = {}
+    wheels: dict[str, Entry] = {}
+    for component, requirements in lockfile.group_requirements(project.matrix, members).items():
+        own = []
+        if component == first.framework and not first.is_cpu:
+            own = [entry(name, f"{first.cuda}.7", 1_000_000, "py3-none-manylinux_2_28_x86_64") for name in CUDA]
+        for text in requirements:
+            name = re.split(r"==|>|\[", text, maxsplit=1)[0]
+            version = first.release if "==" in text else "2.0"
+            own.append(entry(name, version, 1000 + len(name)))
+        parts[component] = Part(requirements=requirements, wheels=sorted(wheel.name for wheel in own))
+        wheels = {wheel.name: wheel for wheel in own} | wheels
+    return Lock(
+        group=first.group,
+        basis=lockfile.basis(project.matrix, first),
+        components=parts,
+        wheels=tuple(wheels[name] for name in sorted(wheels)),
+    )
+
+
+def locks(project: Project) -> dict[str, Lock]:
+    """Group -> lock, for the groups in GROUPS."""
+    return {group: lock_of(project, project.groups[group]) for group in GROUPS if group in project.groups}

@@ -1,0 +1,72 @@
+"""The program as it starts: what it loads, Ctrl-C at once, and a user who may not use Docker's socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.integration.checkout import BUILDER, ROOT
+
+# What takes long to import, and no command may load unless it needs it.
+SLOW = {"docker", "jinja2", "pydantic", "pynvml", "pypi_simple", "remotezip", "requests", "rich", "urllib3", "yaml"}
+LOADED = """\
+import atexit, sys
+from builder import start
+atexit.register(lambda: print("loaded:", *sys.modules, file=sys.stderr))
+start.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (["--help"], set()),
+        (["plan"], {"pydantic", "rich", "yaml"}),
+        (["lock", "--check"], SLOW - {"docker", "jinja2", "pynvml", "pypi_simple", "remotezip"}),
+        (["render", "--check"], {"jinja2", "pydantic", "rich", "yaml"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_loads_only_what_it_needs(arguments: list[str], needed: set[str]) -> None:
+    """Every command loaded everything, which took 0.5 s."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    *_, loaded = done.stderr.splitlines()
+    assert loaded.startswith("loaded: "), done.stderr
+    assert SLOW & set(loaded.split()) <= needed
+
+
+@pytest.mark.parametrize("after", [0.05, 0.1, 0.15, 0.2, 0.3, 0.5])
+def test_ctrl_c_at_once(after: float) -> None:
+    """In the first 0.3 s it gave a traceback."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        [str(BUILDER), "plan", "all"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=30)[0].decode()
+    assert "Traceback" not in output
+    # Python itself needs some 0.03 s before any line of ours runs; the shell then sees the signal.
+    assert process.returncode in (130, -signal.SIGINT, 0), output
+    if process.returncode == 130:
+        assert "interrupted" in output
+
+
+def test_a_user_without_access_to_the_socket() -> None:
+    """It said that no engine answers, and that `builder engine` installs and starts one."""
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(BUILDER), "engine"],
+        cwd="/", env={**os.environ, "HOME": "/tmp"}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    if "Permission denied" in done.stderr and "docker.sock" not in done.stderr:
+        pytest.fail(f"this checkout cannot be read by another user: {done.stderr}")
+    assert done.returncode == 6, done.stderr
+    assert "no permission to use Docker's socket" in done.stderr
+    assert "usermod -aG docker" in done.stderr

@@ -1,0 +1,228 @@
+"""Fakes for the tests of assembling: wheels, Debian and the containers that compile."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from builder.build import bootstrap, bytecode, os_stage, wheels
+from builder.build.assemble import Assembler
+from builder.build.bytecode import Compilation
+from builder.build.os_stage import OsStage
+from builder.build.programs import Programs
+from builder.build.work import Work
+from builder.common import digest
+from builder.common.console import View
+from builder.common.errors import BuilderError
+from builder.index.host import Host
+from builder.index.wheels import Wheel
+from builder.layers import images as stored_images
+from builder.layers import oci, splice, wheel_layers
+from builder.layers.blobs import LAYER_TYPE
+from builder.layers.oci import Image
+from builder.layers.os_layer import OsLayer
+from builder.layers.splice import Entry
+from builder.layers.store import Store
+from builder.matrix.project import Project
+from builder.plan import plan
+from builder.plan.layer_order import PlannedLayer
+from builder.plan.plan import PlannedImage
+from tests.fakes import locks
+from tests.fakes.engine import FakeEngine, MemoryConsole
+from tests.unit.build.test_context import members
+
+EMBER, JUPYTER, QUARTZ, BOARD = locks.LOCKED
+NOTEBOOK = "notebook"
+CUDA = ["nvidia-cuda-runtime-cu12", "nvidia-sums-cu12"]
+NOTHING: tuple[list[str], list[str], list[str], int] = ([], [], [], 0)
+
+
+def pack(wheel: Wheel, more: Mapping[str, bytes]) -> bytes:
+    """A wheel of one module, the same bytes every time."""
+    name = wheel.name.replace("-", "_")
+    info = f"{name}-{wheel.version}.dist-info"
+    module = f"nvidia/{name}/lib/lib.so" if wheel.component == "cuda" else f"{name}/__init__.py"
+    files = {
+        module: f"# {wheel.file}".encode(),
+        **more,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\n",
+        f"{info}/RECORD": b"",
+    }
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, content in files.items():
+            archive.writestr(zipfile.ZipInfo(path), content, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+@dataclass
+class World:
+    """The surroundings of the assembler, and what it did there. Wheels are identified by their names.
+
+    `more` are files that a wheel has besides its module; `packages` stands for Debian's current packages.
+    """
+
+    broken: dict[str, BuilderError] = field(default_factory=dict)
+    damaged: dict[str, bytes] = field(default_factory=dict)
+    more: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    packages: str = "1"
+    python: str = "3.11.2-6"
+    taken: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ("home/user", "workspace")
+    broken_systems: dict[str, BuilderError] = field(default_factory=dict)
+    before_fetch: Callable[[str], None] = lambda _: None
+    before_splice: Callable[[PlannedLayer, Sequence[Path]], None] = lambda *_: None
+    on_stop: Callable[[], None] = lambda: None
+    fetched: list[str] = field(default_factory=list)
+    systems: list[tuple[str, bool]] = field(default_factory=list)
+    spliced: list[str] = field(default_factory=list)
+    compiled: list[list[str]] = field(default_factory=list)
+    programs: set[bytes] = field(default_factory=set)
+    contexts: set[bytes] = field(default_factory=set)
+
+    def did(self) -> tuple[list[str], list[str], list[str], int]:
+        """Wheels fetched, layers of wheels made, systems built, layers of bytecode, since the last call of this."""
+        result = (sorted(self.fetched), sorted(self.spliced), [name for name, _ in self.systems], len(self.compiled))
+        for log in (self.fetched, self.spliced, self.systems, self.compiled):
+            log.clear()
+        return result
+
+    def make_system(self, _: Work, store: Store, stage: OsStage, __: Programs, *, fresh: bool) -> OsLayer:
+        """In place of `os_stage.make`."""
+        image = stage.image
+        self.systems.append((stage.name.rpartition("-")[0], fresh))
+        assert image.dockerfile in members(stage.context)
+        self.contexts.add(stage.context)
+        if image.os in self.broken_systems:
+            raise self.broken_systems[image.os]
+        content = f"{image.debian} {image.cell.python} {self.packages}".encode()
+        blob = store.put(gzip.compress(content, mtime=0), LAYER_TYPE)
+        layer = OsLayer(
+            digest=blob.digest,
+            diff_id=digest.of_bytes(content),
+            size=blob.size,
+            unpacked=len(content),
+            created=f"2026-01-0{self.packages}T00:00:00Z",
+            base=stage.base.name,
+            python=self.python,
+            taken=self.taken,
+            folders=self.folders,
+        )
+        store.put_record(image.os, asdict(layer))
+        return layer
+
+    def compile(self, work: Work, store: Store, compilation: Compilation, out: BinaryIO) -> splice.WrittenLayer:
+        """In place of `bytecode.make`."""
+        assert work.engine.image(compilation.os_image), "no system to compile in"
+        assert all(store.path(blob).exists() for blob, _ in compilation.sources)
+        paths = [source.path for _, sources in compilation.sources for source in sources]
+        self.compiled.append(paths)
+        self.programs.add(compilation.program)
+        content = self.python.encode()
+        return splice.write([Entry(path=f"{path}c", mode=0o644, content=content) for path in paths], out)
+
+
+@dataclass
+class FakeFetcher:
+    world: World
+    folder: Path
+    progress: Callable[[int], None]
+
+    def fetch(self, wheel: Wheel) -> Path:
+        self.world.before_fetch(wheel.name)
+        self.world.fetched.append(wheel.name)
+        if wheel.name in self.world.broken:
+            raise self.world.broken[wheel.name]
+        content = self.world.damaged.get(wheel.name) or pack(wheel, self.world.more.get(wheel.name, {}))
+        self.path(wheel).write_bytes(content)
+        self.progress(wheel.size)
+        return self.path(wheel)
+
+    def path(self, wheel: Wheel) -> Path:
+        return self.folder / f"{wheel.sha256}.whl"
+
+    def drop(self, wheel: Wheel) -> None:
+        self.path(wheel).unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        self.world.on_stop()
+
+
+class Bench:
+    """A checkout, an engine and a store, with a world around them."""
+
+    def __init__(self, project: Project, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world = World()
+        self.engine = FakeEngine()
+        self.console = MemoryConsole()
+        self.store = Store(root)
+        self.store.prepare()
+        self.project = project
+        self.assemblers: list[Assembler] = []
+        monkeypatch.setattr(wheels, "Fetcher", self._fetcher)
+        monkeypatch.setattr(bootstrap, "reason_not", lambda: "")
+        monkeypatch.setattr(bootstrap, "install", lambda _: "")
+        monkeypatch.setattr(os_stage, "make", self.world.make_system)
+        monkeypatch.setattr(bytecode, "make", self.world.compile)
+
+    def _fetcher(self, _: object, folder: Path, *, progress: Callable[[int], None]) -> FakeFetcher:
+        return FakeFetcher(self.world, folder, progress)
+
+    @property
+    def work(self) -> Work:
+        return Work(engine=self.engine, project=self.project, host=Host(), view=View(self.console))
+
+    def images(self, *cells: str) -> list[PlannedImage]:
+        planned = plan.make_locked(self.project, self.project.select(cells))
+        by_id = {image.id: image for image in planned.images}
+        return [by_id[cell] for cell in cells]
+
+    def begin(self, images: Sequence[PlannedImage], *, fresh: bool = False) -> Assembler:
+        for image in images:  # as if rendered
+            dockerfile = self.project.root / image.dockerfile
+            dockerfile.parent.mkdir(parents=True, exist_ok=True)
+            dockerfile.write_text("FROM scratch\n")
+        assembler = Assembler(self.work, self.store, fresh=fresh)
+        self.assemblers.append(assembler)
+        assembler.prepare(images)
+        return assembler
+
+    def run(self, *cells: str, fresh: bool = False) -> dict[str, str]:
+        """Assembles the images of these cells in one run; returns their ids by cell."""
+        images = self.images(*cells)
+        assembler = self.begin(images, fresh=fresh)
+        ids = {image.id: assembler.build(image)[0] for image in images}
+        assembler.close()
+        return ids
+
+    def record_tagged(self, cell: str) -> None:
+        Assembler(self.work, self.store).record_tagged(self.images(cell)[0])
+
+    def find(self, cell: str, *, fresh: bool = False) -> str:
+        return Assembler(self.work, self.store, fresh=fresh).find(self.images(cell)[0])
+
+    def stored(self, cell: str) -> Image:
+        """The image of a cell, which the store must have."""
+        image = stored_images.find(self.store, self.images(cell)[0])
+        assert image is not None
+        return image
+
+    def layer(self, name: str, cell: str) -> oci.Layer:
+        """A layer of wheels of a cell's image, which the store must have."""
+        [planned] = [layer for layer in self.images(cell)[0].layers if layer.name == name]
+        layer = wheel_layers.get(self.store, planned)
+        assert layer is not None
+        return layer
+
+    def config(self, image_id: str) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads(self.store.read(image_id))
+        return config

@@ -1,0 +1,355 @@
+"""Assembling: every layer is made once, the same inputs give the same image, and images are found again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builder.build import os_stage
+from builder.build.work import built_ids
+from builder.common import digest
+from builder.layers import garbage, oci, wheel_layers
+from builder.plan import plan
+from builder.plan.layer_order import PlannedLayer
+from builder.plan.plan import PlannedImage
+from tests.fakes.engine import INFO, FakeEngine
+from tests.unit.build.assembling import BOARD, CUDA, EMBER, JUPYTER, NOTEBOOK, NOTHING, QUARTZ, Bench
+
+# ---- once
+
+
+def test_each_layer_is_made_once_for_two_images(bench: Bench) -> None:
+    ids = bench.run(EMBER, JUPYTER)
+    assert len(set(ids.values())) == 2
+    assert bench.world.did() == (
+        ["board", "ember", "ember-extra", "emberkit", NOTEBOOK, *CUDA, "pip"],
+        ["cuda", "ember", "jupyter"],
+        ["os-newbird-py3.11"],
+        2,
+    )
+
+
+def test_layers_of_the_store_are_not_made_again(bench: Bench) -> None:
+    first = bench.run(EMBER, JUPYTER)
+    bench.world.did()
+    bench.engine = FakeEngine(registry=False)  # the base image is not needed either
+    assert bench.run(EMBER, JUPYTER) == first
+    assert bench.world.did() == NOTHING
+    assert not [call for call in bench.engine.calls if call.startswith("pull")]
+
+
+def test_another_image_adds_only_its_own_layers(bench: Bench) -> None:
+    bench.run(EMBER)
+    bench.world.did()
+    bench.run(JUPYTER)
+    assert bench.world.did() == (["board", NOTEBOOK], ["jupyter"], [], 1)
+
+
+def test_only_a_lost_layer_is_made_again(bench: Bench) -> None:
+    first = bench.run(JUPYTER)
+    bench.world.did()
+    bench.store.path(bench.layer("jupyter", JUPYTER).digest).unlink()
+    bench.engine.known.clear()
+    assert bench.run(JUPYTER) == first
+    assert bench.world.did() == (["board", NOTEBOOK], ["jupyter"], [], 0)
+
+
+def test_wheels_are_removed_when_their_layer_is_made(bench: Bench) -> None:
+    bench.run(EMBER, JUPYTER)
+    assert list((bench.store.root / "downloads").iterdir()) == []
+
+
+def test_the_second_image_is_loaded_without_shared_layers(bench: Bench) -> None:
+    bench.run(EMBER, JUPYTER)
+    [first, second] = bench.images(EMBER, JUPYTER)
+    shared = 0
+    while first.layers[shared] == second.layers[shared]:
+        shared += 1
+    sent = [layer.diff_id in bench.engine.pulled[-1] for layer in bench.stored(JUPYTER).layers]
+    assert sent == [False] * shared + [True] * (len(sent) - shared)
+    assert shared == len(first.layers) - 1, "all but the files, which are the highest layer"
+
+
+class OtherBuilder:
+    """Shares the store, and removes a wheel once before it is spliced here."""
+
+    def __init__(self, bench: Bench, *, makes_the_layer: bool) -> None:
+        self._bench, self._makes, self._left = bench, makes_the_layer, 1
+        self._splice = wheel_layers.make
+        bench.world.before_splice = self
+
+    def __call__(self, layer: PlannedLayer, paths: Sequence[Path]) -> None:
+        if layer.name not in ("ember", "jupyter") or not self._left:
+            return
+        self._left -= 1
+        if self._makes:
+            self._splice(self._bench.store, layer, paths)
+        for path in paths:
+            path.unlink()
+
+
+def test_a_wheel_that_another_builder_removed_is_fetched_again(bench: Bench) -> None:
+    expected = bench.run(JUPYTER)
+    bench.store.path(bench.layer("jupyter", JUPYTER).digest).unlink()
+    bench.engine.known.clear()
+    bench.world.did()
+    OtherBuilder(bench, makes_the_layer=False)
+    assert bench.run(JUPYTER) == expected
+    assert bench.world.did() == (["board", "board", NOTEBOOK, NOTEBOOK], ["jupyter", "jupyter"], [], 0)
+
+
+def test_a_layer_that_another_builder_made_is_used(bench: Bench) -> None:
+    OtherBuilder(bench, makes_the_layer=True)
+    assert bench.run(EMBER)
+    fetched, *_ = bench.world.did()
+    assert fetched.count("pip") == 1
+
+
+# ---- the image
+
+
+def test_the_layers_are_in_the_planned_order(bench: Bench) -> None:
+    [image_id] = bench.run(JUPYTER).values()
+    [image] = bench.images(JUPYTER)
+    config = bench.config(image_id)
+    assert [entry["created_by"] for entry in config["history"]] == [oci.describe(layer) for layer in image.layers]
+    found = bench.stored(JUPYTER)
+    assert [layer.diff_id for layer in found.layers] == config["rootfs"]["diff_ids"]
+    assert [layer.created_by for layer in found.layers] == [oci.describe(layer) for layer in image.layers]
+    for layer in found.layers:
+        assert digest.of_bytes(bench.store.path(layer.digest).read_bytes()) == layer.digest
+
+
+def test_the_configuration(bench: Bench) -> None:
+    """Its time is that of its newest package, not the time of the build."""
+    [image_id] = bench.run(JUPYTER).values()
+    config = bench.config(image_id)
+    assert config["created"] == "2026-01-01T00:00:00Z"
+    assert config["config"]["Labels"]["org.opencontainers.image.base.name"] == f"example/base:new@sha256:{'2' * 64}"
+    assert config["config"]["Labels"]["gpu-images.cell"] == JUPYTER
+    assert config["config"]["Cmd"] == ["start-jupyter"]
+
+
+def test_an_image_has_its_full_tag_in_the_store_when_it_is_tagged(bench: Bench) -> None:
+    """Before that, its name says that it is untested, and the full tag stays with the image that had it."""
+    [image] = bench.images(EMBER)
+    full, untested = image.references[0], f"{image.references[0]}.untested"
+    bench.record_tagged(EMBER)
+    assert bench.store.images() == {}
+    bench.run(EMBER)
+    assert not [call for call in bench.engine.calls if call.startswith("tag")]
+    first = bench.store.images()[untested]
+    assert bench.store.images() == {untested: first}
+    bench.record_tagged(EMBER)
+    bench.record_tagged(EMBER)
+    assert bench.store.images() == {full: first}
+    bench.world.packages = "2"
+    bench.run(EMBER, fresh=True)
+    second = bench.store.images()[untested]
+    assert bench.store.images() == {full: first, untested: second}
+    bench.record_tagged(EMBER)
+    assert bench.store.images() == {full: second}
+    assert first != second
+
+
+def test_a_file_that_is_edited_during_the_build_belongs_to_the_next_plan(benches: Callable[[], Bench]) -> None:
+    reference = benches()
+    expected = reference.run(EMBER)
+    bench, is_edited = benches(), threading.Event()
+
+    def before(_: str) -> None:
+        assert is_edited.wait(10)
+
+    bench.world.before_fetch = before
+    [image] = bench.images(EMBER)
+    assembler = bench.begin([image])
+    root = bench.project.root
+    edited = [root / plan.COMPILER, root / "templates/base/files/etc/profile.d/10-venv.sh"]
+    program = edited[0].read_bytes()
+    for path in edited:
+        path.write_text("edited")
+    is_edited.set()
+    assert {EMBER: assembler.build(image)[0]} == expected
+    assert bench.world.programs == {program}
+    assert bench.world.contexts == reference.world.contexts
+    assert bench.find(EMBER) == "", "the files give another plan"
+
+
+def test_images_are_recorded_as_built_here(bench: Bench) -> None:
+    """So that `clean` removes them, also those from before a rebase."""
+    [old] = bench.run(EMBER).values()
+    assert built_ids(bench.project.state) == {old}
+    bench.world.packages = "2"
+    [new] = bench.run(EMBER, fresh=True).values()
+    assert built_ids(bench.project.state) == {old, new}
+
+
+def test_bytecode_is_of_the_modules_of_its_component(bench: Bench) -> None:
+    bench.run(EMBER)
+    site = "opt/venv/lib/python3.11/site-packages"
+    assert sorted(map(sorted, bench.world.compiled)) == [
+        [f"{site}/{name}/__init__.py" for name in ("ember", "ember_extra", "emberkit", "pip")],
+    ]
+
+
+def test_the_image_that_compiled_is_removed(bench: Bench) -> None:
+    ids = bench.run(EMBER)
+    removed = [call for call in bench.engine.calls if call.startswith("remove ")]
+    [loaded] = {call.split()[1] for call in bench.engine.calls if call.startswith("load ")} - set(ids.values())
+    assert removed == [f"remove {loaded}"]
+
+
+@pytest.mark.parametrize("kind", ["overlay2", "containerd"])
+def test_two_machines_make_the_same_images(benches: Callable[[], Bench], kind: str) -> None:
+    """Whatever is built first, or with which other images."""
+    pairs = []
+    for order in ([EMBER, JUPYTER], [JUPYTER, EMBER], [QUARTZ, EMBER, BOARD, JUPYTER]):
+        bench = benches()
+        bench.engine.settings = replace(INFO, store=kind)
+        ids = bench.run(*order)
+        pairs.append((ids[EMBER], ids[JUPYTER]))
+    assert pairs[0] == pairs[1] == pairs[2]
+
+
+def test_a_shared_layer_has_another_name_in_each_history(benches: Callable[[], Bench]) -> None:
+    """Two components of one matrix may have the same wheels, and share the layer."""
+
+    def renamed(image: PlannedImage) -> PlannedImage:
+        stack = tuple(
+            replace(layer, name=layer.name.replace("board", "panel"), component="panel")
+            if layer.component == "board"
+            else layer
+            for layer in image.layers
+        )
+        return replace(image, layers=stack, references=("example/panel:1",), digest="sha256:panel")
+
+    alone, together = benches(), benches()
+    [image] = together.images(JUPYTER)
+    images = [image, renamed(image)]
+    assembler = together.begin(images)
+    assembled = [assembler.assemble(each) for each in images]
+    expected = alone.begin([renamed(image)]).assemble(renamed(image))
+    assert assembled[1] == expected
+    assert assembled[0].manifest != expected.manifest
+
+
+# ---- found again
+
+
+def test_an_image_is_found_when_it_is_assembled(bench: Bench) -> None:
+    assert bench.find(EMBER) == ""
+    ids = bench.run(EMBER)
+    assert bench.find(EMBER) == ids[EMBER]
+    assert bench.find(JUPYTER) == ""
+
+
+@pytest.mark.parametrize("kind", ["overlay2", "containerd"])
+def test_an_image_is_found_by_its_id_in_the_engine(bench: Bench, kind: str) -> None:
+    bench.engine.settings = replace(INFO, store=kind)
+    [image_id] = bench.run(EMBER).values()
+    assert bench.find(EMBER) == image_id
+    image = bench.stored(EMBER)
+    assert image_id == (image.manifest if kind == "containerd" else image.config).digest
+
+
+def test_an_image_that_the_engine_lost_is_only_loaded(bench: Bench) -> None:
+    ids = bench.run(EMBER)
+    bench.world.did()
+    bench.engine.known.clear()
+    assert bench.find(EMBER) == ""
+    assert bench.run(EMBER) == ids
+    assert bench.world.did() == NOTHING
+
+
+def test_an_image_that_the_store_lost_is_not_found(bench: Bench) -> None:
+    """The engine still has it, but it could not be pushed."""
+    bench.run(EMBER)
+    bench.store.path(bench.stored(EMBER).layers[0].digest).unlink()
+    assert bench.find(EMBER) == ""
+
+
+def test_another_plan_is_another_image(bench: Bench) -> None:
+    bench.run(EMBER)
+    (bench.project.root / "templates/base/files/etc/new").write_text("x")
+    assert bench.find(EMBER) == ""
+
+
+def test_an_image_is_found_after_gc(bench: Bench) -> None:
+    ids = bench.run(EMBER)
+    garbage.collect(bench.store)
+    assert bench.find(EMBER) == ids[EMBER]
+    bench.world.did()
+    bench.engine.known.clear()
+    assert bench.run(EMBER) == ids
+    assert bench.world.did() == NOTHING
+
+
+# ---- on current packages
+
+
+def test_a_rebase_on_the_same_packages_gives_the_same_image(bench: Bench) -> None:
+    ids = bench.run(EMBER, JUPYTER)
+    bench.world.did()
+    assert bench.find(EMBER, fresh=True) == "", "unknown until the system is built again"
+    images = bench.images(EMBER, JUPYTER)
+    assembler = bench.begin(images, fresh=True)
+    assert [assembler.build(image)[0] for image in images] == list(ids.values())
+    assert bench.world.systems == [("os-newbird-py3.11", True)]
+    assert bench.world.did() == ([], [], ["os-newbird-py3.11"], 0)
+    assert assembler.find(images[0]) == ids[EMBER]
+
+
+def test_a_rebase_changes_only_the_system(bench: Bench) -> None:
+    before_id = bench.run(EMBER)[EMBER]
+    [image] = bench.images(EMBER)
+    before = bench.stored(EMBER)
+    bench.world.did()
+    bench.world.packages = "2"
+    after_id = bench.run(EMBER, fresh=True)[EMBER]
+    after = bench.stored(EMBER)
+    assert before_id != after_id
+    assert bench.find(EMBER) == after_id
+    moved = [new.created_by for old, new in zip(before.layers, after.layers, strict=True) if old != new]
+    assert moved == ["os"]
+    assert bench.world.did() == ([], [], ["os-newbird-py3.11"], 0)
+    old, new = bench.config(before.config.digest), bench.config(after.config.digest)
+    assert new["created"] == "2026-01-02T00:00:00Z"
+    created = "org.opencontainers.image.created"
+    assert new["config"]["Labels"].pop(created) == "2026-01-02T00:00:00Z"
+    assert old["config"]["Labels"].pop(created) == "2026-01-01T00:00:00Z"
+    assert {**old, "created": 0, "rootfs": 0, "history": 0} == {**new, "created": 0, "rootfs": 0, "history": 0}
+    assert bench.store.images() == {f"{image.references[0]}.untested": after.manifest}
+
+
+def test_after_a_rebase_images_on_the_old_system_are_not_up_to_date(bench: Bench) -> None:
+    ids = bench.run(EMBER, QUARTZ)
+    bench.world.packages = "2"
+    bench.run(EMBER, fresh=True)
+    assert bench.find(QUARTZ) == ""
+    bench.world.did()
+    assert bench.run(QUARTZ)[QUARTZ] != ids[QUARTZ]
+    assert bench.world.did() == NOTHING, "all of its layers are in the store"
+
+
+def test_another_python_of_debian_compiles_again(bench: Bench) -> None:
+    bench.run(EMBER)
+    bench.world.did()
+    bench.world.packages, bench.world.python = "2", "3.11.2-7"
+    bench.run(EMBER, fresh=True)
+    assert bench.world.did() == ([], [], ["os-newbird-py3.11"], 1)
+
+
+# ---- what a person sees
+
+
+def test_messages(bench: Bench) -> None:
+    bench.run(EMBER)
+    lines = bench.console.text.splitlines()
+    assert "wheels: 2.0 MB to be fetched" in lines
+    assert [line for line in lines if line.startswith("wheels: done in ")]
+    assert [line for line in lines if line.startswith(f"{os_stage.row(bench.images(EMBER)[0])}: done: layer ")]
+    assert lines.index(f"{EMBER}: assembling") < lines.index(f"{EMBER}: loading")

@@ -1,0 +1,248 @@
+"""Assembling: errors, interrupts, and too little room."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from builder.build import bytecode, disk
+from builder.common.errors import BuildError, DiskError, EngineError, FetchError
+from builder.index.download import CONNECTIONS
+from builder.matrix.project import Project
+from tests.fakes.engine import INFO
+from tests.unit.build.assembling import BOARD, EMBER, JUPYTER, NOTEBOOK, NOTHING, QUARTZ, Bench
+
+Edit = Callable[[str, str], Project]
+
+
+def test_a_wheel_that_fails_is_named_and_fails_only_the_images_that_need_it(bench: Bench) -> None:
+    bench.world.broken[NOTEBOOK] = FetchError("notebook-2.0-py3-none-any.whl: gone")
+    images = bench.images(EMBER, JUPYTER, QUARTZ)
+    assembler = bench.begin(images)
+    assert assembler.build(images[0])
+    with pytest.raises(FetchError, match=r"notebook-2\.0-py3-none-any\.whl: gone"):
+        assembler.build(images[1])
+    assert assembler.build(images[2])
+    assembler.close()
+    assert bench.find(EMBER)
+    assert bench.find(JUPYTER) == ""
+    assert f"{bench.images(JUPYTER)[0].references[0]}.untested" not in bench.store.images()
+
+
+def test_a_rerun_fetches_only_missing_wheels(bench: Bench) -> None:
+    bench.world.broken[NOTEBOOK] = FetchError("gone")
+    images = bench.images(JUPYTER)
+    assembler = bench.begin(images)
+    with pytest.raises(FetchError):
+        assembler.build(images[0])
+    assembler.close()
+    bench.world.broken.clear()
+    bench.world.did()
+    bench.run(JUPYTER)
+    fetched, spliced, systems, _ = bench.world.did()
+    assert (spliced, systems) == (["jupyter"], [])
+    assert set(fetched) <= {"board", NOTEBOOK}
+    assert NOTEBOOK in fetched
+
+
+def test_a_damaged_wheel_is_named(bench: Bench) -> None:
+    bench.world.damaged["pip"] = b"no zip"
+    images = bench.images(EMBER)
+    with pytest.raises(FetchError, match=r"^pip-2\.0-py3-none-any\.whl: ") as caught:
+        bench.begin(images).build(images[0])
+    assert "pin another version" in caught.value.hint
+    assert not list((bench.store.root / "tmp").iterdir())
+
+
+def test_different_files_for_one_path_are_an_error(bench: Bench) -> None:
+    bench.world.more = {"emberkit": {"shared/x.txt": b"one"}, NOTEBOOK: {"shared/x.txt": b"other"}}
+    images = bench.images(JUPYTER, EMBER)
+    assembler = bench.begin(images)
+    message = f"^{JUPYTER}: ember and jupyter have different files for /opt/venv/.*/site-packages/shared/x.txt$"
+    with pytest.raises(BuildError, match=message) as caught:
+        assembler.build(images[0])
+    assert "pin other versions" in caught.value.hint
+    assert assembler.build(images[1])
+
+
+def test_two_layers_may_have_the_same_file(bench: Bench) -> None:
+    """As namespace packages do."""
+    bench.world.more = {"emberkit": {"shared/x.txt": b"same"}, NOTEBOOK: {"shared/x.txt": b"same"}}
+    assert bench.run(JUPYTER)
+
+
+def test_a_file_of_the_system_in_a_wheel_is_an_error(bench: Bench) -> None:
+    bench.world.taken = ("opt/venv/lib/python3.11/site-packages/pip/__init__.py",)
+    images = bench.images(EMBER)
+    with pytest.raises(BuildError, match=f"^{EMBER}: /opt/venv/.*/pip/__init__.py is in the os layer and in ember$"):
+        bench.begin(images).build(images[0])
+
+
+def test_a_file_in_a_folder_with_another_owner_is_an_error(bench: Bench) -> None:
+    bench.world.folders = ("etc",)
+    images = bench.images(EMBER)
+    with pytest.raises(BuildError, match=r"^templates/ has a file for /etc/"):
+        bench.begin(images).build(images[0])
+
+
+def test_a_system_that_fails_fails_only_the_images_on_it(benches: Callable[[], Bench], edit: Edit) -> None:
+    project = edit("board: {needs: [python]", "board: {apt: [git], needs: [python]")
+    bench = benches()
+    bench.project = project
+    images = bench.images(QUARTZ, BOARD)
+    assert images[0].os != images[1].os
+    bench.world.broken_systems[images[1].os] = BuildError("apt failed")
+    assembler = bench.begin(images)
+    assert assembler.build(images[0])
+    with pytest.raises(BuildError, match="apt failed"):
+        assembler.build(images[1])
+    assembler.close()
+    bench.world.broken_systems.clear()
+    bench.world.did()
+    assert bench.run(QUARTZ, BOARD)
+    fetched, spliced, systems, _ = bench.world.did()
+    assert (fetched, spliced, len(systems)) == ([], [], 1)
+
+
+def test_bytecode_that_fails_is_made_in_the_next_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise BuildError("compile.py ended with status 1")
+
+    images = bench.images(EMBER)
+    with monkeypatch.context() as patch:
+        patch.setattr(bytecode, "make", fail)
+        assembler = bench.begin(images)
+        with pytest.raises(BuildError, match=r"compile\.py"):
+            assembler.build(images[0])
+        assembler.close()
+    bench.world.did()
+    assert bench.run(EMBER)
+    assert bench.world.did() == ([], [], [], 1)
+
+
+def test_nothing_waits_for_downloads_after_an_interrupt(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """As after Ctrl-C: wheels arrive when there is no thread left to splice them."""
+    is_fetching, may_finish = threading.Barrier(5), threading.Event()
+    errors: list[BaseException] = []
+
+    def before(_: str) -> None:
+        is_fetching.wait(10)
+        assert may_finish.wait(10)
+
+    def assemble() -> None:
+        try:
+            assembler.assemble(image)
+        except BaseException as error:  # noqa: BLE001  checked below
+            errors.append(error)
+
+    [image] = bench.images(QUARTZ)
+    assert len(image.wheels) == CONNECTIONS == 4, "all of them are fetched at once"
+    bench.world.before_fetch = before
+    assembler = bench.begin([image])
+    waiting = threading.Thread(target=assemble, daemon=True)
+    waiting.start()
+    is_fetching.wait(10)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assembler.close()
+    may_finish.set()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert len(errors) == 1
+    assert bench.world.spliced == []
+    assert caplog.records == []
+
+
+def test_downloads_are_stopped_after_a_failure(bench: Bench) -> None:
+    """They are not waited for: gigabytes may be left."""
+    is_stopped = threading.Event()
+
+    def before(name: str) -> None:
+        assert is_stopped.wait(10)
+        raise FetchError(f"{name}: the download was stopped")
+
+    bench.world.before_fetch, bench.world.on_stop = before, is_stopped.set
+    bench.begin(bench.images(EMBER)).close()
+    assert is_stopped.is_set()
+    assert bench.world.fetched == []
+
+
+def test_an_error_while_closing_does_not_hide_the_first_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine may be the reason for both."""
+    [image] = bench.images(EMBER)
+    assembler = bench.begin([image])
+    assembler.build(image)
+    removed: list[str] = []
+
+    def remove(image_id: str) -> bool:
+        removed.append(image_id)
+        raise EngineError("Docker Engine went away")
+
+    def fail() -> None:
+        try:
+            raise BuildError("first")
+        finally:
+            assembler.close()
+
+    monkeypatch.setattr(bench.engine, "remove_image", remove)
+    with pytest.raises(BuildError, match="first"):
+        fail()
+    assert len(removed) == 1
+
+
+# ---- room
+
+
+def test_the_store_needs_room_for_missing_wheels(bench: Bench) -> None:
+    images = bench.images(EMBER, JUPYTER)
+    wheels = {wheel.sha256: wheel.size for image in images for wheel in image.wheels}
+    assert disk.store_bytes(bench.store, images) == int(sum(wheels.values()) * 1.5)
+    bench.run(EMBER)
+    own = [wheel.size for wheel in images[1].wheels if wheel not in images[0].wheels]
+    assert own
+    assert disk.store_bytes(bench.store, images) == int(sum(own) * 1.5)
+    bench.run(JUPYTER)
+    assert disk.store_bytes(bench.store, images) == 0
+
+
+def local(bench: Bench, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """An engine on this machine whose disk, which is not the store's, has so many bytes free."""
+    bench.engine.settings = replace(INFO, is_local=True, root="/proc")
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
+
+
+def test_too_little_room_is_an_error_before_anything_is_started(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    local(bench, monkeypatch, disk.SPARE + 5_000_000)
+    with pytest.raises(DiskError, match=r"^building 1 image takes about 2\.0 GB in /proc, which has 2\.0 GB free"):
+        bench.begin(bench.images(EMBER))
+    assert bench.world.did() == NOTHING
+    assert bench.engine.calls == []
+
+
+def test_room_for_both_is_needed_on_a_disk_that_engine_and_store_share(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = bench.images(EMBER)
+    local(bench, monkeypatch, disk.engine_bytes(sum(layer.bytes for layer in images[0].layers)))
+    apart = bench.engine.settings
+    bench.engine.settings = replace(apart, root=str(bench.project.root))
+    with pytest.raises(DiskError):
+        bench.begin(images)
+    bench.engine.settings = apart
+    bench.begin(images)
+
+
+def test_layers_of_the_engine_need_no_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA of EMBER has 2 MB, what JUPYTER adds a few kilobytes."""
+    bench.run(EMBER)
+    local(bench, monkeypatch, disk.SPARE + 10_000)
+    assert bench.run(JUPYTER)
+    bench.engine.diff_ids.clear()
+    with pytest.raises(DiskError):
+        bench.begin(bench.images(JUPYTER))

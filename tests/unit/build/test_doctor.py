@@ -1,0 +1,150 @@
+"""The findings of `builder doctor`, on fake machines."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from builder.build import bootstrap, doctor
+from builder.build.doctor import Finding
+from builder.common.errors import EngineError
+from builder.compat.gpus import Gpu
+from builder.engine.client import Engine
+from builder.index.host import Host
+from builder.index.session import IndexSession
+from builder.index.settings import IndexSettings
+from builder.layers.store import Store
+from builder.matrix.project import Project
+from tests.fakes.engine import INFO, FakeEngine, Programs
+
+MIRROR = "https://me:pw@mirror.example.test/simple"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The properties of a machine; tests change them before they call `examine`."""
+    has: dict[str, Any] = {
+        "engine": FakeEngine(), "gpus": ("", ()), "reason": "", "which": {"docker", "mmdebstrap"}, "index": ["pip.whl"],
+        "settings": IndexSettings(url=MIRROR, ca_bundle="/ca.pem"), "registry": {}, "free": 10**12,
+    }  # fmt: skip
+
+    def connect() -> FakeEngine:
+        if has["engine"] is None:
+            raise EngineError("no Docker Engine answers at x", hint="`builder engine` starts one.")
+        engine: FakeEngine = has["engine"]
+        return engine
+
+    def get(url: str, **_: object) -> requests.Response:
+        answer = requests.Response()
+        if url not in has["registry"]:
+            raise requests.ConnectionError
+        answer.status_code = has["registry"][url]
+        return answer
+
+    def files(*_: object) -> list[str]:
+        if isinstance(has["index"], Exception):
+            raise has["index"]
+        return list(has["index"])
+
+    usage = shutil.disk_usage(".")
+    programs = Programs(lambda _: (0, "uv 0.13.8 (x)\n", ""))
+    monkeypatch.setattr(Engine, "connect", connect)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if name in has["which"] else None)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=has["free"]))
+    monkeypatch.setattr(bootstrap, "reason_not", lambda: has["reason"])
+    monkeypatch.setattr("builder.compat.gpus.read", lambda: has["gpus"])
+    monkeypatch.setattr("builder.index.host.read", lambda: Host(index=has["settings"]))
+    monkeypatch.setattr("subprocess.run", programs)
+    monkeypatch.setattr(IndexSession, "files", files)
+    monkeypatch.setattr("requests.get", get)
+    return has
+
+
+def examine(project: Project) -> dict[str, Finding]:
+    findings = doctor.examine(project, Store(project.root / "store"), lambda _: None)
+    assert len({finding.name for finding in findings}) == len(findings)
+    assert all(finding.detail for finding in findings)
+    assert "mirror.example.test" not in str(findings)
+    return {finding.name: finding for finding in findings}
+
+
+def test_a_good_machine(tiny: Project, machine: dict[str, Any]) -> None:
+    machine["registry"] = {"https://registry.example.test:5000/v2/": 401}
+    findings = examine(tiny)
+    states = {name: finding.state for name, finding in findings.items()}
+    assert states.pop("gpu") == "note"
+    assert set(states.values()) == {"ok"}
+    assert findings["index"].detail == "the configured mirror answers, with a CA bundle of this machine"
+    assert findings["registry"].detail == "registry.example.test:5000 answers (https)"
+
+
+CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "no engine": ({"engine": None}, "engine", "missing", "no Docker Engine answers at x. `builder engine` starts one."),
+    "old engine": ({"engine": FakeEngine(info=replace(INFO, version="20.10.24"))}, "engine", "missing", "23 or newer"),
+    "no BuildKit": ({"engine": FakeEngine(info=replace(INFO, buildkit=False))}, "buildkit", "missing", "not in this"),
+    "arm64": ({"engine": FakeEngine(info=replace(INFO, architecture="aarch64"))}, "machine", "missing", "aarch64"),
+    "no client": ({"which": set()}, "docker", "missing", "apt-get install docker.io"),
+    "no mmdebstrap": ({"reason": "it is not installed"}, "mmdebstrap", "note", "installed: the engine builds"),
+    "no index": (
+        {"index": requests.ReadTimeout()},
+        "index", "missing", "the configured mirror does not answer: the index timed out",
+    ),
+    "not an index": ({"index": []}, "index", "missing", "the configured mirror does not have pip: check its address"),
+    "no registry": ({}, "registry", "note", "registry.example.test:5000 does not answer"),
+    "plain registry": (
+        {"registry": {"http://registry.example.test:5000/v2/": 200}}, "registry", "ok", "answers (http)",
+    ),
+    "GPU": ({"gpus": ("570.1", (Gpu(name="H200", memory=140 * 10**9),))}, "gpu", "ok", "H200 (140.0 GB), driver 570.1"),
+    "GPU, no runtime": (
+        {"gpus": ("570.1", (Gpu(name="H200", memory=1),))}, "nvidia runtime", "note", "nvidia-container-toolkit",
+    ),
+    "GPU and runtime": (
+        {"gpus": ("1", (Gpu(name="H", memory=1),)), "engine": FakeEngine(info=replace(INFO, runtimes=("nvidia",)))},
+        "nvidia runtime", "ok", "in the engine",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "name", "state", "detail"), CASES.values(), ids=CASES.keys())
+def test_a_finding(
+    tiny: Project, machine: dict[str, Any], changes: dict[str, Any], name: str, state: str, detail: str
+) -> None:
+    machine.update(changes)
+    finding = examine(tiny)[name]
+    assert finding.state == state
+    assert detail in finding.detail
+
+
+@pytest.mark.parametrize(("free", "state"), [(10**12, "ok"), (10**9, "missing")])
+def test_the_disk_of_a_local_engine(
+    tiny: Project, machine: dict[str, Any], tmp_path: Path, free: int, state: str
+) -> None:
+    machine["engine"] = FakeEngine(info=replace(INFO, is_local=True, root=str(tmp_path)))
+    machine["free"] = free
+    findings = examine(tiny)
+    assert findings["disk: engine"].state == state
+    assert "the default images take about" in findings["disk: engine"].detail
+    assert findings["disk: checkout"].state == "ok"
+
+
+def test_an_engine_that_stops(tiny: Project, machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def info() -> None:
+        raise EngineError("asking Docker Engine about itself: went away")
+
+    monkeypatch.setattr(machine["engine"], "info", info)
+    finding = examine(tiny)["engine"]
+    assert finding.state == "missing"
+    assert finding.detail.endswith("went away")
+
+
+@pytest.mark.parametrize(("reached", "state"), [(True, "ok"), (False, "note")])
+def test_without_a_registry_in_the_matrix(tiny: Project, machine: dict[str, Any], reached: bool, state: str) -> None:
+    path = tiny.root / "matrix.yaml"
+    path.write_text(path.read_text().replace("registry: registry.example.test:5000", 'registry: ""'))
+    machine["engine"] = FakeEngine(registry=reached)
+    assert examine(Project(tiny.root))["registry"].state == state

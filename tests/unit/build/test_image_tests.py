@@ -1,0 +1,368 @@
+"""Running an image's tests: what is a pass, and the evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+import pytest
+
+from builder.build import image_tests
+from builder.build.image_tests import Results, describe, outcome
+from builder.build.work import Work
+from builder.common.console import View
+from builder.common.errors import ImageTestError
+from builder.compat import gpus
+from builder.compat.gpus import Gpu
+from builder.index.host import Host
+from builder.matrix.project import Project
+from builder.matrix.tags import ARCHITECTURES_LABEL, CUDA_LABEL, DRIVER_LABEL
+from builder.plan import plan
+from builder.plan.plan import PlannedImage
+from builder.registry import evidence
+from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
+
+CELL = "qz-0.5-cu129-py311-board"
+ID = "sha256:" + "b" * 64
+Lines = list[tuple[str, str]]
+
+
+def report(path: Path, lines: Lines) -> Path:
+    path.write_text("".join(json.dumps({"test": test, "outcome": result}) + "\n" for test, result in lines))
+    return path
+
+
+OUTCOMES: dict[str, tuple[Lines, int, str, str]] = {  # with names of one letter
+    "passed": ([("a", "passed"), ("b", "passed")], 0, "ab", ""),
+    "failed": ([("a", "passed"), ("b", "failed")], 1, "a", "b"),
+    "skipped": ([("a", "passed"), ("b", "skipped")], 0, "a", "b"),
+    "all skipped": ([("b", "skipped")], 0, "", "b"),
+    "failed in tear-down": ([("a", "passed"), ("a", "failed")], 1, "", "a"),
+    "failed in set-up": ([("a", "failed")], 1, "", "a"),
+    "fails, then passes": ([("a", "failed"), ("a", "passed")], 0, "", "a"),
+    "not applicable": ([("a", "passed"), ("b", "not applicable")], 0, "a", ""),
+    "not applicable, then failed in tear-down": ([("b", "not applicable"), ("b", "failed")], 1, "", "b"),
+}
+
+
+@pytest.mark.parametrize(("lines", "status", "passed", "failed"), OUTCOMES.values(), ids=OUTCOMES.keys())
+def test_outcome(tmp_path: Path, lines: Lines, status: int, passed: str, failed: str) -> None:
+    results = outcome(report(tmp_path / "r", lines), status)
+    not_applicable = tuple(test for test, result in lines if result == "not applicable")
+    assert results == Results(passed=tuple(passed), failed=tuple(failed), not_applicable=not_applicable)
+
+
+@pytest.mark.parametrize(("lines", "status"), [([], 5), ([("a", "passed")], 2), ([("a", "passed")], -9)])
+def test_a_run_that_ends_badly_without_a_failed_test_is_a_failure(tmp_path: Path, lines: Lines, status: int) -> None:
+    """Nothing was collected; collection failed; the run was killed."""
+    results = outcome(report(tmp_path / "r", lines), status)
+    assert results.passed == tuple(test for test, _ in lines)
+    assert results.failed == (f"the test run itself (pytest ended with status {status})",)
+    assert outcome(tmp_path / "absent", status) == Results(failed=results.failed)
+    assert outcome(tmp_path / "absent", 0) == Results()
+
+
+def test_a_line_of_the_report_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
+    path = report(tmp_path / "r", [("a", "passed")])
+    path.write_text(path.read_text() + '{"test": "b", "out')
+    results = outcome(path, -9)
+    assert results.passed == ("a",)
+    assert len(results.failed) == 1
+
+
+@pytest.fixture
+def image(tiny: Project) -> PlannedImage:
+    [planned] = plan.make_locked(tiny, tiny.select([CELL])).images
+    for name in planned.components:
+        path = tiny.root / f"tests/images/test_{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    return planned
+
+
+def node(stem: str, folder: str = "images") -> str:
+    """The id of the one test of a file."""
+    return f"tests/{folder}/{stem}.py::test"
+
+
+class Child:
+    """Stands in for the pytest process: reports for each test its outcome in `results`, by default a pass."""
+
+    results: ClassVar[Mapping[str, str]] = {}
+    status = 0
+    runs: ClassVar[list[list[str]]] = []
+    leased: ClassVar[list[str]] = []
+
+    def __init__(self, command: list[str], *, env: Mapping[str, str], **_: object) -> None:
+        paths = [Path(word) for word in command if word.endswith(".py")]
+        files = [path.stem for path in paths]
+        self.runs.append(files)
+        tests = [node(path.stem, path.parent.name) for path in paths]
+        report(Path(env["IMAGE_TEST_REPORT"]), [(test, self.results.get(test, "passed")) for test in tests])
+        self.leased.append(env["IMAGE_TEST_GPUS"])
+        if self.leased[-1]:
+            Path(env["IMAGE_TEST_FIGURES"]).write_text(json.dumps({"driver": "570.86.10"}) + "\n")
+        self.stdout = iter(f"{file}::test PASSED\n" for file in files)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def wait(self) -> int:
+        return self.status
+
+    def kill(self) -> None:
+        return
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> type[Child]:
+    class Fresh(Child):
+        runs: ClassVar[list[list[str]]] = []
+        leased: ClassVar[list[str]] = []
+
+    monkeypatch.setattr("subprocess.Popen", Fresh)
+    return Fresh
+
+
+MakeTester = Callable[..., image_tests.Tester]
+
+
+@pytest.fixture
+def tester(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, console: MemoryConsole) -> MakeTester:
+    """A tester on a machine with these GPUs, and with NVIDIA's runtime in the engine if there are any."""
+    assert image.id == CELL
+
+    def make(
+        *present: Gpu, runtime: bool = True, mode: gpus.Mode = gpus.AUTO, driver: str = "570.86.10"
+    ) -> image_tests.Tester:
+        info = replace(INFO, runtimes=("nvidia", "runc") if present and runtime else ("runc",))
+        pool = gpus.Pool(probe=lambda: (driver if present else "", present), poll=0.001)
+        work = Work(engine=FakeEngine(info=info), project=tiny, host=Host(), view=View(console))
+        return image_tests.Tester(work, gpu_mode=mode, pool=pool)
+
+    return make
+
+
+def test_a_pass_is_written_as_evidence(
+    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
+) -> None:
+    proof = tester().test(image, ID)
+    assert proof.is_pass
+    assert proof.gpu == "not run"
+    files = [f"test_{name}" for name in ("base", "python", "cuda", "quartz", "board")]
+    assert proof.passed == tuple(node(file) for file in files)
+    assert child.runs == [files]
+    assert evidence.read(tiny.state, ID) == proof
+    assert (tiny.logs / f"{CELL}.test.log").read_text().count("PASSED") == 5
+    assert tester().known(image, ID) == proof
+
+
+@pytest.mark.parametrize(("result", "status"), [("failed", 1), ("skipped", 0)])
+def test_failed_and_skipped_tests_are_an_error(
+    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester, result: str, status: int
+) -> None:
+    child.results, child.status = {node("test_cuda"): result}, status
+    with pytest.raises(ImageTestError, match=rf"^{CELL}: 1 of 5 tests failed\n  {node('test_cuda')}$") as caught:
+        tester().test(image, ID)
+    assert f".builder/logs/{CELL}.test.log" in caught.value.hint
+    assert f"docker run --rm -it {'b' * 12} bash" in caught.value.hint
+    proof = evidence.read(tiny.state, ID)
+    assert proof
+    assert not proof.is_pass
+
+
+def test_a_component_without_tests(tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
+    (tiny.root / "tests/images/test_board.py").unlink()
+    with pytest.raises(ImageTestError, match=r"no tests for a component: tests/images/test_board.py"):
+        tester().test(image, ID)
+    assert child.runs == []
+    assert evidence.read(tiny.state, ID) is None
+
+
+NO_TEST: dict[str, tuple[tuple[str, ...], str]] = {
+    "of any component": ((), r"5 of 5 tests failed\n  tests/images/test_base.py: no test\n"),
+    "of one component": (("base", "python", "cuda", "quartz"), r"1 of 5 tests failed\n  .*/test_board.py: no test$"),
+}
+
+
+@pytest.mark.parametrize(("tested", "message"), NO_TEST.values(), ids=NO_TEST.keys())
+def test_a_component_without_a_test_is_no_pass(
+    image: PlannedImage, child: type[Child], tester: MakeTester, monkeypatch: pytest.MonkeyPatch,
+    tested: tuple[str, ...], message: str,
+) -> None:  # fmt: skip
+    results = Results(passed=tuple(node(f"test_{name}") for name in tested))
+    monkeypatch.setattr(image_tests, "outcome", lambda *_: results)
+    with pytest.raises(ImageTestError, match=message):
+        tester().test(image, ID)
+    assert len(child.runs) == 1
+
+
+H100 = Gpu(name="NVIDIA H100", capability="9.0", memory=80 * 10**9, free=70 * 10**9, index=1, uuid="GPU-1")
+BUSY = replace(H100, free=1, index=0, uuid="GPU-0")
+REQUIRED = "--gpu require, but GPU tests cannot run"
+GPU_CASES: dict[str, tuple[tuple[Gpu, ...], bool, str, str, str]] = {
+    "no GPU": ((), True, "passed", "not run", "no NVIDIA driver on this machine"),
+    "GPU without the engine's runtime": ((H100,), False, "passed", "not run", "no NVIDIA runtime"),
+    "GPU that is busy": ((BUSY,), True, "passed", "not run", "no GPU has 8 GB free"),
+    "GPU": ((H100,), True, "passed", "passed", ""),
+    "GPU beside one that is busy": ((BUSY, H100), True, "passed", "passed", ""),
+    "GPU that fails": ((H100,), True, "failed", "failed", ""),
+    "GPU whose tests are skipped": ((H100,), True, "skipped", "failed", ""),
+    "GPU on which there is nothing to check": ((H100,), True, "not applicable", "failed", ""),
+}
+
+
+@pytest.fixture
+def on_gpu(tiny: Project) -> Path:
+    """A GPU test of the image's framework."""
+    path = tiny.root / "tests/gpu/test_quartz.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    return path
+
+
+@pytest.mark.parametrize(("present", "runtime", "result", "state", "reason"), GPU_CASES.values(), ids=GPU_CASES.keys())
+@pytest.mark.usefixtures("on_gpu")
+def test_gpu(
+    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester,
+    present: tuple[Gpu, ...], runtime: bool, result: str, state: str, reason: str,
+) -> None:  # fmt: skip
+    if state != "not run":
+        child.results = {node("test_quartz", "gpu"): result}
+    with pytest.raises(ImageTestError, match="tests failed") if state == "failed" else nullcontext():
+        tester(*present, runtime=runtime).test(image, ID)
+    proof = evidence.read(tiny.state, ID)
+    assert proof
+    assert proof.gpu == state
+    assert reason in proof.gpu_reason
+    assert bool(proof.gpu_reason) is bool(reason)
+    assert child.leased == ([""] if state == "not run" else ["", "GPU-1"])
+    assert proof.not_applicable == ((node("test_quartz", "gpu"),) if result == "not applicable" else ())
+    assert evidence.figures_path(tiny.state, ID).exists() is (state != "not run")
+
+
+@pytest.mark.usefixtures("on_gpu", "child")
+def test_a_gpu_result_stays_valid_where_no_gpu_is_free(tiny: Project, image: PlannedImage, tester: MakeTester) -> None:
+    first = tester(H100).test(image, ID)
+    again = tester(H100, mode=gpus.OFF).test(image, ID)
+    assert (again.gpu, again.gpu_reason) == ("passed", "")
+    assert sorted(again.passed) == sorted(first.passed)
+    assert json.loads(evidence.figures_path(tiny.state, ID).read_text()) == [{"driver": "570.86.10"}]
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_failure_on_a_gpu_stays_valid_where_no_gpu_is_free(
+    image: PlannedImage, child: type[Child], tester: MakeTester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "results", {node("test_quartz", "gpu"): "failed"})
+    with pytest.raises(ImageTestError) as caught:
+        tester(H100).test(image, ID)
+    assert f"Full log: .builder/logs/{CELL}.gpu.log" in caught.value.hint
+    monkeypatch.setattr(child, "results", {})
+    with pytest.raises(ImageTestError, match="tests/gpu/test_quartz"):
+        tester(H100, mode=gpus.OFF).test(image, ID)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_gpu_off(image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
+    proof = tester(H100, mode=gpus.OFF).test(image, ID)
+    assert (proof.gpu, proof.gpu_reason, len(child.runs)) == ("not run", "--gpu off", 1)
+    assert proof.is_pass
+
+
+REQUIREMENTS: dict[str, tuple[tuple[Gpu, ...], str, dict[str, str], str]] = {
+    "nothing": ((H100,), "570.86.10", {}, ""),
+    "no GPU": ((), "570.86.10", {}, "no NVIDIA driver"),
+    "busy": ((BUSY,), "570.86.10", {}, "no GPU has 8 GB free"),
+    "driver too old": ((H100,), "470.82.01", {DRIVER_LABEL: "525.60.13"}, "driver 470.82.01 is too old"),
+    "no code for it": ((H100,), "570.86.10", {ARCHITECTURES_LABEL: "sm_70"}, "neither machine code nor PTX"),
+    "unknown form of driver version": ((H100,), "bogus", {DRIVER_LABEL: "525.60.13"}, ""),
+}
+
+
+@pytest.mark.parametrize(("present", "driver", "labels", "reason"), REQUIREMENTS.values(), ids=REQUIREMENTS.keys())
+@pytest.mark.usefixtures("on_gpu", "child")
+def test_gpu_required(
+    image: PlannedImage, tester: MakeTester,
+    present: tuple[Gpu, ...], driver: str, labels: dict[str, str], reason: str,
+) -> None:  # fmt: skip
+    image = replace(image, settings=replace(image.settings, labels={CUDA_LABEL: "12.9", **labels}))
+    required, auto = (tester(*present, mode=mode, driver=driver) for mode in (gpus.REQUIRE, gpus.AUTO))
+    if not reason:
+        required.check([image])
+        return
+    for step in (lambda: required.check([image]), lambda: required.test(image, ID)):
+        with pytest.raises(ImageTestError, match=f"^{CELL}: {REQUIRED}: .*{reason}"):
+            step()
+    auto.check([image])
+    assert reason in auto.test(image, ID).gpu_reason
+
+
+@pytest.mark.usefixtures("child")
+def test_gpu_required_of_an_image_without_gpu_tests(image: PlannedImage, tester: MakeTester) -> None:
+    with pytest.raises(ImageTestError, match=r"tests/gpu/test_quartz.py is missing$") as caught:
+        tester(H100, mode=gpus.REQUIRE).check([image])
+    assert "--gpu auto" in caught.value.hint
+    assert tester(H100).test(image, ID).gpu_reason == "no GPU test: tests/gpu/test_quartz.py is missing"
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_an_image_for_the_cpu_has_no_gpu_tests(image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
+    image = replace(image, cell=replace(image.cell, cuda="cpu"))
+    required = tester(H100, mode=gpus.REQUIRE)
+    required.check([image])
+    proof = required.test(image, ID)
+    assert (proof.gpu, len(child.runs)) == ("not run", 1)
+    assert required.known(image, ID) == proof
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_images_with_the_same_reason_are_named_together(image: PlannedImage, tester: MakeTester) -> None:
+    other = replace(image, cell=replace(image.cell, variant="plain"))
+    with pytest.raises(ImageTestError, match=rf"^{CELL}, {other.id}: {REQUIRED}"):
+        tester(mode=gpus.REQUIRE).check([image, other])
+
+
+@pytest.mark.parametrize("change", ["tests", "plan", "damaged"])
+@pytest.mark.usefixtures("child")
+def test_outdated_evidence_is_ignored(tiny: Project, image: PlannedImage, tester: MakeTester, change: str) -> None:
+    proof = tester().test(image, ID)
+    if change == "tests":
+        (tiny.root / "tests/images/test_base.py").write_text("# edited")
+    elif change == "plan":
+        evidence.write(tiny.state, proof.model_copy(update={"plan": "sha256:other"}))
+    else:
+        evidence.path(tiny.state, ID).write_text("{")
+    assert tester().known(image, ID) is None
+
+
+@pytest.mark.usefixtures("child")
+def test_evidence_without_a_gpu_is_not_enough_where_there_is_one(
+    tiny: Project, image: PlannedImage, tester: MakeTester, on_gpu: Path
+) -> None:
+    proof = tester().test(image, ID)
+    assert tester().known(image, ID) == proof
+    assert tester(BUSY).known(image, ID) == proof
+    assert tester(H100, mode=gpus.OFF).known(image, ID) == proof
+    assert tester(H100).known(image, ID) is None
+    assert tester(H100, mode=gpus.REQUIRE).known(image, ID) is None
+    on_a_gpu = tester(H100).test(image, ID)
+    assert tester(mode=gpus.OFF).known(image, ID) == on_a_gpu
+    on_gpu.unlink()
+    evidence.write(tiny.state, proof.model_copy(update={"suite": evidence.suite(tiny.root)}))
+    assert tester(H100).known(image, ID) is not None
+
+
+def test_the_description_of_the_image_is_json(image: PlannedImage) -> None:
+    description = describe(image, ID, "/checkout")
+    assert json.loads(json.dumps(description)) == description
+    assert description["image_id"] == ID
+    assert description["wheels"] == {wheel.name: wheel.version for wheel in image.wheels}
+    assert description["cuda_wheels"] == ["nvidia-cuda-runtime-cu12", "nvidia-sums-cu12"]

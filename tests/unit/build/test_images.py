@@ -1,0 +1,415 @@
+"""From plan to tagged images, with a fake engine and fake tests: order, what is not done again, failures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from builder.build import images
+from builder.build.images import Options, Origin, Outcome
+from builder.build.work import Work
+from builder.common import errors
+from builder.common.console import View
+from builder.common.errors import BuildError, EngineError, FetchError, ImageTestError
+from builder.index.host import Host
+from builder.matrix.project import Project
+from builder.plan import plan
+from builder.plan.plan import Plan, PlannedImage
+from tests.fakes.engine import FakeEngine, FakeMethod, FakeTester, MemoryConsole, evidence_of
+
+FIRST, SECOND = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
+
+
+@dataclass
+class ModeTester(FakeTester):
+    """Keeps its options; `reason` is why GPU tests cannot run."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    def check(self, images: Sequence[PlannedImage]) -> None:
+        self.fake.calls.append(f"check {len(images)}")
+        if self.reason:
+            raise ImageTestError(self.reason)
+
+
+class Bench:
+    """The tiny project, with fakes around it."""
+
+    def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = FakeEngine()
+        self.method = FakeMethod(self.engine)
+        self.tester = ModeTester(self.engine)
+        self.console = MemoryConsole()
+        self.work = Work(engine=self.engine, project=project, host=Host(), view=View(self.console))
+        self.plan = plan.make_locked(project, project.select([FIRST, SECOND]))
+        monkeypatch.setattr(images, "Tester", self._tester)
+        monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+
+    def _tester(self, _: Work, **options: Any) -> FakeTester:
+        self.tester.options = options
+        return self.tester
+
+    def run(self, *, test: bool = True, jobs: int = 2) -> str:
+        """The summary. Raises what failed."""
+        return self._summary(images.run(self.work, self.method, self.plan, Options(jobs=jobs, test=test)))
+
+    def retest(self) -> str:
+        return self._summary(images.retest(self.work, self.method, self.plan, Options(jobs=1)))
+
+    def _summary(self, outcomes: Sequence[Outcome]) -> str:
+        self.outcomes = outcomes
+        if failure := images.failure(outcomes):
+            raise failure
+        return images.summary(outcomes, len(self.plan.images))
+
+    def calls(self, *kinds: str) -> list[str]:
+        """The calls of these kinds since the last call of this function."""
+        calls = [call for call in self.engine.calls if call.split()[0] in kinds]
+        self.engine.calls.clear()
+        return calls
+
+    def references(self, cell: str) -> tuple[str, ...]:
+        return next(image.references for image in self.plan.images if image.id == cell)
+
+
+def failure(cell: str) -> BuildError:
+    return BuildError(f"{cell}: failed at the build", hint="Full log: x")
+
+
+ALL = ("prepare", "build", "test", "tag", "close")
+
+
+@pytest.fixture
+def bench(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tiny, monkeypatch)
+
+
+def test_build_test_tag(bench: Bench) -> None:
+    assert bench.run(jobs=1) == "2 images built, tested and tagged"
+    assert bench.engine.calls[0] == "sweep"
+    expected = [f"prepare {FIRST} {SECOND}"]
+    for cell in (FIRST, SECOND):
+        tags = [f"tag {reference}" for reference in reversed(bench.references(cell))]
+        expected += [f"build {cell}", f"test {cell}", *tags]
+    assert bench.calls(*ALL) == [*expected, "close"]
+    # The full tag says that everything is done, so it is set last.
+    assert expected[-1] == "tag registry.example.test:5000/team/quartz-cuda:0.5.3-cu129-py311-board"
+    assert f"{SECOND}: done" in bench.console.text
+    assert "1 test passed, gpu: not run" in bench.console.text
+
+
+def test_the_method_records_an_image_when_all_its_tags_are_set(bench: Bench) -> None:
+    bench.tester.failing = frozenset({FIRST})
+    with pytest.raises(ImageTestError):
+        bench.run(jobs=1)
+    assert bench.calls("tag", "name")[-2:] == [f"tag {bench.references(SECOND)[0]}", f"name {SECOND}"]
+    bench.tester.failing = frozenset()
+    bench.run(test=False)
+    assert bench.calls("tag", "name") == []
+    bench.run()
+    assert sorted(bench.calls("name")) == [f"name {FIRST}", f"name {SECOND}"]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_method_records_images_that_were_up_to_date(bench: Bench, fresh: bool) -> None:
+    """After a rebase without new packages, images kept the names of untested ones."""
+    bench.run()
+    bench.calls("name")
+    bench.method.fresh = fresh
+    bench.run()
+    assert sorted(bench.calls("name")) == [f"name {FIRST}", f"name {SECOND}"]
+
+
+def test_the_summary_says_what_was_done(bench: Bench) -> None:
+    assert bench.run(test=False) == "2 images built"
+    assert bench.run(test=False) == "2 images up to date"
+    assert bench.run(jobs=1) == "2 images tested and tagged"
+    del bench.engine.known[bench.references(FIRST)[0]]
+    assert bench.run() == "1 image tagged. 1 image up to date"
+
+
+Done = tuple[Origin, bool, bool]  # origin, tested, tagged
+BUILT: Done = ("built", True, True)
+LOADED: Done = ("loaded", True, True)
+SUMMARIES: list[tuple[list[Done], str]] = [
+    ([], "3 images up to date"),
+    ([BUILT], "1 image built, tested and tagged. 2 images up to date"),
+    ([LOADED] * 3, "3 images loaded from the store, tested and tagged"),
+    ([("loaded", False, True)] * 3, "3 images loaded from the store and tagged"),
+    ([("present", False, True)] * 3, "3 images tagged"),
+    (
+        [("loaded", False, False), ("built", False, False)],
+        "2 images: 1 built, 1 loaded from the store. 1 image up to date",
+    ),
+    ([BUILT, LOADED], "2 images tagged: 1 built, 1 loaded from the store; 2 tested. 1 image up to date"),
+    ([BUILT, BUILT, ("present", False, True)], "3 images tagged: 2 built, 1 already built; 2 tested"),
+    ([("built", False, False), BUILT], "2 images built: 1 tested; 1 tagged. 1 image up to date"),
+]
+
+
+@pytest.mark.parametrize(("done", "text"), SUMMARIES, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_summary_of_several_outcomes(bench: Bench, done: list[Done], text: str) -> None:
+    [image, *_] = bench.plan.images
+    outcomes = [Outcome(image=image, origin=origin, tested=tested, tagged=tagged) for origin, tested, tagged in done]
+    assert images.summary(outcomes, 3) == text
+
+
+def test_the_summary_of_failures_and_of_images_in_the_store(bench: Bench) -> None:
+    failed = Outcome(image=bench.plan.images[0], error=failure(FIRST))
+    assert images.summary([failed], 2, " in the store") == "1 image up to date in the store. 1 image failed"
+    assert images.summary([], 0) == "no images"
+
+
+def test_outcomes_as_json(bench: Bench) -> None:
+    bench.method.broken[FIRST] = failure(FIRST)
+    with pytest.raises(BuildError):
+        bench.run()
+    failed, passed = (outcome.as_data() for outcome in bench.outcomes)
+    assert json.loads(json.dumps(failed)) == failed | {"cell": FIRST, "image": "", "tests": None}
+    assert failed["error"] == f"{FIRST}: failed at the build"
+    assert (passed["error"], passed["made"], passed["tested"], passed["tagged"]) == (None, "built", True, True)
+    assert passed["tests"] == {"passed": 1, "failed": [], "gpu": "not run"}
+    assert passed["references"] == list(bench.references(SECOND))
+    assert passed["seconds"] >= 0
+
+
+def test_what_is_done_is_not_done_again(bench: Bench) -> None:
+    bench.run()
+    bench.calls(*ALL)
+    assert bench.run() == "2 images up to date"
+    assert bench.calls(*ALL) == []
+
+
+def test_an_unchanged_image_is_not_tested_again(bench: Bench) -> None:
+    """As after `rebase` if no package changed."""
+    bench.run()
+    bench.calls(*ALL)
+    bench.method.fresh = True
+    assert bench.run(jobs=1) == "2 images built"
+    assert bench.calls(*ALL) == [f"prepare {FIRST} {SECOND}", f"build {FIRST}", f"build {SECOND}", "close"]
+    line = bench.console.text.splitlines()[-2]
+    assert line.startswith(f"{FIRST}: done")
+    assert line.endswith(", unchanged")
+
+
+def test_an_unchanged_image_that_lost_a_tag_is_tagged(bench: Bench) -> None:
+    bench.run()
+    bench.method.fresh = True
+    full = bench.references(SECOND)[0]
+    del bench.engine.known[full]
+    bench.calls(*ALL)
+    assert bench.run() == "2 images built: 1 tagged"
+    assert f"tag {full}" in bench.calls("tag")
+
+
+def test_only_missing_steps_are_run(bench: Bench) -> None:
+    """As after a kill: a tag was not set yet, a test not run yet."""
+    bench.run()
+    bench.calls(*ALL)
+    del bench.engine.known[bench.references(FIRST)[0]]
+    bench.run()
+    assert bench.calls("build", "test", "tag") == [
+        f"tag {reference}" for reference in reversed(bench.references(FIRST))
+    ]
+    bench.tester.evidence.clear()
+    bench.run(jobs=1)
+    assert bench.calls("prepare", "build", "test") == [f"test {FIRST}", f"test {SECOND}"]
+
+
+def test_a_tag_of_another_image_is_moved(bench: Bench) -> None:
+    bench.run()
+    reference = bench.references(FIRST)[1]
+    bench.engine.add_image(reference)
+    bench.calls(*ALL)
+    assert bench.run() == "1 image tagged. 1 image up to date"
+    assert f"tag {reference}" in bench.calls("tag")
+    assert bench.run() == "2 images up to date"
+
+
+def test_an_image_that_failed_is_tested_again(bench: Bench) -> None:
+    bench.run()
+    image = bench.plan.images[0]
+    image_id = bench.method.find(image)
+    bench.tester.evidence[image_id] = evidence_of(image, image_id, failed=("x",))
+    bench.calls(*ALL)
+    bench.run()
+    assert bench.calls("build", "test") == [f"test {FIRST}"]
+
+
+def test_build_only(bench: Bench) -> None:
+    bench.run(test=False, jobs=1)
+    assert bench.calls(*ALL) == [f"prepare {FIRST} {SECOND}", f"build {FIRST}", f"build {SECOND}", "close"]
+
+
+def test_a_failed_test_gives_no_tag(bench: Bench) -> None:
+    bench.tester.failing = frozenset({FIRST})
+    with pytest.raises(ImageTestError, match=rf"^{FIRST}: 1 of 2 tests failed"):
+        bench.run(jobs=1)
+    assert bench.calls("test", "tag") == [
+        f"test {FIRST}",
+        f"test {SECOND}",
+        *(f"tag {reference}" for reference in reversed(bench.references(SECOND))),
+    ]
+    assert f"{FIRST}: failed" in bench.console.text
+    assert f"{SECOND}: done" in bench.console.text
+
+
+def test_a_failed_build_does_not_stop_the_others_and_a_rerun_continues(bench: Bench) -> None:
+    bench.method.broken[FIRST] = failure(FIRST)
+    with pytest.raises(BuildError, match=rf"^{FIRST}: failed at the build"):
+        bench.run()
+    assert f"tag {bench.references(SECOND)[0]}" in bench.calls("tag")
+    bench.method.broken.clear()
+    assert bench.run() == "1 image built, tested and tagged. 1 image up to date"
+    assert bench.calls("prepare", "build") == [f"prepare {FIRST}", f"build {FIRST}"]
+
+
+def test_failures_are_in_the_order_of_the_plan(bench: Bench) -> None:
+    """The error and the exit code are the same in every run, whichever image fails first."""
+    bench.method.broken = {FIRST: failure(FIRST), SECOND: EngineError("connection reset by peer")}
+    second_ended = threading.Event()
+    original = bench.work.view.end
+
+    def end(image: str, state: str, note: str = "") -> None:
+        original(image, state, note)
+        if image == SECOND:
+            second_ended.set()
+
+    def wait(cell: str) -> None:
+        if cell == FIRST:
+            assert second_ended.wait(10)
+
+    bench.work.view.end = end  # type: ignore[method-assign]
+    bench.method.before = wait
+    with pytest.raises(BuildError) as caught:
+        bench.run(jobs=2)
+    assert str(caught.value).splitlines() == [
+        "2 images failed",
+        f"{FIRST}: failed at the build",
+        "  -> Full log: x",
+        f"{SECOND}: connection reset by peer",
+    ]
+    assert bench.calls(*ALL)[-1] == "close"
+
+
+def test_a_failure_that_images_share_is_shown_once(bench: Bench) -> None:
+    bench.method.broken = dict.fromkeys(
+        (SECOND, FIRST), FetchError("some.whl: the index does not answer", hint="run again")
+    )
+    with pytest.raises(FetchError) as caught:
+        bench.run()
+    assert str(caught.value) == f"{FIRST}, {SECOND}: some.whl: the index does not answer"
+    assert caught.value.hint == "run again"
+
+
+def raises(error: BaseException, at: str) -> Callable[[str], None]:
+    """For `before` of the method: raises at one image, or in `prepare`."""
+
+    def fail(step: str) -> None:
+        if step == at:
+            raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()], ids=["internal error", "Ctrl-C"])
+def test_an_internal_error_or_an_interrupt_stops_running_tests(bench: Bench, error: BaseException) -> None:
+    bench.method.before = raises(error, FIRST)
+    with pytest.raises(type(error)):
+        bench.run(jobs=1)
+    assert bench.tester.stopped == 1
+    assert bench.calls("tag", "close") == ["close"]
+
+
+def test_after_an_interrupt_nothing_is_started(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the first image is built and the second waits."""
+    is_building, is_interrupted = threading.Event(), threading.Event()
+
+    def before(step: str) -> None:
+        if step == FIRST:
+            is_building.set()
+            assert is_interrupted.wait(10)
+
+    def wait(*_: object, **__: object) -> None:
+        assert is_building.wait(10)
+        raise KeyboardInterrupt
+
+    bench.method.before = before
+    monkeypatch.setattr(images, "wait", wait)
+    monkeypatch.setattr(bench.tester, "stop", is_interrupted.set)
+    others = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(jobs=1)
+    for thread in set(threading.enumerate()) - others:
+        thread.join(10)
+    assert bench.calls("build") == [f"build {FIRST}"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [EngineError("no base"), ZeroDivisionError(), KeyboardInterrupt()],
+    ids=["error", "internal error", "Ctrl-C"],
+)
+def test_the_method_is_closed_if_preparing_fails(bench: Bench, error: BaseException) -> None:
+    bench.method.before = raises(error, "prepare")
+    with pytest.raises(type(error)):
+        bench.run()
+    assert bench.calls(*ALL) == ["close"]
+
+
+def test_an_error_of_the_file_system_is_a_failure_of_one_image(bench: Bench) -> None:
+    bench.method.before = raises(OSError(28, "No space left on device"), FIRST)
+    with pytest.raises(errors.DiskError, match="full"):
+        bench.run()
+    assert f"tag {bench.references(SECOND)[0]}" in bench.calls("tag")
+
+
+@pytest.mark.parametrize("begin", [images.run, images.retest], ids=["images", "test"])
+def test_required_gpu_tests_that_cannot_run_are_an_error_before_the_build(
+    bench: Bench, begin: Callable[..., object]
+) -> None:
+    bench.tester.reason = "no driver"
+    with pytest.raises(ImageTestError, match="no driver"):
+        begin(bench.work, bench.method, bench.plan, Options(jobs=1, gpu_mode="require"))
+    assert bench.tester.options["gpu_mode"] == "require"
+    assert bench.calls(*ALL, "check") == ["check 2"]
+
+
+def test_a_build_without_tests_needs_no_gpu(bench: Bench) -> None:
+    bench.tester.reason = "no driver"
+    assert bench.run(test=False) == "2 images built"
+
+
+def test_images_that_run_at_once_share_the_gpus(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[int] = []
+    monkeypatch.setattr("builder.compat.gpus.Pool", shares.append)
+    bench.run(jobs=1)
+    bench.run(jobs=9)
+    assert shares == [1, 2]
+
+
+def test_retest(bench: Bench) -> None:
+    bench.run(test=False)
+    bench.calls(*ALL)
+    bench.retest()
+    assert bench.retest() == "2 images tested"
+    assert bench.calls(*ALL) == [f"test {cell}" for cell in (FIRST, SECOND, FIRST, SECOND)]
+
+
+def test_an_image_that_is_not_built_cannot_be_tested(bench: Bench) -> None:
+    with pytest.raises(EngineError, match="2 images failed") as caught:
+        bench.retest()
+    assert f"{FIRST}: not built\n  -> builder build {FIRST}" in str(caught.value)
+
+
+def test_a_plan_of_nothing(bench: Bench) -> None:
+    bench.plan = Plan(images=())
+    assert bench.run() == "no images"
+    assert bench.calls(*ALL) == []

@@ -1,0 +1,299 @@
+"""The command line: exit codes, output streams, errors, and the commands before building."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from builder import cli
+from builder.cli.commands import COMMANDS
+from builder.cli.context import SHOWN
+from builder.common import errors
+from builder.common.errors import BuilderError, EngineError
+from builder.common.units import size
+from builder.engine.client import Engine
+from builder.lock import update as locking
+from builder.matrix.project import Project
+from builder.plan import plan
+from tests.unit.cli.conftest import CELL, Run
+from tests.unit.matrix.test_cells import TINY_IDS
+
+UNLOCKED = "em-1.9-cu129-py39"
+TAG = "registry.example.test:5000/team/quartz-cuda"
+Fail = Callable[[BaseException], None]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
+    """Makes `builder plan` raise an exception."""
+
+    def fail(error: BaseException) -> None:
+        def make(*_: object) -> NoReturn:
+            raise error
+
+        monkeypatch.setattr(plan, "make", make)
+
+    return fail
+
+
+# ---- help
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_commands_and_exit_codes(run: Run, flag: str) -> None:
+    result = run(flag)
+    assert (result.code, result.err) == (0, "")
+    for name in cli.cli.commands:
+        assert f"\n  {name} " in result.out
+    for kind in errors.ALL[1:]:
+        assert re.search(rf"\n +{kind.exit_code}  [A-Za-z]", result.out), kind
+    assert f"{errors.INTERRUPTED}  Interrupted" in result.out
+
+
+@pytest.mark.parametrize("name", sorted(cli.cli.commands))
+def test_every_command_has_help(run: Run, name: str) -> None:
+    """The first sentence fits into the list of commands, and every option has a text."""
+    result = run(name, "--help")
+    assert result.code == 0
+    usage, text = result.out.split("\n\n")[:2]
+    assert usage.startswith(f"Usage: builder {name}")
+    assert re.match(r"  [A-Z].*\.", text, re.DOTALL)
+    command = cli.cli.commands[name]
+    _, sentence = COMMANDS[name]
+    assert (command.help or "").startswith(sentence), "the list of commands has another sentence"
+    assert sentence.endswith(".")
+    assert len(sentence) <= 65, "it does not fit into the list of commands"
+    options = [parameter.to_info_dict() for parameter in command.params if parameter.param_type_name == "option"]
+    assert [option["name"] for option in options if not option["help"]] == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["plan", "--nothing"], ["plan", "--format", "x"], ["build", "-j", "0"]]
+)
+def test_an_invalid_command_line(run: Run, arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert "Error: " in result.err
+
+
+def test_root(run: Run, tmp_path: Path, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("plan", "--format", "ids")
+    assert result.code == 2
+    assert "no matrix.yaml in " in result.err
+    assert run("--root", str(tiny.root), "plan", "--format", "ids").code == 0
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("kind", errors.ALL)
+@pytest.mark.parametrize("debug", [False, True])
+def test_errors(run: Run, failing: Fail, kind: type[BuilderError], debug: bool) -> None:
+    failing(kind("it is [bold]wrong[/bold]", hint="do this"))
+    result = run(*(["--debug"] if debug else []), "plan", CELL)
+    assert (result.code, result.out) == (kind.exit_code, "")
+    assert f"{kind.title}: it is [bold]wrong[/bold]\n  -> do this\n" in result.err
+    assert ("Traceback" in result.err) is debug
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("oh"), OSError("oh")])
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_internal_error(run: Run, failing: Fail, error: Exception, debug: bool) -> None:
+    failing(error)
+    result = run(*(["--debug"] if debug else []), "plan", CELL)
+    assert result.code == 1
+    assert ("Traceback" in result.err) is debug
+    assert (f"internal error: {type(error).__name__}: oh\n  -> Run again with --debug" in result.err) is not debug
+
+
+def test_a_closed_pipe_is_no_internal_error(run: Run, failing: Fail) -> None:
+    failing(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    stdout = os.dup(1)
+    try:
+        result = run("plan", CELL)
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+    assert (result.code, result.err) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [(KeyboardInterrupt(), 130, "interrupted:"), (errors.Terminated(), 143, "terminated:")],
+)
+def test_signals(run: Run, failing: Fail, error: BaseException, code: int, message: str) -> None:
+    failing(error)
+    result = run("plan", CELL)
+    assert result.code == code
+    assert result.err.lstrip() == f"{message} run the same command again to continue\n"
+
+
+def test_sigterm_becomes_terminated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("SIGTERM did nothing")
+
+    monkeypatch.setattr(plan, "make", kill)
+    assert run("plan", CELL).code == 143
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments", "code", "message"),
+    [
+        ("matrix.yaml", "registry: 1\n", ["plan"], 3, "matrix.yaml:1:11: registry: 1 is read as the number 1"),
+        ("matrix.yaml", "a: \x01\n", ["plan"], 3, "matrix.yaml:1"),
+        (f"locks/{CELL}.json", "{", ["plan", CELL], 4, f"Resolve it again: builder lock '{CELL}*'"),
+        ("locks/gone.json", "{}", ["lock", "--check", CELL], 5, "locks/gone.json: belongs to no cell"),
+        ("templates/Dockerfile.j2", "{{ x }}", ["render"], 4, f"not locked: {UNLOCKED}"),
+    ],
+)
+def test_invalid_files(
+    run: Run, tiny: Project, name: str, text: str, arguments: list[str], code: int, message: str
+) -> None:
+    (tiny.root / name).write_text(text)
+    result = run(*arguments)
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+
+
+@pytest.mark.usefixtures("locked")
+def test_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(_: int) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    result = run("render")
+    assert result.code == errors.DiskError.exit_code
+    assert "disk" in result.err
+
+
+@pytest.mark.parametrize("command", ["render", "lock", "images", "build", "test", "rebase", "clean"])
+def test_another_builder_in_the_checkout(run: Run, locked: Project, command: str) -> None:
+    assert run("render").code == 0
+    with locked.locked("builder images", wait=False, say=pytest.fail):
+        result = run(command)
+    assert result.code == 9
+    assert f"`builder images` (pid {os.getpid()}" in result.err
+    assert "--wait" in result.err
+
+
+@pytest.mark.usefixtures("locked")
+def test_no_engine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect() -> NoReturn:
+        raise EngineError("no Docker Engine answers at x", hint="`builder engine` finds one.")
+
+    monkeypatch.setattr(Engine, "connect", connect)
+    run("render")
+    result = run("images")
+    assert result.code == 6
+    assert "engine: no Docker Engine answers at x\n  -> `builder engine` finds one." in result.err
+
+
+# ---- plan
+
+
+def test_ids(run: Run) -> None:
+    result = run("plan", "--format", "ids", "*")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines() == TINY_IDS
+
+
+def test_json(run: Run) -> None:
+    result = run("plan", "--format", "json", CELL, UNLOCKED)
+    assert (result.code, result.err) == (0, "")
+    data = json.loads(result.out)
+    assert (data["format"], data["not_locked"]) == (4, [UNLOCKED])
+    assert data["bytes"] == {"sum": 2_002_009, "unique": 2_002_009}
+    [image] = data["images"]
+    assert (image["id"], image["dockerfile"]) == (CELL, f"images/{CELL}/plain.Dockerfile")
+    assert image["references"] == [f"{TAG}:{tag}" for tag in ("0.5.3-cu129-py311", "0.5-cu129-py311", "0.5.3", "0.5")]
+    assert [(layer["kind"], layer["name"], layer["bytes"]) for layer in image["layers"]] == [
+        ("wheels", "cuda", 2_000_000),
+        ("wheels", "quartz", 2009),
+        ("files", "quartz bytecode", 0),
+        ("os", "os", 0),
+        ("files", "files", 0),
+    ]
+    assert image["layers"][1]["wheels"] == ["pip-2.0-py3-none-any.whl", "quartz-0.5.3-py3-none-any.whl"]
+    assert re.fullmatch("sha256:[0-9a-f]{64}", image["digest"])
+
+
+def test_one_image_is_shown_by_layers(run: Run) -> None:
+    result = run("plan", CELL, UNLOCKED)
+    assert result.code == 0
+    assert CELL in result.out
+    assert "quartz bytecode" in result.out
+    assert f"{TAG}:0.5.3-cu129-py311" in result.out
+    assert "unique" not in result.out  # one image shares no layers
+    assert result.err == f"not locked: {UNLOCKED}   (builder lock)\n"
+
+
+def test_several_images_are_shown_in_a_line_each(run: Run, tiny: Project) -> None:
+    ids = [CELL, f"{CELL}-board"]
+    plain, board = (image.bytes for image in plan.make(tiny, tiny.select(ids)).images)
+    added = size(board - plain)
+    head, first, second, last = run("plan", *ids).out.splitlines()
+    assert head.split() == ["CELL", "LAYERS", "WHEELS", "SIZE", "ADDS", "OWN", "TAG"]
+    assert first.split() == [CELL, "5", "4", *size(plain).split(), *size(plain).split(), "-", f"{TAG}:0.5"]
+    assert second.split() == [
+        f"{CELL}-board", "7", "5", *size(board).split(), *added.split(), *added.split(), f"{TAG}:0.5-board"
+    ]  # fmt: skip
+    percent = round(100 * board / (plain + board))
+    assert last == f"2 images: {size(plain + board)} in total, {size(board)} in unique layers ({percent} %)"
+    layers = run("plan", "--layers", *ids)
+    assert "quartz bytecode" in layers.out
+    assert layers.out.splitlines()[-1] == last
+
+
+def test_a_plan_without_locked_cells(run: Run) -> None:
+    result = run("plan", UNLOCKED)
+    assert (result.code, result.out, result.err) == (0, "", f"not locked: {UNLOCKED}   (builder lock)\n")
+
+
+def test_an_unknown_cell(run: Run) -> None:
+    result = run("plan", "qz-0.5-cu129-py312")
+    assert (result.code, result.out) == (2, "")
+    assert "no cell matches 'qz-0.5-cu129-py312'; did you mean 'qz-0.5-cu129-py311'?" in result.err
+    assert "  -> `builder plan all`" in result.err
+
+
+# ---- lock and render
+
+
+def test_lock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locking, "update", lambda *_, **__: ["locks/x.json"])
+    assert run("lock").err == "written: locks/x.json\n"
+    monkeypatch.setattr(locking, "update", lambda *_, **__: [])
+    assert run("lock").err == "all locks unchanged; --upgrade chooses newer versions\n"
+    assert run("lock", "--upgrade").err == "all locks unchanged\n"
+
+
+def test_render(run: Run, locked: Project) -> None:
+    dockerfile = f"images/{TINY_IDS[0]}/plain.Dockerfile"
+    stale = run("render", "--check")
+    assert stale.code == 5
+    assert f"{dockerfile}: missing" in stale.err
+    assert not (locked.root / "images").exists()
+    written = run("render")
+    assert written.code == 0
+    assert f"written: {dockerfile}" in written.err
+    files = [path for path in (locked.root / "images").rglob("*") if path.is_file()]
+    assert f"... and {len(files) - SHOWN} more (git status)" in written.err
+    assert run("render", "--check").err == f"images/ is up to date ({len(files)} files)\n"
+    assert run("render").err == f"{len(files)} files, 0 changed\n"
+
+
+def test_an_invalid_template(run: Run, locked: Project) -> None:
+    (locked.root / "templates/Dockerfile.j2").write_text("{{ x }}")
+    result = run("render")
+    assert result.code == 11
+    assert "templates/Dockerfile.j2:1: 'x' is undefined" in result.err

@@ -1,0 +1,212 @@
+"""The commands about the store and this machine: gc, verify, base, doctor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from builder.build import doctor
+from builder.common import digest
+from builder.engine.client import Engine
+from builder.layers.blobs import CONFIG_TYPE
+from builder.layers.store import Store
+from builder.matrix import tags
+from builder.matrix.project import Project
+from builder.registry import verify
+from builder.registry.verify import Finding, Source, State
+from tests.fakes.engine import FakeEngine
+from tests.unit.cli.conftest import CELL, Run, store_of
+
+
+def test_gc(run: Run, tiny: Project) -> None:
+    store = store_of(tiny, "example/image:1")
+    manifest = store.images()["example/image:1"].digest
+    stray = store.put(b"stray", CONFIG_TYPE)
+    before = {path: path.stat().st_mtime_ns for path in store.root.rglob("*")}
+    preview = run("gc", "--dry-run")
+    assert preview.code == 0
+    assert {path: path.stat().st_mtime_ns for path in store.root.rglob("*")} == before
+    assert preview.out.splitlines()[0].split() == ["IMAGE", "MANIFEST", "SIZE", "OWN"]
+    assert preview.out.splitlines()[1].split()[:2] == ["example/image:1", digest.short(manifest)]
+    assert "would be freed: 5 B (1 unused blob, 0 leftovers)" in preview.err
+    assert store.path(stray.digest).exists()
+    assert "\nfreed: 5 B (1 unused blob, 0 leftovers)" in run("gc").err
+    assert not store.path(stray.digest).exists()
+    assert store.read(manifest)
+
+
+def test_images_are_removed_by_name_or_pattern(run: Run, tiny: Project) -> None:
+    store = store_of(tiny, "example/image:1", "example/image:1.untested", "example/other:1", "example/kept:1")
+    preview = run("gc", "--dry-run", "--forget", "*.untested")
+    assert preview.code == 0
+    assert "would be removed: example/image:1.untested\n" in preview.err
+    names = [line.split()[0] for line in preview.out.splitlines()[1:]]
+    assert names == ["example/image:1", "example/kept:1", "example/other:1"]
+    assert len(store.images()) == 4
+    result = run("gc", "--forget", "*.untested", "--forget", "example/[io]*:1")
+    assert result.code == 0
+    assert "removed: example/image:1.untested\nremoved: example/image:1\nremoved: example/other:1\n" in result.err
+    assert list(store.images()) == ["example/kept:1"]
+
+
+@pytest.mark.parametrize("kind", ["id", "short tag", "full tag"])
+def test_images_are_removed_by_cell_or_tag(run: Run, tiny: Project, kind: str) -> None:
+    cell = tiny.cells[0]
+    references = [str(name) for name in tags.compute(tiny.matrix, tiny.cells)[cell.id]]
+    store = store_of(tiny, references[0], "example/kept:1")
+    result = run("gc", "--forget", {"id": cell.id, "short tag": references[-1], "full tag": references[0]}[kind])
+    assert result.code == 0, result.err
+    assert list(store.images()) == ["example/kept:1"]
+
+
+def test_no_image_is_removed_if_a_name_is_unknown(run: Run, tiny: Project) -> None:
+    store = store_of(tiny, "example/image:1", "example/other:1")
+    result = run("gc", "--forget", "example/image:1", "--forget", "example/none:*")
+    assert result.code == 2
+    assert "the store has no image 'example/none:*'" in result.err
+    assert len(store.images()) == 2
+
+
+@pytest.mark.parametrize("arguments", [(), ("--forget", "example/image:1")])
+def test_nothing_is_freed_in_a_store_in_use(run: Run, tiny: Project, arguments: tuple[str, ...]) -> None:
+    store = store_of(tiny, "example/image:1")
+    with store.used():
+        result = run("gc", *arguments)
+    assert result.code == 9
+    assert "is in use by another builder" in result.err
+    assert list(store.images()) == ["example/image:1"]
+
+
+@pytest.mark.parametrize("options", [("--dry-run",), (), ("--check",)])
+def test_gc_does_not_create_a_store(run: Run, tiny: Project, options: tuple[str, ...]) -> None:
+    mistyped = tiny.root.parent / "stroe"
+    result = run("--store", str(mistyped), "gc", *options)
+    assert result.code == 12
+    assert f"no store in {mistyped}" in result.err
+    assert not mistyped.exists()
+
+
+def damage(store: Store, name: str) -> str:
+    manifest = store.images()[name].digest
+    store.path(manifest).write_bytes(b"{}")
+    return manifest
+
+
+def test_a_check_of_the_store(run: Run, tiny: Project) -> None:
+    store = store_of(tiny, "example/image:1", "example/kept:1")
+    result = run("gc", "--check")
+    assert result.code == 0
+    assert re.search(r": 4 blobs, [0-9]+ B, all match their digests\n", result.err)
+    manifest = damage(store, "example/image:1")
+    refused = run("gc")
+    assert refused.code == 12
+    assert "nothing was freed, because images of the store are damaged\n  example/image:1: " in refused.err
+    result = run("gc", "--check")
+    assert result.code == 12
+    assert f"{manifest} did not match its digest and was removed\n" in result.err
+    assert "1 of 4 blobs damaged, 1 image incomplete" in result.err
+    assert run("gc", "--forget", "example/image:1").code == 0
+    assert run("gc", "--check").code == 0
+    assert run("gc", "--check", "--dry-run").code == 2
+
+
+# ---- verify
+
+
+@pytest.fixture
+def findings(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    """What `verify` finds in `example/image:1`; a test fills the list."""
+    findings: list[Finding] = []
+    monkeypatch.setattr("builder.registry.verify.verify", lambda *_: iter(findings))
+    monkeypatch.setattr("builder.registry.verify.cell_of", lambda _: "")
+    store_of(tiny, "example/image:1")
+    return findings
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "message"),
+    [
+        (["same", "known", "derived", "derived"], 0, "verified: 1 same, 1 known, 2 derived"),
+        (["same", "different", "failed", "unknown"], 15, "1 of 4 parts differ from the plan"),
+        (["same", "failed", "failed", "unknown"], 13, "2 of 4 parts could not be compared; the others match"),
+        (["same", "unknown", "derived"], 15, "1 of 3 parts cannot be checked on this machine"),
+        (["same", "known"], 15, "no layer could be rebuilt"),
+    ],
+    ids=str,
+)
+def test_verify(run: Run, findings: list[Finding], states: list[State], code: int, message: str) -> None:
+    """An index that does not answer must not look like an image that somebody changed."""
+    findings += [Finding(layer=f"layer-{state}", digest="sha256:0", state=state, detail="why") for state in states]
+    result = run("verify", "example/image:1")
+    assert result.code == code
+    assert message in result.err
+    for state in states:
+        assert re.search(rf"^{state} +0  layer-{state}  \(why\)$", result.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [(["same", "unknown", "derived"], 0), (["different", "unknown"], 15), (["failed", "unknown"], 13)],
+    ids=str,
+)
+def test_unknown_parts_can_be_accepted(run: Run, findings: list[Finding], states: list[State], code: int) -> None:
+    findings += [Finding(layer="x", digest="sha256:0", state=state) for state in states]
+    result = run("verify", "--allow-unknown", "--fast", "example/image:1")
+    assert result.code == code
+    assert ("verified: 1 same, 1 unknown, 1 derived; blobs were not hashed" in result.err) is (code == 0)
+
+
+def test_an_unknown_configuration_is_never_accepted(run: Run, findings: list[Finding]) -> None:
+    """It sets the user and the command; `--allow-unknown` accepted any configuration without a plan."""
+    findings.append(Finding(layer=verify.CONFIGURATION, digest="sha256:0", state="unknown"))
+    result = run("verify", "--allow-unknown", "example/image:1")
+    assert result.code == 15
+    assert "no plan to compare its configuration with" in result.err
+
+
+@pytest.mark.usefixtures("findings")
+def test_an_image_that_is_not_in_the_store(run: Run) -> None:
+    result = run("verify", "example/image:2")
+    assert result.code == 2
+    assert "has no image 'example/image:2'" in result.err
+    assert "example/image:1" in result.err
+
+
+def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests: list[bytes] = []
+
+    def read(image: Source, _: object) -> Iterator[Finding]:
+        manifests.append(image.manifest)
+        yield Finding(layer="x", digest="sha256:0", state="derived")
+
+    monkeypatch.setattr("builder.registry.verify.cell_of", lambda _: "")
+    monkeypatch.setattr("builder.registry.verify.verify", read)
+    full = str(tags.compute(tiny.matrix, tiny.cells)[CELL][0])
+    for name in (f"{full}.untested", full):
+        store = store_of(tiny, name)
+        assert run("verify", CELL).code == 0
+        assert digest.of_bytes(manifests[-1]) == store.images()[name].digest
+
+
+# ---- base and doctor
+
+
+def test_base_prints_only_a_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "connect", FakeEngine)
+    assert run("base").out == f"example/base:old@sha256:{'1' * 64}\n"
+    assert run("base", "newbird").out == f"example/base:new@sha256:{'2' * 64}\n"
+    result = run("base", "otherbird")
+    assert (result.code, result.out) == (2, "")
+    assert "no Debian release 'otherbird' in matrix.yaml\n  -> Use one of: oldbird, newbird." in result.err
+
+
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("missing", 6)])
+def test_doctor(run: Run, monkeypatch: pytest.MonkeyPatch, state: doctor.State, code: int) -> None:
+    finding = doctor.Finding(name="thing", state=state, detail="[detail]")
+    monkeypatch.setattr(doctor, "examine", lambda *_: [finding])
+    result = run("doctor")
+    assert result.code == code
+    assert result.out.split() == [state, "thing", "[detail]"]
+    assert ("missing: thing" in result.err) is bool(code)

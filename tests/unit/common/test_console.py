@@ -1,0 +1,149 @@
+"""Progress: a table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from builder.common.console import Meter, View
+from builder.engine.progress import BuildProgress, lines
+from builder.engine.trace import Status, Vertex
+from tests.fakes.engine import MemoryConsole
+
+
+def test_plain_lines(console: MemoryConsole) -> None:
+    view = View(console)
+    assert not view.is_live
+    with view.live():
+        view.add_waiting(["a", "b"])
+        view.begin("a", "building")
+        view.note("a", "half way")
+        view.begin("a", "testing")
+        view.end("a", "done", "12 tests passed")
+        view.end("b", "blocked")
+        view.say("[not markup] x")
+    lines = console.text.splitlines()
+    assert lines[:3] == ["a: building", "a: half way", "a: testing"]
+    assert lines[3].startswith("a: done in 0.")
+    assert lines[3].endswith(" s: 12 tests passed")
+    assert lines[4:] == ["b: blocked", "[not markup] x"]
+    assert "\x1b" not in console.text
+
+
+def test_long_lines_are_not_folded(console: MemoryConsole) -> None:
+    View(console).say("word " * 100)
+    assert console.text.count("\n") == 1
+
+
+def test_steps_in_plain_lines(console: MemoryConsole) -> None:
+    progress = BuildProgress(log=lambda _: None, hide=str)
+    view = View(console)
+    for vertex in (
+        Vertex(digest="i", name="[internal] load", started=1, completed=2),
+        Vertex(digest="a", name="RUN --mount=type=cache,id=x true", started=1),
+        Vertex(digest="a", name="RUN --mount=type=cache,id=x true", started=1, completed=4),
+        Vertex(digest="b", name="COPY x", started=1, completed=1),
+        Vertex(digest="c", name="RUN false", started=1, completed=1, cached=True),
+        Vertex(digest="d", name="exporting layers", started=1, completed=1, error="disk"),
+    ):
+        for line in lines(progress.feed(Status(vertices=(vertex,)))):
+            view.say_once(f"cell: {line}")
+    assert console.text.splitlines() == [
+        "cell: RUN true ...",
+        "cell: RUN true 3.0 s",
+        "cell: RUN false cached",
+        "cell: exporting layers failed",
+    ]
+
+
+def test_the_table_on_a_terminal() -> None:
+    console = MemoryConsole(terminal=True)
+    view = View(console)
+    progress = BuildProgress(log=lambda _: None, hide=str)
+    with view.live():
+        view.add_waiting(["first-cell", "second-cell"])
+        view.begin("first-cell", "building", progress.summary)
+        progress.feed(Status(vertices=(Vertex(digest="a", name="RUN it", started=1),)))
+        table = MemoryConsole()
+        table.print(view._table())
+        view.end("first-cell", "done", "12 tests passed")
+        rest = MemoryConsole()
+        rest.print(view._table())
+    first, second = table.text.splitlines()
+    assert first.split()[:2] == ["first-cell", "building"]
+    assert first.rstrip().endswith("RUN it")
+    assert second.split() == ["second-cell", "waiting"]
+    assert "first-cell" not in rest.text
+    assert "12 tests passed" in console.text
+
+
+class Clock:
+    """Stands in for time.monotonic."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_meter_prints_a_plain_line_every_few_seconds(console: MemoryConsole, clock: Clock) -> None:
+    meter = Meter(View(console), "wheels", "fetched", 3_000_000)
+    for pause in (1.0, 3.9, 0.2, 1.0, 3.9):  # at 1, 4.9, 5.1, 6.1 and 10 s: one line, after five seconds
+        clock.now += pause
+        meter.add(100_000)
+    assert console.text.splitlines() == [
+        "wheels: 3.0 MB to be fetched",
+        "wheels: 300 kB of 3.0 MB fetched",
+    ]
+
+
+def test_a_meter_ends_with_the_last_byte_whatever_the_time(console: MemoryConsole, clock: Clock) -> None:
+    meter = Meter(View(console), "wheels", "fetched", 2000)
+    meter.add(1999)
+    clock.now += 1
+    meter.add(1)
+    assert console.text.splitlines()[1:] == ["wheels: done in 1.0 s: 2 kB of 2 kB fetched"]
+
+
+def test_a_meter_ends_once(console: MemoryConsole, clock: Clock) -> None:
+    """Though more bytes than the total may follow: a part that was cut off is fetched again."""
+    meter = Meter(View(console), "wheels", "fetched", 2000)
+    for count in (2000, -1000, 1000, 5):
+        clock.now += 60
+        meter.add(count)
+    assert console.text.count("done") == 1
+    assert len(console.text.splitlines()) == 2
+
+
+def test_bytes_that_are_lost_are_subtracted(console: MemoryConsole, clock: Clock) -> None:
+    meter = Meter(View(console), "wheels", "fetched", 9000)
+    meter.add(5000)
+    meter.add(-3000)
+    clock.now += 5
+    meter.add(0)
+    assert console.text.splitlines()[-1] == "wheels: 2 kB of 9 kB fetched"
+
+
+def test_a_meter_of_an_unknown_total_never_ends(console: MemoryConsole, clock: Clock) -> None:
+    meter = Meter(View(console), "cell", "loaded", 0)
+    assert console.text == ""
+    meter.add(7_000_000)
+    clock.now += 5
+    meter.add(1_000_000)
+    assert console.text.splitlines() == ["cell: 8.0 MB loaded"]
+
+
+def test_a_meter_on_a_terminal_is_updated_often(clock: Clock) -> None:
+    view = View(MemoryConsole(terminal=True))
+    meter = Meter(view, "wheels", "fetched", 9000)
+    notes = []
+    for pause in (0.125, 0.125, 0.125, 0.125):
+        clock.now += pause
+        meter.add(1000)
+        notes.append(view.rows["wheels"].note)
+    assert notes == ["", "2 kB of 9 kB fetched", "2 kB of 9 kB fetched", "4 kB of 9 kB fetched"]

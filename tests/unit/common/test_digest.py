@@ -1,0 +1,95 @@
+"""Digests: the same for the same data, different for different data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.common import digest
+from builder.common.errors import FileError
+
+
+def test_of_bytes() -> None:
+    assert digest.of_bytes(b"") == "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert digest.short(digest.of_bytes(b"")) == "e3b0c44298fc"
+
+
+def test_order_of_keys_does_not_matter_order_of_lists_does() -> None:
+    assert digest.of_data({"a": 1, "b": "é"}) == digest.of_data({"b": "é", "a": 1})
+    assert digest.of_data([1, 2]) != digest.of_data([2, 1])
+
+
+def test_tree(tmp_path: Path) -> None:
+    for name, text in (("d/b", "1"), ("d/a/c", "2"), ("d/__pycache__/x.pyc", "3"), ("e", "4")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    digests = digest.of_tree(tmp_path, tmp_path / "d")
+    assert list(digests) == ["d/a/c", "d/b"]
+    assert digest.of_tree(tmp_path, tmp_path / "d/b") == {"d/b": digests["d/b"]}
+    assert digest.of_tree(tmp_path, tmp_path / "absent") == {}
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    """A link to a folder is one entry, a link to a file has another digest than the file, a broken link counts too."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/x").write_text("1")
+    for name, target in (
+        ("folder", "../other"),
+        ("file", "../other/x"),
+        ("nothing", "/nowhere/x"),
+        ("itself", "itself"),
+    ):
+        (tmp_path / "d" / name).symlink_to(target)
+    digests = digest.of_tree(tmp_path, tmp_path / "d")
+    assert list(digests) == ["d/file", "d/folder", "d/itself", "d/nothing"]
+    assert len(set(digests.values())) == 4
+    assert digest.of_tree(tmp_path, tmp_path / "other/x")["other/x"] not in digests.values()
+    (tmp_path / "other/x").write_text("2")
+    assert digest.of_tree(tmp_path, tmp_path / "d") == digests
+    (tmp_path / "d/nothing").unlink()
+    (tmp_path / "d/nothing").symlink_to("/nowhere/y")
+    assert digest.of_tree(tmp_path, tmp_path / "d")["d/nothing"] != digests["d/nothing"]
+
+
+@pytest.mark.parametrize("change", ["content", "execute bit"])
+def test_a_change_of_a_file_changes_its_digest(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "f"
+    path.write_text("1")
+    path.chmod(0o644)
+    before = digest.of_tree(tmp_path, path)
+    path.chmod(0o600)
+    assert digest.of_tree(tmp_path, path) == before
+    if change == "content":
+        path.write_text("2")
+    else:
+        path.chmod(0o755)
+    assert digest.of_tree(tmp_path, path) != before
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """It would lead out of the checkout."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("x")
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates/files").symlink_to(outside)
+    with pytest.raises(FileError, match="is a link"):
+        digest.tree(tmp_path / "templates/files")
+
+
+@pytest.mark.parametrize(
+    ("value", "is_digest"),
+    [
+        ("sha256:" + "0a" * 32, True),
+        ("sha256:" + "0A" * 32, False),
+        ("sha256:" + "0a" * 32 + "\n", False),
+        ("sha256:" + "0a" * 31, False),
+        ("sha512:" + "0a" * 32, False),
+        ("0a" * 32, False),
+        (None, False),
+    ],
+)
+def test_is_digest(value: object, is_digest: bool) -> None:
+    assert digest.is_digest(value) is is_digest

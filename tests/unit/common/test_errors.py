@@ -1,0 +1,55 @@
+"""Errors: distinct exit codes, none of them used by shells or Python, and messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from builder.common import errors
+from builder.common.errors import BuilderError
+
+
+def subclasses(kind: type[BuilderError]) -> set[type[BuilderError]]:
+    return {kind}.union(*(subclasses(subclass) for subclass in kind.__subclasses__()))
+
+
+def test_all_lists_every_error() -> None:
+    assert set(errors.ALL) == {kind for kind in subclasses(BuilderError) if "exit_code" in vars(kind)}
+
+
+def test_exit_codes_are_distinct() -> None:
+    codes = [kind.exit_code for kind in errors.ALL]
+    assert len(codes) == len(set(codes))
+    assert 0 not in codes
+    # Codes from 64 are those of shells, sysexits.h and signals.
+    assert all(code < 64 for code in codes)
+    assert {errors.INTERRUPTED, errors.TERMINATED} == {130, 143}
+
+
+def test_every_error_has_a_title_and_a_description() -> None:
+    assert all(kind.__doc__ and kind.title for kind in errors.ALL)
+    assert len({kind.title for kind in errors.ALL}) == len(errors.ALL)
+
+
+def test_message_and_hint() -> None:
+    error = errors.DiskError("it is full", hint="free some")
+    assert (str(error), error.hint) == ("it is full", "free some")
+    assert errors.DiskError("x").hint == ""
+
+
+def test_several_errors_are_one_of_the_class_of_the_first() -> None:
+    error = errors.join([errors.DiskError("full", hint="free some"), errors.FileError("gone")], "disks failed")
+    assert isinstance(error, errors.DiskError)
+    assert str(error) == "2 disks failed\nfull\n  -> free some\ngone"
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "text"),
+    [
+        ("bord", ["board", "jupyter"], "; did you mean 'board'?"),
+        ("x", ["board", "jupyter"], "; known: board, jupyter"),
+        ("x", [str(number) for number in range(100)], ""),
+        ("x", [], ""),
+    ],
+)
+def test_did_you_mean(word: str, known: list[str], text: str) -> None:
+    assert errors.did_you_mean(word, known) == text

@@ -1,0 +1,769 @@
+"""Which constraint is named, and what works nearby; on metadata of real wheels and reasons that uv reported.
+
+metadata/ has releases, names of wheels, Requires-Python and the Requires-Dist that matter here, as on the index.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from builder.cli import explain as command
+from builder.cli.context import Context
+from builder.common import digest, strict_yaml
+from builder.common.errors import BuilderError, FetchError, RefusedError, RegistryError, UsageError, VerifyError
+from builder.compat import explain, gpus
+from builder.compat.explain import Explainer, Explanation, Resolve
+from builder.compat.gpus import Gpu
+from builder.index import host
+from builder.index.host import Host
+from builder.index.releases import Metadata, Package, Release
+from builder.matrix import cells, facts, reader
+from builder.matrix.cells import Cell
+from builder.matrix.facts import Build, Trap
+from builder.matrix.schema import Matrix
+from tests.fakes.wire import Reply, Sent, Wire, connect
+from tests.paths import UNIT
+
+STORED = UNIT / "metadata"
+IMAGE = f"debian:x@sha256:{'1' * 64}"
+MATRIX = f"""\
+registry: ""
+namespace: org
+debian:
+  stretch: {{image: "{IMAGE}", glibc: "2.24"}}
+  bullseye: {{image: "{IMAGE}", glibc: "2.31"}}
+  bookworm: {{image: "{IMAGE}", glibc: "2.36"}}
+  trixie: {{image: "{IMAGE}", glibc: "2.41"}}
+python:
+  "3.9": {{debian: bullseye}}
+  "3.10": {{debian: stretch, uv: 3.10.19}}
+  "3.11": {{debian: bookworm}}
+  "3.13": {{debian: trixie}}
+cuda:
+  "11.8": {{toolkit: 11.8.0}}
+  "12.8": {{toolkit: 12.8.1}}
+  "13.2": {{toolkit: 13.2.2}}
+  cpu: {{}}
+frameworks:
+  pytorch:
+    short: pt
+    image: pt-cuda
+    package: torch
+    versions:
+      "2.15": {{release: 2.15.0, cuda: ["13.2"], python: ["3.13", "3.11"]}}
+      "2.9": {{release: 2.9.1, cuda: ["12.8"], python: ["3.11", "3.13"]}}
+  tensorflow:
+    short: tf
+    image: tf-cuda
+    cpu_image: tf-cpu
+    package: tensorflow
+    package_on: {{"12": "tensorflow[and-cuda]", cpu: tensorflow-cpu}}
+    versions:
+      "2.20": {{release: 2.20.0, cuda: ["12.8", cpu], python: ["3.11", "3.13"], constraints: [setuptools<82]}}
+      "2.9": {{release: 2.9.3, cuda: ["11.8"], python: ["3.9"], constraints: [numpy<2], components: [cuda11]}}
+  jax:
+    short: jax
+    image: jax-cuda
+    cpu_image: jax-cpu
+    package: jax
+    package_on: {{"12": "jax[cuda12]", "13": "jax[cuda13]"}}
+    versions:
+      "0.12": {{release: 0.12.0.1, cuda: ["12.8", "13.2", cpu], python: ["3.13"]}}
+      "0.10": {{release: 0.10.2, cuda: ["12.8", "13.2", cpu], python: ["3.11"]}}
+components:
+  base: {{}}
+  cuda: {{needs: [base]}}
+  cuda11: {{needs: [cuda]}}
+  pytorch: {{needs: [cuda]}}
+  tensorflow: {{needs: [cuda]}}
+  jax: {{needs: [cuda]}}
+  jupyter: {{needs: [base]}}
+variants:
+  plain: []
+  jupyter: [jupyter]
+exclude:
+  - {{cells: "pt-2.15-*-py311-jupyter", reason: "made up: nobody wants it"}}
+"""
+
+
+class Stored:
+    """The files in metadata/ as an index."""
+
+    def package(self, name: str) -> Package:
+        releases = [
+            Release(
+                version=Version(version),
+                wheels=tuple(release.get("wheels", ())),
+                requires_python=release.get("requires_python", ""),
+                is_yanked=release.get("is_yanked", False),
+            )
+            for version, release in _read(name).get("releases", {}).items()
+        ]
+        return Package(name=name, releases=tuple(releases))
+
+    def metadata(self, name: str, version: Version) -> Metadata:
+        data = _read(name)["metadata"][str(version)]
+        return Metadata(name=name, version=str(version), requires=tuple(data["requires"]), extras=tuple(data["extras"]))
+
+
+@cache
+def _read(name: str) -> dict[str, dict[str, Any]]:
+    path = STORED / f"{name}.json"
+    content: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    return content
+
+
+CHECKED = reader.check(strict_yaml.parse(MATRIX.encode(), "matrix.yaml"))
+CELLS = cells.expand(CHECKED)
+BUILD = Build(cuda="11.2", architectures=["sm_70"], source="made up")
+FACTS = facts.load().model_copy(update={"builds": {"tensorflow": {"2.9.3": BUILD}}})
+
+
+def resolves(*_: object) -> str:
+    """uv finds no conflict."""
+    return ""
+
+
+def explained(text: str, resolve: Resolve = resolves, **changes: Any) -> Explanation:
+    explainer = Explainer(matrix=CHECKED, known=CELLS, catalogue=Stored(), facts=FACTS, resolve=resolve)
+    explainer = replace(explainer, **changes)
+    return explainer.explain(explain.parse(explainer.matrix, text))
+
+
+def near(text: str) -> list[str]:
+    """The cells near one that does not resolve."""
+    return [str(cell) for cell in explained(text, lambda _, cell: "no" if cell.id == text else "").near]
+
+
+RUNTIME_12 = "torch 2.9.1 requires nvidia-cuda-runtime-cu12==12.8.90 (CUDA 12.8)"
+PLUGIN_12 = "jax-cuda12-plugin 0.12.0.1 requires nvidia-cuda-runtime-cu12>=12.1.105 (CUDA 12.1 to 12.9)"
+PLUGIN_13 = "jax-cuda13-plugin 0.12.0.1 requires nvidia-cuda-runtime>=13.0.48 (CUDA 13.0 to 13.5)"
+TF_RANGE = "tensorflow 2.20.0 requires nvidia-cuda-runtime-cu12<13.0,>=12.5.82 (CUDA 12.5 to 12.9)"
+# What uv does not report.
+FAULTS = {
+    "pt-2.99-cu128-py311": "torch has no release 2.99 on the index: nearest are 2.15.0, 2.14.1, 2.11.0; the newest is "
+    "2.15.0",
+    "pt-99.0-cu132-py311": "torch has no release 99.0 on the index: nearest are 2.15.0, 2.14.1, 2.11.0; the newest is "
+    "2.15.0",
+    "pt-0.9-cu132-py311": "torch has no release 0.9 on the index: nearest are 2.0.1, 2.8.0, 2.9.1; the newest is "
+    "2.15.0",
+    "pt-2.9.7-cu128-py311": "torch has no release 2.9.7 on the index: nearest are 2.9.1, 2.9.0, 2.8.0; the newest is "
+    "2.15.0",
+    "tf-2.22-cu128-py313": "tensorflow 2.22 has only pre-releases or yanked releases: 2.22.0rc0",
+    "jax-0.4.32-cu128-py311": "jax 0.4.32 has only pre-releases or yanked releases: 0.4.32 (yanked)",
+    "pt-2.15-cu128-py313": "torch 2.15.0 requires cuda-toolkit==13.2.2 (CUDA 13.2), not CUDA 12.8",
+    "pt-2.9-cu126-py311": f"{RUNTIME_12}, not CUDA 12.6",
+    "tf-2.20-cu124-py311": f"{TF_RANGE}, not CUDA 12.4",
+    "tf-2.20-cu132-py313": f"tensorflow 2.20.0 has no extra for CUDA 13.2: with [and-cuda], {TF_RANGE}",
+    "jax-0.12-cu118-py313": f"jax 0.12.0.1 has no extra for CUDA 11.8: with [cuda], {PLUGIN_12}; with [cuda13], "
+    f"{PLUGIN_13}",
+    "jax-0.4.30-cu132-py311": "jax 0.4.30 has no extra cuda13 (it has cuda, cuda12, cuda12-local, cuda12-pip): it "
+    "would be CPU only",
+    "pt-2.9-cpu-py311": f"torch 2.9.1 has no CPU wheel on the index: {RUNTIME_12}",
+    "tf-2.14-cu118-py311": "tensorflow 2.14.1 has CUDA 11.8 only with its extra and-cuda: set "
+    'frameworks.tensorflow.package_on."11" to tensorflow[and-cuda]',
+    "tf-2.9-cu132-py39": "tensorflow 2.9.3 requires no CUDA wheels and was compiled for CUDA 11.2 "
+    "(builder/matrix/facts.yaml): it needs 11.2 or a later 11.x, not 13.2",
+    "tf-2.9-cu111-py39": "tensorflow 2.9.3 requires no CUDA wheels and was compiled for CUDA 11.2 "
+    "(builder/matrix/facts.yaml): it needs 11.2 or a later 11.x, not 11.1",
+    "pt-2.9-cu128-py312": "matrix.yaml has no Python 3.12 (it has 3.9 on bullseye, 3.10 on stretch, 3.11 on bookworm, "
+    '3.13 on trixie); to use uv\'s, add under python: "3.12": {debian: trixie, uv: <full version>}',
+    "pt-2.15-cu132-py311-jupyter": "excluded by matrix.yaml: made up: nobody wants it",
+}
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_the_constraint_that_fails(text: str) -> None:
+    explanation = explained(text)
+    assert not explanation.works
+    assert explanation.because == (FAULTS[text],)
+    assert explanation.lines[0] == f"{text} does not work: {FAULTS[text]}"
+
+
+# What uv reported, and the lines that are shown.
+REPORTED = {
+    "pt-2.9-cu128-py39": (
+        "Because torch==2.9.1 has no wheels with a matching Python implementation tag (e.g., `cp39`) and you require "
+        "torch==2.9.1, we can conclude that your requirements are unsatisfiable.\n  hint: You require CPython 3.9 "
+        "(`cp39`), but we only found wheels for `torch` (v2.9.1) with the following Python implementation tags: "
+        "`cp310`, `cp311`",
+        "torch==2.9.1 has no wheels with a matching Python implementation tag (e.g., cp39) and you require "
+        "torch==2.9.1",
+        "You require CPython 3.9 (cp39), but we only found wheels for torch (v2.9.1) with the following Python "
+        "implementation tags: cp310, cp311",
+    ),
+    "jax-0.12-cu128-py311": (
+        "Because the requested Python version (>=3.11) does not satisfy Python>=3.12 and jax==0.12.0.1 depends on "
+        "Python>=3.12, we can conclude that jax==0.12.0.1 cannot be used.\n  And because you require jax==0.12.0.1, we "
+        "can conclude that your requirements are unsatisfiable.\n  hint: The `--python-version` value (>=3.11) "
+        "includes Python versions that are not supported by your dependencies",
+        "the requested Python version (>=3.11) does not satisfy Python>=3.12 and jax==0.12.0.1 depends on Python>=3.12",
+    ),
+}
+
+
+def reports(reason: str) -> Resolve:
+    return lambda _, cell: (
+        f"{cell.id}: cannot be resolved to wheels\n  error: No solution found when resolving dependencies\n  "
+        f"cause: {reason}"
+    )
+
+
+def recorded(reason: str) -> tuple[list[str], Resolve]:
+    """The cells that a resolver with this reason is called for."""
+    resolved: list[str] = []
+
+    def resolve(_: Matrix, cell: Cell) -> str:
+        resolved.append(cell.id)
+        return reason
+
+    return resolved, resolve
+
+
+@pytest.mark.parametrize("text", REPORTED)
+def test_the_reason_of_uv(text: str) -> None:
+    reason, *lines = REPORTED[text]
+    assert explained(text, reports(reason)).because == tuple(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_asked"),
+    [
+        ("pt-2.9-cu128-py310", True),  # manylinux_2_28, on a Debian with glibc 2.24
+        ("jax-0.7.1-cu130-py311", True),  # the index lacks the plugin that the extra requires
+        ("tf-2.14-cpu-py311", True),  # tensorflow-cpu has no release 2.14.1
+        ("pt-2.9-cu126-py311", False),
+        ("pt-2.9-cu128-py312", False),
+    ],
+)
+def test_uv_is_asked_unless_metadata_refuses_the_cell(text: str, is_asked: bool) -> None:
+    resolved, resolve = recorded("no")
+    explanation = explained(text, resolve)
+    assert (text in resolved, explanation.because == ("no",)) == (is_asked, is_asked)
+
+
+def test_a_release_with_only_sources_is_left_to_uv() -> None:
+    class Sources(Stored):
+        def package(self, name: str) -> Package:
+            package = super().package(name)
+            return replace(package, releases=tuple(replace(release, wheels=()) for release in package.releases))
+
+    assert explained("pt-2.8-cu128-py313", recorded("no")[1], catalogue=Sources()).because == ("no",)
+
+
+def test_python_and_cuda_are_reported_together() -> None:
+    reason, *lines = REPORTED["pt-2.9-cu128-py39"]
+    assert explained("pt-2.9-cu130-py39", reports(reason)).lines == [
+        f"pt-2.9-cu130-py39 does not work: {lines[0]}",
+        lines[1],
+        f"{RUNTIME_12}, not CUDA 13.0",
+        "nearest that work: pt-2.9-cu128-py311 (CUDA 12.8, Python 3.11); pt-2.9-cu128-py313 (CUDA 12.8, Python 3.13)",
+    ]
+
+
+def test_uv_resolves_for_a_python_that_the_matrix_does_not_have() -> None:
+    pythons: list[str] = []
+
+    def refuse(supposed: Matrix, cell: Cell) -> str:
+        pythons.append(supposed.python[cell.python].debian)
+        return "Because no"
+
+    assert explained("pt-2.9-cu128-py38", refuse).because == ("no",)
+    assert pythons == ["trixie"]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.id)
+def test_every_cell_of_the_matrix_works(cell: Cell) -> None:
+    explanation = explained(cell.id)
+    assert explanation.works, explanation.lines
+    assert explanation.add == ("it is in matrix.yaml",)
+
+
+def test_a_full_release_is_the_cell_of_its_line() -> None:
+    assert explained("pt-2.9.1-cu128-py311").id == "pt-2.9-cu128-py311"
+    assert explained("jax-0.12.0.1-cpu-py313").lines == [
+        "jax-0.12-cpu-py313 works: resolves for Python 3.13; jax 0.12.0.1 requires no CUDA",
+        "it is in matrix.yaml",
+    ]
+
+
+ADDED = {
+    "pt-2.8-cu128-py313": [
+        '  under frameworks.pytorch.versions: "2.8": {release: 2.8.0, cuda: ["12.8"], python: ["3.13"]}'
+    ],
+    "pt-2.11-cu130-py313": [
+        '  under cuda: "13.0": {toolkit: 13.0.2}',  # its metadata pins 13.0.2, though there is 13.0.3.0
+        '  under frameworks.pytorch.versions: "2.11": {release: 2.11.0, cuda: ["13.0"], python: ["3.13"]}',
+    ],
+    "tf-2.21-cpu-py311": [
+        '  under frameworks.tensorflow.versions: "2.21": {release: 2.21.0, cuda: [cpu], python: ["3.11"], '
+        "constraints: [setuptools<82]}"
+    ],
+    "jax-0.10-cu128-py313": ['  under include: - {cell: jax-0.10-cu128-py313, reason: "<why>"}'],
+}
+
+
+@pytest.mark.parametrize("text", ADDED)
+def test_a_cell_that_works_is_shown_with_the_lines_to_add(text: str) -> None:
+    explanation = explained(text)
+    assert explanation.works, explanation.lines
+    assert list(explanation.add) == ["it is not in matrix.yaml; add:", *ADDED[text]]
+
+
+def test_a_line_without_cuda_wheels_has_the_components_of_its_sibling() -> None:
+    class Older(Stored):
+        """With a release like 2.9.3."""
+
+        def package(self, name: str) -> Package:
+            package = super().package(name)
+            if name != "tensorflow":
+                return package
+            older = replace(package.releases[0], version=Version("2.8.4"))
+            return replace(package, releases=(older, *package.releases))
+
+        def metadata(self, name: str, version: Version) -> Metadata:
+            return replace(super().metadata(name, Version("2.9.3")), version=str(version))
+
+    known = FACTS.model_copy(update={"builds": {"tensorflow": {"2.8.4": BUILD}}})
+    assert explained("tf-2.8-cu118-py39", catalogue=Older(), facts=known).add[1] == (
+        '  under frameworks.tensorflow.versions: "2.8": {release: 2.8.4, cuda: ["11.8"], python: ["3.9"], '
+        "constraints: [numpy<2], components: [cuda11]}"
+    )
+    assert explained("tf-2.8-cu118-py39", catalogue=Older()).because == (
+        "tensorflow 2.8.4 requires no CUDA wheels, and builder/matrix/facts.yaml lacks its CUDA version",
+    )
+
+
+def test_libraries_that_nothing_requires_need_a_component() -> None:
+    """uv resolves it happily, and the image would have no CUDA."""
+    tensorflow = CHECKED.frameworks["tensorflow"]
+    bare = tensorflow.versions["2.9"].model_copy(update={"components": ()})
+    tensorflow = tensorflow.model_copy(update={"versions": {**tensorflow.versions, "2.9": bare}})
+    matrix = CHECKED.model_copy(update={"frameworks": {**CHECKED.frameworks, "tensorflow": tensorflow}})
+    assert explained("tf-2.9-cu118-py39", matrix=matrix).because == (
+        "tensorflow 2.9.3 requires no CUDA wheels, and no component of matrix.yaml has those of CUDA 11.8",
+    )
+
+
+def test_the_nearest_differ_in_few_axes_then_in_little() -> None:
+    assert near("jax-0.12-cu128-py311") == [
+        "jax-0.10-cu128-py311 (release 0.10.2)",
+        "jax-0.12-cu128-py313 (Python 3.13)",
+        "jax-0.10-cu132-py311 (release 0.10.2, CUDA 13.2)",
+    ]
+    # The matrix's own before one that is as near and not in it.
+    assert near("jax-0.4.30-cu132-py311") == [
+        "jax-0.4.30-cu128-py311 (CUDA 12.8; not in the matrix)",
+        "jax-0.10-cu132-py311 (release 0.10.2)",
+        "jax-0.4.30-cpu-py311 (no CUDA; not in the matrix)",
+    ]
+
+
+def test_the_nearest_have_the_variant_where_it_exists() -> None:
+    assert near("pt-2.9-cu128-py39-jupyter") == [
+        "pt-2.9-cu128-py311-jupyter (Python 3.11)",
+        "pt-2.9-cu128-py313-jupyter (Python 3.13)",
+    ]
+    assert near("pt-2.15-cu132-py311-jupyter")[:2] == [
+        "pt-2.15-cu132-py311 (variant plain)",
+        "pt-2.15-cu132-py313-jupyter (Python 3.13)",
+    ]
+
+
+def test_a_line_without_stable_release_is_near_to_the_newest_that_has_one() -> None:
+    assert near("tf-2.22-cu128-py313")[:2] == [
+        "tf-2.21-cu128-py313 (release 2.21.0; not in the matrix)",
+        "tf-2.20-cu128-py313 (release 2.20.0)",
+    ]
+
+
+def test_of_a_lower_major_version_the_newest_line_is_near() -> None:
+    pytorch = CHECKED.frameworks["pytorch"]
+    versions = {line: entry for line, entry in pytorch.versions.items() if line != "2.15"}
+    frameworks = {**CHECKED.frameworks, "pytorch": pytorch.model_copy(update={"versions": versions})}
+    fewer = CHECKED.model_copy(update={"frameworks": frameworks})
+    nearest = explained("pt-99.0-cu132-py311", matrix=fewer, known=()).near
+    assert str(nearest[0]) == "pt-2.15-cu132-py311 (release 2.15.0; not in the matrix)"
+
+
+def test_bounds_of_facts_yaml_are_added_before_resolving() -> None:
+    def resolve(supposed: Matrix, cell: Cell) -> str:
+        bounds = supposed.frameworks[cell.framework].versions[cell.line].constraints
+        return "" if bounds == ["numpy<2"] else "torch 2.0.1 needs numpy<2, not 2.4.6"
+
+    explanation = explained("pt-2.0-cu117-py311", resolve)
+    assert explanation.works, explanation.lines
+    assert explanation.add == (
+        "it is not in matrix.yaml; add:",
+        '  under cuda: "11.7": {}',
+        '  under frameworks.pytorch.versions: "2.0": {release: 2.0.1, cuda: ["11.7"], python: ["3.11"], '
+        "constraints: [numpy<2]}",
+    )
+
+
+class Changed(Stored):
+    """With other requirements of torch 2.8.0 and other `changes` to its metadata, and with other packages."""
+
+    def __init__(self, *requires: str, others: Mapping[str, Metadata] | None = None, **changes: Any) -> None:
+        self._changes = {"requires": requires, **changes}
+        self._others = others or {}
+
+    def package(self, name: str) -> Package:
+        if other := self._others.get(canonicalize_name(name)):
+            return Package(name=name, releases=(Release(version=Version(other.version)),))
+        return super().package(name)
+
+    def metadata(self, name: str, version: Version) -> Metadata:
+        if other := self._others.get(name):
+            return other
+        metadata = super().metadata(name, version)
+        return replace(metadata, **self._changes) if (name, str(version)) == ("torch", "2.8.0") else metadata
+
+
+def with_changes(catalogue: Changed, *traps: Trap) -> Explanation:
+    known = FACTS.model_copy(update={"traps": list(traps)})
+    return explained("pt-2.8-cu128-py313", catalogue=catalogue, facts=known)
+
+
+def trap(package: str, affected: str, wants: str) -> Trap:
+    return Trap(package=package, affected=affected, other="other", wants=wants, reason="made up", source="made up")
+
+
+RUNTIME = "nvidia-cuda-runtime-cu12==12.8.90"
+
+
+def test_bounds_for_dependencies_are_added_where_they_apply() -> None:
+    part = {"part": Metadata(name="part", version="2.1")}
+    traps = [trap("part", "<3", ">=1,<2"), trap("part", ">=3", "<4"), trap("torch", "<2.8", "<5"), trap("x", "", "<6")]
+    explanation = with_changes(Changed(RUNTIME, "Part>=2", others=part), *traps)
+    assert explanation.add[1].endswith(', constraints: ["other>=1,<2"]}')
+    assert "constraints" not in with_changes(Changed(RUNTIME, others=part), *traps).add[1]
+
+
+ODD = {
+    "has an invalid comparison": 'foo; sys_platform ~= "linux"',
+    "has an unknown variable": 'foo; "x" in extras',
+    "is nested": f"foo; {'(' * 600}os_name == 'a'{')' * 600}",
+    "has a number of 5000 digits": f"foo; python_version >= '{'9' * 5000}'",
+    "has a bound of 5000 digits": f"nvidia-cuda-runtime-cu12=={'9' * 5000}",
+    "has an escape sequence": "nvidia-cuda-runtime-cu12===\x1b[31m",
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_an_unreadable_requirement_is_ignored(odd: str) -> None:
+    explanation = with_changes(Changed(odd, RUNTIME))
+    assert explanation.works
+    assert RUNTIME in explanation.because[0]
+
+
+def test_plugins_that_require_each_other_without_end() -> None:
+    """The plugin's metadata has the name of the framework, and requires the plugin again."""
+    again = Metadata(name="torch", version="2.8.0", requires=("torch-cuda12-x",))
+    explanation = with_changes(Changed("torch-cuda12-x", others={"torch-cuda12-x": again}))
+    assert not explanation.works
+    assert any("requires no CUDA wheels" in reason for reason in explanation.because)
+
+
+def test_a_name_is_not_a_regular_expression() -> None:
+    assert with_changes(Changed(RUNTIME, name="torch(")).works
+    assert "requires no CUDA wheels" in with_changes(Changed("foo", name="torch(")).because[0]
+
+
+def test_an_extra_whose_cuda_is_not_on_the_index() -> None:
+    requirement = "nvidia-cuda-runtime-cu12>=99; extra == 'cuda'"
+    explanation = with_changes(Changed(requirement, extras=("cuda",)))
+    assert explanation.because[0] == (
+        "torch 2.8.0 has no extra for CUDA 12.8: with [cuda], torch 2.8.0 requires nvidia-cuda-runtime-cu12>=99 "
+        "(no release on the index)"
+    )
+
+
+@pytest.mark.parametrize("text", ["pt-2.8-cu128-py313", "tf-2.22-cu128-py313"], ids=["the cell", "a neighbour"])
+def test_an_index_that_fails_is_no_reason_against_a_combination(text: str) -> None:
+    def fail(*_: object) -> str:
+        raise FetchError("the index timed out")
+
+    with pytest.raises(FetchError):
+        explained(text, fail)
+
+
+def test_no_neighbour_is_shown_that_does_not_resolve() -> None:
+    resolved, resolve = recorded("no")
+    explanation = explained("tf-2.22-cu128-py313", resolve)
+    assert [near.is_listed for near in explanation.near] == [True] * 3
+    assert "tf-2.21-cu128-py313" in resolved
+
+
+def test_at_most_three_neighbours_are_resolved() -> None:
+    resolved, resolve = recorded("no")
+    explanation = explained("tf-2.22-cu128-py313", resolve, known=())
+    assert explanation.lines[-1] == "nearest that work: none of this framework"
+    assert len(resolved) == 3  # each takes seconds
+
+
+def test_a_yanked_release_is_not_the_newest() -> None:
+    """0.4.32 and 0.4.31 are yanked: bounds for them do not apply."""
+    traps = [trap("jax", "==0.4.30", "<1"), trap("jax", ">0.4.30", "<2")]
+    assert with_changes(Changed(RUNTIME, "jax<0.5"), *traps).add[1].endswith(", constraints: [other<1]}")
+
+
+def test_uv_resolves_the_matrix_with_the_cell() -> None:
+    seen: dict[str, Matrix] = {}
+
+    def refuse(supposed: Matrix, cell: Cell) -> str:
+        seen[cell.id] = supposed
+        return "no"
+
+    assert explained("pt-2.11-cu130-py313", refuse).because == ("no",)
+    supposed = seen["pt-2.11-cu130-py313"]
+    assert supposed.cuda["13.0"].toolkit == "13.0.2"
+    assert supposed.frameworks["pytorch"].versions["2.11"].release == "2.11.0"
+    assert "13.0" not in CHECKED.cuda
+
+
+NCCL = "nvidia-nccl-cu12"
+RUNTIME_NAME = "nvidia-cuda-runtime-cu12"
+
+
+@pytest.mark.parametrize(
+    ("reason", "lines"),
+    [
+        (
+            f"error: x\n  cause: Because tensorflow[and-cuda]==2.21.0 depends on {NCCL}>=2.27.7,<3.0 and torch==2.9.1 "
+            f"depends on {NCCL}{{platform_machine == 'x86_64' and sys_platform == 'linux'}}==2.27.5, we can conclude "
+            "that torch==2.9.1 and tensorflow[and-cuda]==2.21.0 are incompatible.\n  And because you require",
+            [
+                f"tensorflow[and-cuda] 2.21.0 requires {NCCL}>=2.27.7,<3.0, and torch 2.9.1 requires {NCCL}==2.27.5;",
+                f"no version of {NCCL} satisfies both",
+            ],
+        ),
+        (
+            f"Because torch==2.9.1 depends on {RUNTIME_NAME}{{platform_machine == 'x86_64'}}==12.8.90 and you require "
+            f"torch==2.9.1, we can conclude that you require {RUNTIME_NAME}==12.8.90.\n  And because you require "
+            f"{RUNTIME_NAME}==12.6.77, we can conclude that your requirements are unsatisfiable.",
+            [
+                f"torch 2.9.1 requires {RUNTIME_NAME}==12.8.90, and matrix.yaml requires {RUNTIME_NAME}==12.6.77;",
+                f"no version of {RUNTIME_NAME} satisfies both",
+            ],
+        ),
+        ("Because only ember<2 is available, we can conclude that it is so.", ["only ember<2 is available"]),
+        (
+            "tensorboard 2.20.0 needs setuptools<82, not 84.0.0: x",
+            ["tensorboard 2.20.0 needs setuptools<82, not 84.0.0: x"],
+        ),
+        (
+            "matrix.yaml: x causes it; without it, this resolves. Because y",
+            ["matrix.yaml: x causes it; without it, this resolves", "y"],
+        ),
+        ("Because " + "x" * 900, ["x" * 297 + "..."]),
+    ],
+    ids=["two packages", "a setting", "a version", "a fact", "without a setting", "a long reason"],
+)
+def test_a_summary_of_a_reason_of_uv(reason: str, lines: list[str]) -> None:
+    assert explain.summarize(reason) == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pt", "invalid combination 'pt'"),
+        ("pt-2.9-cu128-py311-", "invalid combination"),
+        ("pt-2.9-cu128-py311\n", "invalid combination"),
+        ("pt-2.9rc1-cu128-py311", "invalid combination"),
+        ("xx-2.9-cu128-py311", "unknown framework 'xx'"),
+        ("pt-2.15-cu13-py311", "cu13 lacks the minor version of CUDA"),
+        ("pt-2.9-cu128-py311-jupiter", "unknown variant 'jupiter'; did you mean 'jupyter'?"),
+    ],
+)
+def test_an_invalid_combination(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        explain.parse(CHECKED, text)
+    assert message in str(refused.value)
+    assert refused.value.hint or "did you mean" in message
+
+
+@pytest.mark.parametrize(("tag", "cuda"), [("cu118", "11.8"), ("cu1210", "12.10"), ("cu92", "9.2"), ("cpu", "cpu")])
+def test_cuda_tags(tag: str, cuda: str) -> None:
+    assert explain.parse(CHECKED, f"pt-2.9-{tag}-py310").cuda == cuda
+
+
+@pytest.mark.parametrize(("tag", "hint"), [("cu13", "Use cu132 for 13.2."), ("cu14", "Use cu140 for 14.0.")])
+def test_a_major_version_of_cuda_is_not_enough(tag: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        explain.parse(CHECKED, f"pt-2.15-{tag}-py311")
+    assert refused.value.hint == hint
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command, with the matrix above, the stored index and a resolver that finds no conflict."""
+    (tmp_path / "matrix.yaml").write_text(MATRIX)
+    monkeypatch.setattr(command, "Index", lambda _: Stored())
+    monkeypatch.setattr(host, "read", Host)
+    monkeypatch.setattr(command, "_resolution", lambda *_: resolves)
+    return lambda *arguments: CliRunner().invoke(command.explain_command, arguments, obj=Context(root=tmp_path))
+
+
+def test_a_combination_that_works(run: Callable[..., Result]) -> None:
+    result = run("pt-2.9-cu128-py311")
+    assert result.exit_code == 0
+    assert result.output == (
+        f"pt-2.9-cu128-py311 works: resolves for Python 3.11; {RUNTIME_12}\nit is in matrix.yaml\n"
+    )
+
+
+def test_a_refusal_has_an_exit_code_of_its_own(run: Callable[..., Result]) -> None:
+    result = run("pt-2.9-cu126-py311")
+    assert isinstance(result.exception, RefusedError)
+    assert result.exception.exit_code not in (0, 1, UsageError.exit_code)
+    assert len(result.output.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("pt-2.9-cu128-py311", "pt-2.9-cu128-py313"), ("--driver", "570", "pt-2.9-cu128-py311")]
+)
+def test_one_combination_or_a_gpu_is_required(run: Callable[..., Result], arguments: tuple[str, ...]) -> None:
+    assert isinstance(run(*arguments).exception, UsageError)
+
+
+def test_cells_on_a_gpu(run: Callable[..., Result]) -> None:
+    result = run("--gpu", "RTX 5090", "--driver", "580.65.06", "pt-2.9-cu128-py311", "tf-2.20-cpu-py313*")
+    head, *lines = result.output.splitlines()
+    assert result.exit_code == 0
+    assert head == "GeForce RTX 5090 (compute capability 12.0), driver 580.65.06:"
+    assert [line.split(":")[0].split(maxsplit=1) for line in lines] == [
+        ["runs", "pt-2.9-cu128-py311"],
+        ["runs", "tf-2.20-cpu-py313{,-jupyter}"],
+    ]
+
+
+def test_a_named_cell_that_does_not_run_is_refused_and_one_of_all_is_not(run: Callable[..., Result]) -> None:
+    old = ("--gpu", "RTX 5090", "--driver", "550.54")
+    assert isinstance(run(*old, "pt-2.9-cu128-py311", "tf-2.20-cpu-py313").exception, RefusedError)
+    every_cell = run(*old)
+    assert every_cell.exit_code == 0  # those for the CPU run
+    [line] = [line for line in every_cell.output.splitlines() if "pt-2.9-cu128-py311" in line]
+    assert line.startswith("  does not run  ")
+    assert line.count("driver 550.54 is too old") == 1
+
+
+def test_gpus_of_this_machine(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    h200 = Gpu(name="NVIDIA H200", capability="9.0", memory=1)
+    monkeypatch.setattr(gpus, "read", lambda: ("580.65.06", (h200, h200)))
+    assert run("--gpu", "this", "pt-2.9-cu128-py311").output.splitlines() == [
+        "NVIDIA H200 (compute capability 9.0), driver 580.65.06:",
+        "  runs          pt-2.9-cu128-py311",
+    ]
+    monkeypatch.setattr(gpus, "read", lambda: ("", ()))
+    assert isinstance(run("--gpu", "this").exception, UsageError)
+
+
+def described(labels: Mapping[str, str]) -> tuple[bytes, bytes]:
+    """Manifest and configuration of an image with these labels."""
+    config = json.dumps({"config": {"Labels": labels}, "rootfs": {"diff_ids": []}}).encode()
+    blob = {"digest": digest.of_bytes(config), "size": len(config)}
+    return json.dumps({"config": blob, "layers": []}).encode(), config
+
+
+MANIFEST, CONFIG = described({"gpu-images.cuda": "12.8", "gpu-images.driver": "525.60.13"})
+LISTED = json.dumps(
+    {
+        "manifests": [
+            {"digest": "sha256:" + "7" * 64, "platform": {"architecture": "arm64", "os": "linux"}},
+            {"digest": "sha256:" + "8" * 64, "platform": {"architecture": "amd64", "os": "windows"}},
+            {"digest": digest.of_bytes(MANIFEST), "platform": {"architecture": "amd64", "os": "linux"}},
+        ]
+    }
+).encode()
+
+
+def reply(content: bytes, kind: str = "manifest") -> Reply:
+    return Reply(body=content, headers={"Content-Type": f"application/vnd.oci.image.{kind}.v1+json"})
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, first: Reply, config: bytes = CONFIG) -> Wire:
+    def answer(sent: Sent) -> Reply:
+        if "/blobs/" in sent.path:
+            return Reply(body=config)
+        return reply(MANIFEST) if sent.path.endswith(digest.of_bytes(MANIFEST)) else first
+
+    return Wire.install(monkeypatch, answer)
+
+
+@pytest.mark.parametrize(("content", "kind"), [(MANIFEST, "manifest"), (LISTED, "index")])
+def test_labels_of_an_image_in_a_registry(monkeypatch: pytest.MonkeyPatch, content: bytes, kind: str) -> None:
+    wire = serve(monkeypatch, reply(content, kind))
+    assert command.labels_of(connect(), "2.9") == {"gpu-images.cuda": "12.8", "gpu-images.driver": "525.60.13"}
+    assert [line for line in wire.lines if "/blobs/" in line] == [f"GET /v2/a/b/blobs/{digest.of_bytes(CONFIG)}"]
+
+
+def test_an_image_in_a_registry_is_judged_by_its_labels(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(monkeypatch, reply(MANIFEST))
+    result = run("--gpu", "H100", "--driver", "470.82", "registry.example.test/a/b:2.9")
+    assert isinstance(result.exception, RefusedError)
+    assert "  does not run  registry.example.test/a/b:2.9: driver 470.82 is too old" in result.output
+
+
+def test_a_name_with_a_registry_is_looked_up_there_even_if_it_is_a_tag_of_the_matrix(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "matrix.yaml").write_text(MATRIX.replace('registry: ""', "registry: registry.example.test"))
+    manifest, old = described({"gpu-images.cuda": "13.2", "gpu-images.driver": "580.65.06"})
+    wire = serve(monkeypatch, reply(manifest), old)
+    name = "registry.example.test/org/pt-cuda:2.9"
+    result = run("--gpu", "H100", "--driver", "570.82", name)
+    assert f"  does not run  {name}: driver 570.82 is too old: CUDA 13.2" in result.output
+    assert "GET /v2/org/pt-cuda/manifests/2.9" in wire.lines
+
+
+@pytest.mark.parametrize("name", ["org/pt-cuda:2.9", "pt-cuda:2.9.1-cu128-py311"])
+def test_a_short_tag_is_a_cell_of_the_matrix(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "matrix.yaml").write_text(MATRIX.replace('registry: ""', "registry: registry.example.test"))
+    wire = serve(monkeypatch, Reply(status=404))
+    result = run("--gpu", "H100", "--driver", "580.82", name)
+    assert result.output.splitlines()[1:] == [f"  runs          {name} (pt-2.9-cu128-py311)"]
+    assert not wire.seen
+
+
+HOSTILE = ("../../../admin?x=", "sha256:" + "7" * 63, "sha256:" + "7" * 64 + "\n", "sha512:" + "7" * 64, None, 7)
+
+
+@pytest.mark.parametrize("digest", HOSTILE)
+def test_an_invalid_digest_is_never_requested(monkeypatch: pytest.MonkeyPatch, digest: object) -> None:
+    listed = {"manifests": [{"digest": digest, "platform": {"architecture": "amd64", "os": "linux"}}]}
+    for content, kind in ((listed, "index"), ({"config": {"digest": digest, "size": 7}, "layers": []}, "manifest")):
+        wire = serve(monkeypatch, reply(json.dumps(content).encode(), kind))
+        with pytest.raises(VerifyError):
+            command.labels_of(connect(), "2.9")
+        assert wire.lines == ["GET /v2/a/b/manifests/2.9"]
+
+
+def test_bytes_that_do_not_match_their_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, reply(LISTED, "index"), CONFIG + b" ")
+    with pytest.raises(RegistryError, match="does not match its digest"):
+        command.labels_of(connect(), "2.9")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"config": {"digest": 7}}', b'{"config": []}'])
+def test_an_invalid_image_is_reported(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    serve(monkeypatch, reply(content))
+    with pytest.raises(BuilderError):
+        command.labels_of(connect(), "2.9")
+    serve(monkeypatch, Reply(status=404))
+    with pytest.raises(VerifyError, match="has no 2"):
+        command.labels_of(connect(), "2.9")

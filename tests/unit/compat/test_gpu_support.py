@@ -1,0 +1,288 @@
+"""Which images run on which GPU and driver, and the reasons against the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from builder.common.errors import UsageError
+from builder.compat import gpu_support
+from builder.compat.gpu_support import Device, ImageNeeds, Verdict
+from builder.matrix import facts
+from builder.matrix.facts import Build
+from builder.matrix.tags import ARCHITECTURES_LABEL, BUILT_FOR_LABEL, CUDA_LABEL, DRIVER_LABEL
+
+KNOWN = facts.load()
+TORCH_128 = ImageNeeds(
+    cuda="12.8", driver="525.60.13", architectures=("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
+    compiled="12.8",
+)  # fmt: skip
+TF_220 = ImageNeeds(
+    cuda="12.8", driver="525.60.13", architectures=("sm_60", "sm_70", "sm_80", "sm_89", "compute_90"), compiled="12.5.1"
+)
+TF_29 = ImageNeeds(
+    cuda="11.8", driver="450.80.02", architectures=("sm_60", "sm_70", "sm_75", "compute_80"), compiled="11.2"
+)
+CPU = ImageNeeds(cuda="cpu")
+OLD = ImageNeeds(cuda="11.8", driver="450.80.02", architectures=("sm_35", "sm_50"), compiled="11.2")
+TORCH_121 = ImageNeeds(cuda="12.1", driver="525.60.13", architectures=("sm_50", "sm_60"), compiled="12.1")
+
+
+def gpu(name: str) -> Device:
+    return gpu_support.find_gpu(name, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "capability"),
+    [
+        ("RTX 5090", "GeForce RTX 5090", "12.0"),
+        ("nvidia geforce rtx 5090", "GeForce RTX 5090", "12.0"),
+        ("rtx5090", "GeForce RTX 5090", "12.0"),
+        ("5090", "GeForce RTX 5090", "12.0"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "GeForce RTX 4090", "8.9"),
+        ("RTX 3080 Ti", "GeForce RTX 3080 Ti", "8.6"),
+        ("NVIDIA A100-SXM4-80GB", "A100", "8.0"),
+        ("NVIDIA H100 80GB HBM3", "H100", "9.0"),
+        ("H100 PCIe", "H100", "9.0"),
+        ("NVIDIA GH200 480GB", "GH200", "9.0"),
+        ("Tesla V100-SXM2-16GB", "Tesla V100", "7.0"),
+        ("V100", "Tesla V100", "7.0"),
+        ("Tesla V100S-PCIE-32GB", "Tesla V100S", "7.0"),
+        ("Tesla K80", "Tesla K80", "3.7"),
+        ("Tesla K40m", "Tesla K40m", "3.5"),
+        ("K40", "Tesla K40", "3.5"),
+        ("NVIDIA A800-SXM4-80GB", "A800", "8.0"),
+        ("NVIDIA A800 40GB Active", "A800", "8.0"),
+        ("NVIDIA H800", "H800", "9.0"),
+        ("NVIDIA GeForce RTX 4090 D", "GeForce RTX 4090 D", "8.9"),
+        ("NVIDIA GeForce GTX 1650 SUPER", "GeForce GTX 1650 SUPER", "7.5"),
+        ("GeForce GTX 1080 with Max-Q Design", "GeForce GTX 1080", "6.1"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "H100", "9.0"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", "A100", "8.0"),
+        ("NVIDIA GH200 144G HBM3e", "GH200", "9.0"),
+        ("Tesla T4", "T4", "7.5"),
+        ("A6000", "RTX A6000", "8.6"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "8.9"),
+        ("Quadro RTX 6000", "Quadro RTX 6000", "7.5"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Blackwell", "12.0"),
+        ("sm_120", "12.0", "12.0"),
+        ("12.0", "12.0", "12.0"),
+        ("SM_86", "8.6", "8.6"),
+    ],
+)
+def test_find_gpu(text: str, name: str, capability: str) -> None:
+    assert gpu_support.find_gpu(text, KNOWN) == Device(name=name, capability=capability)
+
+
+@pytest.mark.parametrize(("text", "similar"), [("RTX 6000", "RTX 6000 Ada"), ("RTX 5091", "GeForce RTX 5090")])
+def test_an_unknown_gpu_is_answered_with_similar_names(text: str, similar: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown GPU '{text}'; similar: .*{similar}"):
+        gpu_support.find_gpu(text, KNOWN)
+
+
+@pytest.mark.parametrize("text", ["", "GPU", "?"])
+def test_a_text_without_a_name(text: str) -> None:
+    with pytest.raises(UsageError, match="unknown GPU"):
+        gpu_support.find_gpu(text, KNOWN)
+
+
+def test_every_name_is_found_by_itself() -> None:
+    for capability, group in KNOWN.gpus.items():
+        for name in group.names + group.arm:
+            assert gpu(name) == gpu(f"NVIDIA {name}") == Device(name=name, capability=capability)
+
+
+ARM = "{} exists only with an ARM CPU; the image is for x86_64"
+PTX_NOTE = "PTX but no machine code for this GPU: the first start compiles it, which takes minutes"
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "image", "runs", "reasons"),
+    [
+        ("RTX 5090", "570.124.06", TORCH_128, True, ()),
+        ("RTX 5090", "570", TORCH_128, True, ()),
+        (
+            "RTX 5090", "550.54", TORCH_128, False,
+            ("driver 550.54 is too old: GeForce RTX 5090 (12.0) needs 570.26 or newer",),
+        ),
+        (
+            "A100", "470.57.02", TORCH_128, False,
+            ("driver 470.57.02 is too old: CUDA 12.8 needs 525.60.13 or newer",),
+        ),
+        ("A100", "525", TORCH_128, True, ()),
+        (
+            "RTX 5090", "450", TORCH_128, False,
+            # Of several minimum versions only the newest: it satisfies the others.
+            ("driver 450 is too old: GeForce RTX 5090 (12.0) needs 570.26 or newer",),
+        ),
+        # Machine code of sm_86 on 8.9, of sm_120 on 12.1, of sm_100 on 10.3; not of sm_70 on 6.1.
+        ("RTX 4090", "570", TORCH_128, True, ()),
+        ("12.1", "580", TORCH_128, False, (ARM.format("compute capability 12.1"),)),
+        ("GB10", "580", TORCH_128, False, (ARM.format("GB10"),)),
+        ("B300", "580", TORCH_128, True, ()),
+        (
+            "GTX 1080", "570", TORCH_128, False,
+            (
+                "neither machine code nor PTX for compute capability 6.1 (GeForce GTX 1080): "
+                "only sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120",
+            ),
+        ),
+        # PTX
+        ("RTX 5090", "570", TF_220, True, (PTX_NOTE,)),
+        ("A100", "460.32.03", TF_29, True, (PTX_NOTE,)),
+        (
+            "A100", "450.80.02", TF_29, False,
+            ("driver 450.80.02 is too old: its PTX (CUDA 11.2) needs 460.27.03 or newer",),
+        ),
+        (
+            "RTX 5090", "570", TF_29, None,
+            ("CUDA 11.8 is older than GeForce RTX 5090 (supported since CUDA 12.8): "
+             "whether its libraries run there is unknown",),
+        ),
+        (
+            "RTX 5090", "570", ImageNeeds(cuda="13.9", architectures=("compute_80",)), False,
+            ("driver 570 is too old: CUDA 13.9 needs 580.65.06 or newer",),
+        ),
+        (
+            "RTX 5090", "580", ImageNeeds(cuda="13.9", architectures=("compute_80",)), None,
+            ("the driver that its PTX (CUDA 13.9) needs is unknown",),
+        ),
+        # Branches that dropped a GPU
+        ("V100", "580.65.06", TORCH_128, True, ()),
+        (
+            "V100", "595.45.04", TORCH_128, False,
+            ("driver 595.45.04 is too new: 580 is the last branch that supports Tesla V100",),
+        ),
+        ("K80", "535.54.03", OLD, False,
+         ("driver 535.54.03 is too new: 470 is the last branch that supports Tesla K80",)),
+        ("3.5", "535.54.03", OLD, False,
+         ("driver 535.54.03 is too new: 470 is the last branch that supports compute capability 3.5",)),
+        ("K40", "470.57.02", OLD, True, ()),
+        ("5.0", "590.44.01", TORCH_121, False,
+         ("driver 590.44.01 is too new: 580 is the last branch that supports compute capability 5.0",)),
+        # A GPU or a CUDA that facts.yaml does not have
+        ("9.9", "580", TORCH_128, None, ("the drivers that support compute capability 9.9 are unknown",)),
+        ("9.9", "", TORCH_128, None, ("the drivers that support compute capability 9.9 are unknown",)),
+        ("H100", "580", ImageNeeds(cuda="99.8", architectures=("sm_90",)), None,
+         ("the oldest driver for CUDA 99.8 is unknown",)),
+        ("H100", "580", ImageNeeds(cuda="99.8", driver="570.26", architectures=("sm_90",)), True, ()),
+        # No driver given
+        ("RTX 5090", "", TORCH_128, True, ("needs driver 570.26 or newer",)),
+        ("V100", "", TORCH_128, True, ("needs driver 525.60.13 or newer",)),
+        # CPU, and unknown properties
+        ("RTX 5090", "390.12", CPU, True, ("a CPU image needs no GPU",)),
+        ("A100", "570", ImageNeeds(cuda="12.8"), None, ("the GPUs that its framework was compiled for are unknown",)),
+        ("GB10", "570", ImageNeeds(cuda=""), None, ("its labels name no CUDA version",)),
+        ("GB10", "", CPU, False, (ARM.format("GB10"),)),
+        ("A100", "570", ImageNeeds(cuda=""), None, ("its labels name no CUDA version",)),
+        (
+            "A100", "470", ImageNeeds(cuda="12.8"), False,
+            ("driver 470 is too old: CUDA 12.8 needs 525.60.13 or newer",),
+        ),
+    ],
+)  # fmt: skip
+def test_judge(name: str, driver: str, image: ImageNeeds, runs: bool | None, reasons: tuple[str, ...]) -> None:
+    assert gpu_support.judge(gpu(name), driver, image, KNOWN) == Verdict(runs=runs, reasons=reasons)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "capability", "runs"),
+    [
+        ("sm_90a", "9.0", True),
+        ("sm_100a", "10.3", False),
+        ("sm_100f", "10.3", True),
+        ("sm_103", "10.0", False),
+        ("compute_90", "12.0", True),
+        ("compute_90a", "12.0", False),
+        ("compute_120", "10.0", False),
+        ("sm_80", "9.0", False),
+    ],
+)
+def test_an_architecture(architecture: str, capability: str, runs: bool) -> None:
+    image = ImageNeeds(cuda="12.9", architectures=(architecture,))
+    assert gpu_support.judge(gpu(capability), "", image, KNOWN).runs is runs
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GH200 480GB", "GB200", "NVIDIA GB300", "GB10"])
+def test_a_gpu_with_an_arm_cpu_by_the_name_that_the_driver_reports(name: str) -> None:
+    found = gpu(name)
+    reported = Device(name=f"NVIDIA {found.name}", capability=found.capability)  # by NVML
+    for device in (found, reported):
+        verdict = gpu_support.judge(device, "580", TORCH_128, KNOWN)
+        assert verdict == Verdict(runs=False, reasons=(ARM.format(device.name),))
+
+
+@pytest.mark.parametrize("capability", ["5.3", "6.2", "7.2", "8.7", "10.1", "11.0"])
+def test_tegra(capability: str) -> None:
+    everything = ImageNeeds(cuda="12.8", driver="525.60.13", architectures=tuple(
+        f"sm_{number}" for number in (50, 60, 70, 80, 100, 110)
+    ))  # fmt: skip
+    assert gpu_support.judge(gpu(capability), "580", everything, KNOWN) == Verdict(
+        runs=False, reasons=(ARM.format(f"compute capability {capability}"),)
+    )
+
+
+@pytest.mark.parametrize("name", ["H100", "B200", "B300", "9.0", "10.0", "10.3"])
+def test_other_gpus_of_the_same_compute_capability_have_any_cpu(name: str) -> None:
+    assert gpu_support.judge(gpu(name), "580", TORCH_128, KNOWN).runs is True
+
+
+def test_a_caveat_is_shown_where_the_image_runs() -> None:
+    build = Build(cuda="12.8", architectures=["sm_90", "sm_100", "compute_120"], source="x")
+    jax, pytorch = (gpu_support.needs_of_build("12.8", build, KNOWN, framework) for framework in ("jax", "pt"))
+    verdict = gpu_support.judge(gpu("B200"), "580", jax, KNOWN)
+    assert verdict.runs is True
+    assert any("silently corrupt data" in reason for reason in verdict.reasons)
+    assert gpu_support.judge(gpu("H100"), "580", jax, KNOWN) == Verdict(runs=True)
+    assert gpu_support.judge(gpu("B200"), "580", pytorch, KNOWN) == Verdict(runs=True)
+    labels = {"gpu-images.framework": "jax", CUDA_LABEL: "12.8", ARCHITECTURES_LABEL: "sm_100"}
+    assert gpu_support.judge(gpu("B200"), "580", gpu_support.needs_of_labels(labels), KNOWN) == verdict
+
+
+def test_no_machine_code_for_a_gpu_that_is_only_a_compute_capability() -> None:
+    assert gpu_support.judge(gpu("6.1"), "", TORCH_128, KNOWN).reasons == (
+        "neither machine code nor PTX for compute capability 6.1: only " + " ".join(TORCH_128.architectures),
+    )
+    assert "compute capability 12.0 needs 570.26" in gpu_support.judge(gpu("12.0"), "550", TORCH_128, KNOWN).reasons[0]
+
+
+def test_a_gpu_of_unknown_compute_capability() -> None:
+    verdict = gpu_support.judge(Device(name="Odd"), "570", TORCH_128, KNOWN)
+    assert verdict == Verdict(runs=None, reasons=("the compute capability of Odd is unknown",))
+
+
+@pytest.mark.parametrize("driver", ["new", "570.", "57", "570.1.2.3", "\u0665\u0667\u0660"])
+def test_an_invalid_driver_version(driver: str) -> None:
+    with pytest.raises(UsageError, match="invalid driver version"):
+        gpu_support.judge(gpu("A100"), driver, TORCH_128, KNOWN)
+
+
+def test_needs_of_a_build() -> None:
+    build = Build(cuda="12.5.1", architectures=["sm_80"], source="x")
+    assert gpu_support.needs_of_build("12.8", build, KNOWN) == ImageNeeds(
+        cuda="12.8", driver="525.60.13", architectures=("sm_80",), compiled="12.5.1"
+    )
+    assert gpu_support.needs_of_build("12.8", None, KNOWN) == ImageNeeds(cuda="12.8", driver="525.60.13")
+    assert gpu_support.needs_of_build("cpu", build, KNOWN) == CPU
+
+
+def test_needs_of_labels() -> None:
+    labels = {
+        CUDA_LABEL: "12.8",
+        DRIVER_LABEL: "525.60.13",
+        ARCHITECTURES_LABEL: "sm_60 sm_70 sm_80 sm_89 compute_90",
+        BUILT_FOR_LABEL: "12.5.1",
+    }
+    assert gpu_support.needs_of_labels(labels) == TF_220
+    assert gpu_support.needs_of_labels({}) == ImageNeeds(cuda="")
+    assert gpu_support.needs_of_labels({CUDA_LABEL: "cpu"}) == CPU
+
+
+def test_labels_of_an_unexpected_form_are_ignored() -> None:
+    labels = {
+        CUDA_LABEL: "12.8",
+        DRIVER_LABEL: "\x1b[2J525",
+        ARCHITECTURES_LABEL: "sm_ all sm_80\u0660",
+        BUILT_FOR_LABEL: "latest",
+    }
+    assert gpu_support.needs_of_labels(labels) == ImageNeeds(cuda="12.8")
+    assert gpu_support.needs_of_labels({CUDA_LABEL: "12"}) == ImageNeeds(cuda="")

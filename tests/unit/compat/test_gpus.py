@@ -1,0 +1,243 @@
+"""GPUs: none is a normal state; each is leased to one image at a time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builder.compat import gpus
+from builder.compat.gpus import NEEDED, Gpu, Pool
+from builder.engine.client import Engine
+
+GB = 10**9
+
+
+class Library:
+    """Stands in for pynvml."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, names: list[str] | None) -> None:
+        self.names = names
+        self.is_open = False
+
+    def nvmlInit(self) -> None:  # noqa: N802  pynvml's name, as those below
+        if self.names is None:
+            raise self.NVMLError
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.is_open = False
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.names or ())
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return (self.names or [])[handle]
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        if (self.names or [])[handle] == "GB10":
+            raise self.NVMLError
+        return SimpleNamespace(total=80, free=70)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        if (self.names or [])[handle] == "A":
+            raise self.NVMLError
+        return 12, 0
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "570.1"
+
+
+@pytest.mark.parametrize(
+    ("names", "driver", "expected"),
+    [
+        (None, "", ()),
+        ([], "570.1", ()),
+        (
+            ["H", "A"],
+            "570.1",
+            (
+                Gpu(name="H", capability="12.0", memory=80, free=70, index=0, uuid="GPU-0"),
+                Gpu(name="A", capability="", memory=80, free=70, index=1, uuid="GPU-1"),
+            ),
+        ),
+        (["GB10"], "570.1", (Gpu(name="GB10", capability="12.0", memory=0, index=0, uuid="GPU-0"),)),
+    ],
+    ids=["no driver", "no GPU", "two", "no memory of its own"],
+)
+def test_read(monkeypatch: pytest.MonkeyPatch, names: list[str] | None, driver: str, expected: tuple[Gpu, ...]) -> None:
+    library = Library(names)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert gpus.read() == (driver, expected)
+    assert not library.is_open
+
+
+class Machine:
+    """GPUs with these free bytes."""
+
+    def __init__(self, *free: int, driver: str = "570.1") -> None:
+        self.driver = driver
+        self.free = list(free)
+
+    def __call__(self) -> tuple[str, tuple[Gpu, ...]]:
+        gpus = tuple(
+            Gpu(name=f"H{index}", capability="9.0", memory=80 * GB, free=free, index=index)
+            for index, free in enumerate(self.free)
+        )
+        return self.driver, gpus
+
+
+def pool(machine: Machine, images: int = 1) -> Pool:
+    return Pool(images, probe=machine, poll=0.001)
+
+
+def indexes(gpus: tuple[Gpu, ...]) -> list[int]:
+    return [gpu.index for gpu in gpus]
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [
+        (Machine(driver=""), "no NVIDIA driver on this machine"),
+        (Machine(), "driver 570.1 has no GPU"),
+        (Machine(NEEDED - 1, 0), "no GPU has 8 GB free: H0 has 8.0 GB free, H1 has 0.0 GB free"),
+        (Machine(0, NEEDED), ""),
+    ],
+    ids=["no driver", "no GPU", "all busy", "one with room"],
+)
+def test_why_not(machine: Machine, reason: str) -> None:
+    leases = pool(machine)
+    assert leases.why_not() == reason
+    with leases.lease() as leased:
+        assert bool(leased) is not bool(reason)
+
+
+def test_a_gpu_of_unknown_memory_has_room() -> None:
+    assert Gpu(name="GB10", memory=0).has_room
+
+
+def test_a_single_image_gets_every_gpu_with_room_most_free_memory_first() -> None:
+    with pool(Machine(20 * GB, 1 * GB, 80 * GB)).lease() as leased:
+        assert indexes(leased) == [2, 0]
+
+
+def test_concurrent_images_share_the_gpus() -> None:
+    machine = Machine(*[80 * GB] * 5)
+    leases = pool(machine, images=2)
+    with leases.lease() as first, leases.lease() as second:
+        assert (len(first), len(second)) == (2, 2)
+        assert not set(indexes(first)) & set(indexes(second))
+
+
+def test_more_images_than_gpus_wait_and_none_shares_a_gpu() -> None:
+    leases = pool(Machine(80 * GB, 80 * GB), images=8)
+    in_use: set[int] = set()
+    seen: list[int] = []
+    lock = threading.Lock()
+
+    def test_one() -> None:
+        with leases.lease() as leased:
+            [index] = indexes(leased)
+            with lock:
+                assert index not in in_use
+                in_use.add(index)
+                seen.append(index)
+            threading.Event().wait(0.002)
+            with lock:
+                in_use.remove(index)
+
+    threads = [threading.Thread(target=test_one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(seen) == 8
+    assert set(seen) == {0, 1}
+
+
+def test_a_gpu_is_returned_after_a_failure() -> None:
+    leases = pool(Machine(80 * GB))
+    with pytest.raises(ZeroDivisionError), leases.lease():
+        raise ZeroDivisionError
+    with leases.lease() as leased:
+        assert indexes(leased) == [0]
+
+
+def test_a_gpu_that_this_run_uses_is_not_reported_as_busy() -> None:
+    machine = Machine(80 * GB)
+    leases = pool(machine, images=2)
+    with leases.lease():
+        machine.free = [0]
+        assert leases.why_not() == ""
+
+
+def test_a_lease_waits_for_memory_that_is_freed_late() -> None:
+    machine = Machine(80 * GB)
+    probes = 0
+
+    def probe() -> tuple[str, tuple[Gpu, ...]]:
+        nonlocal probes
+        probes += 1
+        machine.free = [0] if probes in (2, 3, 4) else [80 * GB]
+        return machine()
+
+    leases = Pool(1, probe=probe, poll=0.001)
+    with leases.lease():
+        pass
+    with leases.lease() as leased:
+        assert indexes(leased) == [0]
+    assert probes == 5
+
+
+def test_a_gpu_that_stays_busy_is_not_waited_for() -> None:
+    machine = Machine(80 * GB)
+    leases = pool(machine)
+    with leases.lease():
+        machine.free = [0]
+    with leases.lease() as leased:
+        assert leased == ()
+
+
+def test_only_gpus_that_fit_are_leased() -> None:
+    with pool(Machine(80 * GB, 80 * GB)).lease(fits=lambda gpu: gpu.index == 1) as leased:
+        assert indexes(leased) == [1]
+
+
+def test_a_stopped_test_does_not_wait() -> None:
+    leases = pool(Machine(80 * GB), images=2)
+    with leases.lease(), leases.lease(stopped=lambda: True) as leased:
+        assert leased == ()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ((), None),
+        (False, None),
+        (True, {"Count": -1, "DeviceIDs": []}),
+        (["GPU-1", "GPU-3"], {"Count": 0, "DeviceIDs": ["GPU-1", "GPU-3"]}),
+    ],
+    ids=["none", "not", "all", "two"],
+)
+def test_a_container_gets_only_the_leased_gpus(gpus: Any, expected: dict[str, Any] | None) -> None:
+    options: dict[str, Any] = {}
+    client: Any = SimpleNamespace(containers=SimpleNamespace(run=lambda *_, **given: options.update(given)))
+    Engine(client).start("sha256:1", checkout="/checkout", gpus=gpus)
+    if expected is None:
+        assert options["device_requests"] is None
+    else:
+        [request] = options["device_requests"]
+        assert {key: request[key] for key in expected} == expected
+        assert request["Capabilities"] == [["gpu"]]

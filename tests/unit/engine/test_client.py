@@ -1,0 +1,399 @@
+"""The engine's interface with a fake docker-py: errors, and errors in streams."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+import docker
+import pytest
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from urllib3.exceptions import ProtocolError
+
+from builder.common.errors import BuildError, DiskError, EngineError, NoEngineError
+from builder.common.reference import ImageRef
+from builder.engine.client import Engine
+from builder.engine.errors import explain
+
+REFERENCE = f"host.example.test/a:t@sha256:{'0' * 64}"
+
+
+def api_error(status: int, message: str) -> APIError:
+    response = requests.Response()
+    response.status_code = status
+    return APIError("x", response=response, explanation=message)
+
+
+def raising(error: BaseException) -> Any:
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
+def engine(**api: Any) -> Engine:
+    """An engine whose API has only these calls."""
+    client: Any = SimpleNamespace(
+        api=SimpleNamespace(**api), images=SimpleNamespace(**api), containers=SimpleNamespace(**api)
+    )
+    return Engine(client)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message", "hint"),
+    [
+        (
+            api_error(500, "write: no space left on device"),
+            DiskError,
+            "the disk of Docker Engine is full",
+            "builder clean",
+        ),
+        (api_error(409, "conflict"), EngineError, "doing: conflict", ""),
+        (
+            requests.ConnectionError("refused\nmore"),
+            EngineError,
+            "does not answer: refused",
+            "run the same",
+        ),
+        (DockerException("bad"), EngineError, "does not answer: bad", "run the same"),
+        (ConnectionResetError(), EngineError, "ConnectionResetError", "run the same"),
+    ],
+)
+def test_explain(error: Exception, kind: type[Exception], message: str, hint: str) -> None:
+    explained = explain("doing", error)
+    assert type(explained) is kind
+    assert message in str(explained)
+    assert hint in explained.hint
+    assert "\n" not in str(explained)
+
+
+def test_no_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "from_env", raising(DockerException("no socket")))
+    monkeypatch.setenv("DOCKER_HOST", "tcp://build.example.test:1")
+    with pytest.raises(EngineError, match=r"no Docker Engine answers at tcp://build.example.test:1") as caught:
+        Engine.connect()
+    assert "builder engine" in caught.value.hint
+
+
+def test_a_socket_that_this_user_may_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This was reported as a missing engine, with an offer to install one."""
+
+    def refuse() -> None:
+        try:
+            raise requests.ConnectionError(ProtocolError("Connection aborted.", PermissionError(13, "denied")))
+        except requests.ConnectionError as error:
+            raise DockerException("Error while fetching server API version") from error
+
+    monkeypatch.setattr(docker, "from_env", lambda **_: refuse())
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    with pytest.raises(EngineError, match=r"no permission to use Docker's socket /var/run/docker\.sock") as caught:
+        Engine.connect()
+    assert not isinstance(caught.value, NoEngineError), "it would be installed"
+    assert "usermod -aG docker" in caught.value.hint
+    assert "Rootless" in caught.value.hint
+
+
+def test_pull_names_the_digest() -> None:
+    arguments: list[object] = []
+
+    def pull(name: str, tag: str, **_: object) -> list[dict[str, str]]:
+        arguments.extend((name, tag))
+        return [{"status": "ok"}]
+
+    engine(pull=pull).pull(REFERENCE)
+    assert arguments == ["host.example.test/a", "sha256:" + "0" * 64]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"), [("manifest unknown", EngineError), ("write: no space left on device", DiskError)]
+)
+def test_an_error_in_the_stream_of_a_pull(message: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=f"pulling {REFERENCE}"):
+        engine(pull=lambda *_, **__: [{"status": "x"}, {"error": message}]).pull(REFERENCE)
+
+
+class Pull:
+    """Fakes the call and the response of `pull_local`."""
+
+    def __init__(self, *messages: dict[str, str]) -> None:
+        self.messages = messages
+        self.asked: list[tuple[str, object, object]] = []
+        self.is_closed = False
+        self.timeout: float | None = None
+
+    def engine(self) -> Engine:
+        return engine(
+            _url=str,
+            _post=self._post,
+            _raise_for_status=lambda _: None,
+            _stream_helper=lambda *_, **__: iter(self.messages),
+            _get_raw_response_socket=lambda response: response,
+        )
+
+    def _post(self, url: str, *, params: object, timeout: object, **_: object) -> Pull:
+        self.asked.append((url, params, timeout))
+        return self
+
+    def settimeout(self, seconds: float) -> None:
+        self.timeout = seconds
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_local_pull_names_the_digest_and_has_a_short_time_limit_until_it_starts() -> None:
+    """The engine may take long over a large layer, but not to reach this machine."""
+    pull = Pull({"status": "a"}, {"status": "b"})
+    fed: list[Mapping[str, Any]] = []
+    pull.engine().pull_local(f"127.0.0.1:80/a/image@sha256:{'0' * 64}", fed.append)
+    parameters = {"fromImage": "127.0.0.1:80/a/image", "tag": "sha256:" + "0" * 64}
+    assert pull.asked == [("/images/create", parameters, 30)]
+    assert pull.timeout == 3600
+    assert fed == [{"status": "a"}, {"status": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"), [("connection refused", EngineError), ("write: no space left on device", DiskError)]
+)
+def test_an_error_in_the_stream_of_a_local_pull(message: str, kind: type[Exception]) -> None:
+    pull = Pull({"status": "x"}, {"error": message})
+    with pytest.raises(kind, match="pulling an image from the store"):
+        pull.engine().pull_local(f"127.0.0.1:80/a/image@sha256:{'0' * 64}", lambda _: None)
+    assert pull.is_closed
+
+
+def test_a_local_pull_is_cancelled() -> None:
+    """The engine stops when the connection is closed."""
+    pull = Pull({"status": "x"})
+    with pytest.raises(KeyboardInterrupt):
+        pull.engine().pull_local(f"127.0.0.1:80/a/image@sha256:{'0' * 64}", raising(KeyboardInterrupt()))
+    assert pull.is_closed
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [('{"error": "bad tar"}', EngineError), ('{"status": "x"}\n{"error": "no space left on device"}', DiskError)],
+)
+def test_an_error_in_the_response_to_an_import(tmp_path: Path, answer: str, kind: type[Exception]) -> None:
+    (tmp_path / "t").write_bytes(b"")
+    with pytest.raises(kind, match="importing a:t"):
+        engine(import_image_from_data=lambda *_, **__: answer).import_tar(tmp_path / "t", ImageRef.parse("a:t"))
+
+
+def test_import_returns_the_id(tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(b"")
+    answer = '{"status": "..."}\n\n{"status": "sha256:1"}\n'
+    fake = engine(import_image_from_data=lambda *_, **__: answer)
+    assert fake.import_tar(tmp_path / "t", ImageRef.parse("a:t")) == "sha256:1"
+
+
+def test_an_absent_image_is_none() -> None:
+    assert engine(inspect_image=raising(ImageNotFound("x"))).image("a") is None
+    with pytest.raises(EngineError, match="looking for image a"):
+        engine(inspect_image=raising(requests.ConnectionError("x"))).image("a")
+
+
+def attributes(name: str, created: str) -> dict[str, Any]:
+    return {"Id": name, "Config": {"Labels": None}, "RepoTags": None, "Size": 1, "Created": created}
+
+
+def inspect(known: Mapping[str, Any]) -> Any:
+    def inspect_image(name: str) -> Any:
+        if name not in known:
+            raise ImageNotFound("x")
+        return known[name]
+
+    return inspect_image
+
+
+def test_images_newest_first_without_removed_ones() -> None:
+    known = {"a": attributes("a", "2026-01-01"), "b": attributes("b", "2026-02-01")}
+    ids = [{"Id": name} for name in ("a", "removed", "b")]
+    images = engine(images=lambda **_: ids, inspect_image=inspect(known)).images("label")
+    assert [image.id for image in images] == ["b", "a"]
+    assert (images[0].labels, images[0].tags) == ({}, ())
+
+
+@pytest.mark.parametrize(("status", "removed"), [(409, False), (404, True)])
+def test_removing_what_is_in_use_or_gone(status: int, removed: bool) -> None:
+    assert engine(remove_image=raising(api_error(status, "x"))).remove_image("a") is removed
+
+
+def test_removing_fails_otherwise() -> None:
+    with pytest.raises(EngineError, match="removing a: broken"):
+        engine(remove_image=raising(api_error(500, "broken"))).remove_image("a")
+
+
+def test_sweep_skips_what_is_removed_or_in_use() -> None:
+    removed: list[str] = []
+    filters: list[object] = []
+
+    def remove(name: str) -> None:
+        if name != "free":
+            raise api_error({"used": 409, "gone": 404}[name], "x")
+        removed.append(name)
+
+    def images(**options: object) -> list[dict[str, str]]:
+        filters.append(options["filters"])
+        return [{"Id": name} for name in ("gone", "used", "free")]
+
+    gone = SimpleNamespace(remove=raising(NotFound("x")))
+    there = SimpleNamespace(remove=lambda **_: removed.append("there"))
+    fake = engine(
+        list=lambda **_: [gone, there],
+        images=images,
+        inspect_image=lambda name: attributes(name, "2026"),
+        remove_image=remove,
+    )
+    assert fake.sweep("/checkout") == 2
+    assert removed == ["there", "free"]
+    assert filters == [{"label": "gpu-images.run=/checkout"}]
+
+
+class Answer:
+    """Fakes the calls for which docker-py has no method."""
+
+    def __init__(self, *messages: dict[str, str]) -> None:
+        self.messages = messages
+        self.posted: list[tuple[str, bytes, dict[str, object]]] = []
+
+    def engine(self) -> Engine:
+        return engine(
+            _url=str, _post=self._post, _raise_for_status=lambda _: None, _stream_helper=lambda *_, **__: self.messages
+        )
+
+    def _post(self, url: str, *, data: Iterable[bytes], params: dict[str, object], **_: object) -> None:
+        self.posted.append((url, b"".join(data), params))
+
+
+def test_load_sends_the_archive() -> None:
+    answer = Answer({"stream": "Loaded image ID: sha256:1"})
+    answer.engine().load(iter([b"ar", b"chive"]))
+    assert answer.posted == [("/images/load", b"archive", {"quiet": True})]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"), [("layer does not exist", EngineError), ("write: no space left on device", DiskError)]
+)
+def test_an_error_in_the_response_to_a_load(message: str, kind: type[Exception]) -> None:
+    """After status 200."""
+    with pytest.raises(kind, match=r"^loading: "):
+        Answer({"status": "x"}, {"error": message}).engine().load([b""])
+
+
+def test_an_engine_that_stops_during_a_load() -> None:
+    fake = engine(_url=str, _post=raising(requests.ConnectionError("broken pipe")))
+    with pytest.raises(EngineError, match="loading: Docker Engine does not answer: broken pipe"):
+        fake.load([b""])
+
+
+def test_chains_of_every_image_once() -> None:
+    known = {"a": {"RootFS": {"Layers": ["1", "2"]}}, "b": {"RootFS": None}}
+    ids = [{"Id": name} for name in ("a", "a", "removed", "b")]
+    assert engine(images=lambda **_: ids, inspect_image=inspect(known)).chains() == {("1", "2"), ()}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layers"),
+    [
+        ([3, 0, 2], {("1",): 2, ("1", "2"): 3}),  # an empty line of history
+        ([0, 2], {("1",): 2, ("1", "2"): 0}),  # an empty layer
+        ([5], {("1",): 0, ("1", "2"): 7}),  # no match: all bytes are those of the top layer
+    ],
+)
+def test_sizes_of_layers_by_history(sizes: list[int], layers: dict[tuple[str, ...], int]) -> None:
+    calls = {
+        "images": lambda **_: [{"Id": "a"}],
+        "inspect_image": inspect({"a": {"RootFS": {"Layers": ["1", "2"]}, "Size": 7}}),
+        "history": lambda _: [{"Size": size} for size in sizes],
+    }
+    assert engine(**calls).layers() == {"a": layers}
+
+
+def test_save_writes_the_archive() -> None:
+    out = io.BytesIO()
+    engine(get_image=lambda *_, **__: iter([b"ar", b"chive"])).save("sha256:1", out)
+    assert out.getvalue() == b"archive"
+    with pytest.raises(EngineError, match="saving sha256:1"):
+        engine(get_image=raising(requests.ConnectionError("x"))).save("sha256:1", out)
+
+
+class FakeContainer:
+    """Runs nothing; `status` is the exit status of its command."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.calls: list[str] = []
+
+    def create(self, image: str, command: list[str], **options: Any) -> FakeContainer:
+        self.calls.append(f"create {image} {' '.join(command)}")
+        self.options = options
+        return self
+
+    def put_archive(self, path: str, files: BinaryIO) -> None:
+        self.calls.append(f"put {path} {files.read().decode()}")
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def wait(self, **_: object) -> dict[str, int]:
+        return {"StatusCode": self.status}
+
+    def logs(self, **_: object) -> bytes:
+        return b"SyntaxError: \xff"
+
+    def get_archive(self, path: str, **_: object) -> tuple[Iterable[bytes], dict[str, object]]:
+        return iter([b"re", b"sult"]), {}
+
+    def remove(self, **options: object) -> None:
+        self.calls.append(f"remove {options}")
+
+    def transform(self, out: BinaryIO) -> None:
+        engine(create=self.create).transform(
+            "sha256:1", checkout="/checkout", command=["py", "x"], files=io.BytesIO(b"tar"), result="/tmp/r", out=out
+        )
+
+
+def test_transform_copies_files_in_and_the_result_out() -> None:
+    container, out = FakeContainer(), io.BytesIO()
+    container.transform(out)
+    assert out.getvalue() == b"result"
+    assert container.calls == ["create sha256:1 py x", "put / tar", "start", "remove {'force': True, 'v': True}"]
+    assert container.options["network_mode"] == "none"
+    assert container.options["labels"] == {"gpu-images.run": "/checkout"}
+
+
+def test_a_failed_transform_reports_the_output_and_leaves_no_container() -> None:
+    container, out = FakeContainer(status=3), io.BytesIO()
+    with pytest.raises(BuildError, match=r"^py x ended with status 3\nSyntaxError: \ufffd$"):
+        container.transform(out)
+    assert out.getvalue() == b""
+    assert container.calls[-1].startswith("remove")
+
+
+@pytest.mark.parametrize(
+    ("info", "host", "store", "is_local"),
+    [
+        ({}, "", "overlay2", True),
+        ({"DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]}, "", "containerd", True),
+        ({"DockerRootDir": "/absent/root"}, "", "overlay2", False),
+        ({}, "tcp://build.example.test:1", "overlay2", False),
+        ({}, "unix:///run/other.sock", "overlay2", True),
+    ],
+)
+def test_info(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], host: str, store: str, is_local: bool
+) -> None:
+    if host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+    answer = {
+        "Driver": "overlay2", "DockerRootDir": str(tmp_path), "Runtimes": {"runc": {}, "nvidia": {}},
+        "Architecture": "x86_64", "NCPU": 4, "MemTotal": 1, **info,
+    }  # fmt: skip
+    client: Any = SimpleNamespace(info=lambda: answer, version=lambda: {"Version": "26.1.5", "ApiVersion": "1.45"})
+    parsed = Engine(client).info()
+    assert (parsed.store, parsed.is_local, parsed.buildkit, parsed.has_nvidia) == (store, is_local, True, True)

@@ -1,0 +1,238 @@
+"""The endpoint that an engine pulls from: what it serves, to whom, and for how long."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPResponse
+
+import pytest
+
+from builder.common import digest
+from builder.engine import endpoint as endpoints
+from builder.engine.endpoint import Content, Endpoint
+from builder.layers import blobs
+from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE
+from builder.layers.store import Store
+from tests.fakes.engine import Loopback
+
+MANIFEST = b'{"layers":[]}'
+PLAIN = random.Random(1).randbytes(1000) + bytes(3_000_000)
+MEMBERS = b"".join(gzip.compress(PLAIN[at : at + 100_000], mtime=0) for at in range(0, len(PLAIN), 100_000))
+OTHER = "sha256:" + "0" * 64
+
+
+@dataclass
+class Served:
+    """An endpoint with a manifest, a layer as it is in the store, and the same layer inflated."""
+
+    endpoint: Endpoint
+    store: Store
+    packed: str
+
+    def ask(self, kind: str, of: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
+        """The answer for a manifest or blob of the image."""
+        name = self.endpoint.reference(of).partition("/")[2].partition("@")[0]
+        return self.request(f"/v2/{name}/{kind}/{of}", method, **headers)
+
+    def request(self, path: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
+        with closing(self.connection()) as connection:
+            connection.request(method, path, headers=headers)
+            response = connection.getresponse()
+            return response, response.read()
+
+    def connection(self) -> Loopback:
+        return Loopback(f"127.0.0.1:{self.endpoint.port}", timeout=20)
+
+
+PLAIN_DIGEST, MANIFEST_DIGEST = digest.of_bytes(PLAIN), digest.of_bytes(MANIFEST)
+
+
+@pytest.fixture
+def served(store: Store) -> Iterator[Served]:
+    packed = store.put(MEMBERS, LAYER_TYPE)
+    contents = {
+        MANIFEST_DIGEST: Content.of(MANIFEST, MANIFEST_TYPE),
+        packed.digest: Content(media_type=LAYER_TYPE, size=packed.size, read=partial(store.chunks, packed.digest)),
+        PLAIN_DIGEST: Content(
+            media_type=PLAIN_LAYER_TYPE, size=len(PLAIN), read=partial(store.inflated, packed.digest)
+        ),
+    }
+    with Endpoint(contents) as endpoint:
+        yield Served(endpoint, store, packed.digest)
+
+
+def test_a_manifest_and_a_layer_as_stored(served: Served) -> None:
+    response, body = served.ask("manifests", MANIFEST_DIGEST)
+    assert (response.status, body) == (200, MANIFEST)
+    assert response.headers["Content-Type"] == MANIFEST_TYPE
+    assert response.headers["Docker-Content-Digest"] == MANIFEST_DIGEST
+    assert not served.endpoint.is_used, "an engine has the image only when it has its blobs"
+    response, body = served.ask("blobs", served.packed)
+    assert (response.status, body) == (200, MEMBERS)
+    assert response.headers["Content-Type"] == LAYER_TYPE
+    assert served.endpoint.is_used
+
+
+def test_a_layer_of_many_members_inflated(served: Served) -> None:
+    response, body = served.ask("blobs", PLAIN_DIGEST)
+    assert response.status == 200
+    assert int(response.headers["Content-Length"]) == len(PLAIN)
+    assert digest.of_bytes(body) == PLAIN_DIGEST
+    assert not served.endpoint.is_broken
+
+
+def test_several_requests_on_one_connection(served: Served) -> None:
+    with closing(served.connection()) as connection:
+        for _ in range(3):
+            connection.request("GET", "/v2/")
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (200, b"")
+            assert response.headers["Docker-Distribution-Api-Version"] == "registry/2.0"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_nothing_is_served_without_the_secret(served: Served, method: str) -> None:
+    name = served.endpoint.reference(PLAIN_DIGEST).split("/")[1]
+    paths = [
+        f"/v2/image/blobs/{PLAIN_DIGEST}",
+        f"/v2//image/blobs/{PLAIN_DIGEST}",
+        f"/v2/{'0' * len(name)}/image/blobs/{PLAIN_DIGEST}",
+        f"/v2/{name[:-1]}/image/blobs/{PLAIN_DIGEST}",
+        f"/v2/{name}0/image/blobs/{PLAIN_DIGEST}",
+        "/v2/_catalog",
+        "/",
+    ]
+    for path in paths:
+        response, body = served.request(path, method)
+        assert (response.status, body) == (404, b""), path
+        assert set(response.headers) <= {"Content-Length", "Connection"}
+    assert not served.endpoint.is_used
+
+
+def test_nothing_else_of_the_store_is_served(served: Served) -> None:
+    other = served.store.put(b"of another image", LAYER_TYPE)
+    for of in (other.digest, OTHER):
+        response, body = served.ask("blobs", of)
+        assert (response.status, body) == (404, b"")
+    name = served.endpoint.reference(OTHER).split("/")[1]
+    for end in (
+        "tags/list",
+        "blobs/../../index.json",
+        "manifests/latest",
+        f"blobs/{PLAIN_DIGEST}?x=1",
+        "blobs/uploads/",
+    ):
+        response, body = served.request(f"/v2/{name}/image/{end}")
+        assert (response.status, body) == (404, b""), end
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "PATCH", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed(served: Served, method: str) -> None:
+    response, body = served.ask("blobs", served.packed, method)
+    assert (response.status, body) == (405, b"")
+    assert response.headers["Allow"] == "GET, HEAD"
+    assert served.store.matches(served.packed)
+
+
+def test_head_has_the_headers_only(served: Served) -> None:
+    response, body = served.ask("blobs", PLAIN_DIGEST, "HEAD")
+    assert (response.status, body) == (200, b"")
+    assert int(response.headers["Content-Length"]) == len(PLAIN)
+    assert response.headers["Docker-Content-Digest"] == PLAIN_DIGEST
+
+
+@pytest.mark.parametrize(
+    ("wanted", "part"),
+    [("bytes=0-", slice(0, None)), ("bytes=100500-", slice(100_500, None)), ("bytes=7-9", slice(7, 10)),
+     ("bytes=3000990-9999999", slice(3_000_990, None))],
+)  # fmt: skip
+def test_a_download_is_resumed(served: Served, wanted: str, part: slice) -> None:
+    response, body = served.ask("blobs", PLAIN_DIGEST, Range=wanted)
+    assert (response.status, body) == (206, PLAIN[part])
+    start, end, _ = part.indices(len(PLAIN))
+    assert response.headers["Content-Range"] == f"bytes {start}-{end - 1}/{len(PLAIN)}"
+
+
+def test_a_range_beyond_the_end(served: Served) -> None:
+    response, body = served.ask("blobs", PLAIN_DIGEST, Range=f"bytes={len(PLAIN)}-")
+    assert (response.status, body) == (416, b"")
+    assert response.headers["Content-Range"] == f"bytes */{len(PLAIN)}"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])
+def test_a_damaged_layer_is_cut_off(served: Served, damage: str) -> None:
+    path = served.store.path(served.packed)
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(MEMBERS[:-50] if damage == "truncated" else MEMBERS[:1000] + b"\0" * 9 + MEMBERS[1009:])
+    with pytest.raises(http.client.IncompleteRead):
+        served.ask("blobs", PLAIN_DIGEST)
+    assert served.endpoint.is_broken
+
+
+def test_engines_try_tls_first(served: Served) -> None:
+    """They fall back to HTTP only for an answer in HTTP."""
+    with closing(served.connection()) as connection:
+        connection.connect()
+        connection.sock.sendall(bytes([0x16, 3, 1, 0, 200]) + bytes(200))
+        answer = connection.sock.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_an_invalid_request_gets_no_text(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    with closing(served.connection()) as connection:
+        connection.connect()
+        connection.sock.sendall(b"GET /a b c d HTTP/1.1\r\n\r\n")
+        answer = connection.sock.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.endswith(b"\r\n\r\n")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_client_that_hangs_up_is_no_fault(
+    served: Served, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "PLAIN_CHUNK", 1000)
+    with closing(served.connection()) as connection:
+        name = served.endpoint.reference(PLAIN_DIGEST).split("/")[1]
+        connection.request("GET", f"/v2/{name}/image/blobs/{PLAIN_DIGEST}")
+        connection.getresponse().read(10)
+    response, _ = served.request("/v2/")
+    assert response.status == 200
+    assert not served.endpoint.is_broken
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_is_served_afterwards(store: Store) -> None:
+    """Neither on a new connection, nor on one that is open."""
+    with Endpoint({}) as endpoint:
+        served = Served(endpoint, store, OTHER)
+        open_ = served.connection()
+        open_.request("GET", "/v2/")
+        assert open_.getresponse().read() == b""
+    with closing(open_), pytest.raises(ConnectionRefusedError):
+        served.request("/v2/")
+    assert open_.sock is None or open_.sock.fileno() == -1 or open_.sock.recv(1) == b""
+
+
+def test_each_endpoint_has_a_secret_of_its_own() -> None:
+    names = set()
+    for _ in range(2):
+        with Endpoint({}) as endpoint:
+            names.add(endpoint.reference(OTHER).split("/")[1])
+    assert len(names) == 2
+    assert all(len(name) == 32 for name in names)
+
+
+def test_only_this_machine_reaches_it() -> None:
+    with Endpoint({}) as endpoint:
+        assert endpoint.reference(OTHER).startswith(f"127.0.0.1:{endpoint.port}/")
+        assert endpoint._server.server_address[0] == "127.0.0.1"
+    assert endpoints.SILENCE_S > 60, "an engine reads nothing while its disk is busy"

@@ -1,0 +1,351 @@
+"""Loading: the engine pulls from this process, or gets an archive that both kinds of engine read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builder.common import digest
+from builder.common.errors import DamagedError, DiskError, EngineError, NoEngineError
+from builder.engine import load
+from builder.engine.client import RUN_LABEL, EngineInfo
+from builder.engine.endpoint import Content, Endpoint
+from builder.engine.load import Loader
+from builder.layers import oci
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
+from builder.layers.oci import Image, Layer
+from builder.layers.store import Store
+from builder.plan.settings import Settings
+from tests.fakes.engine import INFO, FakeEngine
+
+KINDS = ("overlay2", "containerd")
+CHECKOUT = "/checkout"
+LAYERS = (b"one", b"f" * tarfile.BLOCKSIZE, b"two" * 1000, b"three" * 100_000)
+
+
+def put_image(store: Store, *contents: bytes) -> Image:
+    """Stores an image with these layers."""
+    layers = []
+    for number, content in enumerate(contents):
+        blob = store.put(gzip.compress(content, mtime=0), LAYER_TYPE)
+        layers.append(
+            Layer(
+                digest=blob.digest,
+                diff_id=digest.of_bytes(content),
+                size=blob.size,
+                created_by=f"layer {number}",
+                unpacked=len(content),
+            )
+        )
+    settings = Settings(env={}, ports=(), command=("x",), labels={"a": "1"})
+    config = store.put(oci.config(settings, layers, created="2026-01-01T00:00:00Z", labels={}), CONFIG_TYPE)
+    manifest = store.put(oci.manifest(config, layers), MANIFEST_TYPE)
+    return Image(config=config, manifest=manifest, layers=tuple(layers), labels={"a": "1"})
+
+
+def engine_of(kind: str, *, is_remote: bool = False) -> FakeEngine:
+    return FakeEngine(info=replace(INFO, store=kind), is_remote=is_remote)
+
+
+def load_image(engine: FakeEngine, store: Store, image: Image, progress: Callable[[int], None] = lambda _: None) -> str:
+    return Loader(engine, store, CHECKOUT, print).load(image, progress)
+
+
+def path(of: str) -> str:
+    return of.replace("sha256:", "blobs/sha256/")
+
+
+def archived(store: Store, image: Image, *, has_layers: bool = True) -> dict[str, bytes]:
+    """Name -> content of the archive."""
+    data = b"".join(load.archive(store, image, has_layers=has_layers))
+    assert len(data) % tarfile.BLOCKSIZE == 0
+    assert data.endswith(bytes(2 * tarfile.BLOCKSIZE))
+    files: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar:
+            content = tar.extractfile(member)
+            assert content is not None
+            assert member.name not in files
+            files[member.name] = content.read()
+    return files
+
+
+# ---- the archive
+
+
+def test_an_archive_has_both_formats(store: Store) -> None:
+    image = put_image(store, *LAYERS)
+    files = archived(store, image)
+    assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
+    assert json.loads(files["index.json"]) == {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [image.manifest.as_data()],
+    }
+    assert json.loads(files["manifest.json"]) == [
+        {
+            "Config": path(image.config.digest),
+            "RepoTags": None,
+            "Layers": [path(layer.digest) for layer in image.layers],
+        }
+    ]
+    blobs = {name: content for name, content in files.items() if name.startswith("blobs/")}
+    assert [path(digest.of_bytes(content)) for content in blobs.values()] == list(blobs)
+    assert [gzip.decompress(blobs[path(layer.digest)]) for layer in image.layers] == list(LAYERS)
+    assert len(blobs) == len(LAYERS) + 2
+
+
+def test_an_archive_without_layers_names_them(store: Store) -> None:
+    image = put_image(store, *LAYERS)
+    files = archived(store, image, has_layers=False)
+    assert {name for name in files if name.startswith("blobs/")} == {
+        path(image.manifest.digest), path(image.config.digest),
+    }  # fmt: skip
+    assert json.loads(files["manifest.json"])[0]["Layers"] == [path(layer.digest) for layer in image.layers]
+
+
+def test_a_layer_that_an_image_has_twice_is_sent_once(store: Store) -> None:
+    image = put_image(store, b"same", b"other", b"same")
+    files = archived(store, image)
+    assert len([name for name in files if name.startswith("blobs/")]) == 4
+    assert len(json.loads(files["manifest.json"])[0]["Layers"]) == 3
+
+
+# ---- what the engine has afterwards
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_image_is_loaded_without_a_name(store: Store, kind: str, is_remote: bool) -> None:
+    """Its id is the digest of the configuration for overlay2, of the manifest for containerd."""
+    image = put_image(store, *LAYERS)
+    engine = engine_of(kind, is_remote=is_remote)
+    image_id = load_image(engine, store, image)
+    assert image_id == {"overlay2": image.config.digest, "containerd": image.manifest.digest}[kind]
+    assert image_id == image.image_id(kind)
+    assert set(engine.known) == {image_id}, "a temporary image, or a name of one, is left"
+    assert list(engine.diff_ids) == [image_id]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_that_the_engine_has_is_not_loaded_again(store: Store, kind: str) -> None:
+    image = put_image(store, *LAYERS)
+    engine = engine_of(kind)
+    assert load_image(engine, store, image) == load_image(engine, store, image)
+    assert len(engine.pulled) == len(engine.loaded) == 1
+
+
+def test_an_image_of_one_layer_to_run_something_in(store: Store) -> None:
+    """It has the label of the checkout that removes it, and no name that would keep its layer."""
+    [layer] = put_image(store, b"os").layers
+    engine = engine_of("overlay2")
+    image_id = Loader(engine, store, CHECKOUT, print).load_bare(layer)
+    config = json.loads(store.read(image_id))
+    assert config["rootfs"] == {"type": "layers", "diff_ids": [layer.diff_id]}
+    assert engine.known[image_id].labels == {RUN_LABEL: CHECKOUT}
+    assert store.images() == {}
+
+
+# ---- by a pull
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_are_pulled_inflated_where_the_id_allows_it(store: Store, kind: str) -> None:
+    image = put_image(store, *LAYERS)
+    engine = engine_of(kind)
+    load_image(engine, store, image)
+    digests = [layer.diff_id if kind == "overlay2" else layer.digest for layer in image.layers]
+    assert engine.pulled == [digests]
+    assert [path(blob) for blob in digests if path(blob) in engine.loaded[0]] == []
+
+
+def test_the_temporary_image_is_removed_by_the_next_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a killed run: it has the label of the checkout."""
+    engine = engine_of("overlay2")
+
+    def killed(archive: Iterable[bytes]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "load", killed)
+    monkeypatch.setattr(engine, "remove_image", killed)
+    with pytest.raises(KeyboardInterrupt):
+        load_image(engine, store, put_image(store, b"a"))
+    assert len(engine.known) == 2, "the image was loaded, or the temporary one has not both its name and its id"
+    assert {image.id for image in engine.images(f"{RUN_LABEL}={CHECKOUT}")} == set(engine.diff_ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_size_of_each_layer_is_in_the_manifest(store: Store, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer whose tar has an unknown size is served as stored."""
+    image = put_image(store, b"short", b"long" * 1000, b"unknown")
+    unknown = replace(image.layers[2], unpacked=0)
+    image = replace(image, layers=(*image.layers[:2], unknown))
+    contents: dict[str, Content] = {}
+
+    class Spy(Endpoint):
+        def __init__(self, served: Mapping[str, Content]) -> None:
+            contents.update(served)
+            super().__init__(served)
+
+    monkeypatch.setattr(load, "Endpoint", Spy)
+    load_image(engine_of(kind), store, image)
+    [manifest] = [content for content in contents.values() if content.media_type == MANIFEST_TYPE]
+    layers = json.loads(b"".join(manifest.read(0)))["layers"]
+    if kind == "overlay2":
+        assert [layer["size"] for layer in layers] == [5, 4000, unknown.size]
+        kinds = [layer["mediaType"].removeprefix("application/vnd.oci.image.layer.v1.") for layer in layers]
+        assert kinds == ["tar", "tar", "tar+gzip"]
+    else:
+        assert layers == [layer.descriptor.as_data() for layer in image.layers]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_progress_is_what_the_engine_reports(store: Store, kind: str) -> None:
+    image = put_image(store, b"a" * 1000, b"b" * 500)
+    counts: list[int] = []
+    load_image(engine_of(kind), store, image, counts.append)
+    assert sum(counts) == (1500 if kind == "overlay2" else sum(layer.size for layer in image.layers))
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", None])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_layer_is_removed(store: Store, kind: str, damage: bytes | None) -> None:
+    """The next run rebuilds it."""
+    image = put_image(store, b"a", b"b" * 500)
+    layer = image.layers[1]
+    if damage is None:
+        store.path(layer.digest).write_bytes(gzip.compress(b"c" * 500, mtime=0))
+    else:
+        store.path(layer.digest).write_bytes(damage + store.path(layer.digest).read_bytes()[:-9])
+    with pytest.raises(DamagedError, match="did not match its digest and was removed"):
+        load_image(engine_of(kind), store, image)
+    assert not store.path(layer.digest).exists()
+
+
+def test_a_damaged_layer_of_unknown_size_is_removed(store: Store) -> None:
+    image = put_image(store, b"a")
+    image = replace(image, layers=(replace(image.layers[0], unpacked=0),))
+    store.path(image.layers[0].digest).write_bytes(b"x")
+    with pytest.raises(DamagedError, match="did not match its digest and was removed"):
+        load_image(engine_of("overlay2"), store, image)
+
+
+def test_the_engine_does_not_retry_a_damaged_layer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for a minute."""
+    engine, image = engine_of("overlay2"), put_image(store, b"b" * 500)
+    store.path(image.layers[0].digest).write_bytes(b"x")
+    after: list[str] = []
+
+    def pull(_: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
+        feed({"status": "Downloading", "id": "1", "progressDetail": {"current": 1}})
+        feed({"status": "Retrying in 5 seconds", "id": "1"})
+        after.append("the engine goes on")
+
+    monkeypatch.setattr(engine, "pull_local", pull)
+    with pytest.raises(DamagedError):
+        load_image(engine, store, image)
+    assert after == []
+
+
+def test_a_missing_layer(store: Store) -> None:
+    image = put_image(store, b"b" * 500)
+    store.path(image.layers[0].digest).unlink()
+    with pytest.raises(DamagedError, match="is missing from the store"):
+        load_image(engine_of("overlay2"), store, image)
+
+
+def test_a_pull_that_fails_is_not_hidden_by_an_archive(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("overlay2")
+    engine.blobs.clear()
+    pull = engine.pull_local
+
+    def fail(reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
+        pull(reference, feed)
+        raise EngineError("failed to register layer")
+
+    monkeypatch.setattr(engine, "pull_local", fail)
+    with pytest.raises(EngineError, match="failed to register layer"):
+        load_image(engine, store, put_image(store, b"a"))
+    assert engine.loaded == []
+
+
+def test_a_full_disk_is_no_reason_for_an_archive(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("overlay2")
+    monkeypatch.setattr(engine, "pull_local", failing(DiskError("full")))
+    with pytest.raises(DiskError):
+        load_image(engine, store, put_image(store, b"a", b"b"))
+    assert engine.loaded == []
+
+
+def test_an_engine_that_stopped_is_reported_as_such(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("overlay2", is_remote=True)
+    answers = iter([engine.settings])
+
+    def info() -> EngineInfo:
+        for answer in answers:
+            return answer
+        raise NoEngineError("it stopped")
+
+    monkeypatch.setattr(engine, "info", info)
+    monkeypatch.setattr(engine, "load", failing(EngineError("broken pipe")))
+    with pytest.raises(NoEngineError, match="it stopped"):
+        load_image(engine, store, put_image(store, b"a"))
+
+
+# ---- by an archive
+
+
+def test_an_engine_that_cannot_reach_this_machine_gets_archives(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not tried again: an engine behind a firewall takes half a minute to fail."""
+    engine = engine_of("overlay2", is_remote=True)
+    loader = Loader(engine, store, CHECKOUT, print)
+    counts: list[int] = []
+    images = [put_image(store, b"a", b"b"), put_image(store, b"a", b"c")]
+    tries: list[str] = []
+
+    def pull(reference: str, _: object) -> None:
+        tries.append(reference)
+        raise EngineError("connection refused")
+
+    monkeypatch.setattr(engine, "pull_local", pull)
+    for image in images:
+        loader.load(image, counts.append)
+    assert len(tries) == 1
+    for image, names in zip(images, engine.loaded, strict=True):
+        assert {path(layer.digest) for layer in image.layers} < set(names)
+    blobs = [blob for image in images for blob in (image.manifest, image.config)]
+    blobs += [layer.descriptor for image in images for layer in image.layers]
+    assert sum(counts) == sum(blob.size for blob in blobs)
+
+
+def test_a_damaged_layer_in_an_archive_is_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("containerd", is_remote=True)
+    image = put_image(store, b"a", b"b")
+    store.path(image.layers[1].digest).write_bytes(b"B")
+    monkeypatch.setattr(engine, "load", failing(EngineError("unexpected EOF")))
+    with pytest.raises(DamagedError, match="did not match its digest and was removed"):
+        load_image(engine, store, image)
+    assert not store.path(image.layers[1].digest).exists()
+
+
+def test_an_engine_that_loads_an_image_under_another_id(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store is not of the detected kind: the image would never be found."""
+    engine = engine_of("overlay2", is_remote=True)
+    image = put_image(store, b"a")
+    monkeypatch.setattr(engine, "load", b"".join)
+    with pytest.raises(EngineError, match=f"loaded an image, but not as {image.config.digest}"):
+        load_image(engine, store, image)

@@ -1,0 +1,437 @@
+"""Requests of a download, retries, and errors. See also tests/integration/test_fetch.py."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from builder.common.errors import DiskError, FetchError
+from builder.index.download import Fetcher, Patience
+from builder.index.session import PIECE
+from builder.index.settings import IndexSettings
+from builder.index.wheels import Wheel
+from tests.fakes.wire import Reply, Sent, Wire, broken
+
+CONTENT = bytes(range(256)) * 4000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+FILE = "tiny_wheel-1.0-py3-none-any.whl"
+HOST = "index.example.test"
+INDEX = f"https://{HOST}/simple/"
+PATIENCE = Patience()
+WHEEL = Wheel(component="tiny", name="Tiny_Wheel", version="1.0", file=FILE, size=len(CONTENT), sha256=SHA256)
+UNKNOWN = Wheel(component="tiny", name="Tiny_Wheel", version="1.0", file=FILE, size=0, sha256=SHA256)
+
+
+def html(url: str = f"../../files/{FILE}", sha256: str = SHA256) -> Reply:
+    link = f'<a href="{url}{"#sha256=" + sha256 if sha256 else ""}">{FILE}</a>'
+    return Reply(
+        body=f"<!DOCTYPE html><html><body>{link}</body></html>".encode(), headers={"Content-Type": "text/html"}
+    )
+
+
+def as_json(data: object) -> Reply:
+    return Reply(body=json.dumps(data).encode(), headers={"Content-Type": "application/vnd.pypi.simple.v1+json"})
+
+
+def file(sent: Sent) -> Reply:
+    """The wheel, or the requested part of it."""
+    if byte_range := sent.headers.get("Range"):
+        start = int(byte_range.removeprefix("bytes=").removesuffix("-"))
+        return Reply(status=206, body=CONTENT[start:]) if start < len(CONTENT) else Reply(status=416)
+    return Reply(body=CONTENT)
+
+
+Answer = Callable[[Sent], Reply | Exception]
+
+
+class Stop(threading.Event):
+    """Does not wait, but records for how long it should have."""
+
+    def __init__(self, waited: list[float]) -> None:
+        super().__init__()
+        self._waited = waited
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._waited.append(timeout or 0)
+        return self.is_set()
+
+
+class Setting:
+    """An index in memory: `page` and `file` answer. `progress` is what was reported, `waited` the pauses in seconds."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.page: Answer = lambda _: html()
+        self.file: Answer = file
+        self.progress: list[int] = []
+        self.waited: list[float] = []
+        self.wire = Wire.install(monkeypatch, lambda sent: (self.page if "/simple/" in sent.url else self.file)(sent))
+        self.whl, self.part = folder / f"{SHA256}.whl", folder / f"{SHA256}.part"
+
+    def fetcher(self, patience: Patience = PATIENCE, **settings: str) -> Fetcher:
+        index = IndexSettings(**({"url": INDEX} | settings))
+        fetcher = Fetcher(index, self.folder, progress=self.progress.append, patience=patience)
+        fetcher._stopped = Stop(self.waited)
+        return fetcher
+
+    def fetches(self, wheel: Wheel = WHEEL, **settings: str) -> None:
+        assert self.fetcher(PATIENCE, **settings).fetch(wheel) == self.whl
+        assert self.whl.read_bytes() == CONTENT
+        assert list(self.folder.iterdir()) == [self.whl]
+        assert sum(self.progress) == len(CONTENT)
+
+    def fails(self, patience: Patience = PATIENCE, **settings: str) -> str:
+        with pytest.raises(FetchError) as caught:
+            self.fetcher(patience, **settings).fetch(WHEEL)
+        message = str(caught.value)
+        assert message.startswith(f"{FILE}: ")
+        assert HOST not in f"{message} {caught.value.hint}"
+        assert caught.value.hint
+        assert not self.whl.exists()
+        assert sum(self.progress) == 0
+        return message
+
+    def forget(self) -> None:
+        """As if nothing was downloaded yet."""
+        self.whl.unlink(missing_ok=True)
+        self.progress.clear()
+        self.wire.seen.clear()
+
+
+@pytest.fixture
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    return Setting(tmp_path, monkeypatch)
+
+
+def once(first: Reply | Exception, then: Answer) -> Answer:
+    """Gives the first reply once, then the others."""
+    replies = iter([first])
+    return lambda sent: next(replies, None) or then(sent)
+
+
+# ---- requests
+
+
+def test_the_requests_of_a_download(setting: Setting) -> None:
+    setting.fetcher(Patience(connect=3, read=4)).fetch(WHEEL)
+    assert setting.wire.lines == ["GET /simple/tiny-wheel/", f"GET /files/{FILE}"]
+    page, whole = setting.wire.seen
+    assert "json" in page.headers["Accept"]
+    assert whole.headers["Accept-Encoding"] == "identity", "its length would be another"
+    assert "Range" not in whole.headers
+    for sent in setting.wire.seen:
+        assert sent.options["timeout"] == (3, 4)
+        assert sent.options["verify"] is True
+
+
+def test_only_the_missing_part_is_requested(setting: Setting) -> None:
+    setting.part.write_bytes(CONTENT[:1000])
+    setting.fetches()
+    assert setting.wire.seen[1].headers["Range"] == "bytes=1000-"
+
+
+def test_a_page_in_json(setting: Setting) -> None:
+    listed = {"filename": FILE, "url": f"https://elsewhere.test/{FILE}", "hashes": {"sha256": SHA256}}
+    setting.page = lambda _: as_json({"meta": {"api-version": "1.0"}, "name": "tiny-wheel", "files": [listed]})
+    setting.fetches()
+    assert setting.wire.seen[1].url == f"https://elsewhere.test/{FILE}"
+
+
+def test_a_page_without_hashes(setting: Setting) -> None:
+    setting.page = lambda _: html(sha256="")
+    setting.fetches()
+    setting.forget()
+    setting.file = lambda _: Reply(body=bytes(len(CONTENT)))
+    assert "SHA-256 mismatch" in setting.fails()
+
+
+@pytest.mark.parametrize("part", [b"", CONTENT[:1000], CONTENT, b"wrong" * 9])
+def test_a_wheel_of_unknown_size(setting: Setting, part: bytes) -> None:
+    setting.part.write_bytes(part)
+    setting.fetches(UNKNOWN)
+
+
+def test_a_downloaded_wheel_is_not_requested(setting: Setting) -> None:
+    setting.whl.write_bytes(CONTENT)
+    setting.fetches()
+    setting.progress.clear()
+    setting.fetches(UNKNOWN)
+    assert setting.wire.lines == []
+
+
+def test_a_wheel_is_dropped(setting: Setting) -> None:
+    fetcher = setting.fetcher()
+    assert fetcher.path(WHEEL) == setting.whl
+    setting.fetches()
+    fetcher.drop(WHEEL)
+    fetcher.drop(WHEEL)
+    assert list(setting.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", [b"", CONTENT[:10]], ids=["nothing", "a part"])
+def test_a_wheel_that_another_process_downloads_and_removes_meanwhile(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, left: bytes
+) -> None:
+    """The file that is now locked has no name any more, or its name is that of another file."""
+    lock = fcntl.flock
+    waits = 0
+
+    def wait(file: Any, operation: int) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 1:
+            file.write(CONTENT)
+            file.flush()
+            setting.part.unlink()
+            if left:
+                setting.part.write_bytes(left)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    setting.fetches()
+    assert waits == 2
+
+
+def test_the_login_is_sent_for_pages_and_for_files_of_the_index(setting: Setting) -> None:
+    login = "Basic " + base64.b64encode(b"some@one:se/cret").decode()
+    for url, expected in (("../../files/x.whl", login), ("https://elsewhere.test/x.whl", None)):
+        setting.forget()
+        setting.page = lambda _, url=url: html(url=url)  # type: ignore[misc]
+        setting.fetches(WHEEL, url=f"https://some%40one:se%2Fcret@{HOST}/simple/")
+        assert [sent.headers.get("Authorization") for sent in setting.wire.seen] == [login, expected]
+
+
+# ---- retries
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("what", ["page", "file"])
+def test_a_status_that_may_pass_is_retried(setting: Setting, what: str, status: int) -> None:
+    good = getattr(setting, what)
+    setattr(setting, what, once(Reply(status=status), good))
+    setting.fetches()
+    assert len(setting.wire.seen) == 3
+    setting.forget()
+    setattr(setting, what, lambda _: Reply(status=status))
+    assert f"the index returned {status} " in setting.fails()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 410, 418, 451, 501])
+@pytest.mark.parametrize("what", ["page", "file"])
+def test_any_other_status_is_final(setting: Setting, what: str, status: int) -> None:
+    setattr(setting, what, lambda _: Reply(status=status))
+    assert f"the index returned {status}" in setting.fails()
+    assert len(setting.wire.seen) == (1 if what == "page" else 2)
+    assert setting.waited == []
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 5])
+def test_pauses_grow_between_attempts(setting: Setting, attempts: int) -> None:
+    setting.file = lambda _: Reply(status=503)
+    setting.fails(Patience(attempts=attempts, pause=0.5))
+    assert len(setting.wire.seen) == 1 + attempts
+    assert len(setting.waited) == attempts - 1
+    for number, waited in enumerate(setting.waited):
+        assert 0.5 * 2**number <= waited <= 0.5 * 2 ** (number + 1)
+
+
+@pytest.mark.parametrize(
+    "error", [broken(), ConnectionResetError(104, "reset"), requests.ReadTimeout(), requests.exceptions.SSLError("bad")]
+)
+@pytest.mark.parametrize("what", ["page", "file"])
+def test_broken_connections_are_retried(setting: Setting, what: str, error: Exception) -> None:
+    setattr(setting, what, once(error, getattr(setting, what)))
+    setting.fetches()
+
+
+def test_a_body_that_breaks_off_is_resumed(setting: Setting) -> None:
+    setting.file = once(Reply(body=CONTENT[:700_000], broken=True), file)
+    setting.fetches()
+    start = int(setting.wire.seen[2].headers["Range"].removeprefix("bytes=").removesuffix("-"))
+    assert 700_000 - PIECE < start <= 700_000
+
+
+def test_a_short_body_is_resumed(setting: Setting) -> None:
+    """Even if no Content-Length tells that it is short."""
+    setting.file = once(Reply(body=CONTENT[:200_000]), file)
+    setting.fetches()
+    assert setting.wire.seen[2].headers["Range"] == "bytes=200000-"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Reply(status=416),
+        Reply(status=206, body=CONTENT),
+        Reply(status=206, body=CONTENT[999:]),
+        Reply(status=206, body=CONTENT[1001:] + b"x"),
+        Reply(status=200, body=CONTENT),
+    ],
+    ids=["no such part", "everything as a part", "one byte more", "another part", "everything"],
+)
+def test_a_response_with_another_part_than_requested(setting: Setting, wrong: Reply) -> None:
+    setting.part.write_bytes(CONTENT[:1000])
+    setting.file = once(wrong, file)
+    setting.fetches()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        as_json({"meta": {"api-version": "1.0"}, "files": 5}),
+        as_json({"meta": {"api-version": "99.0"}, "name": "x", "files": []}),
+        as_json("not a page"),
+        Reply(body=b"{", headers={"Content-Type": "application/vnd.pypi.simple.v1+json"}),
+        Reply(body=b"%PDF", headers={"Content-Type": "application/pdf"}),
+    ],
+    ids=["wrong type", "unknown version", "no object", "not JSON", "PDF"],
+)
+def test_an_invalid_page_is_retried(setting: Setting, page: Reply) -> None:
+    setting.page = lambda _: page
+    assert "the index sent an invalid response" in setting.fails()
+    assert len(setting.wire.seen) == 5
+
+
+# ---- errors
+
+
+def test_a_wheel_that_is_not_listed(setting: Setting) -> None:
+    for reply in (Reply(status=404), html(url="../other-1.0.whl"), as_json({"meta": {"api-version": "1.0"}})):
+        setting.page = once(Reply(status=404), lambda _, reply=reply: reply)  # type: ignore[misc]
+        assert "not listed by the index" in setting.fails()
+
+
+@pytest.mark.parametrize("size", [1, len(CONTENT)])
+def test_more_bytes_than_locked(setting: Setting, size: int) -> None:
+    setting.file = lambda _: Reply(body=CONTENT + bytes(size))
+    assert f"serves more than the {len(CONTENT)} bytes" in setting.fails()
+    assert setting.part.read_bytes() == b""
+
+
+def test_other_bytes_than_locked(setting: Setting) -> None:
+    setting.file = lambda _: Reply(body=CONTENT[::-1])
+    message = setting.fails()
+    assert SHA256[:12] in message
+    assert hashlib.sha256(CONTENT[::-1]).hexdigest()[:12] in message
+    assert setting.part.read_bytes() == b""
+    assert len(setting.wire.seen) == 2
+
+
+def test_another_hash_is_listed(setting: Setting) -> None:
+    setting.page = lambda _: html(sha256="0" * 64)
+    assert "SHA-256 mismatch: 000000000000... is listed" in setting.fails()
+    assert len(setting.wire.seen) == 1
+
+
+def test_a_lock_with_another_size_than_the_downloaded_wheel(setting: Setting) -> None:
+    setting.whl.write_bytes(CONTENT)
+    edited = Wheel(component="tiny", name="tiny-wheel", version="1.0", file=FILE, size=7, sha256=SHA256)
+    with pytest.raises(FetchError, match=rf"{FILE}: size is {len(CONTENT)} bytes, but the lock has 7"):
+        setting.fetcher().fetch(edited)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [f"ftp://{HOST}/x.whl", "file:///etc/passwd", "data:,x", "javascript:x", f"httpx://{HOST}/", "http://x:99999/"],
+)
+def test_unsupported_addresses(setting: Setting, url: str) -> None:
+    setting.page = lambda _: html(url=url)
+    setting.file = lambda _: pytest.fail("it was requested")
+    assert "the index lists an unsupported address" in setting.fails()
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://a b/", "https://", "http://x:y/", "https://\u2100.test/"])
+def test_invalid_addresses(setting: Setting, url: str) -> None:
+    setting.page = lambda _: html(url=url)
+    setting.file = lambda _: Reply(status=404)
+    setting.fails()
+
+
+TEXT = f"HTTPSConnectionPool(host='{HOST}', port=443): https://someone:secret@{HOST}/ via proxy.example.test"
+KINDS = (
+    requests.ConnectionError, requests.ReadTimeout, requests.ConnectTimeout, requests.exceptions.SSLError,
+    requests.exceptions.ProxyError, requests.TooManyRedirects, requests.exceptions.ChunkedEncodingError,
+    requests.exceptions.InvalidURL, requests.exceptions.ContentDecodingError, ConnectionResetError,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("what", ["page", "file"])
+def test_messages_have_neither_hosts_nor_passwords(setting: Setting, what: str, kind: type[Exception]) -> None:
+    setattr(setting, what, lambda _: kind(TEXT))
+    message = setting.fails(url=f"https://someone:secret@{HOST}/simple/", proxy="http://user:word@proxy.example.test:1")
+    for word in ("example.test", "someone", "secret", "user", "word", "://", "HTTPSConnectionPool"):
+        assert word not in message
+    assert len(setting.wire.seen) == (5 if what == "page" else 6)
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (broken(), "cannot connect to the index, or the connection was lost"),
+        (Reply(body=CONTENT[:99], broken=True), "the connection was lost"),
+        (Reply(body=CONTENT[:99]), f"incomplete: 99 of {len(CONTENT)} bytes"),
+        (Reply(status=503), "the index returned 503 Service Unavailable"),
+    ],
+)
+def test_messages(setting: Setting, reply: Reply | Exception, message: str) -> None:
+    setting.file = lambda _: reply
+    assert setting.fails(Patience(attempts=1)) == f"{FILE}: {message}"
+
+
+def test_a_full_disk(setting: Setting) -> None:
+    setting.file = lambda _: OSError(28, "No space left on device")
+    with pytest.raises(DiskError):
+        setting.fetcher().fetch(WHEEL)
+
+
+def test_a_disk_that_fills_up_during_a_download(setting: Setting) -> None:
+    """The error names its store, and the part is kept."""
+
+    def progress(size: int) -> None:
+        if size:
+            raise OSError(28, "No space left on device")
+
+    fetcher = setting.fetcher()
+    fetcher._progress = progress
+    with pytest.raises(DiskError, match="the disk of the store is full") as raised:
+        fetcher.fetch(WHEEL)
+    assert str(setting.folder.parent) in str(raised.value)
+    assert setting.part.read_bytes() == CONTENT[:PIECE]
+
+
+# ---- stopped
+
+
+def test_it_stops_between_two_attempts(setting: Setting) -> None:
+    fetcher = setting.fetcher()
+    setting.file = lambda _: fetcher.stop() or Reply(status=503)  # type: ignore[func-returns-value]
+    with pytest.raises(FetchError, match=f"{FILE}: the download was stopped"):
+        fetcher.fetch(WHEEL)
+    assert len(setting.wire.seen) == 2
+
+
+def test_it_stops_during_a_download_and_keeps_the_part(setting: Setting) -> None:
+    whole = CONTENT * 5
+    sha256 = hashlib.sha256(whole).hexdigest()
+    wheel = Wheel(component="x", name="tiny-wheel", version="1.0", file=FILE, size=len(whole), sha256=sha256)
+    setting.page = lambda _: html(sha256=sha256)
+    setting.file = lambda _: Reply(body=whole)
+    fetcher = setting.fetcher()
+    fetcher._progress = lambda size: fetcher.stop() if size else None
+    with pytest.raises(FetchError, match=f"{FILE}: the download was stopped"):
+        fetcher.fetch(wheel)
+    part = (setting.folder / f"{sha256}.part").read_bytes()
+    assert 0 < len(part) < len(whole)
+    assert whole.startswith(part)

@@ -1,0 +1,243 @@
+"""What is read from an index, how little of a wheel is downloaded, and the errors."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+
+import pytest
+import requests
+from packaging.version import Version
+
+from builder.common.errors import FetchError
+from builder.index import releases
+from builder.index.releases import Index, Metadata
+from builder.index.settings import IndexSettings
+from tests.fakes.wire import Reply, Sent, Wire, part
+
+HOST = "index.example.test"
+ONE = Version("1.0")
+METADATA = b"""\
+Metadata-Version: 2.1
+Name: Tiny_Pack
+Version: 1.0
+Requires-Python: >=3.9
+Requires-Dist: nvidia-cuda-runtime-cu12 ==12.8.90 ; extra == 'with_cuda'
+Requires-Dist: numpy>=1.20
+Provides-Extra: with_cuda
+
+Requires-Dist: not-a-header
+"""
+READ = Metadata(
+    name="tiny-pack",
+    version="1.0",
+    requires=("nvidia-cuda-runtime-cu12 ==12.8.90 ; extra == 'with_cuda'", "numpy>=1.20"),
+    extras=("with-cuda",),
+)
+LINUX = "tiny_pack-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+ARM = "tiny_pack-1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+
+
+def wheel(metadata: bytes = METADATA, folder: str = "tiny_pack-1.0.dist-info") -> bytes:
+    """With a megabyte before its metadata, which must not be downloaded."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("tiny_pack/large.so", bytes(1 << 20))
+        archive.writestr("tiny_pack/vendored/other-1.0.dist-info/METADATA", b"Name: other\nVersion: 2\n")
+        archive.writestr(f"{folder}/METADATA", metadata)
+    return packed.getvalue()
+
+
+def page(*files: str, attributes: str = "") -> Reply:
+    links = "".join(f'<a href="/files/{file}" {attributes}>{file}</a>' for file in files)
+    return Reply(body=f"<html><body>{links}</body></html>".encode(), headers={"Content-Type": "text/html"})
+
+
+Laid = Callable[..., tuple[Index, Wire]]
+
+
+@pytest.fixture
+def lay(monkeypatch: pytest.MonkeyPatch) -> Laid:
+    """An index whose one page and whose files are given."""
+
+    def laid(pages: Reply | Exception, files: Callable[[Sent], Reply | Exception] | None = None) -> tuple[Index, Wire]:
+        def answer(sent: Sent) -> Reply | Exception:
+            if "/simple/" in sent.url:
+                return pages
+            assert files is not None
+            return files(sent)
+
+        wire = Wire.install(monkeypatch, answer)
+        return Index(IndexSettings(url=f"https://me:secret@{HOST}/simple/")), wire
+
+    return laid
+
+
+def test_releases_in_the_order_of_versions(lay: Laid) -> None:
+    index, wire = lay(page("a-1.10-py3-none-any.whl", "a-1.9-py3-none-any.whl", "a-1.9.tar.gz", "a-2.0rc1.tar.gz"))
+    package = index.package("A")
+    assert [(str(release.version), release.wheels) for release in package.releases] == [
+        ("1.9", ("a-1.9-py3-none-any.whl",)),
+        ("1.10", ("a-1.10-py3-none-any.whl",)),
+        ("2.0rc1", ()),
+    ]
+    assert [release.is_stable for release in package.releases] == [True, True, False]
+    assert package.release(Version("1.9.0")) is package.releases[0]
+    assert package.release(Version("3")) is None
+    index.package("a")
+    assert len(wire.seen) == 1  # each page once
+
+
+def test_attributes_of_a_link(lay: Laid) -> None:
+    attributes = 'data-requires-python="&gt;=3.9" data-yanked="broken"'
+    release = lay(page("a-1.0-py3-none-any.whl", attributes=attributes))[0].package("a").releases[0]
+    assert (release.requires_python, release.is_yanked, release.is_stable) == (">=3.9", True, False)
+
+
+def test_a_release_is_yanked_when_all_its_files_are(lay: Laid) -> None:
+    both = page("a-1.0-py3-none-any.whl").body + page("a-1.0.tar.gz", attributes="data-yanked").body
+    index, _ = lay(Reply(body=both, headers={"Content-Type": "text/html"}))
+    assert index.package("a").releases[0].is_stable
+
+
+def test_files_of_no_release_are_ignored(lay: Laid) -> None:
+    index, _ = lay(page("readme.txt", "a-1-py3-none-any.whl", f"a-2-{'py3.' * 200}py3-none-any.whl"))
+    assert [str(release.version) for release in index.package("a").releases] == ["1"]
+
+
+def test_a_package_that_the_index_does_not_have(lay: Laid) -> None:
+    index, _ = lay(Reply(status=404))
+    assert index.package("a").releases == ()
+    with pytest.raises(FetchError, match=r"^a 1\.0: no wheel on the index$"):
+        index.metadata("a", ONE)
+
+
+def test_metadata_out_of_a_wheel_that_is_not_downloaded(lay: Laid) -> None:
+    content = wheel()
+    index, wire = lay(page(ARM, LINUX), lambda sent: part(content, sent))
+    assert index.metadata("tiny.pack", ONE) == READ
+    assert index.metadata("tiny-pack", ONE) is index.metadata("tiny.pack", ONE)
+    fetched = [sent for sent in wire.seen if "/files/" in sent.url]
+    assert {sent.path for sent in fetched} == {f"/files/{LINUX}"}  # that of this platform
+    sizes = [int(part(content, sent).headers["Content-Range"].split("/")[0].split("-")[1]) for sent in fetched]
+    assert len(sizes) <= 3
+    assert sum(len(part(content, sent).body) for sent in fetched) < len(content) / 4
+    assert all(sent.headers["Authorization"].startswith("Basic ") for sent in fetched)
+
+
+def test_metadata_as_a_file_of_its_own(lay: Laid) -> None:
+    index, wire = lay(page(LINUX, attributes='data-core-metadata="true"'), lambda _: Reply(body=METADATA))
+    assert index.metadata("tiny-pack", ONE) == READ
+    assert wire.lines[1:] == [f"GET /files/{LINUX}.metadata"]
+
+
+def whole(_: Sent) -> Reply:
+    return Reply(body=wheel())
+
+
+def refused(_: Sent) -> Reply:
+    return Reply(status=403)
+
+
+def silent(_: Sent) -> Exception:
+    return requests.ReadTimeout(f"https://me:secret@{HOST} took too long")
+
+
+def without_metadata(sent: Sent) -> Reply:
+    return part(wheel(folder="x"), sent)
+
+
+def no_metadata(sent: Sent) -> Reply:
+    return part(wheel(b"\x00\xff"), sent)
+
+
+def no_zip(sent: Sent) -> Reply:
+    return part(bytes(100_000), sent)
+
+
+def huge(sent: Sent) -> Reply:
+    return part(wheel(METADATA + bytes(releases.LARGEST)), sent)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (whole, "the index does not support HTTP range requests"),
+        (refused, "the index returned 403 Forbidden"),
+        (silent, "the index timed out"),
+        (without_metadata, "the index sent an invalid response"),
+        (no_metadata, "invalid METADATA"),
+        (no_zip, "the index sent an invalid response"),
+        (huge, "the index sent an invalid response"),
+    ],
+)
+def test_errors_of_metadata(lay: Laid, files: Callable[[Sent], Reply], message: str) -> None:
+    index, _ = lay(page(LINUX), files)
+    with pytest.raises(FetchError) as failed:
+        index.metadata("tiny-pack", ONE)
+    assert str(failed.value) == f"{LINUX}: {message}"
+    assert failed.value.hint
+    assert HOST not in str(failed.value) + failed.value.hint
+
+
+def test_a_metadata_file_that_is_too_large(lay: Laid) -> None:
+    index, _ = lay(
+        page(LINUX, attributes='data-core-metadata="true"'), lambda _: Reply(body=METADATA + bytes(releases.LARGEST))
+    )
+    with pytest.raises(FetchError, match="the index sent an invalid response"):
+        index.metadata("tiny-pack", ONE)
+
+
+def encrypted(sent: Sent) -> Reply:
+    """The flags in both headers of the entry are set."""
+    content = wheel()
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = content.rindex(mark) + flags
+        content = content[:at] + bytes([content[at] | 1]) + content[at + 1 :]
+    return part(content, sent)
+
+
+def test_an_encrypted_wheel(lay: Laid) -> None:
+    index, _ = lay(page(LINUX), encrypted)
+    with pytest.raises(FetchError, match="the index sent an invalid response"):
+        index.metadata("tiny-pack", ONE)
+
+
+@pytest.mark.parametrize(
+    "text", [b"Name: x(\nVersion: 1\n", b"Name: x\nVersion: one\n", b"Name: \x1b[31m\nVersion: 1\n", b"Name: x\n"]
+)
+def test_metadata_with_an_invalid_name_or_version(text: bytes) -> None:
+    with pytest.raises(FetchError, match="invalid METADATA"):
+        releases.parse("x.whl", text)
+
+
+def test_an_invalid_extra_is_ignored() -> None:
+    text = b"Name: x\nVersion: 1\nProvides-Extra: \x1b[31m\nProvides-Extra: one\n"
+    assert releases.parse("x.whl", text).extras == ("one",)
+
+
+def test_unprintable_text_is_ignored(lay: Laid) -> None:
+    content = page("a-1-py3-none-any.whl", attributes='data-requires-python="\x1b[31m"').body
+    more = page("a-2-py3-none-\x1b[31m.whl").body
+    package = lay(Reply(body=content + more, headers={"Content-Type": "text/html"}))[0].package("a")
+    assert [(str(release.version), release.requires_python) for release in package.releases] == [("1", "")]
+
+
+@pytest.mark.parametrize(
+    ("pages", "message"),
+    [
+        (Reply(status=500), "a: the index returned 500"),
+        (requests.exceptions.SSLError(HOST), "a: the certificate of the index is not trusted"),
+        (
+            Reply(body=b"{", headers={"Content-Type": "application/vnd.pypi.simple.v1+json"}),
+            "a: the index sent",
+        ),
+        (Reply(body=b"x", headers={"Content-Type": "image/png"}), "a: the index sent an invalid response"),
+    ],
+)
+def test_errors_of_a_page(lay: Laid, pages: Reply | Exception, message: str) -> None:
+    with pytest.raises(FetchError) as failed:
+        lay(pages)[0].package("a")
+    assert str(failed.value).startswith(message)
+    assert HOST not in str(failed.value)

@@ -1,0 +1,141 @@
+"""How every request to the index is made: login, proxy, certificates, timeout, redirects."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+import requests
+from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+from builder.common.errors import FetchError
+from builder.index.session import IndexSession, describe, fetch_errors
+from builder.index.settings import IndexSettings
+from tests.fakes.wire import Reply, Sent, Wire
+
+HOST = "index.example.test"
+INDEX = f"https://{HOST}/simple/"
+LOGIN = f"https://some%40one:se%2Fcret@{HOST}/simple/"
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    for name in ("CURL_CA_BUNDLE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/etc/another.pem")
+    return Wire.install(monkeypatch, lambda _: Reply())
+
+
+def session(**settings: str) -> IndexSession:
+    return IndexSession(IndexSettings(**({"url": INDEX} | settings)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "verify", "proxies"),
+    [
+        ({}, "/etc/another.pem", {}),
+        ({"ca_bundle": "/etc/ca.pem"}, "/etc/ca.pem", {}),
+        ({"trusted_host": f"other.test {HOST}"}, False, {}),
+        ({"trusted_host": f"{HOST}:8443", "url": f"https://{HOST}:8443/simple/"}, False, {}),
+        ({"trusted_host": f"{HOST}:8443"}, "/etc/another.pem", {}),
+        ({"trusted_host": "other.test", "ca_bundle": "/etc/ca.pem"}, "/etc/ca.pem", {}),
+        ({"trusted_host": "example.test"}, "/etc/another.pem", {}),
+        ({"proxy": "http://p.test:1"}, "/etc/another.pem", {"http": "http://p.test:1", "https": "http://p.test:1"}),
+    ],
+)
+def test_the_settings_apply_to_every_request(
+    wire: Wire, settings: dict[str, str], verify: bool | str, proxies: dict[str, str]
+) -> None:
+    client = session(**settings)
+    client.get(settings.get("url", INDEX) + "x.whl")
+    client.head(settings.get("url", INDEX) + "x.whl")
+    for sent in wire.seen:
+        assert sent.options["verify"] == verify
+        assert {name: url for name, url in sent.options["proxies"].items() if name in ("http", "https")} == proxies
+        assert sent.options["timeout"] == (10, 30)
+
+
+def test_pypi_is_the_default_index(wire: Wire) -> None:
+    wire.answers = lambda _: Reply(status=404)
+    assert session(url="").files("tiny") == []
+    assert wire.seen[0].url == f"{PYPI_SIMPLE_ENDPOINT}tiny/"
+
+
+def test_only_the_trusted_host_is_trusted(wire: Wire) -> None:
+    """Not the hosts to which it redirects, and a trusted host also after a redirect."""
+    elsewhere = "https://elsewhere.test/x.whl"
+    bundle = {"ca_bundle": "/etc/ca.pem"}
+    for settings, start, to, verify in (
+        ({"trusted_host": HOST, **bundle}, f"{INDEX}x.whl", elsewhere, [False, "/etc/ca.pem"]),
+        ({"trusted_host": "elsewhere.test", **bundle}, f"{INDEX}x.whl", elsewhere, ["/etc/ca.pem", False]),
+        ({"trusted_host": HOST}, f"{INDEX}x.whl", elsewhere, [False, "/etc/another.pem"]),
+    ):
+        wire.seen.clear()
+        wire.answers = lambda sent, start=start, to=to: (  # type: ignore[misc]
+            Reply(status=302, headers={"Location": to}) if sent.url == start else Reply()
+        )
+        session(**settings).get(start)
+        assert [sent.options["verify"] for sent in wire.seen] == verify
+
+
+@pytest.mark.parametrize(
+    ("url", "has_login"),
+    [
+        (f"https://{HOST}/files/x.whl", True),
+        (f"https://{HOST}:8443/files/x.whl", False),
+        (f"http://{HOST}/files/x.whl", False),
+        ("https://elsewhere.test/x.whl", False),
+    ],
+)
+def test_the_login_is_sent_to_the_index_only(wire: Wire, url: str, has_login: bool) -> None:
+    """Also for links without it."""
+    session(url=LOGIN).get(url)
+    login = "Basic " + base64.b64encode(b"some@one:se/cret").decode()
+    assert wire.seen[0].headers.get("Authorization") == (login if has_login else None)
+
+
+@pytest.mark.parametrize(
+    "to", ["https://elsewhere.test/x?token=abc", "http://[::1?token=abc", "http://elsewhere.test:99999/?token=abc"]
+)
+def test_a_redirect_gets_no_login_and_is_not_shown(wire: Wire, to: str) -> None:
+    def answer(sent: Sent) -> Reply | Exception:
+        if "elsewhere" in sent.url:
+            assert "Authorization" not in sent.headers
+            return requests.ConnectionError(f"no answer from {sent.url}")
+        return Reply(status=302, headers={"Location": to})
+
+    wire.answers = answer
+    with pytest.raises(FetchError) as caught, fetch_errors("tiny"):
+        session(url=LOGIN).get(f"{INDEX}x.whl")
+    for word in ("elsewhere", "token", "abc", "::1", "cret"):
+        assert word not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (requests.ReadTimeout(), "the index timed out"),
+        (requests.ConnectTimeout(), "the connection to the index timed out"),
+        (requests.exceptions.SSLError(), "the certificate of the index is not trusted"),
+        (requests.exceptions.ProxyError(), "cannot connect to the index through the proxy"),
+        (requests.TooManyRedirects(), "too many redirects"),
+        (requests.ConnectionError(), "cannot connect to the index, or the connection was lost"),
+        (requests.exceptions.ChunkedEncodingError(), "the connection was lost"),
+        (requests.exceptions.JSONDecodeError("secret", "", 0), "the index sent an invalid response"),
+        (ConnectionResetError(), "the connection was lost"),
+        (requests.exceptions.InvalidURL(INDEX), "the request to the index failed (InvalidURL)"),
+        (requests.exceptions.ContentDecodingError(INDEX), "the request to the index failed (ContentDecodingError)"),
+    ],
+)
+def test_messages_without_addresses(error: Exception, message: str) -> None:
+    assert describe(error) == message
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(503, "the index returned 503 Service Unavailable"), (599, "the index returned 599")]
+)
+def test_a_status_without_the_reason_of_the_server(wire: Wire, status: int, message: str) -> None:
+    wire.answers = lambda _: Reply(status=status)
+    with pytest.raises(requests.HTTPError) as caught:
+        session().files("tiny")
+    assert describe(caught.value) == message

@@ -1,0 +1,216 @@
+"""Which index is used: pip's files and environment, uv's environment, and their order."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from builder.index import settings as index
+from builder.index.settings import IndexSettings
+
+A, B, C = (f"https://{name}.example.test/simple" for name in "abc")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home whose files are the only ones."""
+    original = index.pip_config_files
+    monkeypatch.setattr(
+        index,
+        "pip_config_files",
+        lambda environ, home: [path for path in original(environ, home) if path.is_relative_to(tmp_path)],
+    )
+    return tmp_path
+
+
+def conf(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+USER, OLD = ".config/pip/pip.conf", ".pip/pip.conf"
+
+
+def test_nothing(home: Path) -> None:
+    settings = index.read({}, home)
+    assert settings == IndexSettings()
+    assert settings.environment() == {}
+
+
+@pytest.mark.parametrize(
+    ("environ", "url"),
+    [
+        ({}, C),
+        ({"PIP_INDEX_URL": B}, B),
+        ({"UV_DEFAULT_INDEX": A, "PIP_INDEX_URL": B}, A),
+        ({"UV_INDEX_URL": A, "PIP_INDEX_URL": B}, A),
+        ({"UV_DEFAULT_INDEX": A, "UV_INDEX_URL": B}, A),
+        ({"UV_DEFAULT_INDEX": "", "PIP_INDEX_URL": ""}, C),
+        ({"PIP_CONFIG_FILE": "/dev/null"}, ""),
+    ],
+)
+def test_environment_before_files_and_uv_before_pip(home: Path, environ: dict[str, str], url: str) -> None:
+    conf(home / USER, f"[global]\nindex-url = {C}\n")
+    assert index.read(environ, home).url == url
+
+
+def test_later_files_win(home: Path) -> None:
+    conf(home / OLD, f"[global]\nindex-url = {A}\ncert = /a.pem\n")
+    assert index.read({}, home).url == A
+    conf(home / USER, f"[global]\nindex-url = {B}\n")
+    assert index.read({}, home) == IndexSettings(url=B, ca_bundle="/a.pem")
+    own = conf(home / "own.conf", f"[global]\nindex-url = {C}\n")
+    assert index.read({"PIP_CONFIG_FILE": own}, home).url == C
+
+
+def test_another_place_for_configuration(home: Path) -> None:
+    conf(home / "xdg/pip/pip.conf", f"[global]\nindex-url = {A}\n")
+    conf(home / USER, f"[global]\nindex-url = {B}\n")
+    assert index.read({"XDG_CONFIG_HOME": str(home / "xdg")}, home).url == A
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[install]\nindex-url = {A}\n[global]\nindex-url = {B}\n",
+        f"[global]\nindex-url = {B}\n[install]\nindex-url = {A}\n",
+        f"[global]\nindex_url = {A}\n",
+        f"[global]\nindex-url: {A}\n",
+        f"[global]\nindex-url =   {A}  \n",
+        f"[search]\nindex-url = {B}\n[global]\nindex-url = {A}\n",
+    ],
+    ids=["install first", "install last", "underscore", "colon", "spaces", "other section"],
+)
+def test_as_pip_reads_it(home: Path, text: str) -> None:
+    conf(home / USER, text)
+    assert index.read({}, home).url == A
+
+
+def test_install_wins_over_global_of_a_later_file(home: Path) -> None:
+    """pip merges all files first, by section and name; the section of its command takes precedence over [global]."""
+    conf(home / OLD, f"[install]\nindex-url = {A}\n")
+    conf(home / USER, f"[global]\nindex-url = {B}\n")
+    assert index.read({}, home).url == A
+
+
+@pytest.mark.parametrize("environ", [{}, {"PIP_EXTRA_INDEX_URL": B, "UV_INDEX": B, "UV_EXTRA_INDEX_URL": B}])
+def test_extra_indexes_are_ignored(home: Path, environ: dict[str, str]) -> None:
+    conf(home / USER, f"[global]\nextra-index-url = {B}\nindex-url = {A}\n")
+    settings = index.read(environ, home)
+    assert settings.environment() == {"UV_DEFAULT_INDEX": A, "PIP_INDEX_URL": A}
+
+
+@pytest.mark.parametrize(
+    ("environ", "ca"),
+    [({}, "/c"), ({"PIP_CERT": "/b"}, "/b"), ({"SSL_CERT_FILE": "/a", "PIP_CERT": "/b"}, "/a")],
+)
+def test_certificates(home: Path, environ: dict[str, str], ca: str) -> None:
+    conf(home / USER, "[global]\ncert = /c\n")
+    settings = index.read(environ, home)
+    assert settings.environment() == {"SSL_CERT_FILE": ca, "PIP_CERT": ca}
+
+
+@pytest.mark.parametrize("text", ["no section = 1", "[global\n", "[global]\nx\n", "[global]\nx = 1\nx = 2\n"])
+def test_a_broken_file_is_named(home: Path, text: str) -> None:
+    path = conf(home / USER, text)
+    with pytest.raises(ValueError, match="is not a pip configuration file") as caught:
+        index.read({}, home)
+    assert str(caught.value).startswith(path)
+
+
+def test_a_file_that_is_not_text(home: Path) -> None:
+    conf(home / USER, "")
+    (home / USER).write_bytes(b"[global]\nx = \xff\n")
+    with pytest.raises(ValueError, match="is not a pip configuration file"):
+        index.read({}, home)
+
+
+@pytest.mark.parametrize(
+    ("url", "credentials", "loopback"),
+    [
+        ("", False, False),
+        (A, False, False),
+        ("https://me:pw@e.test/", True, False),
+        ("https://token@e.test/", True, False),
+        ("https://e.test/@scope/", False, False),
+        ("http://localhost:1/", False, True),
+        ("http://127.1.2.3/", False, True),
+        ("http://[::1]/", False, True),
+        ("http://127.e.test/", False, False),
+        ("file:///srv/wheels", False, False),
+    ],
+)
+def test_addresses(url: str, credentials: bool, loopback: bool) -> None:
+    assert (index.has_credentials(url), index.is_loopback(url)) == (credentials, loopback)
+
+
+def test_main_prints_shell_lines(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://a.example.test/$(id)")
+    monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
+    for name in ("XDG_CONFIG_HOME", "UV_CONFIG_FILE", *index.CA_VARIABLES, *index.PROXY_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["index.py"])
+    assert index.main() == 0
+    assert capsys.readouterr().out == (
+        "export UV_DEFAULT_INDEX='https://a.example.test/$(id)'\nexport PIP_INDEX_URL='https://a.example.test/$(id)'\n"
+    )
+    conf(home / USER, "broken")
+    assert index.main() == 1
+    assert "is not a pip configuration file" in capsys.readouterr().err
+
+
+UV = ".config/uv/uv.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        (f'index-url = "{A}"\n', A),
+        (f'[pip]\nindex-url = "{A}"\n', A),
+        (f'[[index]]\nurl = "{B}"\n[[index]]\nurl = "{A}"\ndefault = true\n', A),
+        (f'[[index]]\nurl = "{A}"\n', ""),
+        ("", ""),
+    ],
+    ids=["old setting", "of uv pip", "default index", "an extra index", "nothing"],
+)
+def test_the_configuration_of_uv(home: Path, text: str, url: str) -> None:
+    conf(home / UV, text)
+    assert index.read({}, home).url == url
+
+
+def test_the_configuration_of_uv_takes_precedence(home: Path) -> None:
+    conf(home / UV, f'index-url = "{A}"\n')
+    conf(home / USER, f"[global]\nindex-url = {B}\n")
+    assert index.read({}, home).url == A
+
+
+def test_a_broken_uv_configuration(home: Path) -> None:
+    conf(home / UV, "index-url = ")
+    with pytest.raises(ValueError, match="is not a uv configuration file"):
+        index.read({}, home)
+
+
+def test_a_trusted_host_and_a_proxy(home: Path) -> None:
+    """The usual pip.conf of a closed network; uv has other names for it."""
+    proxy = "http://proxy.example.test:3128"
+    conf(home / USER, f"[global]\nindex-url = {A}\ntrusted-host = a.example.test\n  b.example.test\nproxy = {proxy}\n")
+    settings = index.read({}, home)
+    assert settings.for_builds() == {
+        "UV_DEFAULT_INDEX": A,
+        "PIP_INDEX_URL": A,
+        "UV_INSECURE_HOST": "a.example.test b.example.test",
+        "PIP_TRUSTED_HOST": "a.example.test b.example.test",
+    }
+    assert settings.environment()["HTTPS_PROXY"] == proxy
+    assert "HTTPS_PROXY" not in index.read({"https_proxy": "http://other.example.test"}, home).environment()
+
+
+@pytest.mark.parametrize("name", index.CA_VARIABLES)
+def test_the_certificates_that_are_configured(home: Path, name: str) -> None:
+    assert index.read({name: "/x.pem"}, home).environment()["SSL_CERT_FILE"] == "/x.pem"

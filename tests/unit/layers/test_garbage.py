@@ -1,0 +1,338 @@
+"""What `gc` frees of a store, what it never frees, and what a check finds."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from builder.common.errors import BusyError, DamagedError, DiskError, FileError
+from builder.layers import garbage
+from builder.layers.blobs import LAYER_TYPE
+from builder.layers.garbage import Use
+from builder.layers.store import IMAGE_NAME, Store
+from tests.unit.layers.test_store import digest_of, files, image
+
+# ---- what may be freed
+
+
+def test_bytes_that_images_use(store: Store) -> None:
+    first_image = image(store, "one", b"shared", b"of one alone")
+    image(store, "two", b"shared")
+    first, second = garbage.uses(store)
+    own = first_image.size + len(b'{"name":"one"}') + len(b"of one alone")
+    assert first == Use(name="one", manifest=first_image.digest, bytes=own + len(b"shared"), own=own)
+    assert second.name == "two"
+    assert second.bytes - second.own == len(b"shared")
+
+
+def test_an_image_with_two_names(store: Store) -> None:
+    """Its blobs are its own under both names."""
+    store.name("other", image(store, "one", b"layer", b"shared"))
+    image(store, "two", b"shared")
+    first, other, _ = garbage.uses(store)
+    assert (first.name, other.name) == ("one", "other")
+    assert (first.bytes, first.own) == (other.bytes, other.own)
+    assert first.bytes - first.own == len(b"shared")
+
+
+@pytest.fixture
+def crowded(store: Store) -> Store:
+    """An image, one whose name it took, a layer kept for the next build, and leftovers of killed runs."""
+    image(store, "x", b"shared", b"old")
+    image(store, "x", b"shared", b"new")
+    for key, data in (("1" * 64, b"shared"), ("2" * 64, b"old"), ("3" * 64, b"kept for later")):
+        blob = store.put(data, LAYER_TYPE)
+        store.put_record(key, {"digest": blob.digest, "size": blob.size})
+    for name in ("downloads/a.whl", "downloads/b.part", "tmp/c", ".index.json.d.tmp", "layers/.e.json.f.tmp"):
+        (store.root / name).write_bytes(b"1234")
+    return store
+
+
+LEFT = {"downloads/a.whl", "downloads/b.part", "tmp/c", ".index.json.d.tmp", "layers/.e.json.f.tmp"}
+
+
+def test_garbage_is_what_no_image_uses(crowded: Store) -> None:
+    before = files(crowded)
+    unused = garbage.find(crowded)
+    gone = {path.name for path in unused.blobs}
+    assert {digest_of(data)[7:] for data in (b"old", b"kept for later")} < gone
+    assert len(gone) == 3, "and the manifest of the old image; both have one configuration"
+    records = {f"layers/{digit * 64}.json" for digit in "23"}
+    assert {path.relative_to(crowded.root).as_posix() for path in unused.leftovers} == LEFT | records
+    sizes = [path.stat().st_size for path in (*unused.blobs, *unused.leftovers)]
+    assert unused.bytes == sum(sizes)
+    assert files(crowded) == before, "nothing is removed"
+
+
+def test_gc_frees_it_and_leaves_a_whole_store(crowded: Store) -> None:
+    before, size = files(crowded), crowded.size()
+    expected = garbage.find(crowded)
+    freed = garbage.collect(crowded)
+    assert freed == expected
+    gone = {path.relative_to(crowded.root).as_posix() for path in (*freed.blobs, *freed.leftovers)}
+    assert files(crowded) == (before - gone) | {"lock"}
+    assert crowded.size() == size - freed.bytes
+    manifest = json.loads(crowded.read(crowded.images()["x"].digest))
+    assert all(crowded.has(blob["digest"], blob["size"]) for blob in (manifest["config"], *manifest["layers"]))
+    assert crowded.get_record("1" * 64)
+    assert not crowded.get_record("2" * 64)
+    again = garbage.collect(crowded)
+    assert (again.blobs, again.leftovers) == ({}, {})
+
+
+def test_a_store_in_use_is_not_freed(crowded: Store) -> None:
+    """A second open of the lock file represents another process: flock treats both alike."""
+    before = files(crowded)
+    with Store(crowded.root).used():
+        with pytest.raises(BusyError, match="is in use by another builder") as caught:
+            garbage.collect(crowded)
+        assert files(crowded) == before | {"lock"}
+    assert "--wait" in caught.value.hint
+    assert garbage.collect(crowded).blobs
+
+
+def test_several_builders_may_use_a_store(store: Store) -> None:
+    with store.used(), Store(store.root).used(), pytest.raises(BusyError):
+        garbage.collect(store)
+
+
+def test_the_lock_is_released_after_a_failure(store: Store) -> None:
+    with pytest.raises(ZeroDivisionError), store.used():
+        raise ZeroDivisionError
+    garbage.collect(store)
+
+
+def test_gc_waits_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    operations: list[int] = []
+    monkeypatch.setattr(fcntl, "flock", lambda _, operation: operations.append(operation))
+    garbage.collect(store, wait=True)
+    garbage.collect(store)
+    assert operations == [fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB]
+
+
+def test_a_store_without_its_index_is_not_freed(crowded: Store) -> None:
+    """Without the index every blob would be garbage."""
+    (crowded.root / "index.json").unlink()
+    before = files(crowded)
+    with pytest.raises(FileError):
+        garbage.find(crowded)
+    assert files(crowded) == before
+
+
+def test_files_that_another_builder_removes_meanwhile_are_ignored(
+    crowded: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes are added without a lock: at any moment, a download becomes a wheel, or a temporary file a blob."""
+    size, before = crowded.size(), garbage.find(crowded)
+    iterdir, rglob = Path.iterdir, Path.rglob
+
+    def removed(folder: Path) -> Iterator[Path]:
+        if folder.name in ("store", "tmp", "downloads", "layers", "sha256"):
+            yield folder / "removed"  # existed when the folder was read
+
+    monkeypatch.setattr(Path, "iterdir", lambda path: chain(iterdir(path), removed(path)))
+    monkeypatch.setattr(Path, "rglob", lambda path, pattern: chain(rglob(path, pattern), removed(path)))
+    assert crowded.size() == size
+    assert garbage.find(crowded) == before
+
+
+# ---- room
+
+
+def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=count))
+
+
+def test_nothing_is_freed_if_there_is_room(crowded: Store) -> None:
+    before = files(crowded)
+    garbage.make_room(Store(crowded.root, limit=crowded.size() + 100), lambda: 100)
+    garbage.make_room(crowded, lambda: 100)
+    assert files(crowded) == before
+
+
+def test_garbage_is_freed_to_make_room(crowded: Store) -> None:
+    limited = Store(crowded.root, limit=crowded.size())
+    freeable = garbage.find(crowded).bytes
+    garbage.make_room(limited, lambda: freeable)
+    assert garbage.find(crowded).bytes == 0
+
+
+def test_nothing_is_freed_if_that_cannot_be_enough(crowded: Store) -> None:
+    limited = Store(crowded.root, limit=crowded.size())
+    before, freeable = files(crowded), garbage.find(crowded).bytes
+    with pytest.raises(DiskError, match=r"must be written to the store .*, its limit is ") as caught:
+        garbage.make_room(limited, lambda: freeable + 1)
+    assert "builder gc" in caught.value.hint
+    assert files(crowded) == before
+
+
+def test_room_of_the_disk(crowded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 1000)
+    garbage.make_room(crowded, lambda: 999)
+    assert garbage.find(crowded).blobs, "there was room"
+    with pytest.raises(DiskError, match=r"^5\.0 GB must be written .*, and the disk has 1 kB free"):
+        garbage.make_room(crowded, lambda: 5_000_000_000)
+    assert garbage.find(crowded).blobs, "freeing it could not be enough"
+
+
+def test_a_build_that_writes_nothing_needs_no_room(crowded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store over its limit can still be read."""
+    free(monkeypatch, 0)
+    garbage.make_room(Store(crowded.root, limit=1), lambda: 0)
+
+
+def test_room_is_not_made_while_another_builder_uses_the_store(crowded: Store) -> None:
+    with crowded.used(), pytest.raises(BusyError):
+        make_room_of_one_byte(crowded)
+
+
+def test_the_need_is_computed_again_after_garbage_is_freed(crowded: Store) -> None:
+    """The garbage may be from an interrupted build."""
+    needs = iter([garbage.find(crowded).bytes, crowded.size() + 1])
+    with pytest.raises(DiskError):
+        garbage.make_room(Store(crowded.root, limit=crowded.size()), lambda: next(needs))
+
+
+# ---- damage
+
+
+def damage(store: Store, blob: str) -> None:
+    content = store.path(blob).read_bytes()
+    store.path(blob).write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+def make_room_of_one_byte(store: Store) -> None:
+    garbage.make_room(Store(store.root, limit=store.size()), lambda: 1)
+
+
+@pytest.mark.parametrize("what", ["manifest", "layer", "index"])
+@pytest.mark.parametrize(
+    "free_it", [garbage.find, garbage.collect, make_room_of_one_byte], ids=["find", "collect", "room"]
+)
+def test_nothing_is_freed_while_a_named_image_is_incomplete(
+    crowded: Store, what: str, free_it: Callable[[Store], object]
+) -> None:
+    """With one changed byte in each manifest, everything was garbage: 24 blobs were lost."""
+    manifest = crowded.images()["x"].digest
+    if what == "manifest":
+        damage(crowded, manifest)
+    elif what == "layer":
+        crowded.path(digest_of(b"new")).unlink()
+    else:
+        crowded.index.unlink()
+    before = files(crowded)
+    with pytest.raises(FileError) as caught:
+        free_it(crowded)
+    assert "builder gc --check" in caught.value.hint
+    if what != "index":
+        assert "  x: " in str(caught.value)
+    assert files(crowded) - before <= {"lock"}
+    assert files(crowded) >= before
+
+
+def test_a_damaged_image_can_be_removed(crowded: Store) -> None:
+    image(crowded, "y", b"of y")
+    damage(crowded, crowded.images()["y"].digest)
+    assert list(garbage.incomplete(crowded)) == ["y"]
+    garbage.collect(crowded, without=["y"])
+    assert list(crowded.images()) == ["x"]
+    assert not crowded.path(digest_of(b"of y")).exists()
+
+
+def test_an_error_names_only_some_of_many_damaged_images(store: Store) -> None:
+    for number in range(7):
+        damage(store, image(store, f"x{number}", b"%d" % number).digest)
+    with pytest.raises(DamagedError, match=r"x4: .*\n  \.\.\. and 2 more") as caught:
+        garbage.find(store)
+    assert "x5" not in str(caught.value)
+
+
+def test_finding_garbage_writes_nothing_and_creates_no_store(crowded: Store, tmp_path: Path) -> None:
+    before = files(crowded)
+    kept = garbage.find(crowded).bytes
+    removed = garbage.find(crowded, without=["x"])
+    assert files(crowded) == before
+    assert removed.bytes > kept
+    assert list(crowded.images()) == ["x"]
+    for call in (garbage.find, garbage.collect):
+        with pytest.raises(FileError, match="no store in"):
+            call(Store(tmp_path / "stroe"))
+    assert not (tmp_path / "stroe").exists()
+
+
+def test_a_name_is_not_removed_while_the_store_is_in_use(crowded: Store) -> None:
+    with Store(crowded.root).used(), pytest.raises(BusyError):
+        garbage.collect(crowded, without=["x"])
+    assert list(crowded.images()) == ["x"]
+
+
+def test_a_check_of_an_undamaged_store(crowded: Store) -> None:
+    read: list[int] = []
+    result = garbage.check(crowded, read.append)
+    assert (result.damaged, result.incomplete) == ((), {})
+    assert result.blobs == len(list((crowded.root / "blobs/sha256").iterdir()))
+    assert result.bytes == sum(read)
+
+
+def test_a_check_removes_damaged_blobs_and_names_the_incomplete_images(crowded: Store) -> None:
+    """The next build makes them again."""
+    damage(crowded, digest_of(b"new"))
+    damage(crowded, digest_of(b"kept for later"))
+    result = garbage.check(crowded, lambda _: None)
+    assert set(result.damaged) == {digest_of(b"new"), digest_of(b"kept for later")}
+    assert list(result.incomplete) == ["x"]
+    assert not crowded.path(digest_of(b"new")).exists()
+    crowded.put(b"new", LAYER_TYPE)
+    assert garbage.check(crowded, lambda _: None).incomplete == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", None], ids=["empty", "truncated", "lost"])
+def test_a_check_restores_the_index(crowded: Store, text: str | None) -> None:
+    """From the records of images. A manifest without a record gets a name, so that nothing is freed unreviewed."""
+    manifest = crowded.images()["x"]
+    crowded.put_record("4" * 64, manifest.as_data() | {IMAGE_NAME: "x"})
+    if text is None:
+        crowded.index.unlink()
+    else:
+        crowded.index.write_text(text)
+    result = garbage.check(crowded, lambda _: None)
+    recovered = result.restored[0]
+    assert (result.incomplete, result.restored) == ({}, (recovered, "x"))
+    assert recovered.startswith("recovered:")
+    assert crowded.images()["x"] == manifest
+    assert len(garbage.uses(crowded)) == 2
+
+
+def test_a_lost_index_is_restored_from_the_records_of_images(store: Store) -> None:
+    """By the newest record of each name; an image without its manifest gets no name."""
+    manifests = {name: image(store, name, name.encode()) for name in ("old", "new", "other", "lost")}
+    records = (("old", "org/a:1"), ("new", "org/a:1"), ("other", "org/b:1"), ("lost", "org/c:1"))
+    for number, (key, name) in enumerate(records):
+        store.put_record(str(number) * 64, manifests[key].as_data() | {IMAGE_NAME: name})
+        os.utime(store.root / f"layers/{str(number) * 64}.json", (number, number))
+    store.put_record("9" * 64, {"digest": manifests["old"].digest, "size": 1})
+    store.path(manifests["lost"].digest).unlink()
+    store.index.unlink()
+    assert garbage.check(store, lambda _: None).restored == ("org/a:1", "org/b:1")
+    assert store.images() == {"org/a:1": manifests["new"], "org/b:1": manifests["other"]}
+
+
+def test_a_changed_byte_of_the_index_frees_nothing(crowded: Store) -> None:
+    """A damaged annotation or digest removed an image from the index, and `gc` freed its blobs."""
+    content = crowded.index.read_bytes()
+    manifest = crowded.images()["x"]
+    for place in range(len(content)):
+        crowded.index.write_bytes(content[:place] + b"%" + content[place + 1 :])
+        try:
+            kept = {image.digest for image in crowded.images().values()}
+        except DamagedError:
+            continue
+        assert kept == {manifest.digest}, place

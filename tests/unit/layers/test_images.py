@@ -1,0 +1,115 @@
+"""Images of a store: what they consist of, which blobs they lack, and which image a word names."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from builder.common import digest
+from builder.common.errors import DamagedError, FileError
+from builder.layers import images, oci
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
+from builder.layers.oci import Image, Layer
+from builder.layers.os_layer import OsLayer
+from builder.layers.store import Store
+from builder.matrix.project import Project
+from builder.plan import plan
+from builder.plan.settings import Settings
+
+NAMES = ["org/pt:2.9.1-cu128-py311", "org/pt:2.9.1-cu128-py311-jupyter", "org/pt:2.9.1-cu128-py311-jupyter.untested"]
+PLAIN, JUPYTER, NEW = NAMES
+REFERENCES = {
+    "pt-2.9-cu128-py311": (PLAIN, "org/pt:2.9"),
+    "pt-2.9-cu128-py311-jupyter": (JUPYTER, "org/pt:2.9-jupyter"),
+    "tf-2.20-cu128-py311": ("org/tf:2.20.0-cu128-py311", "org/tf:2.20"),
+}
+
+
+def put_image(store: Store, *contents: bytes, name: str = "") -> Image:
+    """Stores an image with these layers. A layer's diff id follows from its content."""
+    layers = []
+    for number, content in enumerate(contents):
+        blob = store.put(content, LAYER_TYPE)
+        diff_id = digest.of_bytes(b"tar of " + content)
+        layers.append(Layer(digest=blob.digest, diff_id=diff_id, size=blob.size, created_by=f"layer {number}"))
+    settings = Settings(env={}, ports=(), command=("x",), labels={"a": "1"})
+    config = store.put(oci.config(settings, layers, created="2026-01-01T00:00:00Z", labels={}), CONFIG_TYPE)
+    manifest = store.put(oci.manifest(config, layers), MANIFEST_TYPE)
+    store.name(name or repr(contents), manifest)
+    return Image(config=config, manifest=manifest, layers=tuple(layers), labels={"a": "1"})
+
+
+def test_an_image_is_read_as_it_was_stored(store: Store) -> None:
+    image = put_image(store, b"one", b"two")
+    assert images.read(store, image.manifest.digest) == image
+    assert images.missing(store, image.manifest.digest) == []
+    assert images.image_ids(store) == {image.manifest.digest, image.config.digest}
+
+
+def test_missing_and_truncated_blobs(store: Store) -> None:
+    image = put_image(store, b"missing", b"truncated", b"complete")
+    missing, truncated, _ = (layer.digest for layer in image.layers)
+    store.path(missing).unlink()
+    store.path(truncated).write_bytes(b"trunc")
+    assert images.missing(store, image.manifest.digest) == [missing, truncated]
+    assert images.image_ids(store) == set()
+    store.path(image.config.digest).unlink()
+    with pytest.raises(DamagedError, match="is missing from the store"):
+        images.read(store, image.manifest.digest)
+
+
+def test_an_image_is_found_by_its_plan_and_its_base(store: Store, tiny: Project) -> None:
+    """Until one of its blobs is missing."""
+    planned = plan.make_locked(tiny, tiny.select(["qz-0.5-cu129-py311"])).images[0]
+    image = put_image(store, b"os", b"wheels")
+    system = OsLayer(
+        digest=image.layers[0].digest, diff_id=image.layers[0].diff_id, size=2, unpacked=3, created="",
+        base="debian:1", python="", taken=(), folders=(),
+    )  # fmt: skip
+    images.put_name(store, planned, system, image.manifest, "x")
+    assert images.find(store, planned) is None, "without its operating system"
+    for base, expected in (("debian:2", None), ("debian:1", image)):
+        store.put_record(planned.os, asdict(replace(system, base=base)))
+        assert images.find(store, planned) == expected
+    store.path(image.layers[1].digest).unlink()
+    assert images.find(store, planned) is None
+
+
+def test_an_image_without_its_manifest(store: Store) -> None:
+    with pytest.raises(FileError):
+        images.read(store, "sha256:" + "0" * 64)
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[]", b'{"config": 1, "layers": []}', b'{"config": {"digest": 1}}', b"x"])
+def test_an_invalid_manifest_is_damaged(store: Store, text: bytes) -> None:
+    blob = store.put(text, MANIFEST_TYPE)
+    for read in (images.blobs, images.read):
+        with pytest.raises(DamagedError, match="invalid manifest") as caught:
+            read(store, blob.digest)
+        assert caught.value.blob == blob.digest
+
+
+@pytest.mark.parametrize(
+    ("word", "hits"),
+    [
+        (PLAIN, [PLAIN]),
+        (JUPYTER, [JUPYTER, NEW]),
+        (NEW, [NEW]),
+        ("org/pt:*", NAMES),
+        ("pt-2.9-cu128-py311", [PLAIN]),
+        ("pt-2.9-cu128-py311-jupyter", [JUPYTER, NEW]),
+        ("pt-2.9-*-{jupyter,full}", [JUPYTER, NEW]),
+        ("org/pt:2.9", [PLAIN]),
+        ("org/pt:2.9-jupyter", [JUPYTER, NEW]),
+        ("tf-2.20-cu128-py311", []),
+        ("org/pt:2", []),
+        ("", []),
+    ],
+)
+def test_names_ids_tags_and_patterns(word: str, hits: list[str]) -> None:
+    assert images.match(reversed(NAMES), word, REFERENCES) == hits
+
+
+def test_names_match_without_a_checkout() -> None:
+    assert images.match(NAMES, "org/pt:*-py311", {}) == [PLAIN]

@@ -1,0 +1,189 @@
+"""Configuration and manifest, byte for byte, and the history, from which an image can be rebuilt."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builder.index.wheels import Wheel
+from builder.layers import oci
+from builder.layers.blobs import Descriptor
+from builder.layers.oci import Layer, WheelsOf
+from builder.plan import layer_order
+from builder.plan.layer_order import PlannedLayer
+from builder.plan.settings import Health, Settings
+from tests.unit.plan.test_layer_order import wheel
+
+PLAIN = Settings(env={"B": "2", "A": "1"}, ports=(), command=("bash",), labels={"z": "1", "a": "2"})
+
+
+def planned(kind: str, name: str, *wheels: Wheel, python: str = "3.11") -> PlannedLayer:
+    return PlannedLayer(
+        kind=kind,  # type: ignore[arg-type]
+        name=name,
+        component="base",
+        inputs="sha256:inputs",
+        wheels=wheels,
+        python=python,
+    )
+
+
+def built(layer: PlannedLayer, number: int = 1) -> Layer:
+    return Layer(
+        digest=f"sha256:blob{number}", diff_id=f"sha256:diff{number}", size=number, created_by=oci.describe(layer)
+    )
+
+
+ONE, TWO = wheel("python", "one"), wheel("python", "two")
+LAYERS = [built(planned("wheels", "python", ONE, TWO), 1), built(planned("os", "os"), 2)]
+
+
+def test_a_configuration_byte_for_byte() -> None:
+    """The order of keys matters here, unlike in JSON: the digest is of the bytes."""
+    config = oci.config(PLAIN, LAYERS, created="2026-01-02T03:04:05Z", labels={"base": "debian"})
+    assert config == (
+        b'{"architecture":"amd64","os":"linux","created":"2026-01-02T03:04:05Z","config":{"User":"1000:0",'
+        b'"Env":["B=2","A=1"],"Entrypoint":["/usr/bin/tini","-g","--","/usr/local/bin/start"],"Cmd":["bash"],"WorkingDir":"/workspace",'
+        b'"Labels":{"z":"1","a":"2","base":"debian"}},'
+        b'"rootfs":{"type":"layers","diff_ids":["sha256:diff1","sha256:diff2"]},"history":['
+        b'{"created":"2026-01-02T03:04:05Z","created_by":"wheels format='
+        + str(layer_order.LAYER_FORMAT).encode()
+        + b" python=3.11: "
+        b"one-1-py3-none-any.whl@sha256:" + ONE.sha256.encode() + b" "
+        b"two-1-py3-none-any.whl@sha256:" + TWO.sha256.encode() + b'"},'
+        b'{"created":"2026-01-02T03:04:05Z","created_by":"os"}]}'
+    )
+
+
+def test_ports_and_health_check() -> None:
+    """Docker counts in nanoseconds."""
+    settings = Settings(
+        env={}, ports=(8888, 6006), command=("x",), labels={}, health=Health(command=("check", "it"), interval=7)
+    )
+    config = json.loads(oci.config(settings, (), created="", labels={}))["config"]
+    assert config["ExposedPorts"] == {"8888/tcp": {}, "6006/tcp": {}}
+    assert config["Healthcheck"] == {
+        "Test": ["CMD", "check", "it"],
+        "Interval": 7_000_000_000,
+        "Timeout": 10_000_000_000,
+        "StartPeriod": 60_000_000_000,
+        "Retries": 3,
+    }
+
+
+def test_ports_and_health_check_are_optional() -> None:
+    config = json.loads(oci.config(PLAIN, (), created="", labels={}))["config"]
+    assert not {"ExposedPorts", "Healthcheck"} & set(config)
+
+
+def test_a_later_label_overrides() -> None:
+    config = json.loads(oci.config(PLAIN, (), created="", labels={"z": "new"}))["config"]
+    assert config["Labels"] == {"z": "new", "a": "2"}
+
+
+def test_non_ascii_characters_are_escaped() -> None:
+    settings = Settings(env={"A": "é"}, ports=(), command=(), labels={})
+    assert rb'"A=\u00e9"' in oci.config(settings, (), created="", labels={})
+
+
+def test_a_manifest_byte_for_byte() -> None:
+    config = Descriptor(media_type="application/vnd.oci.image.config.v1+json", digest="sha256:config", size=7)
+    assert oci.manifest(config, LAYERS) == (
+        b'{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json",'
+        b'"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"sha256:config","size":7},'
+        b'"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":"sha256:blob1","size":1},'
+        b'{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":"sha256:blob2","size":2}]}'
+    )
+
+
+def test_the_configuration_of_a_temporary_image() -> None:
+    assert oci.bare_config(LAYERS, {"a": "1"}) == (
+        b'{"architecture":"amd64","os":"linux","config":{"Labels":{"a":"1"}},'
+        b'"rootfs":{"type":"layers","diff_ids":["sha256:diff1","sha256:diff2"]}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        (planned("os", "os"), "os"),
+        (planned("files", "files"), "files"),
+        (planned("files", "ember bytecode"), "files: ember bytecode"),
+        (
+            planned("wheels", "cuda", ONE, python=""),
+            f"wheels format={layer_order.LAYER_FORMAT} python=none: one-1-py3-none-any.whl@sha256:{ONE.sha256}",
+        ),
+    ],
+)
+def test_lines_of_history(layer: PlannedLayer, line: str) -> None:
+    assert oci.describe(layer) == line
+
+
+@pytest.mark.parametrize("line", ["os", "files", "files: ember bytecode", "", "RUN wheels", "wheels"])
+def test_lines_of_other_layers(line: str) -> None:
+    assert oci.parse_history(line) is None
+
+
+words = st.from_regex(r"[A-Za-z0-9_.+!-]{1,40}\.whl", fullmatch=True)
+digests = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
+wheels = st.builds(
+    Wheel,
+    component=st.just("x"),
+    name=st.just("x"),
+    version=st.just("1"),
+    file=words,
+    size=st.just(0),
+    sha256=digests,
+)
+
+
+@given(st.lists(wheels, min_size=1, max_size=4), st.sampled_from(["", "3.9", "3.13"]))
+def test_history_names_the_wheels_of_a_layer(some: list[Wheel], python: str) -> None:
+    line = oci.describe(planned("wheels", "x", *some, python=python))
+    assert oci.parse_history(line) == WheelsOf(
+        format=layer_order.LAYER_FORMAT, python=python, wheels=tuple((wheel.file, wheel.sha256) for wheel in some)
+    )
+
+
+def test_history_of_another_format() -> None:
+    wheels_of = oci.parse_history(f"wheels format=12 python=3.11: a.whl@sha256:{'0' * 64}")
+    assert wheels_of == WheelsOf(format=12, python="3.11", wheels=(("a.whl", "0" * 64),))
+
+
+WHEEL = f"a-1-py3-none-any.whl@sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wheels ",
+        "wheels format=1 python=3.11: ",
+        f"wheels format=1 python=3.11:{WHEEL}",
+        f"wheels format=1 python=3.11: {WHEEL} ",
+        f"wheels format=1 python=3.11: {WHEEL}  {WHEEL}",
+        f"wheels format=1 python=3.11: {WHEEL}\n",
+        f"wheels format=1 python=3.11: {WHEEL}, {WHEEL}",
+        f"wheels format=1 python=: {WHEEL}",
+        f"wheels format=1 python=../..: {WHEEL}/x",
+        f"wheels format=x python=3.11: {WHEEL}",
+        f"wheels format=\u0661 python=3.11: {WHEEL}",
+        f"wheels python=3.11: {WHEEL}",
+        f"wheels format=1 python=3.11: {WHEEL[:-1]}",
+        f"wheels format=1 python=3.11: {WHEEL.upper()}",
+        f"wheels format=1 python=3.11: ../{WHEEL}",
+        f"wheels format=1 python=3.11: a-1.tar.gz@sha256:{'0' * 64}",
+        f"wheels format=1 python=3.11: a-1-py3-none-any.whl@md5:{'0' * 32}",
+    ],
+)
+def test_an_invalid_line_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"^not a line about wheels: "):
+        oci.parse_history(line)
+
+
+def test_a_long_invalid_line_is_truncated() -> None:
+    with pytest.raises(ValueError, match="not a line") as caught:
+        oci.parse_history("wheels " + "x" * 10_000)
+    assert len(str(caught.value)) < 300

@@ -1,0 +1,495 @@
+"""The store: an image layout for other tools too, with complete blobs, records and names."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from builder.common.errors import DamagedError, DiskError, FileError
+from builder.layers import oci
+from builder.layers.blobs import CHUNK, CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.oci import Layer
+from builder.layers.store import Store
+
+KEY = "sha256:" + "a" * 64
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+HELLO = Descriptor(media_type=CONFIG_TYPE, digest=digest_of(b"hello"), size=5)
+
+
+def image(store: Store, name: str, *layers: bytes) -> Descriptor:
+    """Stores an image with these layers and this name."""
+    blobs = [store.put(layer, LAYER_TYPE) for layer in layers]
+    image_layers = [Layer(digest=blob.digest, diff_id="sha256:x", size=blob.size) for blob in blobs]
+    config = store.put(b'{"name":"' + name.encode() + b'"}', CONFIG_TYPE)
+    manifest = store.put(oci.manifest(config, image_layers), MANIFEST_TYPE)
+    store.name(name, manifest)
+    return manifest
+
+
+def files(store: Store) -> set[str]:
+    return {path.relative_to(store.root).as_posix() for path in store.root.rglob("*") if path.is_file()}
+
+
+def failing(call: BaseException) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise call
+
+    return fail
+
+
+# ---- the layout
+
+
+def test_an_empty_store_is_an_empty_layout(store: Store) -> None:
+    """Source: OCI image specification, "Image Layout"."""
+    assert json.loads((store.root / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    assert json.loads((store.root / "index.json").read_text()) == {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [],
+    }
+    assert (store.root / "blobs/sha256").is_dir()
+    assert store.images() == {}
+
+
+def test_the_index_is_that_of_an_image_layout(store: Store) -> None:
+    manifest = image(store, "team/image:1", b"layer")
+    assert json.loads((store.root / "index.json").read_text()) == {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [
+            {
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "digest": manifest.digest,
+                "size": store.path(manifest.digest).stat().st_size,
+                "annotations": {"org.opencontainers.image.ref.name": "team/image:1"},
+            }
+        ],
+    }
+    for name in files(store):
+        if name.startswith("blobs/"):
+            assert name == f"blobs/sha256/{hashlib.sha256((store.root / name).read_bytes()).hexdigest()}"
+
+
+def test_prepare_changes_nothing_in_a_store(store: Store) -> None:
+    image(store, "x", b"layer")
+    before = {name: (store.root / name).read_bytes() for name in files(store)}
+    Store(store.root).prepare()
+    assert {name: (store.root / name).read_bytes() for name in files(store)} == before
+
+
+def test_an_empty_folder_becomes_a_store(tmp_path: Path) -> None:
+    Store(tmp_path).prepare()
+    assert (tmp_path / "oci-layout").exists()
+
+
+def test_the_first_use_creates_a_store(tmp_path: Path) -> None:
+    with Store(tmp_path / "new").used():
+        assert Store(tmp_path / "new").images() == {}
+
+
+def test_another_folder_is_refused_and_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(FileError, match="is neither empty nor an image layout") as caught:
+        Store(tmp_path).prepare()
+    assert "Use an empty or a new folder" in caught.value.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("call", ["pathlib.Path.mkdir", "pathlib.Path.replace", "os.fsync", "tempfile.mkstemp"])
+@pytest.mark.parametrize("count", range(7))
+def test_an_interrupted_prepare_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, count: int
+) -> None:
+    """Killed at any point: the next run must recognize the incomplete store."""
+    module, _, name = call.rpartition(".")
+    holder = Path if module == "pathlib.Path" else __import__(module)
+    original, left = getattr(holder, name), [count]
+
+    def killed(*arguments: Any, **options: Any) -> Any:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return original(*arguments, **options)
+
+    (tmp_path / "parent").mkdir()
+    store = Store(tmp_path / "parent/store")
+    with monkeypatch.context() as patch:
+        patch.setattr(call, killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process cleans nothing up
+        try:
+            store.prepare()
+        except KeyboardInterrupt:
+            assert left == [0]
+    store.prepare()
+    assert store.images() == {}
+    assert json.loads((store.root / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+
+
+# ---- blobs
+
+
+def test_put_then_read(store: Store) -> None:
+    blob = store.put(b"hello", CONFIG_TYPE)
+    assert blob == Descriptor(media_type=CONFIG_TYPE, digest=digest_of(b"hello"), size=5)
+    assert blob.as_data() == {"mediaType": CONFIG_TYPE, "digest": digest_of(b"hello"), "size": 5}
+    assert store.read(blob.digest) == b"hello"
+    assert store.has(blob.digest, 5)
+    assert not store.has(blob.digest, 6)
+    assert not store.has(digest_of(b"other"), 5)
+
+
+def test_every_user_can_read_a_blob(store: Store) -> None:
+    """Temporary files are private to their owner, but blobs are for skopeo and other users of the machine."""
+    old = os.umask(0o077)
+    try:
+        blob = store.put(b"hello", CONFIG_TYPE)
+    finally:
+        os.umask(old)
+    assert store.path(blob.digest).stat().st_mode & 0o777 == 0o644
+
+
+def test_an_existing_blob_is_not_written_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(b"hello", CONFIG_TYPE)
+    monkeypatch.setattr(store, "write", failing(AssertionError("written again")))
+    store.put(b"hello", CONFIG_TYPE)
+
+
+def test_a_blob_of_another_size_is_written_again(store: Store) -> None:
+    blob = store.put(b"hello", CONFIG_TYPE)
+    store.path(blob.digest).write_bytes(b"hell")
+    assert store.read(store.put(b"hello", CONFIG_TYPE).digest) == b"hello"
+
+
+def test_a_damaged_blob_is_refused_and_kept(store: Store) -> None:
+    """Reading must not change the store."""
+    blob = store.put(b"hello", CONFIG_TYPE)
+    store.path(blob.digest).write_bytes(b"HELLO")
+    for _ in range(2):
+        with pytest.raises(DamagedError, match="does not match its digest") as caught:
+            store.read(blob.digest)
+        assert (caught.value.blob, caught.value.exit_code) == (blob.digest, 12)
+        assert "builder gc --check" in caught.value.hint
+
+
+def test_a_build_removes_damaged_blobs(store: Store) -> None:
+    good, bad, missing = (store.put(data, LAYER_TYPE).digest for data in (b"good", b"bad", b"gone"))
+    store.path(missing).unlink()
+    store.remove_damaged([good, bad, missing])
+    store.path(bad).write_bytes(b"BAD")
+    with pytest.raises(DamagedError, match="did not match its digest and was removed") as caught:
+        store.remove_damaged([good, bad, missing])
+    assert "Run the same command again" in caught.value.hint
+    assert (store.path(good).exists(), store.path(bad).exists()) == (True, False)
+
+
+def test_large_blobs_are_hashed_in_chunks(store: Store) -> None:
+    blob = store.put(bytes(3 * CHUNK + 1), LAYER_TYPE).digest
+    read: list[int] = []
+    assert store.matches(blob, read.append)
+    assert read == [CHUNK, CHUNK, CHUNK, 1]
+    assert not store.matches(KEY, read.append)
+
+
+def test_a_missing_blob(store: Store) -> None:
+    with pytest.raises(FileError, match=f"blob {KEY} is missing from the store"):
+        store.read(KEY)
+
+
+def test_a_blob_appears_when_it_is_complete(store: Store) -> None:
+    def make(out: BinaryIO) -> Descriptor:
+        out.write(b"hel")
+        out.write(b"lo")
+        assert not store.path(digest_of(b"hello")).exists(), "visible before it is complete"
+        return HELLO
+
+    store.write(make)
+    assert store.read(digest_of(b"hello")) == b"hello"
+    assert not list((store.root / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), OSError(errno.EIO, "x")], ids=repr)
+def test_a_failed_write_leaves_nothing(store: Store, error: BaseException) -> None:
+    before = files(store)
+
+    def make(out: BinaryIO) -> Descriptor:
+        out.write(b"half")
+        raise error
+
+    with pytest.raises(type(error)):
+        store.write(make)
+    assert files(store) == before
+
+
+def test_a_blob_is_synced_before_it_is_renamed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no blob is incomplete after a power failure."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.replace
+
+    def synced(handle: int) -> None:
+        done.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")  # noqa: PTH112  a link of the system
+        fsync(handle)
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append("name")
+        assert path.read_bytes() == b"hello", "not flushed"
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    store.put(b"hello", CONFIG_TYPE)
+    assert done == ["file", "name", "folder"]
+
+
+def test_a_failed_sync_during_a_write_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux reports lost data once: the sync at the end succeeds."""
+    failed = threading.Event()
+
+    def fdatasync(_: int) -> None:
+        failed.set()
+        raise OSError(errno.EIO, "x")
+
+    def make(out: BinaryIO) -> Descriptor:
+        out.write(b"hello")
+        assert failed.wait(10)
+        return HELLO
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with pytest.raises(OSError, match="Errno 5"):
+        store.write(make)
+    assert not store.path(HELLO.digest).exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["os.fsync", "pathlib.Path.replace"])
+def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch, code: int, call: str) -> None:
+    before = files(store)
+    monkeypatch.setattr(call, failing(OSError(code, os.strerror(code))))
+    with pytest.raises(DiskError, match="the disk of the store is full") as caught:
+        store.put(b"hello", CONFIG_TYPE)
+    assert str(store.root) in str(caught.value)
+    assert "builder gc" in caught.value.hint
+    assert files(store) == before
+
+
+def test_many_threads_put_the_same_blob(store: Store) -> None:
+    start, failures = threading.Barrier(8), list[BaseException]()
+
+    def put() -> None:
+        try:
+            start.wait(10)
+            store.put(b"hello" * 1000, CONFIG_TYPE)
+        except BaseException as error:  # noqa: BLE001  checked below
+            failures.append(error)
+
+    threads = [threading.Thread(target=put) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert failures == []
+    assert store.read(digest_of(b"hello" * 1000)) == b"hello" * 1000
+    assert not list((store.root / "tmp").iterdir())
+
+
+def temporary(store: Store) -> list[Path]:
+    return list((store.root / "tmp").iterdir())
+
+
+def test_temporary_files_of_a_killed_builder_are_removed(store: Store) -> None:
+    old, new = store.root / "tmp/old", store.root / "tmp/new"
+    old.write_bytes(b"gigabytes")
+    os.utime(old, (0, 0))
+    new.write_bytes(b"maybe not locked yet")
+    with store.used():
+        assert temporary(store) == [new]
+
+
+def test_temporary_files_of_another_builder_are_kept(store: Store) -> None:
+    """However old the last write is."""
+
+    def make(out: BinaryIO) -> Descriptor:
+        out.write(b"hello")
+        out.flush()
+        [path] = temporary(store)
+        os.utime(path, (0, 0))
+        with Store(store.root).used():
+            assert temporary(store) == [path]
+        return HELLO
+
+    store.write(make)
+    assert store.read(digest_of(b"hello")) == b"hello"
+
+
+def test_a_temporary_file_is_kept_until_it_is_renamed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncing gigabytes takes longer than a file counts as new."""
+    rename = Path.replace
+
+    def renamed(path: Path, target: Path) -> Path:
+        os.utime(path, (0, 0))
+        with Store(store.root).used():
+            return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", renamed)
+    store.put(b"hello", CONFIG_TYPE)
+    assert store.read(digest_of(b"hello")) == b"hello"
+
+
+# ---- records
+
+
+def test_a_record_is_found_while_its_blob_exists(store: Store) -> None:
+    blob = store.put(b"layer", LAYER_TYPE)
+    data = {"digest": blob.digest, "size": 5, "more": [1, "a"]}
+    assert store.get_record(KEY) is None
+    store.put_record(KEY, data)
+    assert store.get_record(KEY) == data
+    assert Store(store.root).get_record(KEY) == data
+    store.path(blob.digest).unlink()
+    assert store.get_record(KEY) is None
+
+
+def test_a_record_of_a_truncated_blob_is_not_found(store: Store) -> None:
+    blob = store.put(b"layer", LAYER_TYPE)
+    store.put_record(KEY, {"digest": blob.digest, "size": 5})
+    store.path(blob.digest).write_bytes(b"lay")
+    assert store.get_record(KEY) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", "{}", '"x"', '{"digest": 1, "size": 1}', '{"digest": "x"}'])
+def test_a_damaged_record_is_none(store: Store, text: str) -> None:
+    blob = store.put(b"layer", LAYER_TYPE)
+    store.put_record(KEY, {"digest": blob.digest, "size": 5})
+    [record] = (store.root / "layers").iterdir()
+    record.write_text(text)
+    assert store.get_record(KEY) is None
+
+
+def test_a_record_that_is_not_text_is_none(store: Store) -> None:
+    (store.root / "layers" / f"{KEY[7:]}.json").write_bytes(b"\xff\xfe")
+    assert store.get_record(KEY) is None
+
+
+def test_a_record_can_be_replaced(store: Store) -> None:
+    for data in (b"one", b"other"):
+        blob = store.put(data, LAYER_TYPE)
+        store.put_record(KEY, {"digest": blob.digest, "size": len(data)})
+    assert store.get_record(KEY) == {"digest": digest_of(b"other"), "size": 5}
+
+
+# ---- names
+
+
+def test_a_name_belongs_to_one_image(store: Store) -> None:
+    old, other = image(store, "x:1", b"old"), image(store, "y:1", b"other")
+    new = image(store, "x:1", b"new")
+    assert store.images() == {"x:1": new, "y:1": other}
+    assert old not in store.images().values()
+
+
+def test_names_are_sorted(store: Store, tmp_path: Path) -> None:
+    for name in ("b", "c", "a"):
+        image(store, name, b"layer")
+    again = Store(tmp_path / "again")
+    again.prepare()
+    for name in ("a", "b", "c"):
+        image(again, name, b"layer")
+    assert list(store.images()) == ["a", "b", "c"]
+    assert (store.root / "index.json").read_bytes() == (again.root / "index.json").read_bytes()
+
+
+def test_an_existing_name_is_not_written_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = image(store, "x", b"layer")
+    monkeypatch.setattr("builder.common.atomic.write_text", failing(AssertionError("written again")))
+    store.name("x", manifest)
+
+
+def test_several_threads_name_images(store: Store) -> None:
+    manifest = image(store, "x", b"layer")
+    start = threading.Barrier(6)
+
+    def name(number: int) -> None:
+        start.wait(10)
+        Store(store.root).name(f"x{number}", manifest)
+
+    threads = [threading.Thread(target=name, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(store.images()) == ["x", *(f"x{number}" for number in range(6))]
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]"])
+def test_a_damaged_index_is_reported(store: Store, text: str) -> None:
+    (store.root / "index.json").write_text(text)
+    with pytest.raises(FileError, match=r"cannot read .*index\.json: invalid index: "):
+        store.images()
+
+
+def test_an_index_that_cannot_be_read_is_not_a_lost_one(store: Store) -> None:
+    """`gc --check` replaces a damaged index."""
+    store.index.unlink()
+    store.index.mkdir()
+    with pytest.raises(FileError, match=r"cannot read .*index\.json: Is a directory") as caught:
+        store.images()
+    assert not isinstance(caught.value, DamagedError)
+
+
+def test_names_are_removed_and_others_kept(store: Store) -> None:
+    for name in ("org/a:1", "org/a:2", "org/b:1"):
+        store.name(name, store.put(name.encode(), MANIFEST_TYPE))
+    store.remove_names(["org/a:1", "org/a:2", "org/c:1"])
+    assert list(store.images()) == ["org/b:1"]
+
+
+def test_a_name_replaces_another(store: Store) -> None:
+    manifest = store.put(b"{}", MANIFEST_TYPE)
+    store.name("org/a:1.untested", manifest)
+    store.name("org/a:1", manifest, instead_of="org/a:1.untested")
+    assert store.images() == {"org/a:1": manifest}
+
+
+# ---- damage
+
+
+def test_a_lost_index_is_not_an_empty_store(store: Store) -> None:
+    image(store, "x", b"layer")
+    store.index.unlink()
+    with pytest.raises(FileError, match=r"index\.json is missing, but the store has blobs") as caught:
+        store.prepare()
+    assert "builder gc --check" in caught.value.hint
+    assert not store.index.exists()
+
+
+@pytest.mark.parametrize("offset", [0, 3, 2_000_005, 4_000_000])
+def test_a_blob_is_read_from_an_offset(store: Store, offset: int) -> None:
+    content = bytes(2_000_000) + b"middle" + bytes(1_999_994)
+    members = gzip.compress(content[:7], mtime=0) + gzip.compress(b"") + gzip.compress(content[7:], mtime=0)
+    plain, packed = store.put(content, LAYER_TYPE), store.put(members, LAYER_TYPE)
+    assert b"".join(store.chunks(plain.digest, offset)) == content[offset:]
+    assert b"".join(store.inflated(packed.digest, offset)) == content[offset:]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-5], lambda data: b"x" + data[1:], lambda data: data[:-8] + b"\0" * 8]
+)
+def test_a_blob_that_is_not_valid_gzip(store: Store, damage: Callable[[bytes], bytes]) -> None:
+    blob = store.put(damage(gzip.compress(b"content" * 1000)), LAYER_TYPE)
+    with pytest.raises(DamagedError, match="is not valid gzip") as caught:
+        list(store.inflated(blob.digest))
+    assert caught.value.blob == blob.digest

@@ -1,0 +1,330 @@
+"""Lock files: contents, when they are out of date, and errors for damaged ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from builder.common.errors import LockError, StaleError
+from builder.index.wheels import is_cuda_wheel
+from builder.lock import lockfile
+from builder.lock import update as locking
+from builder.matrix.project import Project
+from tests.fakes import locks
+
+Edit = Callable[[str, str], Project]
+GROUP = "em-1.10-cu1210-py311"
+CELL = f"{GROUP}-jupyter"
+
+
+@pytest.mark.parametrize("group", locks.GROUPS)
+def test_the_tiny_locks_are_up_to_date(tiny: Project, snapshot: Callable[[str, str], None], group: str) -> None:
+    snapshot(f"tiny/locks/{group}.json", lockfile.dump(locks.locks(tiny)[group]))
+
+
+def test_read_gives_what_was_written(tiny: Project) -> None:
+    for group, lock in locks.locks(tiny).items():
+        assert lockfile.read(tiny.root, group) == lock
+
+
+def test_an_empty_lock(tiny: Project) -> None:
+    empty = replace(locks.locks(tiny)[GROUP], wheels=(), components={})
+    lockfile.path(tiny.root, GROUP).write_text(lockfile.dump(empty))
+    assert lockfile.read(tiny.root, GROUP) == empty
+
+
+def test_a_line_a_wheel_and_a_line_a_component(tiny: Project) -> None:
+    lock = locks.locks(tiny)[GROUP]
+    lines = [line.strip().rstrip(",") for line in lockfile.dump(lock).splitlines()]
+    assert [json.loads(line)["name"] for line in lines if '"sha256"' in line] == [wheel.name for wheel in lock.wheels]
+    parts = [line for line in lines if '"requirements"' in line]
+    assert [json.loads(f"{{{line}}}") for line in parts] == [
+        {name: {"requirements": part.requirements, "wheels": part.wheels}} for name, part in lock.components.items()
+    ]
+    assert "example.test" not in lockfile.dump(lock)
+
+
+def test_none(tiny: Project) -> None:
+    assert lockfile.read(tiny.root, "em-1.9-cu129-py39") is None
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "cut short": lambda text: text[: len(text) // 2],
+    "not UTF-8": lambda text: text + b"\xff",
+    "not JSON": lambda text: text.replace(b"{", b"[", 1),
+    "a list": lambda _: b"[]\n",
+    "2,000 brackets": lambda _: b"[" * 2000,
+    "other format": lambda text: text.replace(b'"format": 2', b'"format": 1'),
+    "unknown key": lambda text: text.replace(b'"format": 2', b'"format": 2, "more": 1'),
+    "size as text": lambda text: text.replace(b'"size": 1003', b'"size": "1003"'),
+    "negative size": lambda text: text.replace(b'"size": 1003', b'"size": -1'),
+    "other spacing": lambda text: text + b"\n",
+    "CRLF": lambda text: text.replace(b"\n", b"\r\n"),
+    "keys twice": lambda text: text.replace(b'"format": 2,', b'"format": 2, "format": 2,'),
+    "another group's": lambda text: text.replace(f'"group": "{GROUP}"'.encode(), b'"group": "em-1.9-cu129-py39"'),
+    "a wheel that is needed is gone": lambda text: re.sub(rb'  \{"name": "pip".*\n', b"", text),
+    "a wheel that nothing needs": lambda text: text.replace(b'"wheels": ["pip"]', b'"wheels": []'),
+    "a wheel twice": lambda text: re.sub(rb'(  \{"name": "pip".*\n)', rb"\1\1", text),
+    "path in a file name": lambda text: text.replace(b'"file": "pip', b'"file": "../pip'),
+    "newline in a name": lambda text: text.replace(b'"name": "pip"', b'"name": "pip\\n"'),
+    "option in a name": lambda text: text.replace(b'"name": "pip"', b'"name": "--pip"'),
+    "line in a version": lambda text: text.replace(b'"version": "2.0"', b'"version": "2.0 --index-url x"', 1),
+    "short hash": lambda text: text.replace(b'"sha256": "', b'"sha256": "0', 1),
+    "hash in capitals": lambda text: text.upper().replace(b'"SHA256"', b'"sha256"'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_damaged(tiny: Project, damage: Callable[[bytes], bytes]) -> None:
+    path = lockfile.path(tiny.root, GROUP)
+    before = path.read_bytes()
+    path.write_bytes(damage(before))
+    assert path.read_bytes() != before, "this test damages nothing"
+    with pytest.raises(LockError) as caught:
+        lockfile.read(tiny.root, GROUP)
+    assert f"{GROUP}.json" in str(caught.value)
+    assert caught.value.hint == f"Resolve it again: builder lock '{GROUP}*'"
+    assert len(str(caught.value)) < 500
+
+
+def test_a_lock_of_another_format(tiny: Project) -> None:
+    """As in an older revision, where nothing is damaged."""
+    text = lockfile.dump(locks.locks(tiny)[GROUP]).replace('"format": 2', '"format": 1')
+    with pytest.raises(LockError, match=r"^HEAD~9:locks/x\.json has lock format 1; this builder reads format 2$"):
+        lockfile.parse(text, "HEAD~9:locks/x.json", "x")
+
+
+def test_a_folder_instead_of_a_file(tiny: Project) -> None:
+    lockfile.path(tiny.root, "em-1.9-cu129-py39").mkdir()
+    with pytest.raises(LockError, match=r"em-1.9-cu129-py39.json: .*Is a directory"):
+        lockfile.read(tiny.root, "em-1.9-cu129-py39")
+
+
+def test_requirements_by_component(tiny: Project) -> None:
+    cell = tiny.select([CELL])[0]
+    assert lockfile.requirements(tiny.matrix, cell) == {
+        "python": ["pip"],
+        "ember": ["ember==1.10.0", "emberkit", "ember-extra==1.10.0"],
+        "board": ["board"],
+        "jupyter": ["notebook"],
+    }
+    quartz = tiny.select(["qz-0.5-cu129-py311"])[0]
+    assert lockfile.requirements(tiny.matrix, quartz)["quartz"] == ["quartz[cuda]==0.5.3"]
+
+
+def test_on_the_cpu_another_package_and_nothing_of_cuda(on_cpu: Project, edit: Edit) -> None:
+    [cell] = on_cpu.select(["qz-0.5-cpu-py311"])
+    assert lockfile.requirements(on_cpu.matrix, cell) == {"python": ["pip"], "quartz": ["quartz==0.5.3"]}
+    project = edit("cuda: {needs: [python]}", "cuda: {needs: [python], packages: [sums]}")
+    assert "cuda" not in lockfile.requirements(project.matrix, cell)
+    [cuda] = project.select(["qz-0.5-cu129-py311"])
+    assert lockfile.requirements(project.matrix, cuda) == {
+        "python": ["pip"], "cuda": ["sums"], "quartz": ["quartz[cuda]==0.5.3"]
+    }  # fmt: skip
+
+
+def test_requirements_of_a_component_of_a_line(edit: Edit) -> None:
+    edit("  board: {needs", "  legacy: {needs: [cuda], packages: [old-sums]}\n  board: {needs")
+    project = edit("{release: 1.9.2", "{components: [legacy], release: 1.9.2")
+    [old, new] = project.select(["em-1.9-cu129-py39", "em-1.10-cu129-py311"])
+    assert list(lockfile.requirements(project.matrix, old).items()) == [
+        ("python", ["pip"]),
+        ("ember", ["ember==1.9.2", "emberkit"]),
+        ("legacy", ["old-sums"]),
+    ]
+    assert "legacy" not in lockfile.requirements(project.matrix, new)
+
+
+def test_requirements_of_a_group(tiny: Project) -> None:
+    needs = lockfile.group_requirements(tiny.matrix, tiny.groups["em-1.9-cu129-py39"])
+    assert needs == {
+        "python": ["pip"],
+        "ember": ["ember==1.9.2", "emberkit"],
+        "board": ["board"],
+        "jupyter": ["notebook"],
+    }
+
+
+def stale(project: Project, cell_id: str = CELL) -> str:
+    """What matrix.yaml requires that the tiny lock does not answer."""
+    [cell] = project.select([cell_id])
+    lock = lockfile.read(project.root, cell.group)
+    assert lock is not None
+    return lockfile.stale_reason(project.matrix, lock, [cell])
+
+
+STALE = {
+    "release": ("release: 1.10.0", "release: 1.10.1", "ember: matrix.yaml requires ember==1.10.1, "),
+    "packages of the line": ("ember-extra==1.10.0", "ember-extra==1.10.2", "ember: matrix.yaml requires "),
+    "packages of a component": (
+        "packages: [notebook]",
+        "packages: [notebook, lab]",
+        "jupyter: matrix.yaml requires notebook, lab, the lock has notebook",
+    ),
+    "glibc": ('glibc: "2.36"', 'glibc: "2.41"', "glibc: matrix.yaml has 2.41, the lock 2.36"),
+    "toolkit": ("toolkit: 12.10.1", "toolkit: 12.10.2", "toolkit: matrix.yaml has 12.10.2, the lock 12.10.1"),
+    "no toolkit": ("{toolkit: 12.10.1}", "{}", "toolkit: matrix.yaml has nothing, the lock 12.10.1"),
+    "constraint of the line": (
+        "release: 1.10.0\n",
+        "release: 1.10.0\n        constraints: [sums<2]\n",
+        "constraints: matrix.yaml has sums<2, the lock nothing",
+    ),
+    "package for this CUDA": (
+        "package: ember\n",
+        'package: ember\n    package_on: {"12": "ember[cuda]"}\n',
+        "ember: matrix.yaml requires ember[cuda]==1.10.0",
+    ),
+    "new component": (
+        "  jupyter: [board, jupyter]\n",
+        "  jupyter: [board, jupyter, more]\n",
+        "the component more is new",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "reason"), STALE.values(), ids=STALE.keys())
+def test_changes_that_make_a_lock_stale(tiny: Project, edit: Edit, old: str, new: str, reason: str) -> None:
+    assert stale(tiny) == ""
+    if "more" in new:
+        edit("  board: {needs", "  more: {needs: [base], packages: [more]}\n  board: {needs")
+    assert stale(edit(old, new)).startswith(reason)
+
+
+FRESH = {
+    "another CUDA's toolkit": ('"12.9": {}', '"12.9": {toolkit: 12.9.1}'),
+    "constraint of another framework": ("{release: 0.5.3", "{constraints: [sums<2], release: 0.5.3"),
+    "package of another framework": ("quartz[cuda]", "quartz[gpu]"),
+    "release of another framework": ("release: 0.5.3", "release: 0.5.4"),
+    "package of Debian that is a Python": ("{debian: newbird}", "{debian: newbird, apt: [python3, python3-extra]}"),
+    "budget": ("exclude:", 'budgets: [{cells: "*", image: 4GB, layer: 1GB}]\nexclude:'),
+    "command": ("command: [start-jupyter]", "command: [other]"),
+    "namespace": ("namespace: team", "namespace: others"),
+    "source": ("namespace: team", "namespace: team\nsource: https://git.example.test/team/images"),
+    "reason": ("made up: no wheels", "made up: not a wheel"),
+    "base image": ("example/base:new@", "example/base:newer@"),
+    "another line": ("release: 1.9.2", "release: 1.9.3"),
+    "Debian package": ("apt: [python3]", "apt: [python3, git]"),
+    "order of components": ("jupyter: [board, jupyter]", "jupyter: [jupyter, board]"),
+    "variant of known components": ("  board: [board]\n", "  board: [board]\n  both: [jupyter]\n"),
+    "variant that is gone": ("  board: [board]\n", ""),
+    "component of a sibling": ("  board: [board]\n", "  board: [board, more]\n"),
+    "packages of a component that only others have": ("packages: [board]", "packages: [board, extra]"),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), FRESH.values(), ids=FRESH.keys())
+def test_changes_that_do_not_concern_the_cell(edit: Edit, old: str, new: str) -> None:
+    if "more" in new:
+        edit("  board: {needs", "  more: {needs: [base], packages: [more]}\n  board: {needs")
+    if old == "  board: [board]\n" and not new:
+        edit("qz-0.5-cu1210-py39-board", "qz-0.5-cu1210-py39-jupyter")
+    cell = GROUP if "only others" in str(new) or "extra]" in new else CELL
+    assert stale(edit(old, new), cell) == ""
+
+
+def test_a_cpu_beside_it_leaves_the_locks_of_cuda_alone(on_cpu: Project) -> None:
+    for cell in locks.LOCKED:
+        assert stale(on_cpu, cell) == ""
+
+
+def test_what_a_cell_needs_of_its_groups_lock(tiny: Project) -> None:
+    """Each wheel once, with the first component that needs it; CUDA's of the framework are those of `cuda`."""
+    [cell] = tiny.select([CELL])
+    lock = lockfile.of_cell(tiny.matrix, cell, locks.locks(tiny)[GROUP])
+    assert {wheel.name: wheel.component for wheel in lock.wheels} == {
+        **dict.fromkeys(locks.CUDA, "cuda"),
+        **dict.fromkeys(("ember", "ember-extra", "emberkit"), "ember"),
+        "pip": "python",
+        "board": "board",
+        "notebook": "jupyter",
+    }
+    assert list(lock.wheels) == sorted(lock.wheels, key=lambda wheel: (wheel.component, wheel.name))
+    [plain] = tiny.select([GROUP])
+    assert {wheel.component for wheel in lockfile.of_cell(tiny.matrix, plain, locks.locks(tiny)[GROUP]).wheels} == {
+        "cuda",
+        "ember",
+        "python",
+    }
+
+
+def test_a_wheel_that_two_components_need_belongs_to_the_first(tiny: Project) -> None:
+    whole = locks.locks(tiny)[GROUP]
+    jupyter = whole.components["jupyter"]
+    parts = {**whole.components, "jupyter": replace(jupyter, wheels=sorted([*jupyter.wheels, "board", "emberkit"]))}
+    shared = replace(whole, components=parts)
+    [cell] = tiny.select([CELL])
+    assert lockfile.of_cell(tiny.matrix, cell, shared) == lockfile.of_cell(tiny.matrix, cell, whole)
+
+
+def test_cuda_wheels_of_a_variant_belong_to_its_component(tiny: Project) -> None:
+    whole = locks.locks(tiny)[GROUP]
+    compiler = locks.entry("nvidia-compiler", "1", 1, "py3-none-manylinux_2_28_x86_64")
+    board = replace(whole.components["board"], wheels=["board", "nvidia-compiler", locks.CUDA[0]])
+    wheels = tuple(sorted([*whole.wheels, compiler], key=lambda wheel: wheel.name))
+    added = replace(whole, wheels=wheels, components={**whole.components, "board": board})
+    [cell] = tiny.select([CELL])
+    owners = {
+        wheel.name: wheel.component for wheel in lockfile.of_cell(tiny.matrix, cell, added).wheels if wheel.is_cuda
+    }
+    assert owners == {**dict.fromkeys(locks.CUDA, "cuda"), "nvidia-compiler": "board"}
+
+
+def test_a_lock_without_a_component_of_the_cell(tiny: Project) -> None:
+    whole = locks.locks(tiny)[GROUP]
+    del whole.components["jupyter"]
+    [cell] = tiny.select([CELL])
+    with pytest.raises(StaleError, match=f"locks/{GROUP}.json has no component jupyter"):
+        lockfile.of_cell(tiny.matrix, cell, whole)
+
+
+@pytest.mark.parametrize(
+    ("file", "is_cuda"),
+    [
+        ("nvidia_cublas_cu12-12.8.4.1-py3-none-manylinux_2_27_x86_64.whl", True),
+        ("nvidia_nccl_cu12-2.27.5-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", True),
+        ("nvidia_ml_py-13.580.82-py3-none-any.whl", False),
+        ("nvidia_thing-1.0-cp311-cp311-manylinux_2_27_x86_64.whl", False),
+        ("torch-2.9.1-cp311-cp311-manylinux_2_28_x86_64.whl", False),
+        ("triton-3.5.1-py3-none-manylinux_2_27_x86_64.whl", False),
+    ],
+)
+def test_cuda_wheels(file: str, is_cuda: bool) -> None:
+    assert is_cuda_wheel(file) is is_cuda
+
+
+def test_wheels_that_are_unsorted_or_duplicated(tiny: Project) -> None:
+    """Of two wheels with one name, a cell would take the last."""
+    lock = locks.locks(tiny)[GROUP]
+    other = replace(lock.wheels[-1], sha256="0" * 64)
+    for wheels in (lock.wheels[::-1], (*lock.wheels, other)):
+        text = lockfile.dump(replace(lock, wheels=wheels))
+        with pytest.raises(LockError, match="wheels are not sorted, or one is duplicated"):
+            lockfile.parse(text, "x", GROUP)
+
+
+EDITS = {
+    "version": (b'"version": "2.0"', b'"version": "9.9.9"'),
+    "file": (b'"file": "pip-2.0-py3', b'"file": "pip-9.9.9-py3'),
+    "file of another": (b'"file": "pip-2.0-py3', b'"file": "pop-2.0-py3'),
+    "no version": (b'"file": "pip-2.0-py3', b'"file": "pip-x-py3'),
+    "no tags": (b'"file": "pip-2.0-py3-none-any.whl"', b'"file": "pip-2.0.whl"'),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_a_wheel_whose_file_is_not_its_name_and_version(tiny: Project, edit: tuple[bytes, bytes]) -> None:
+    """`version: 9.9.9` reached the constraints of the image, since the layer was cached by the hash alone."""
+    path = lockfile.path(tiny.root, GROUP)
+    before = path.read_bytes()
+    path.write_bytes(before.replace(*edit, 1))
+    assert path.read_bytes() != before, "this test edits nothing"
+    with pytest.raises(LockError, match=r"was edited by hand: \S+\.whl is not \S+ \S+") as caught:
+        lockfile.read(tiny.root, GROUP)
+    assert caught.value.hint == f"Resolve it again: builder lock '{GROUP}*'"
+    with pytest.raises(LockError, match="was edited by hand"):
+        locking.check(tiny, tiny.select([CELL]))

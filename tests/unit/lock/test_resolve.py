@@ -1,0 +1,730 @@
+"""Resolving, with a stand-in for uv: which versions and wheels are taken, what is kept, and what failures say."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.tags import parse_tag
+
+from builder.common.errors import FetchError, LockError, UnreachableError
+from builder.index.host import Host
+from builder.index.settings import IndexSettings
+from builder.lock import lockfile, resolve
+from builder.lock.lockfile import Lock
+from builder.lock.resolve import Resolver, tag_ranks
+from builder.matrix.cells import Cell
+from builder.matrix.project import Project
+from tests.fakes import locks
+from tests.fakes.wire import Reply, Wire
+
+Edit = Callable[[str, str], Project]
+GROUP = "em-1.10-cu1210-py311"  # its CUDA has a toolkit
+NO_TOOLKIT = "qz-0.5-cu129-py311"
+CELL = Cell(framework="ember", short="em", line="1", release="1.0", cuda="12.9", python="3.11", variant="plain")
+LINUX = "manylinux_2_28_x86_64"
+
+
+def rank(tag: str, python: str = "3.11", glibc: str = "2.36") -> int | None:
+    ranks = tag_ranks(python, glibc)
+    return min((ranks[name] for name in parse_tag(tag) if name in ranks), default=None)
+
+
+# From the most specific to the least, as pip orders them.
+ORDER = [
+    "cp311-cp311-manylinux_2_36_x86_64",
+    "cp311-cp311-manylinux_2_17_x86_64",
+    "cp311-cp311-manylinux2014_x86_64",
+    "cp311-cp311-manylinux_2_16_x86_64",
+    "cp311-cp311-manylinux_2_12_x86_64",
+    "cp311-cp311-manylinux2010_x86_64",
+    "cp311-cp311-manylinux1_x86_64",
+    "cp311-cp311-linux_x86_64",
+    f"cp311-abi3-{LINUX}",
+    f"cp311-none-{LINUX}",
+    f"cp310-abi3-{LINUX}",
+    f"cp32-abi3-{LINUX}",
+    f"py311-none-{LINUX}",
+    f"py3-none-{LINUX}",
+    f"py30-none-{LINUX}",
+    "cp311-none-any",
+    "py311-none-any",
+    "py3-none-any",
+    "py30-none-any",
+]
+
+
+def test_tags_from_specific_to_general() -> None:
+    ranks = [rank(tag) for tag in ORDER]
+    assert None not in ranks
+    assert ranks == sorted(ranks, key=lambda rank: rank or 0)
+    assert len(set(ranks)) == len(ranks)
+    assert ranks[0] == 0
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "cp312-cp312-manylinux_2_17_x86_64",
+        "cp310-cp310-manylinux_2_17_x86_64",
+        "cp312-abi3-manylinux_2_17_x86_64",
+        "cp311-cp311-manylinux_2_37_x86_64",
+        "cp311-cp311-manylinux_2_17_aarch64",
+        "cp311-cp311-musllinux_1_2_x86_64",
+        "cp311-cp311t-manylinux_2_17_x86_64",
+        "cp311-cp311-win_amd64",
+        "py2-none-any",
+        "pp311-pypy311_pp73-manylinux_2_17_x86_64",
+    ],
+)
+def test_tags_that_do_not_fit(tag: str) -> None:
+    assert rank(tag) is None
+
+
+def test_tags_of_an_older_machine() -> None:
+    assert rank("cp39-cp39-manylinux_2_31_x86_64", "3.9", "2.31") == 0
+    assert rank("cp39-cp39-manylinux_2_34_x86_64", "3.9", "2.31") is None
+
+
+def entry(file: str, *, sha256: str | None = None) -> dict[str, Any]:
+    hashes = {"sha256": sha256 if sha256 is not None else hashlib.sha256(file.encode()).hexdigest()}
+    return {"url": f"https://files.example.test/a/{file}", "hashes": hashes}
+
+
+def best(*files: str) -> str:
+    package = {"version": "1.0", "wheels": [entry(file) for file in files]}
+    wheel, url = resolve._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36"))
+    assert url.endswith(wheel.file)
+    return wheel.file
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        # The first is to be taken.
+        ["x-1.0-cp311-cp311-manylinux_2_17_x86_64.whl", "x-1.0-py3-none-any.whl"],
+        ["x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl", "x-1.0-cp311-cp311-manylinux_2_17_x86_64.whl"],
+        ["x-1.0-cp39-abi3-manylinux_2_17_x86_64.whl", "x-1.0-py3-none-any.whl"],
+        ["x-1.0-10-py3-none-any.whl", "x-1.0-9-py3-none-any.whl", "x-1.0-py3-none-any.whl"],
+        ["x-1.0-2b-py3-none-any.whl", "x-1.0-2a-py3-none-any.whl"],
+        ["x-1.0-cp311-cp311-linux_x86_64.whl", "x-1.0-9-py3-none-any.whl"],
+        ["x-1.0-py3-none-any.whl", "x-1.0-cp312-cp312-manylinux_2_17_x86_64.whl"],
+        ["x-1.0-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "x-1.0-py3-none-manylinux2014_x86_64.whl"],
+    ],
+)
+def test_the_wheel_that_an_installer_takes(files: list[str]) -> None:
+    assert best(*files) == files[0]
+    assert best(*reversed(files)) == files[0]
+
+
+def test_a_local_version_in_an_address() -> None:
+    package = {"version": "1.0+cu129", "wheels": [entry("x-1.0%2Bcu129-py3-none-any.whl")]}
+    wheel, _ = resolve._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36"))
+    assert (wheel.file, wheel.version) == ("x-1.0+cu129-py3-none-any.whl", "1.0+cu129")
+
+
+SAME = "x-1.0-py3-none-any.whl"
+UNFIT: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "none at all": ([], "x 1.0 has no wheel for Python 3.11 on x86_64"),
+    "none that fits": ([entry("x-1.0-cp312-cp312-win_amd64.whl")], "x 1.0 has no wheel for Python 3.11"),
+    "two builds alike": ([entry(SAME), entry("x-1.0-py2.py3-none-any.whl")], "x has two builds that fit equally"),
+    "one name, two contents": ([entry(SAME), entry(SAME, sha256="0" * 64)], "x has two builds that fit equally"),
+    "no hash": ([entry(SAME, sha256="")], f"the index has no SHA-256 for {SAME}"),
+    "no wheel's name": ([entry("x.whl")], "the index lists an invalid wheel file name: 'x.whl'"),
+}
+
+
+@pytest.mark.parametrize(("wheels", "message"), UNFIT.values(), ids=UNFIT.keys())
+def test_no_wheel_can_be_chosen(wheels: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(LockError) as caught:
+        resolve._best_wheel(CELL, "x", {"version": "1.0", "wheels": wheels}, tag_ranks("3.11", "2.36"))
+    assert str(caught.value).startswith(f"{CELL.id}: ")
+    assert message in str(caught.value)
+
+
+def test_one_file_listed_twice_is_no_conflict() -> None:
+    assert best(SAME, SAME) == SAME
+
+
+NO_SOLUTION = """\
+warning: something else
+  \u00d7 No solution found when resolving dependencies:
+  ╰─▶ Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.
+"""
+OUTPUTS = {
+    NO_SOLUTION: "Change a version in matrix.yaml",
+    "error: Failed to fetch: `https://index.example.test/x/`\n  Caused by: dns error": "did not respond correctly",
+    "error: operation timed out": "did not respond correctly",
+    "  \u00d7 Failed to download `x==1`\n  ╰─▶ Hash mismatch for `x==1`": "do not match its hashes",
+    "  ╰─▶ Because x==1 has no usable wheels and building from source is disabled": "pin a version that has one",
+    "  ╰─▶ Because x==1 has no wheels with a matching Python version tag": "pin a version that has one",
+}
+
+
+@pytest.mark.parametrize(("output", "hint"), OUTPUTS.items(), ids=list(OUTPUTS.values()))
+def test_hints(output: str, hint: str) -> None:
+    assert hint in resolve._hint(output)
+
+
+def test_uv_in_its_own_words_without_decoration() -> None:
+    assert resolve._explain(NO_SOLUTION).splitlines() == [
+        "  No solution found when resolving dependencies:",
+        "  Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.",
+    ]
+
+
+RUNTIME, SUMS = locks.CUDA
+TOOLKIT = "cuda-toolkit[all]==12.10.1"
+TOOLKIT_VERSIONS = {"cuda-toolkit": "12.10.1", RUNTIME: "12.10.1", SUMS: "12.10.1"}
+NEEDS = {
+    "ember": [RUNTIME, SUMS],
+    "quartz[cuda]": [RUNTIME],
+    "cuda-toolkit[all]": [f"{RUNTIME}==12.10.1", f"{SUMS}==12.10.1"],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """Input of one uv process. A closure call writes wheels, any other call only versions."""
+
+    packages: list[str]
+    bounds: list[str]
+    preferred: dict[str, str]
+    python: str
+    is_closure: bool
+
+    @property
+    def is_toolkit(self) -> bool:
+        return any(package.startswith("cuda-toolkit") for package in self.packages)
+
+
+class Uv:
+    """Stands in for `uv pip compile`, as `subprocess.run`.
+
+    The index has every version of every package, each as one wheel in the folder `wheels`. `needs` are dependencies,
+    in addition to those in NEEDS or in place of them. A version in the output file is taken where it fits, else the
+    newest. `result` is the exit code and what is written to stderr. `messages` is what the resolver says.
+    """
+
+    def __init__(self, wheels: Path) -> None:
+        self.wheels = wheels
+        self.newest, self.newest_cuda = "2.0", "12.9.7"
+        self.needs: dict[str, list[str]] = {}
+        self.result = 0, ""
+        self.commands: list[list[str]] = []
+        self.calls: list[Call] = []
+        self.messages: list[str] = []
+
+    @property
+    def version_calls(self) -> list[Call]:
+        """The calls that choose versions for the group's own requirements."""
+        return [call for call in self.calls if not call.is_closure and not call.is_toolkit]
+
+    @property
+    def closures(self) -> list[list[str]]:
+        """The packages of each closure call."""
+        return [call.packages for call in self.calls if call.is_closure]
+
+    @property
+    def conflicts(self) -> list[str]:
+        return [message for message in self.messages if "fit the locked wheels" in message]
+
+    def resolver(self, project: Project, *, url: str = "", sizes: Mapping[str, int] | None = None) -> Resolver:
+        return Resolver(project, Host(index=IndexSettings(url=url)), say=self.messages.append, sizes=sizes)
+
+    def resolve(
+        self, project: Project, group: str, present: Lock | None = None, prefer: Mapping[str, str] | None = None
+    ) -> Lock:
+        return self.resolver(project).resolve(project.groups[group], present, prefer or {})
+
+    def __call__(self, command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        self.commands.append(command)
+        out = Path(command[command.index("-o") + 1])
+        call = Call(
+            packages=[line for line in Path(command[3]).read_text().splitlines() if line],
+            bounds=Path(command[command.index("--constraint") + 1]).read_text().splitlines(),
+            preferred=dict(line.split("==") for line in out.read_text().splitlines()) if out.exists() else {},
+            python=command[command.index("--python-version") + 1],
+            is_closure=out.name == "pylock.toml",
+        )
+        self.calls.append(call)
+        code, err = self.result
+        if (versions := self.versions(call)) is None:
+            code, err = 1, NO_SOLUTION
+        elif call.is_closure:
+            packages = "".join(self.table(*pair) for pair in versions.items()) or "packages = []\n"
+            out.write_text(f"lock-version = '1.0'\n{packages}")
+        else:
+            out.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
+        return subprocess.CompletedProcess(command, code, "", err)
+
+    def versions(self, call: Call) -> dict[str, str] | None:
+        """None if there is no solution."""
+        versions = {}
+        for name, specifiers in self.specifiers(call).items():
+            exact = [specifier.version for specifier in specifiers if specifier.operator == "=="]
+            present = [call.preferred[name]] if name in call.preferred else []
+            fallback = self.newest_cuda if name.startswith("nvidia-") else self.newest
+            fitting = [version for version in (*exact, *present, fallback) if version in specifiers]
+            if not fitting:
+                return None
+            versions[name] = fitting[0]
+        return versions
+
+    def specifiers(self, call: Call) -> dict[str, SpecifierSet]:
+        """Name -> what its version must satisfy, for the packages and all that they need."""
+        specifiers: dict[str, SpecifierSet] = {}
+        pending = list(call.packages)
+        while pending:
+            requirement = Requirement(pending.pop(0))
+            extras = f"[{','.join(requirement.extras)}]" if requirement.extras else ""
+            pending += {**NEEDS, **self.needs}.get(requirement.name + extras, [])
+            specifiers[requirement.name] = specifiers.get(requirement.name, SpecifierSet()) & requirement.specifier
+        for bound in map(Requirement, call.bounds):
+            if bound.name in specifiers:
+                specifiers[bound.name] &= bound.specifier
+        return specifiers
+
+    def table(self, name: str, version: str) -> str:
+        """The package in pylock.toml; its wheel is written."""
+        tag = f"py3-none-{LINUX}" if name.startswith("nvidia-") else "py3-none-any"
+        path = self.wheels / f"{name.replace('-', '_')}-{version}-{tag}.whl"
+        path.write_bytes(path.name.encode())
+        sha256 = hashlib.sha256(path.name.encode()).hexdigest()
+        return (
+            f"[[packages]]\nname = '{name}'\nversion = '{version}'\n"
+            f"wheels = [{{ url = '{path.as_uri()}', hashes = {{ sha256 = '{sha256}' }} }}]\n"
+        )
+
+
+@pytest.fixture
+def uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Uv:
+    fake = Uv(tmp_path)
+    monkeypatch.setattr("subprocess.run", fake)
+    return fake
+
+
+def pins(lock: Lock) -> list[str]:
+    return [f"{name}=={version}" for name, version in lock.versions.items()]
+
+
+def with_extra(edit: Edit, packages: str = "extra") -> Project:
+    """The tiny project with a new component `extra` in the variant `jupyter`."""
+    edit("  board: {needs", f"  extra: {{needs: [python], packages: [{packages}]}}\n  board: {{needs")
+    return edit("jupyter: [board, jupyter]", "jupyter: [board, extra, jupyter]")
+
+
+# ---- a group
+
+
+def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(tiny: Project, uv: Uv) -> None:
+    group = tiny.groups[GROUP]
+    lock = uv.resolve(tiny, GROUP)
+    [choice] = uv.version_calls
+    assert choice.packages == ["board", "ember-extra==1.10.0", "ember==1.10.0", "emberkit", "notebook", "pip"]
+    needs = lockfile.group_requirements(tiny.matrix, group)
+    assert uv.closures == list(needs.values())
+    assert all(sorted(call.bounds) == sorted(pins(lock)) for call in uv.calls if call.is_closure), "all are pinned"
+    assert len(uv.calls) == 1 + 1 + len(needs), "the toolkit, the versions, and each component once"
+    assert all("--only-binary" in command and ":all:" in command for command in uv.commands)
+    assert uv.commands[0][uv.commands[0].index("--python-platform") + 1] == "x86_64-manylinux_2_36"
+
+    assert (lock.group, lock.basis) == (GROUP, lockfile.basis(tiny.matrix, group[0]))
+    assert {name: part.requirements for name, part in lock.components.items()} == needs
+    assert {name: part.wheels for name, part in lock.components.items()} == {
+        "python": ["pip"],
+        "ember": ["ember", "ember-extra", "emberkit", RUNTIME, SUMS],
+        "board": ["board"],
+        "jupyter": ["notebook"],
+    }
+    assert [wheel.name for wheel in lock.wheels] == sorted(lock.versions)
+    assert {wheel.size for wheel in lock.wheels} != {0}
+    assert all(wheel.size == len(wheel.file) for wheel in lock.wheels)
+    assert str(uv.wheels) not in lockfile.dump(lock)
+    assert lockfile.parse(lockfile.dump(lock), "its file", GROUP) == lock
+    assert lockfile.stale_reason(tiny.matrix, lock, group, group) == ""
+
+
+def test_a_wheel_that_two_components_need_is_locked_once(tiny: Project, uv: Uv) -> None:
+    uv.needs = {"notebook": ["shared"], "board": ["shared"]}
+    lock = uv.resolve(tiny, GROUP)
+    assert lock.components["jupyter"].wheels == ["notebook", "shared"]
+    assert lock.components["board"].wheels == ["board", "shared"]
+    assert [wheel.name for wheel in lock.wheels].count("shared") == 1
+
+
+def test_versions_of_the_toolkit_are_preferences(tiny: Project, uv: Uv) -> None:
+    lock = uv.resolve(tiny, GROUP, prefer={SUMS: "12.10.9", "notebook": "1.5"})
+    assert uv.calls[0].packages == [TOOLKIT]
+    assert not any(call.is_toolkit for call in uv.calls[1:]), "the toolkit is never a requirement of the group"
+    [choice] = uv.version_calls
+    assert choice.preferred == {"notebook": "1.5", **TOOLKIT_VERSIONS}, "they take precedence over other groups"
+    assert choice.bounds == []
+    assert (lock.versions[RUNTIME], lock.versions[SUMS]) == ("12.10.1", "12.10.1")
+    assert "cuda-toolkit" not in lock.versions
+
+
+def test_versions_of_the_toolkit_do_not_override_what_a_framework_pins(tiny: Project, uv: Uv) -> None:
+    uv.needs = {"ember": [f"{RUNTIME}==12.10.7", SUMS]}
+    lock = uv.resolve(tiny, GROUP)
+    assert (lock.versions[RUNTIME], lock.versions[SUMS]) == ("12.10.7", "12.10.1")
+
+
+def test_the_toolkit_is_resolved_once_for_each_python(tiny: Project, uv: Uv) -> None:
+    resolver = uv.resolver(tiny)
+    for group in ("em-1.10-cu1210-py39", "qz-0.5-cu1210-py39", GROUP, NO_TOOLKIT):
+        resolver.resolve(tiny.groups[group], None, {})
+    assert [(call.packages, call.python) for call in uv.calls if call.is_toolkit] == [
+        ([TOOLKIT], "3.9"),
+        ([TOOLKIT], "3.11"),
+    ]
+    assert [call.python for call in uv.version_calls] == ["3.9", "3.9", "3.11", "3.11"]
+    assert [call.preferred.get(SUMS) for call in uv.version_calls] == ["12.10.1", "12.10.1", "12.10.1", None]
+
+
+def test_constraints_of_the_line_hold_and_preferred_versions_are_taken(edit: Edit, uv: Uv) -> None:
+    edit("{release: 1.9.2", "{constraints: [sums<3], release: 1.9.2")
+    project = edit("{release: 0.5.3", "{constraints: [tools<82, pip<2], release: 0.5.3")
+    preferred = {"notebook": "1.5", "pip": "1.9", "gone": "1"}
+    lock = uv.resolve(project, NO_TOOLKIT, prefer=preferred)
+    [choice] = uv.version_calls
+    assert (choice.bounds, choice.preferred) == (["pip<2", "tools<82"], preferred)
+    assert all("notebook==1.5" in call.bounds for call in uv.calls if call.is_closure)
+    assert (lock.versions["notebook"], lock.versions["pip"], lock.versions["board"]) == ("1.5", "1.9", "2.0")
+    assert "gone" not in lock.versions
+
+
+def test_a_preferred_version_that_does_not_fit_is_not_taken(edit: Edit, uv: Uv) -> None:
+    project = edit("packages: [notebook]", "packages: [notebook>=2]")
+    lock = uv.resolve(project, NO_TOOLKIT, prefer={"notebook": "1.5", "board": "1.5"})
+    assert (lock.versions["notebook"], lock.versions["board"]) == ("2.0", "1.5")
+
+
+def test_on_the_cpu(on_cpu: Project, uv: Uv) -> None:
+    lock = uv.resolve(on_cpu, "qz-0.5-cpu-py311")
+    assert uv.calls[0].packages == ["board", "notebook", "pip", "quartz==0.5.3"]
+    assert list(lock.components) == ["python", "quartz", "board", "jupyter"]
+    assert sorted(lock.versions) == ["board", "notebook", "pip", "quartz"]
+
+
+def test_a_cpu_package_that_requires_cuda(edit: Edit, on_cpu: Project, uv: Uv) -> None:
+    assert on_cpu.cells
+    project = edit('package_on: {"12": "quartz[cuda]"}', 'package_on: {cpu: "quartz[cuda]"}')
+    group = "qz-0.5-cpu-py311"
+    with pytest.raises(LockError, match=rf"^{group}: quartz 0.5.3 on this index is not a CPU build: .* \(nvidia-"):
+        uv.resolve(project, group)
+
+
+def test_another_cuda_than_the_tag_says(tiny: Project, uv: Uv) -> None:
+    uv.needs = {"ember": [f"{RUNTIME}==12.9.7"]}
+    with pytest.raises(LockError, match=r"requires CUDA 12.9.7"):
+        uv.resolve(tiny, GROUP)
+
+
+def test_the_size_of_a_wheel_is_requested_once(tiny: Project, uv: Uv) -> None:
+    def sizes() -> list[str]:
+        return [message for message in uv.messages if "size" in message]
+
+    resolver = uv.resolver(tiny)
+    first = resolver.resolve(tiny.groups["em-1.10-cu129-py311"], None, {})
+    second = resolver.resolve(tiny.groups[NO_TOOLKIT], None, {})
+    assert sizes() == [
+        f"em-1.10-cu129-py311: getting the size of {len(first.wheels)} wheels",
+        f"{NO_TOOLKIT}: getting the size of 1 wheel",
+    ]
+    uv.messages.clear()
+    resolver = uv.resolver(tiny, sizes={wheel.sha256: 77 for wheel in second.wheels})
+    again = resolver.resolve(tiny.groups[NO_TOOLKIT], None, {})
+    assert {wheel.size for wheel in again.wheels} == {77}
+    assert sizes() == []
+
+
+# ---- beside a present lock
+
+
+def test_a_lock_with_all_components_is_kept_without_uv(tiny: Project, uv: Uv) -> None:
+    present = locks.lock_of(tiny, tiny.groups[GROUP])
+    assert uv.resolve(tiny, GROUP, present, {"pip": "1.0", SUMS: "12.10.9"}) == present
+    assert (uv.calls, uv.messages) == ([], [])
+
+
+def test_a_component_that_no_cell_has_leaves_the_lock_without_uv(tiny: Project, edit: Edit, uv: Uv) -> None:
+    """A wheel that another component needs as well stays."""
+    present = locks.lock_of(tiny, tiny.groups[GROUP])
+    jupyter = replace(present.components["jupyter"], wheels=["notebook", "pip"])
+    present = replace(present, components={**present.components, "jupyter": jupyter})
+    lock = uv.resolve(edit("jupyter: [board, jupyter]", "jupyter: [board]"), GROUP, present)
+    assert uv.calls == []
+    assert lock == replace(
+        present,
+        components={name: part for name, part in present.components.items() if name != "jupyter"},
+        wheels=tuple(wheel for wheel in present.wheels if wheel.name != "notebook"),
+    )
+    assert "pip" in lock.versions
+
+
+def test_a_new_component_is_resolved_beside_what_is_kept(tiny: Project, edit: Edit, uv: Uv) -> None:
+    """Even if the index has newer versions of the kept wheels in the meantime."""
+    present = locks.lock_of(tiny, tiny.groups[GROUP])
+    project = with_extra(edit)
+    uv.newest, uv.needs = "3.0", {"extra": ["pip", "other"]}
+    lock = uv.resolve(project, GROUP, present, {"other": "1.5", "pip": "1.5"})
+
+    assert {name: part for name, part in lock.components.items() if name != "extra"} == present.components
+    assert list(lock.components) == list(lockfile.group_requirements(project.matrix, project.groups[GROUP]))
+    assert lock.components["extra"].requirements == ["extra"]
+    assert lock.components["extra"].wheels == ["extra", "other", "pip"]
+    assert [wheel for wheel in lock.wheels if wheel.name not in {"extra", "other"}] == list(present.wheels)
+    assert (lock.versions["extra"], lock.versions["other"]) == ("3.0", "1.5")
+    assert lockfile.parse(lockfile.dump(lock), "its file", GROUP) == lock
+
+    assert uv.closures == [["extra"]]
+    [choice] = uv.version_calls
+    assert choice.packages == ["board", "ember-extra==1.10.0", "ember==1.10.0", "emberkit", "extra", "notebook", "pip"]
+    assert sorted(choice.bounds) == sorted(pins(present))
+    assert f"{GROUP}: getting the size of 2 wheels" in uv.messages
+    assert uv.conflicts == []
+
+
+def test_a_new_component_that_does_not_fit_resolves_all_again(tiny: Project, edit: Edit, uv: Uv) -> None:
+    """The locked versions are then only preferences: they stay where they still fit."""
+    present = locks.lock_of(tiny, tiny.groups[GROUP])
+    assert present.versions["pip"] == "2.0"
+    project = with_extra(edit)
+    uv.newest, uv.needs = "3.0", {"extra": ["pip==1.0", "other"]}
+    lock = uv.resolve(project, GROUP, present, {"other": "1.5", "notebook": "1.5"})
+
+    [message] = uv.conflicts
+    assert message.startswith(
+        f"{GROUP}: no versions of extra fit the locked wheels; resolving all again: No solution found"
+    )
+    assert "\n  Because you require" in message
+    refused, choice = uv.version_calls
+    assert sorted(refused.bounds) == sorted(pins(present))
+    assert choice.bounds == []
+    assert choice.preferred == {"other": "1.5", **present.versions, **TOOLKIT_VERSIONS}
+    assert uv.closures == list(lockfile.group_requirements(project.matrix, project.groups[GROUP]).values())
+    assert lock.versions == {
+        **present.versions, RUNTIME: "12.10.1", SUMS: "12.10.1", "pip": "1.0", "extra": "3.0", "other": "1.5"
+    }  # fmt: skip
+
+
+def test_a_new_component_that_fits_nowhere(tiny: Project, edit: Edit, uv: Uv) -> None:
+    present = locks.lock_of(tiny, tiny.groups[NO_TOOLKIT])
+    uv.needs = {"extra": ["pip>=2"]}
+    with pytest.raises(LockError, match=f"^{NO_TOOLKIT}: cannot be resolved to wheels\n  No solution found"):
+        uv.resolve(with_extra(edit, "extra, pip==1.0"), NO_TOOLKIT, present)
+    assert [len(call.bounds) for call in uv.calls] == [len(present.wheels), 0], "beside the locked wheels, then freely"
+    assert len(uv.conflicts) == 1
+
+
+NOT_KEPT = {
+    "requirements of a component": ("packages: [notebook]", "packages: [notebook<9]"),
+    "release": ("release: 0.5.3", "release: 0.5.4"),
+    "constraints": ("{release: 0.5.3", "{constraints: [sums<2], release: 0.5.3"),
+    "glibc": ('glibc: "2.36"', 'glibc: "2.39"'),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), NOT_KEPT.values(), ids=NOT_KEPT.keys())
+def test_a_change_of_what_is_locked_resolves_all_again(tiny: Project, edit: Edit, uv: Uv, old: str, new: str) -> None:
+    """The locked versions are then preferences, and take precedence over those of other groups."""
+    present = locks.lock_of(tiny, tiny.groups[NO_TOOLKIT])
+    project = edit(old, new)
+    uv.newest = "3.0"
+    lock = uv.resolve(project, NO_TOOLKIT, present, {"pip": "1.0", "other": "1.5"})
+    [choice] = uv.version_calls
+    assert choice.bounds == lock.basis.constraints
+    assert choice.preferred == {**present.versions, "other": "1.5"}
+    group = project.groups[NO_TOOLKIT]
+    needs = lockfile.group_requirements(project.matrix, group)
+    assert uv.closures == list(needs.values())
+    assert {name: part.requirements for name, part in lock.components.items()} == needs
+    assert lock.basis == lockfile.basis(project.matrix, group[0])
+    assert (lock.versions["pip"], lock.versions["notebook"]) == ("2.0", "2.0")
+    assert uv.conflicts == []
+
+
+def test_another_toolkit_moves_what_no_framework_pins(tiny: Project, edit: Edit, uv: Uv) -> None:
+    present = locks.lock_of(tiny, tiny.groups[GROUP])
+    uv.newest = "3.0"
+    uv.needs = {"cuda-toolkit[all]": [f"{SUMS}==12.10.9"], "ember": [f"{RUNTIME}==12.10.7", SUMS]}
+    lock = uv.resolve(edit("toolkit: 12.10.1", "toolkit: 12.10.2"), GROUP, present)
+    assert lock.basis.toolkit == "12.10.2"
+    assert lock.versions == {**present.versions, SUMS: "12.10.9"}
+
+
+# ---- the reason why a cell does not resolve
+
+
+def test_the_reason_for_a_cell_that_the_matrix_need_not_have(tiny: Project, uv: Uv) -> None:
+    """No lock is made."""
+    cell = Cell(framework="ember", short="em", line="1.9", release="1.9.2", cuda="12.9", python="3.11", variant="plain")
+    assert cell not in tiny.cells
+    assert uv.resolver(tiny).reason(cell) == ""
+    assert (uv.calls[0].packages, uv.calls[0].python) == (["ember==1.9.2", "emberkit", "pip"], "3.11")
+    assert len(uv.version_calls) == 1, "without a failure, no setting is looked for"
+    uv.newest_cuda = "12.8.9"
+    message = uv.resolver(tiny).reason(cell)
+    assert "requires CUDA 12.8.9 (nvidia-cuda-runtime-cu12), not 12.9" in message, "lock would refuse it"
+    uv.result = 1, NO_SOLUTION
+    assert uv.resolver(tiny).reason(cell).startswith(f"{cell.id}: cannot be resolved to wheels\n  No solution found")
+
+
+def test_a_cell_that_resolves_and_still_does_not_work(edit: Edit, uv: Uv) -> None:
+    project = edit("packages: [board]", "packages: [tensorboard==2.9.1]")
+    [cell] = project.select(["qz-0.5-cu129-py311-board"])
+    message = uv.resolver(project).reason(cell)
+    assert "tensorboard 2.9.1 needs setuptools<82: it imports pkg_resources" in message
+
+
+PIP_3 = "pip>=3"  # the index has no such version
+SETTINGS: dict[str, tuple[str, str, dict[str, list[str]], str]] = {
+    # An edit of the matrix, what needs what, and the setting that is named.
+    "constraint": (
+        "{release: 0.5.3",
+        "{constraints: [pip<1, tools<82], release: 0.5.3",
+        {},
+        'frameworks.quartz.versions."0.5".constraints: pip<1',
+    ),
+    "toolkit": (
+        '"12.9": {}',
+        '"12.9": {toolkit: 12.9.9}',
+        {"cuda-toolkit[all]": [PIP_3]},
+        'cuda."12.9".toolkit: 12.9.9',
+    ),
+    "package of a component": (
+        "packages: [notebook]",
+        "packages: [notebook, blocker]",
+        {"blocker": [PIP_3]},
+        "components.jupyter.packages: blocker",
+    ),
+    "only package of a component": (
+        "packages: [notebook]",
+        "packages: [blocker]",
+        {"blocker": [PIP_3]},
+        "components.jupyter.packages: blocker",
+    ),
+    "package of the line": (
+        "{release: 0.5.3",
+        "{packages: [blocker==1.0], release: 0.5.3",
+        {"blocker": [PIP_3]},
+        'frameworks.quartz.versions."0.5".packages: blocker==1.0',
+    ),
+    "the framework itself": ("release: 0.5.3", "release: 0.5.4", {"quartz[cuda]": [RUNTIME, PIP_3]}, ""),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "needs", "setting"), SETTINGS.values(), ids=SETTINGS.keys())
+def test_the_setting_that_causes_a_conflict_is_named(
+    edit: Edit, uv: Uv, old: str, new: str, needs: dict[str, list[str]], setting: str
+) -> None:
+    project = edit(old, new)
+    [cell] = project.select([f"{NO_TOOLKIT}-jupyter"])
+    uv.needs = needs
+    named = f"matrix.yaml: {setting} causes the conflict; without it, this resolves. " if setting else ""
+    message = uv.resolver(project).reason(cell)
+    assert message.startswith(f"{named}{cell.id}: cannot be resolved to wheels\n  No solution found")
+
+
+# ---- errors
+
+
+UNREACHABLE = (2, "error: Failed to fetch: `https://index.example.test/simple/ember/`")
+
+
+def test_an_unreachable_index_is_not_a_reason(tiny: Project, uv: Uv) -> None:
+    uv.result = UNREACHABLE
+    with pytest.raises(FetchError, match="Failed to fetch"):
+        uv.resolver(tiny).reason(tiny.cells[0])
+    with pytest.raises(UnreachableError):
+        uv.resolve(tiny, GROUP)
+
+
+def test_an_unreachable_index_is_not_a_conflict(tiny: Project, edit: Edit, uv: Uv) -> None:
+    present = locks.lock_of(tiny, tiny.groups[NO_TOOLKIT])
+    uv.result = UNREACHABLE
+    with pytest.raises(UnreachableError):
+        uv.resolve(with_extra(edit), NO_TOOLKIT, present)
+    assert len(uv.calls) == 1
+    assert uv.conflicts == []
+
+
+def test_a_group_that_does_not_resolve_is_tried_once(tiny: Project, uv: Uv) -> None:
+    uv.result = 1, NO_SOLUTION
+    with pytest.raises(LockError, match=f"^{NO_TOOLKIT}: cannot be resolved to wheels\n  No solution found"):
+        uv.resolve(tiny, NO_TOOLKIT)
+    assert len(uv.calls) == 1
+    assert uv.messages == [f"{NO_TOOLKIT}: resolving 4 requirements"]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ((0, 'warning: `ember==1.10.0` is yanked (reason: "broken")\n'), 'ember==1.10.0` is yanked (reason: "broken")'),
+        ((0, "warning: `ember==1.10.0` is yanked\n"), "is yanked"),
+        ((2, NO_SOLUTION), "cannot be resolved to wheels\n  No solution found"),
+    ],
+)
+def test_messages_of_uv(tiny: Project, uv: Uv, result: tuple[int, str], message: str) -> None:
+    uv.result = result
+    with pytest.raises(LockError) as caught:
+        uv.resolve(tiny, GROUP)
+    assert str(caught.value).startswith(f"{GROUP}: ")
+    assert message in str(caught.value)
+    assert caught.value.hint
+
+
+def test_the_mirror_is_not_named(tiny: Project, uv: Uv) -> None:
+    uv.result = 2, "error: Failed to fetch: `https://me:pw@mirror.example.test/simple/x/`"
+    with pytest.raises(LockError) as caught:
+        uv.resolver(tiny, url="https://me:pw@mirror.example.test/simple").resolve(tiny.groups[GROUP], None, {})
+    assert "Failed to fetch: `https://<mirror>/simple/x/`" in str(caught.value)
+    assert "pw" not in str(caught.value)
+
+
+def test_a_uv_that_stalls(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stall(command: list[str], **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, resolve.TIMEOUT_S)
+
+    monkeypatch.setattr("subprocess.run", stall)
+    with pytest.raises(UnreachableError, match=rf"^{GROUP}: uv timed out after {resolve.TIMEOUT_S} s"):
+        uv.resolve(tiny, GROUP)
+
+
+def test_a_file_that_the_index_lists_but_does_not_have(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        done = uv(command)
+        for path in uv.wheels.glob("emberkit-*"):
+            path.unlink()
+        return done
+
+    monkeypatch.setattr("subprocess.run", lose)
+    with pytest.raises(LockError, match=rf"^{GROUP}: the index does not serve emberkit-2.0-py3-none-any.whl"):
+        uv.resolve(tiny, GROUP)
+
+
+def test_sizes_are_requested_with_the_settings_of_the_index(
+    tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were once requested without login, proxy and trusted hosts."""
+    wire = Wire.install(monkeypatch, lambda _: Reply(headers={"Content-Length": "7"}))
+    monkeypatch.setattr(Path, "as_uri", lambda path: f"https://index.example.test/files/{path.name}")
+    settings = IndexSettings(url="https://me:pw@index.example.test/simple", trusted_host="index.example.test")
+    resolver = Resolver(tiny, Host(index=settings), say=uv.messages.append)
+    lock = resolver.resolve(tiny.groups[NO_TOOLKIT], None, {})
+    assert {wheel.size for wheel in lock.wheels} == {7}
+    assert len(wire.seen) == len(lock.wheels)
+    for sent in wire.seen:
+        assert sent.headers["Authorization"].startswith("Basic ")
+        assert sent.options["verify"] is False
+    wire.answers = lambda _: Reply(status=403)
+    with pytest.raises(LockError, match=r"-any\.whl: the index returned 403 Forbidden"):
+        Resolver(tiny, Host(index=settings), say=uv.messages.append).resolve(tiny.groups[NO_TOOLKIT], None, {})

@@ -1,0 +1,390 @@
+"""The lock step, with a resolver that needs no index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from builder.common.errors import LockError, StaleError
+from builder.index.host import Host
+from builder.lock import lockfile
+from builder.lock import update as locking
+from builder.lock.lockfile import Lock, Part
+from builder.matrix.cells import Cell
+from builder.matrix.project import Project
+from tests.fakes import locks
+
+Edit = Callable[[str, str], Project]
+# The groups of the tiny matrix, in its order. Those in tiny_locks.GROUPS have a lock.
+OLD_39 = "em-1.9-cu129-py39"
+CU129_311 = "em-1.10-cu129-py311"
+CU1210_39 = "em-1.10-cu1210-py39"
+LOCKED, LOCKED_QUARTZ = locks.GROUPS
+QUARTZ_39 = "qz-0.5-cu1210-py39"
+GROUPS = [OLD_39, CU129_311, CU1210_39, LOCKED, LOCKED_QUARTZ, QUARTZ_39]
+CUDA = "nvidia-sums-cu12"
+WHEELS = {
+    "nvidia-ml-py": "py3-none-any",  # NVIDIA's, but not a CUDA wheel
+    CUDA: "py3-none-manylinux_2_28_x86_64",
+    "triton": "py3-none-manylinux_2_28_x86_64",  # for one platform, but not NVIDIA's
+}
+NO_CUDA = [name for name in WHEELS if name != CUDA]
+
+
+def lock_of(project: Project, group: str, versions: Mapping[str, str]) -> Lock:
+    """A current lock in which each component needs all of WHEELS, in the versions given."""
+    members = project.groups[group]
+    needs = lockfile.group_requirements(project.matrix, members)
+    return Lock(
+        group=group,
+        basis=lockfile.basis(project.matrix, members[0]),
+        components={name: Part(requirements=packages, wheels=list(WHEELS)) for name, packages in needs.items()},
+        wheels=tuple(locks.entry(name, versions[name], 1, tag) for name, tag in WHEELS.items()),
+    )
+
+
+@dataclass
+class FakeResolver:
+    """Stands in for the class and its instances: makes a lock for each group that is not `broken`.
+
+    Versions of the present lock are taken first, then preferred ones, else `newest`. `present` and `preferred` are what
+    each group of the latest update was resolved with, in order.
+    """
+
+    newest: str = "9"
+    broken: frozenset[str] = frozenset()
+    present: dict[str, Lock | None] = field(default_factory=dict)
+    preferred: dict[str, dict[str, str]] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def __call__(self, project: Project, *_: object, sizes: Mapping[str, int], **__: object) -> FakeResolver:
+        self.project, self.sizes = project, sizes
+        self.present.clear()
+        self.preferred.clear()
+        return self
+
+    @property
+    def resolved(self) -> list[str]:
+        return list(self.preferred)
+
+    def resolve(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
+        name = group[0].group
+        assert list(group) == self.project.groups[name], "a group is resolved as a whole"
+        assert name not in self.preferred, "a group is resolved once"
+        self.present[name] = present
+        self.preferred[name] = dict(prefer)
+        if name in self.broken:
+            raise LockError(f"{group[0].id}: cannot be resolved", hint="change it")
+        newest = dict.fromkeys(WHEELS, self.newest)
+        return lock_of(self.project, name, {**newest, **prefer, **(present.versions if present else {})})
+
+
+@pytest.fixture(autouse=True)
+def resolver(monkeypatch: pytest.MonkeyPatch) -> FakeResolver:
+    fake = FakeResolver()
+    monkeypatch.setattr(locking, "Resolver", fake)
+    return fake
+
+
+def update(
+    project: Project, *names: str, upgrade: bool = False, say: Callable[[str], None] = lambda _: None
+) -> list[str]:
+    return locking.update(project, project.select(names), Host(), upgrade=upgrade, say=say)
+
+
+def write(project: Project, group: str, version: str) -> Lock:
+    """Writes a current lock with this version of every wheel."""
+    lock = lock_of(project, group, dict.fromkeys(WHEELS, version))
+    lockfile.path(project.root, group).write_text(lockfile.dump(lock))
+    return lock
+
+
+def contents(project: Project) -> dict[str, bytes]:
+    """Group -> the bytes of its lock file."""
+    return {path.stem: path.read_bytes() for path in (project.root / "locks").glob("*.json")}
+
+
+def paths(*groups: str) -> list[str]:
+    return [f"locks/{group}.json" for group in groups]
+
+
+def stale_lines(project: Project, *names: str) -> list[str]:
+    with pytest.raises(StaleError, match=r"^locks are out of date:\n") as caught:
+        locking.check(project, project.select(names))
+    assert caught.value.hint == "Resolve again: builder lock"
+    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+
+
+def test_check(tiny: Project) -> None:
+    """One lock covers all cells of its group. A missing lock is named once."""
+    locking.check(tiny, tiny.select([f"{LOCKED}*", f"{LOCKED_QUARTZ}*"]))
+    assert stale_lines(tiny, f"{LOCKED}*", f"{OLD_39}*") == [f"locks/{OLD_39}.json: missing"]
+
+
+STALE = {
+    "requirements": (
+        "packages: [notebook]",
+        "packages: [notebook>=2]",
+        f"locks/{LOCKED}.json: jupyter: matrix.yaml requires notebook>=2, the lock has notebook",
+    ),
+    "component": (
+        "  jupyter: [board, jupyter]",
+        "  jupyter: [board, jupyter, extra]",
+        f"locks/{LOCKED}.json: the component extra is new",
+    ),
+    "toolkit": (
+        "toolkit: 12.10.1",
+        "toolkit: 12.10.2",
+        f"locks/{LOCKED}.json: toolkit: matrix.yaml has 12.10.2, the lock 12.10.1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), STALE.values(), ids=STALE.keys())
+def test_check_says_why_a_lock_is_stale(edit: Edit, old: str, new: str, message: str) -> None:
+    edit("  board: {needs", "  extra: {needs: [python], packages: [extra]}\n  board: {needs")
+    project = edit(old, new)
+    assert stale_lines(project, f"{LOCKED}*") == [message], "once for all cells of the group"
+
+
+def test_check_ignores_what_other_cells_of_the_group_ask_for(edit: Edit) -> None:
+    project = edit("packages: [notebook]", "packages: [notebook>=2]")
+    locking.check(project, project.select([LOCKED, f"{LOCKED}-board"]))
+    assert len(stale_lines(project, f"{LOCKED}-jupyter")) == 1
+
+
+def test_check_names_files_that_belong_to_no_cell(tiny: Project) -> None:
+    (tiny.root / "locks/gone.json").write_text("{}")
+    assert stale_lines(tiny, LOCKED) == ["locks/gone.json: belongs to no cell"]
+
+
+def test_update_resolves_the_stale_groups_of_the_chosen_cells(tiny: Project, resolver: FakeResolver) -> None:
+    (tiny.root / "locks/gone.json").write_text("{}")
+    changed = update(tiny, f"{LOCKED}*", CU1210_39, f"{CU1210_39}-jupyter", f"{QUARTZ_39}-board")
+    assert resolver.resolved == [CU1210_39, QUARTZ_39]
+    assert changed == [*paths(CU1210_39, QUARTZ_39), "locks/gone.json (removed: no such group)"]
+    assert contents(tiny).keys() == {LOCKED, LOCKED_QUARTZ, CU1210_39, QUARTZ_39}
+    locking.check(tiny, tiny.select(["*-cu1210-*"]))
+    assert update(tiny, "*-cu1210-*") == []
+    assert resolver.resolved == []
+
+
+def test_the_sizes_of_locked_wheels_are_known(tiny: Project, resolver: FakeResolver) -> None:
+    update(tiny, OLD_39)
+    locked = [wheel for lock in locks.locks(tiny).values() for wheel in lock.wheels]
+    assert resolver.sizes == {wheel.sha256: wheel.size for wheel in locked}
+
+
+def test_an_upgrade_leaves_the_locks_of_other_groups_alone(tiny: Project) -> None:
+    for group in GROUPS:
+        write(tiny, group, "8")
+    write(tiny, CU129_311, "7")
+    before = contents(tiny)
+    assert update(tiny, CU129_311, upgrade=True) == paths(CU129_311)
+    assert contents(tiny).keys() == before.keys()
+    assert {group for group, content in contents(tiny).items() if content != before[group]} == {CU129_311}
+
+
+CHANGES: dict[str, tuple[str, str, list[str]]] = {
+    "release of a framework": ("release: 0.5.3", "release: 0.5.4", [LOCKED_QUARTZ, QUARTZ_39]),
+    "constraint of a line": ("{release: 1.9.2", "{constraints: [sums<3], release: 1.9.2", [OLD_39]),
+    "toolkit of a CUDA": ("toolkit: 12.10.1", "toolkit: 12.10.2", [CU1210_39, LOCKED, QUARTZ_39]),
+    "component of a variant": ("packages: [notebook]", "packages: [notebook>=2]", GROUPS[:-1]),
+    "new group": (
+        '{release: 0.5.3, cuda: ["12.9"]',
+        '{release: 0.5.3, cuda: ["12.9", "12.10"]',
+        ["qz-0.5-cu1210-py311"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "resolved"), CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_leaves_the_locks_of_groups_that_it_does_not_concern(
+    tiny: Project, edit: Edit, resolver: FakeResolver, old: str, new: str, resolved: list[str]
+) -> None:
+    """Even if the index has newer versions in the meantime."""
+    for number, group in enumerate(GROUPS):
+        write(tiny, group, str(number))
+    before = contents(tiny)
+    resolver.newest = "10"
+    project = edit(old, new)
+    assert update(project, "*") == paths(*resolved)
+    assert resolver.resolved == resolved
+    after = contents(tiny)
+    assert {group for group in after if after[group] != before.get(group)} == set(resolved)
+    locking.check(project, project.cells)
+
+
+def test_an_unused_component_leaves_the_lock(tiny: Project, edit: Edit) -> None:
+    """`check` says so. `update` writes the lock again without it, and touches no lock that never had it."""
+    update(tiny, "*")
+    quartz = contents(tiny)[QUARTZ_39]
+    project = edit("jupyter: [board, jupyter]", "jupyter: [board]")
+    lines = [f"{path}: no cell has the component jupyter" for path in paths(*GROUPS[:-1])]
+    assert stale_lines(project, "*") == lines
+    assert update(project, "*") == paths(*GROUPS[:-1])
+    for group in GROUPS[:-1]:
+        lock = lockfile.read(tiny.root, group)
+        assert lock is not None
+        assert list(lock.components) == ["python", project.groups[group][0].framework, "board"]
+    assert contents(tiny)[QUARTZ_39] == quartz, "it never had the component"
+    assert update(project, "*") == []
+
+
+def test_the_present_lock_is_kept_unless_upgraded(tiny: Project, edit: Edit, resolver: FakeResolver) -> None:
+    present = write(tiny, LOCKED, "8")
+    project = edit("packages: [notebook]", "packages: [notebook>=2]")
+    update(project, LOCKED, OLD_39)
+    assert resolver.present == {OLD_39: None, LOCKED: present}
+    assert update(project, LOCKED, upgrade=True) == paths(LOCKED)
+    assert resolver.present == {LOCKED: None}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe"], ids=["empty", "cut short", "not UTF-8"])
+def test_a_damaged_lock_is_resolved_again(tiny: Project, resolver: FakeResolver, damage: bytes) -> None:
+    lockfile.path(tiny.root, LOCKED).write_bytes(damage)
+    assert update(tiny, f"{LOCKED}-board") == paths(LOCKED)
+    assert resolver.present == {LOCKED: None}
+    assert lockfile.read(tiny.root, LOCKED) is not None
+
+
+def test_a_group_prefers_the_versions_of_its_cuda_and_its_python(tiny: Project, resolver: FakeResolver) -> None:
+    """Wherever it is in the matrix. The first of several groups counts."""
+    for number, group in enumerate(GROUPS[:-1], start=1):
+        write(tiny, group, str(number))
+    update(tiny, "*")
+    first_of_python, first_of_cuda = "1", "3"
+    assert resolver.preferred == {QUARTZ_39: dict.fromkeys(NO_CUDA, first_of_python) | {CUDA: first_of_cuda}}
+    lockfile.path(tiny.root, OLD_39).unlink()
+    lockfile.path(tiny.root, LOCKED_QUARTZ).unlink()
+    update(tiny, "*")
+    assert resolver.preferred == {
+        OLD_39: dict.fromkeys(NO_CUDA, "3") | {CUDA: "2"},
+        LOCKED_QUARTZ: dict.fromkeys(WHEELS, "2"),
+    }
+
+
+def test_a_group_on_a_cuda_and_a_python_of_its_own_prefers_nothing(tiny: Project, resolver: FakeResolver) -> None:
+    lockfile.path(tiny.root, LOCKED).unlink()
+    write(tiny, LOCKED_QUARTZ, "8")
+    update(tiny, CU1210_39)
+    assert resolver.preferred == {CU1210_39: {}}
+
+
+def test_an_upgrade_prefers_only_what_the_same_upgrade_has_resolved(tiny: Project, resolver: FakeResolver) -> None:
+    """Old versions of the chosen groups do not count, so all move to the new ones together."""
+    for group in GROUPS:
+        write(tiny, group, "8")
+    resolver.newest = "10"
+    assert update(tiny, "*", upgrade=True) == paths(*GROUPS)
+    assert resolver.preferred == {
+        OLD_39: {},
+        CU129_311: {CUDA: "10"},
+        CU1210_39: dict.fromkeys(NO_CUDA, "10"),
+        LOCKED: dict.fromkeys(WHEELS, "10"),
+        LOCKED_QUARTZ: dict.fromkeys(WHEELS, "10"),
+        QUARTZ_39: dict.fromkeys(WHEELS, "10"),
+    }
+
+
+def test_an_upgrade_of_one_group_prefers_the_versions_of_those_that_stay(tiny: Project, resolver: FakeResolver) -> None:
+    for group in GROUPS:
+        write(tiny, group, "8")
+    write(tiny, LOCKED, "7")
+    resolver.newest = "10"
+    update(tiny, LOCKED, upgrade=True)
+    assert resolver.preferred == {LOCKED: dict.fromkeys(WHEELS, "8")}
+
+
+def test_groups_that_stay_count_more_than_those_resolved_before(
+    tiny: Project, edit: Edit, resolver: FakeResolver
+) -> None:
+    write(tiny, OLD_39, "7")
+    for group in (LOCKED, LOCKED_QUARTZ):
+        write(tiny, group, "8")
+    project = edit("release: 1.9.2", "release: 1.9.3")
+    update(project, OLD_39, CU129_311)
+    lock = lockfile.read(tiny.root, OLD_39)
+    assert lock is not None
+    assert lock.versions == dict.fromkeys(WHEELS, "7")
+    assert resolver.preferred == {OLD_39: {CUDA: "8"}, CU129_311: dict.fromkeys(WHEELS, "8")}
+
+
+def test_stale_and_failed_locks_of_other_groups_are_not_preferred(
+    tiny: Project, edit: Edit, resolver: FakeResolver
+) -> None:
+    for number, group in enumerate(GROUPS, start=1):
+        write(tiny, group, str(number))
+    project = edit("packages: [notebook]", "packages: [notebook>=2]")  # QUARTZ_39 alone does not have it
+    resolver.broken = frozenset({CU129_311})
+    with pytest.raises(LockError):
+        update(project, "*")
+    assert resolver.preferred == {
+        OLD_39: dict.fromkeys(NO_CUDA, "6"),
+        CU129_311: {CUDA: "1"},
+        CU1210_39: dict.fromkeys(WHEELS, "6"),
+        LOCKED: {CUDA: "6"},
+        LOCKED_QUARTZ: dict.fromkeys(NO_CUDA, "4") | {CUDA: "1"},
+    }
+
+
+def test_old_and_new_versions_are_shown_before_anything_is_written(
+    tiny: Project, resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update(tiny, "*", upgrade=True)
+    messages: list[str] = []
+    assert update(tiny, "*", upgrade=True, say=messages.append) == []
+    assert messages == [], "nothing changed"
+    resolver.newest = "10"
+    lockfile.path(tiny.root, OLD_39).unlink()
+    monkeypatch.setattr("builder.common.atomic.write_text", lambda path, _: messages.append(f"write {path.stem}"))
+    update(tiny, "*", upgrade=True, say=messages.append)
+    assert messages == [
+        f"{OLD_39}: new, 3 packages, 3 B",
+        f"{', '.join(GROUPS[1:])}:",
+        "  nvidia-ml-py 9 -> 10",
+        f"  {CUDA} 9 -> 10",
+        "  triton 9 -> 10",
+        *(f"write {group}" for group in GROUPS),
+    ]
+
+
+def test_resolved_groups_are_shown_and_written_although_another_failed(tiny: Project, resolver: FakeResolver) -> None:
+    (tiny.root / "locks/gone.json").write_text("{}")
+    resolver.broken = frozenset({CU1210_39})
+    messages: list[str] = []
+    with pytest.raises(LockError, match=f"^{CU1210_39}: cannot be resolved$"):
+        update(tiny, "*", say=messages.append)
+    assert [line.partition(":")[0] for line in messages] == [OLD_39, CU129_311, QUARTZ_39]
+    assert contents(tiny).keys() == set(GROUPS) - {CU1210_39}
+
+
+def test_failures_do_not_stop_other_groups(tiny: Project, resolver: FakeResolver) -> None:
+    resolver.broken = frozenset({OLD_39, CU1210_39})
+    with pytest.raises(LockError) as caught:
+        update(tiny, "*")
+    assert str(caught.value).splitlines() == [
+        "2 groups failed",
+        f"{OLD_39}: cannot be resolved",
+        "  -> change it",
+        f"{CU1210_39}: cannot be resolved",
+        "  -> change it",
+    ]
+    assert resolver.resolved == [OLD_39, CU129_311, CU1210_39, QUARTZ_39]
+    assert contents(tiny).keys() == set(GROUPS) - {OLD_39, CU1210_39}
+
+
+def test_an_upgrade_that_fails_in_part_writes_the_groups_that_could_be_resolved(
+    tiny: Project, resolver: FakeResolver
+) -> None:
+    for group in GROUPS:
+        write(tiny, group, "8")
+    before = contents(tiny)
+    resolver.broken = frozenset({LOCKED})
+    resolver.newest = "10"
+    with pytest.raises(LockError):
+        update(tiny, "*-cu1210-*", upgrade=True)
+    after = contents(tiny)
+    assert {group for group in GROUPS if after[group] != before[group]} == {CU1210_39, QUARTZ_39}

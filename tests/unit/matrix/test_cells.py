@@ -1,0 +1,295 @@
+"""Cells: which ones a matrix has, their order, and how they are selected."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builder.common.errors import MatrixError, UsageError
+from builder.matrix import cells
+from builder.matrix.cells import MAX_CELLS
+from builder.matrix.project import Project
+from tests.fakes.engine import place
+
+Edit = Callable[[str, str], Project]
+
+TINY_IDS = [
+    "em-1.9-cu129-py39",
+    "em-1.9-cu129-py39-jupyter",
+    "em-1.9-cu129-py39-board",
+    "em-1.10-cu129-py311",
+    "em-1.10-cu129-py311-jupyter",
+    "em-1.10-cu129-py311-board",
+    "em-1.10-cu1210-py39",
+    "em-1.10-cu1210-py39-jupyter",
+    "em-1.10-cu1210-py39-board",
+    "em-1.10-cu1210-py311",
+    "em-1.10-cu1210-py311-jupyter",
+    "em-1.10-cu1210-py311-board",
+    "qz-0.5-cu129-py311",
+    "qz-0.5-cu129-py311-jupyter",
+    "qz-0.5-cu129-py311-board",
+    "qz-0.5-cu1210-py39-board",
+]
+
+
+def test_all_cells_in_order(tiny: Project) -> None:
+    """Versions are compared as versions: 1.10 after 1.9, 12.10 after 12.9, 3.11 after 3.9."""
+    assert [cell.id for cell in tiny.cells] == TINY_IDS
+
+
+def test_parts_of_a_cell(tiny: Project) -> None:
+    cell = tiny.select(["em-1.10-cu1210-py311-jupyter"])[0]
+    assert (cell.framework, cell.short, cell.line, cell.release) == ("ember", "em", "1.10", "1.10.0")
+    assert (cell.cuda, cell.python, cell.variant) == ("12.10", "3.11", "jupyter")
+    assert cell.group == "em-1.10-cu1210-py311"
+    assert [cell.id for cell in tiny.groups[cell.group]] == TINY_IDS[9:12]
+
+
+@pytest.mark.parametrize(
+    ("id_", "components"),
+    [
+        ("em-1.9-cu129-py39", "base python cuda ember"),
+        ("em-1.9-cu129-py39-jupyter", "base python cuda ember board jupyter"),
+        ("qz-0.5-cu129-py311-board", "base python cuda quartz board"),
+    ],
+)
+def test_components_come_after_what_they_need(tiny: Project, id_: str, components: str) -> None:
+    assert cells.components(tiny.matrix, tiny.select([id_])[0]) == tuple(components.split())
+
+
+def test_the_cpu_comes_last_and_has_no_cuda(on_cpu: Project) -> None:
+    quartz = [cell.id for cell in on_cpu.cells if cell.short == "qz"]
+    assert quartz == [*TINY_IDS[12:], *(f"qz-0.5-cpu-py311{suffix}" for suffix in ("", "-jupyter", "-board"))]
+    cell = on_cpu.select(["qz-0.5-cpu-py311-board"])[0]
+    assert (cell.cuda, cell.cuda_tag, cell.group, cell.is_cpu) == ("cpu", "cpu", "qz-0.5-cpu-py311", True)
+    assert cells.parse(on_cpu.matrix, cell.id, "x") == cell
+    assert cells.components(on_cpu.matrix, cell) == ("base", "python", "quartz", "board")
+    assert not on_cpu.select(["qz-0.5-cu129-py311"])[0].is_cpu
+
+
+def test_a_cpu_that_is_not_in_the_matrix(tiny: Project) -> None:
+    with pytest.raises(MatrixError, match="no CUDA version 'cpu'"):
+        cells.parse(tiny.matrix, "qz-0.5-cpu-py311", "x")
+
+
+def test_groups(tiny: Project) -> None:
+    """One for each line of a framework, CUDA and Python, with its variants."""
+    assert {group: [cell.id for cell in members] for group, members in tiny.groups.items()} == {
+        "em-1.9-cu129-py39": TINY_IDS[:3],
+        "em-1.10-cu129-py311": TINY_IDS[3:6],
+        "em-1.10-cu1210-py39": TINY_IDS[6:9],
+        "em-1.10-cu1210-py311": TINY_IDS[9:12],
+        "qz-0.5-cu129-py311": TINY_IDS[12:15],
+        "qz-0.5-cu1210-py39": TINY_IDS[15:],
+    }
+
+
+@pytest.mark.parametrize("variant", ["", "-jupyter", "-board"])
+def test_the_foundation_is_the_same_for_every_variant(edit: Edit, variant: str) -> None:
+    """The framework, the components of its line, and what these need; none that only the variant adds."""
+    edit("  board: {needs", "  legacy: {needs: [cuda, notes]}\n  notes: {needs: [base]}\n  board: {needs")
+    project = edit("{release: 1.9.2", "{components: [legacy], release: 1.9.2")
+    [old] = project.select([f"em-1.9-cu129-py39{variant}"])
+    assert cells.foundation(project.matrix, old) == ("base", "python", "cuda", "ember", "notes", "legacy")
+    [new] = project.select([f"em-1.10-cu129-py311{variant}"])
+    assert cells.foundation(project.matrix, new) == ("base", "python", "cuda", "ember")
+
+
+def test_a_variant_that_adds_nothing_to_the_foundation(edit: Edit) -> None:
+    """A line with `board` adds it to every cell, and the variant `board` adds nothing."""
+    project = edit("{release: 1.9.2", "{components: [board], release: 1.9.2")
+    plain, board = project.select(["em-1.9-cu129-py39", "em-1.9-cu129-py39-board"])
+    expected = ("base", "python", "cuda", "ember", "board")
+    assert cells.foundation(project.matrix, plain) == cells.foundation(project.matrix, board) == expected
+    assert cells.components(project.matrix, plain) == cells.components(project.matrix, board) == expected
+
+
+def test_the_foundation_leaves_out_components_of_another_cuda(edit: Edit, on_cpu: Project) -> None:
+    """On the cpu, CUDA and what needs it; on a CUDA version, components that are only for others."""
+    edit("  board: {needs", "  legacy: {needs: [cuda]}\n  notes: {needs: [base], only_on: [cpu]}\n  board: {needs")
+    project = edit("{release: 0.5.3", "{components: [legacy, notes], release: 0.5.3")
+    foundations = {
+        cell.id: cells.foundation(project.matrix, cell)
+        for cell in project.select(["qz-0.5-cu129-py311", "qz-0.5-cpu-py311", "qz-0.5-cpu-py311-board"])
+    }
+    on_the_cpu = ("base", "python", "quartz", "notes")
+    assert foundations == {
+        "qz-0.5-cu129-py311": ("base", "python", "cuda", "quartz", "legacy"),
+        "qz-0.5-cpu-py311": on_the_cpu,
+        "qz-0.5-cpu-py311-board": on_the_cpu,
+    }
+
+
+USELESS = {
+    "exclusion of nothing": ('"em-1.10-cu129-py39*"', '"em-2.*"', "'em-2.*' matches no cell"),
+    "exclusion by too many braces": ('"em-1.10-cu129-py39*"', f'"{"{a,b}" * 13}"', "expands to more than 256 patterns"),
+    "inclusion of a cell of the matrix": (
+        "qz-0.5-cu1210-py39-board,",
+        "qz-0.5-cu129-py311-board,",
+        "is already in the matrix",
+    ),
+    "inclusion of a pattern": ("qz-0.5-cu1210-py39-board,", '"qz-*",', "'qz-*' is not a cell id"),
+    "inclusion, framework": ("cell: qz-0.5-cu1210-py39", "cell: qx-0.5-cu1210-py39", "no framework 'qx'"),
+    "inclusion, version": ("cell: qz-0.5-cu1210-py39", "cell: qz-0.6-cu1210-py39", "no quartz version '0.6'"),
+    "inclusion, CUDA": (
+        "cell: qz-0.5-cu1210-py39",
+        "cell: qz-0.5-cu1211-py39",
+        "no CUDA version 'cu1211'; did you mean",
+    ),
+    "inclusion, Python": ("cell: qz-0.5-cu1210-py39", "cell: qz-0.5-cu1210-py38", "no Python version 'py38'"),
+    "inclusion, variant": ("cell: qz-0.5-cu1210-py39-board", "cell: qz-0.5-cu1210-py39-bord", "did you mean 'board'"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), USELESS.values(), ids=USELESS.keys())
+def test_exclusions_and_inclusions_without_effect(edit: Edit, old: str, new: str, message: str) -> None:
+    project = edit(old, new)
+    text = (project.root / "matrix.yaml").read_text()
+    line = text[: text.index(new)].count("\n") + 1
+    with pytest.raises(MatrixError) as caught:
+        _ = project.cells
+    assert place(caught.value).startswith(f"matrix.yaml:{line}:")
+    assert message in str(caught.value)
+
+
+def test_every_cell_excluded(edit: Edit) -> None:
+    project = edit('{cells: "em-1.10-cu129-py39*", reason', '{cells: "*", reason')
+    with pytest.raises(MatrixError, match=r"^matrix.yaml:\d+:\d+: every cell is excluded"):
+        _ = project.cells
+
+
+def big(text: str, *, lines: int, cudas: int, pythons: int) -> str:
+    """The tiny matrix with long axes, every framework line with all of both."""
+    names = {
+        axis: [f"{n // 100 + 1}.{n % 100}" for n in range(count)] for axis, count in (("c", cudas), ("p", pythons))
+    }
+    axes = {axis: "[" + ", ".join(f'"{name}"' for name in names[axis]) + "]" for axis in names}
+    rows = {
+        "python:\n": "".join(f'  "{name}": {{debian: newbird}}\n' for name in names["p"]),
+        "cuda:\n": "".join(f'  "{name}": {{}}\n' for name in names["c"]),
+    }
+    for head, more in rows.items():
+        text = re.sub(rf"(?m)^{head}(  .*\n)+", head + more, text)
+    more = "".join(
+        f'      "7.{n}": {{release: 7.{n}.0, cuda: {axes["c"]}, python: {axes["p"]}}}\n' for n in range(lines)
+    )
+    text = re.sub(r"(?ms)(package: ember\n    versions:\n).*?(?=  quartz:)", lambda match: match[1] + more, text)
+    text = re.sub(r'(?m)^      "0.5": .*$', more.splitlines()[0], text)
+    return re.sub(r"(?ms)^exclude:.*\Z", "", text)
+
+
+def test_a_million_cells_are_refused_before_they_are_created(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny.root / "matrix.yaml"
+    path.write_text(big(path.read_text(), lines=4, cudas=300, pythons=300))
+    assert len(tiny.matrix.cuda) * len(tiny.matrix.python) * 5 * 3 > 1_000_000
+    created: list[object] = []
+    monkeypatch.setattr(cells, "Cell", lambda **values: created.append(values))
+    with pytest.raises(MatrixError) as caught:
+        _ = tiny.cells
+    assert not created
+    assert f"the matrix has 1350000 cells; the limit is {MAX_CELLS}" in str(caught.value)
+    assert caught.value.hint
+    assert place(caught.value).startswith("matrix.yaml:")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        ("*", 16),
+        ("em-*", 12),
+        ("em-1.9-*", 3),
+        ("*-{jupyter,board}", 11),
+        ("em-1.1?-cu129-*", 3),
+        ("[pq]z-*", 4),
+        ("", 0),
+    ],
+)
+def test_patterns(tiny: Project, pattern: str, count: int) -> None:
+    assert len(cells.match(pattern, TINY_IDS)) == count
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ids"),
+    [("a", ["a"]), ("a{b,c}d", ["abd", "acd"]), ("{a,b}{c,d}", ["ac", "ad", "bc"]), ("{a}", ["a"]), ("{a", ["{a"])],
+)
+def test_braces(pattern: str, ids: list[str]) -> None:
+    assert cells.match(pattern, ["abd", "acd", "ac", "ad", "bc", "a", "{a"]) == ids
+
+
+def test_braces_expand_to_a_limited_number(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern of 200 characters could expand to 2^66 others; here only 2^13, so that the test ends."""
+    compared, original = 0, fnmatch.fnmatchcase
+
+    def count(name: str, pattern: str) -> bool:
+        nonlocal compared
+        compared += 1
+        return original(name, pattern)
+
+    monkeypatch.setattr("fnmatch.fnmatchcase", count)
+    with pytest.raises((MatrixError, UsageError)):
+        tiny.select(["{a,b}" * 13])
+    assert compared <= 1000 * len(TINY_IDS)
+
+
+@given(st.text(alphabet="em-19.*?[]!{},", max_size=12))
+def test_any_pattern_matches_some_or_none(pattern: str) -> None:
+    hits = cells.match(pattern, TINY_IDS)
+    assert set(hits) <= set(TINY_IDS)
+    assert len(set(hits)) == len(hits)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "ids"),
+    [
+        ([], [TINY_IDS[9], *TINY_IDS[12:]]),
+        (["boards"], [id_ for id_ in TINY_IDS if id_.endswith("-board")]),
+        (["qz-*", "em-1.9-cu129-py39"], [TINY_IDS[0], *TINY_IDS[12:]]),
+        (["em-1.9-cu129-py39", "em-1.9-cu129-py39"], [TINY_IDS[0]]),
+    ],
+    ids=["default set", "set", "order of the matrix", "once"],
+)
+def test_select(tiny: Project, patterns: list[str], ids: list[str]) -> None:
+    assert [cell.id for cell in tiny.select(patterns)] == ids
+
+
+def test_without_a_default_set_all_are_selected(edit: Edit) -> None:
+    project = edit("  default: [", "  few: [")
+    assert project.select([]) == project.cells
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (
+            "em-1.9-cu129-py39-jupiter",
+            "no cell matches 'em-1.9-cu129-py39-jupiter'; did you mean 'em-1.9-cu129-py39-jupyter'?",
+        ),
+        ("bords", "did you mean 'boards'?"),
+        ("em-1.10-cu129-py39", "em-1.10-cu129-py39 is excluded: made up: no wheels for this pair"),
+    ],
+)
+def test_select_nothing(tiny: Project, pattern: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        tiny.select([pattern])
+    assert message in str(caught.value)
+
+
+def test_the_reason_of_an_exclusion_with_braces(edit: Edit) -> None:
+    project = edit('"em-1.10-cu129-py39*"', '"em-1.10-cu129-py39{,-board,-jupyter}"')
+    with pytest.raises(UsageError, match="is excluded: made up: no wheels"):
+        project.select(["em-1.10-cu129-py39-board"])
+
+
+def test_a_set_with_an_unknown_cell(edit: Edit) -> None:
+    """A typing error must not make a set smaller without an error."""
+    project = edit('default: [em-1.10-cu1210-py311, "qz-*"]', 'default: [em-1.10-cu1210-py3111, "qz-*"]')
+    with pytest.raises(
+        MatrixError, match=r"^matrix.yaml:\d+:\d+: 'em-1.10-cu1210-py3111' matches no cell; did you mean"
+    ):
+        project.select([])

@@ -1,0 +1,94 @@
+"""A checkout: how it is found, and its lock, which one builder at a time holds."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from builder.common.errors import BusyError, UsageError
+from builder.matrix.project import Project
+
+
+def test_found_from_a_folder_below(tiny: Project) -> None:
+    assert Project.find(tiny.root / "templates" / "base").root == tiny.root
+    assert tiny.logs.relative_to(tiny.root) == Path(".builder/logs")
+
+
+def test_not_found(tmp_path: Path) -> None:
+    (tmp_path / "matrix.yaml").mkdir()
+    with pytest.raises(UsageError, match=r"^no matrix.yaml in ") as caught:
+        Project.find(tmp_path)
+    assert "--root" in caught.value.hint
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "new")
+
+
+def hold(project: Project, command: str = "second") -> None:
+    with project.locked(command, wait=False, say=pytest.fail):
+        pass
+
+
+def test_a_second_builder_is_refused_with_the_name_of_the_first(project: Project) -> None:
+    """Each time: a refusal does not overwrite the name."""
+    with project.locked("builder images", wait=False, say=pytest.fail):
+        for _ in range(2):
+            with pytest.raises(BusyError) as caught:
+                hold(project)
+            assert f"`builder images` (pid {os.getpid()}, since " in str(caught.value)
+            assert "--wait" in caught.value.hint
+
+
+def test_the_lock_is_free_after_the_end_and_after_a_failure(project: Project) -> None:
+    hold(project, "first")
+    with pytest.raises(RuntimeError), project.locked("second", wait=False, say=pytest.fail):
+        raise RuntimeError
+    hold(project, "third")
+
+
+def test_waiting(project: Project) -> None:
+    messages: list[str] = []
+    order: list[str] = []
+    waits = threading.Event()
+
+    def say(text: str) -> None:
+        messages.append(text)
+        waits.set()
+
+    def second() -> None:
+        with project.locked("second", wait=True, say=say):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with project.locked("first", wait=False, say=pytest.fail):
+        thread.start()
+        assert waits.wait(10)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+    [message] = messages
+    assert message.startswith("waiting for another builder: `first` (pid ")
+
+
+@pytest.mark.parametrize("content", ["", '{"pid": 1', "[]", "1", '{"pid": 1}', "é"])
+def test_a_holder_that_has_not_written_its_name(project: Project, content: str) -> None:
+    with project.locked("first", wait=False, say=pytest.fail):
+        (project.state / "lock").write_text(content, encoding="latin-1")
+        with pytest.raises(BusyError, match="a process that has just started"):
+            hold(project)
+
+
+def test_temporary_files_of_killed_runs_are_removed(project: Project) -> None:
+    """Only those: other hidden files stay."""
+    for folder in ("locks", "images/group", ".builder/evidence", ".builder/built", ".builder/tmp/x"):
+        (project.root / folder).mkdir(parents=True)
+        for name in (".a.json.1.tmp", ".gitignore", "b.json"):
+            (project.root / folder / name).touch()
+    hold(project)
+    files = sorted(path.name for path in project.root.rglob("*") if path.is_file())
+    assert files == [".gitignore"] * 4 + ["b.json"] * 4 + ["lock"]

@@ -1,0 +1,380 @@
+"""matrix.yaml as a whole: invalid input gives one MatrixError with its place and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builder.common import strict_yaml
+from builder.common.errors import MatrixError
+from builder.matrix import reader
+from builder.matrix.project import Project
+from builder.matrix.schema import Matrix
+from tests.fakes.engine import place
+from tests.paths import UNIT
+
+TINY = (UNIT / "tiny/matrix.yaml").read_text(encoding="utf-8")
+
+
+def load(text: str) -> Matrix:
+    return reader.check(strict_yaml.parse(text.encode(), "matrix.yaml"))
+
+
+def refusal(old: str, new: str) -> MatrixError:
+    """The error that the tiny matrix gives with `old` replaced; it must name the line of the change."""
+    assert TINY.count(old) == 1
+    line = TINY[: TINY.index(old)].count("\n") + 1
+    with pytest.raises(MatrixError) as caught:
+        load(TINY.replace(old, new))
+    assert place(caught.value).startswith(f"matrix.yaml:{line}:"), str(caught.value)
+    return caught.value
+
+
+def test_the_tiny_matrix_is_valid() -> None:
+    matrix = load(TINY)
+    assert list(matrix.frameworks) == ["ember", "quartz"]
+    assert matrix.frameworks["ember"].versions["1.10"].cuda == ["12.10", "12.9"]
+    assert matrix.where("frameworks", "ember", "short").startswith("matrix.yaml:")
+
+
+# Dangerous values: (text in the tiny matrix, its replacement, part of the message).
+HOSTILE = {
+    "parent folder as component": ("board: {needs", '"../x": {needs', "'../x'"),
+    "absolute path as component": ("board: {needs", '"/etc/x": {needs', "'/etc/x'"),
+    "parent folder as variant": ("  board: [board]", '  "../x": [board]', "'../x'"),
+    "parent folder as Debian release": ("  oldbird:\n", '  "../x":\n', "'../x'"),
+    "parent folder as version": ("release: 0.5.3", "release: ../../etc", "'../../etc'"),
+    "absolute path as namespace": ("namespace: team", "namespace: /etc", "'/etc' is not an image name"),
+    "RUN line in a namespace": ("namespace: team", 'namespace: "team\\nRUN id"', "is not an image name"),
+    "RUN line in a release": ("release: 0.5.3", 'release: "0.5.3\\nRUN id"', "expected a full version"),
+    "RUN line in a package": ("packages: [board]", 'packages: ["board\\nRUN id"]', "Python requirement"),
+    "RUN line in a Debian package": ("apt: [python3]", 'apt: ["python3\\nRUN id"]', "name of a Debian package"),
+    "RUN line in a value of env": ("EMBER_HOME: /workspace", 'EMBER_HOME: "/w\\nRUN id"', "one word"),
+    "RUN line in a command": ("command: [start-jupyter]", 'command: ["x\\nRUN id"]', "one word"),
+    "RUN line in a block": ("namespace: team", "namespace: |\n  team\n  RUN id", "is not an image name"),
+    "Jinja in a release": ("release: 0.5.3", 'release: "{{ 7*7 }}"', "expected a full version"),
+    "Jinja in env": ("EMBER_HOME: /workspace", 'EMBER_HOME: "{{ x }}"', "one word"),
+    "Jinja in a pattern": ("boards: [", 'boards: ["{% raw %}", ', "a pattern of cell ids"),
+    "Jinja in an image": ("image: quartz-cuda", 'image: "{{ x }}"', "an image name"),
+    "shell in a Debian package": ("apt: [python3]", 'apt: ["python3;id"]', "name of a Debian package"),
+    "option as a Debian package": ("apt: [python3]", "apt: [--purge]", "name of a Debian package"),
+    "shell in a command": ("command: [start-jupyter]", 'command: ["$(id)"]', "one word"),
+    "variable in env": ("EMBER_HOME: /workspace", 'EMBER_HOME: "$PATH"', "one word"),
+    "name of a variable": ("EMBER_HOME: /w", '"A B": /w', "a variable such as"),
+    "option as a package": ("packages: [board]", "packages: [--extra-index-url=x]", "Python requirement"),
+    "address of a package": ("packages: [board]", 'packages: ["board @ https://e.test/b.whl"]', "without an address"),
+    "newline after a release": ("release: 0.5.3", 'release: "0.5.3\\n"', "expected a full version"),
+    "newline after a short name": ("short: qz", 'short: "qz\\n"', "lower-case letters"),
+    "newline after a registry": ("registry: registry.example.test:5000", 'registry: "e.test\\n"', "not a registry"),
+    "newline after a digest": ('"2.31"', '"2.31\\n"', "a version of two numbers"),
+    "other digits in a release": ("release: 0.5.3", 'release: "0.5.٣"', "expected a full version"),
+    "other digits in glibc": ('"2.31"', '"\\uff12.31"', "a version of two numbers"),
+    "other letters in a name": ("short: qz", 'short: "qž"', "lower-case letters"),
+    "NUL in a reason": ('"made up: asked for by one team"', '"made up: asked \\0 for"', "U+0000"),
+    "newline in a reason": ('"made up: asked for by one team"', '"made up:\\nasked for"', "a reason of one line"),
+    "short reason": ('"made up: asked for by one team"', '"no"', "a reason of one line"),
+    "bidi in a reason": ('"made up: asked for by one team"', '"made up \\u202e asked for"', "U+202E"),
+    "lone surrogate": ("namespace: team", 'namespace: "\\ud800"', "invalid Unicode character escape code"),
+    "tag of 129 characters": ("example/base:old@", f"example/base:{'a' * 129}@", "is not a tag"),
+    "variant of 129 characters": ("  board: [board]", f"  {'b' * 129}: [board]", "a short name"),
+    "release of 129 digits": ("release: 0.5.3", f"release: 0.5.{'3' * 129}", "expected a full version"),
+    "image without digest": (f"example/base:old@sha256:{'1' * 64}", "example/base:old", "pinned by digest"),
+    "port out of range": ("port: 8888", "port: 65536", "less than or equal to 65535"),
+    "huge port": ("port: 8888", "port: 1" + "0" * 400, "port"),
+    "truth value as port": ("port: 8888", "port: yes", "the truth value true"),
+    "registry with a path": ("registry: registry.example.test:5000", "registry: e.test/x", "not a registry"),
+    "shell in a Debian package of a Python": (
+        "{debian: oldbird}",
+        '{debian: oldbird, apt: ["python3;id"]}',
+        "Debian package",
+    ),
+    "RUN line in uv's release": ("{debian: oldbird}", '{debian: oldbird, uv: "3.9.1\\nRUN id"}', "a full version"),
+    "address as a toolkit": ("toolkit: 12.10.1", "toolkit: https://e.test/x", "a full version"),
+    "other CUDA than a version or cpu": ('  "12.9": {}', "  gpu: {}", 'a version such as "12.8", or cpu'),
+    "address of a constraint": (
+        "{release: 0.5.3",
+        '{constraints: ["x @ https://e.test/x.whl"], release: 0.5.3',
+        "without an address",
+    ),
+    "option as a constraint": ("{release: 0.5.3", "{constraints: [--pre], release: 0.5.3", "Python requirement"),
+    "line in a constraint": ("{release: 0.5.3", '{constraints: ["x<1\\n--pre"], release: 0.5.3', "Python requirement"),
+    "constraint with an extra": ("{release: 0.5.3", '{constraints: ["x[y]<2"], release: 0.5.3', "without extras"),
+    "parent folder as a line's component": ("{release: 0.5.3", '{components: ["../x"], release: 0.5.3', "'../x'"),
+    "package for a full CUDA version": (
+        "package: quartz[cuda]",
+        'package_on: {"12.9": quartz}\n    package: quartz',
+        "the first number of a CUDA version",
+    ),
+    "version in a package for a CUDA": (
+        "package: quartz[cuda]",
+        'package_on: {"12": quartz==1}\n    package: quartz',
+        "without a version",
+    ),
+    "path as an image for the cpu": ("image: quartz-cuda", "cpu_image: ../x\n    image: quartz-cuda", "an image name"),
+    "budget in another unit": (
+        "exclude:",
+        'budgets: [{cells: "*", image: 4GiB, layer: 1GB}]\nexclude:',
+        "a size such as 4.3GB or 900MB",
+    ),
+    "budget that is no number": (
+        "exclude:",
+        'budgets: [{cells: "*", image: 4GB, layer: -1GB}]\nexclude:',
+        "a size such as 4.3GB or 900MB",
+    ),
+    "namespace over 255 characters": ("namespace: team", f"namespace: {'a' * 256}", "is not an image name"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_values(old: str, new: str, message: str) -> None:
+    error = refusal(old, new)
+    assert message in str(error)
+    assert "\n" not in str(error), "one fault, one line"
+
+
+UNQUOTED = {
+    "in a list": ('cuda: ["12.10", "12.9"]', "cuda: [12.10, 12.9]", "12.10 is read as the number 12.1", '"12.10"'),
+    "as a value": ('glibc: "2.31"', "glibc: 2.30", "2.30 is read as the number 2.3", '"2.30"'),
+    "as a whole number": ("namespace: team", "namespace: 17", "17 is read as the number 17", '"17"'),
+    "as a truth value": ("short: qz", "short: no", "no is read as the truth value false", '"no"'),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message", "quoted"), UNQUOTED.values(), ids=UNQUOTED.keys())
+def test_unquoted_values(old: str, new: str, message: str, quoted: str) -> None:
+    error = refusal(old, new)
+    assert message in str(error)
+    assert f"quote it: {quoted}" in str(error)
+
+
+def test_a_value_that_is_invalid_in_quotes_too() -> None:
+    """The advice must not be `quote it: "4.7"`, which is refused too."""
+    text = "namespace: team\nbudgets: [{cells: '*', image: 4.7, layer: 1GB}]"
+    with pytest.raises(MatrixError) as caught:
+        load(TINY.replace("namespace: team", text))
+    assert "budgets.0.image: 4.7 is read as the number 4.7; expected a size such as 4.3GB or 900MB" in str(caught.value)
+    error = refusal("release: 0.5.3", "release: 2026-01-02")
+    assert '2026-01-02 is read as a date; expected a full version such as "2.9.1"' in str(error)
+
+
+def test_two_components_of_a_variant_with_one_port() -> None:
+    with pytest.raises(MatrixError) as caught:
+        load(TINY.replace("board: {needs: [", "board: {port: 8888, needs: ["))
+    assert place(caught.value).startswith("matrix.yaml:")
+    assert "variants.jupyter: board and jupyter both use port 8888" in str(caught.value)
+
+
+def test_a_value_is_printed_once() -> None:
+    assert str(refusal("namespace: team", "namespace: ORG")).endswith("namespace: 'ORG' is not an image name")
+
+
+def test_unquoted_key() -> None:
+    error = refusal('"3.11": {debian: newbird}', "3.10: {debian: newbird}")
+    assert "key 3.10 is read as a number" in str(error)
+    assert error.hint == 'Quote it: "3.10"'
+
+
+UNKNOWN = {
+    "at the top": ("include:", "includes:", "includes: unknown key; did you mean 'include'?"),
+    "of a framework": ("package: ember\n", "pakage: ember\n", "did you mean 'package'?"),
+    "of a version": ("{release: 0.5.3", "{relase: 0.5.3", "did you mean 'release'?"),
+    "of a component": ("healthcheck: [", "helthcheck: [", "did you mean 'healthcheck'?"),
+    "of an exclusion": ("exclude:\n  - {cells:", "exclude:\n  - {reson: x, cells:", "did you mean 'reason'?"),
+    "of CUDA": ("{toolkit: 12.10.1}", "{toolkit: 12.10.1, driver: x}", "driver: unknown key; known: toolkit, env"),
+    "of a Python": ("{debian: oldbird}", "{debian: oldbird, atp: [git]}", "did you mean 'apt'?"),
+    "of a framework's name on the cpu": (
+        "image: quartz-cuda\n",
+        "cpu_imge: quartz-cuda\n",
+        "did you mean 'cpu_image'?",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_unknown_keys(old: str, new: str, message: str) -> None:
+    with pytest.raises(MatrixError) as caught:
+        load(TINY.replace(old, new))
+    # A misspelt key is also a missing one; both are listed, each with its place.
+    [fault] = [line for line in str(caught.value).splitlines() if message in line]
+    same = next(n for n, (before, after) in enumerate(zip(old, new, strict=False)) if before != after)
+    line = TINY[: TINY.index(old) + same].count("\n") + 1
+    assert fault.startswith(f"matrix.yaml:{line}:")
+
+
+REFERENCES = {
+    "Debian release": (
+        "{debian: oldbird}",
+        "{debian: oldbirt}",
+        "no Debian release 'oldbirt'; did you mean 'oldbird'?",
+    ),
+    "component of a variant": (
+        "[board, jupyter]",
+        "[board, jupiter]",
+        "no component 'jupiter'; did you mean 'jupyter'",
+    ),
+    "needed component": ("cuda: {needs: [python]}", "cuda: {needs: [pyton]}", "no component 'pyton'"),
+    "CUDA of a version": ('cuda: ["12.10", "12.9"]', 'cuda: ["12.11", "12.9"]', "no CUDA version '12.11'"),
+    "version twice": ('["3.11", "3.9"]', '["3.11", "3.11"]', "duplicate '3.11'"),
+    "brace not closed": ("boards: [", 'boards: ["qz-{a,b", ', "expected a pattern whose brackets are all closed"),
+    "brace not opened": ("boards: [", 'boards: ["qz-a}", ', "expected a pattern whose brackets are all closed"),
+    "bracket not closed": ("boards: [", 'boards: ["qz-[ab", ', "expected a pattern whose brackets are all closed"),
+    "short name twice": ("short: qz", "short: em", "short 'em' is already used by ember"),
+    "image twice": ("image: quartz-cuda", "image: ember-cuda", "image 'ember-cuda' is already used by ember"),
+    "circle": ("base: {apt: [", "base: {needs: [cuda], apt: [", "circular needs: base -> cuda -> python -> base"),
+    "need of itself": ("base: {apt: [", "base: {needs: [base], apt: [", "circular needs: base -> base"),
+    "component of a line": (
+        "{release: 0.5.3",
+        "{components: [bord], release: 0.5.3",
+        "no component 'bord'; did you mean 'board'?",
+    ),
+    "package with a version": ("package: quartz[cuda]", 'package: "quartz>=0.5"', "package"),
+    "package with a marker": ("package: quartz[cuda]", "package: quartz; python_version>'3'", "package"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), REFERENCES.values(), ids=REFERENCES.keys())
+def test_references_between_parts(old: str, new: str, message: str) -> None:
+    assert message in str(refusal(old, new))
+
+
+CPU = TINY.replace('  "12.9": {}\n', '  "12.9": {}\n  cpu: {}\n').replace(
+    "{release: 0.5.3, cuda: [", "{release: 0.5.3, cuda: [cpu, "
+)
+NAMED = CPU.replace("image: quartz-cuda\n", "image: quartz-cuda\n    cpu_image: quartz\n")
+
+
+def test_package_and_image_of_a_cuda() -> None:
+    matrix = load(NAMED.replace("quartz[cuda]", 'quartz\n    package_on: {"12": "quartz[cuda12]", cpu: quartz-cpu}'))
+    quartz = matrix.frameworks["quartz"]
+    assert [quartz.package_for(cuda) for cuda in ("12.9", "12.10", "13.0", "1.2", "cpu")] == [
+        "quartz[cuda12]", "quartz[cuda12]", "quartz", "quartz", "quartz-cpu",
+    ]  # fmt: skip
+    assert [quartz.image_for(cuda) for cuda in ("12.9", "cpu")] == ["quartz-cuda", "quartz"]
+    ember = matrix.frameworks["ember"]
+    assert [ember.image_for(cuda) for cuda in ("12.9", "cpu")] == ["ember-cuda", "ember-cuda"]
+
+
+def test_a_line_on_the_cpu_without_an_image_name() -> None:
+    """The tag `quartz-cuda:0.5-cpu` would contradict itself."""
+    with pytest.raises(MatrixError) as caught:
+        load(CPU)
+    line = CPU[: CPU.index("cuda: [cpu,")].count("\n") + 1
+    assert place(caught.value).startswith(f"matrix.yaml:{line}:")
+    assert str(caught.value).endswith("quartz 0.5 has no image name for the cpu: add `cpu_image:` to frameworks.quartz")
+
+
+@pytest.mark.parametrize("image", ["ember-cuda", "quartz-cuda"], ids=["another framework's", "its own"])
+def test_an_image_for_the_cpu_with_a_name_in_use(image: str) -> None:
+    with pytest.raises(MatrixError, match=rf"cpu_image '{image}' is already used by {image.removesuffix('-cuda')}"):
+        load(NAMED.replace("cpu_image: quartz\n", f"cpu_image: {image}\n"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "packages"),
+    [
+        ("{debian: oldbird}", ["python3", "python3-venv"]),
+        ("{debian: oldbird, apt: [python3, python3-extra]}", ["python3", "python3-extra"]),
+        ("{debian: oldbird, uv: 3.9.25}", []),
+        ("{debian: oldbird, uv: 3.9.25, apt: [libextra]}", ["libextra"]),
+    ],
+)
+def test_debian_packages_of_a_python(entry: str, packages: list[str]) -> None:
+    """A Python of uv needs none."""
+    assert load(TINY.replace("{debian: oldbird}", entry)).python["3.9"].packages == packages
+
+
+def test_every_fault_is_listed() -> None:
+    text = (
+        TINY.replace("short: qz", "short: Q").replace("release: 0.5.3", "release: x").replace("port: 8888", "port: 0")
+    )
+    with pytest.raises(MatrixError) as caught:
+        load(text)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_no_plain_variant() -> None:
+    with pytest.raises(MatrixError, match=r"^matrix.yaml:\d+:\d+: variants: 'plain' is missing"):
+        load(TINY.replace("  plain: []\n", ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("", "nothing"), ("[]", "a list"), ("x", "'x'"), ("3.1", "the number 3.1")]
+)
+def test_no_mapping(text: str, value: str) -> None:
+    with pytest.raises(MatrixError, match=rf"^matrix.yaml:1:1: expected `key: value` lines, found {value}"):
+        load(text)
+
+
+@pytest.mark.parametrize(
+    "text", [f"registry: {'x ' * 9000}", "\n".join(f"key{n}: 1" for n in range(1500))], ids=["value", "keys"]
+)
+def test_many_faults_give_a_short_error(text: str) -> None:
+    with pytest.raises(MatrixError) as caught:
+        load(text)
+    assert len(str(caught.value)) < 10_000
+
+
+def test_missing_parts() -> None:
+    with pytest.raises(MatrixError) as caught:
+        load("registry: e.test\n")
+    faults = str(caught.value).splitlines()
+    assert [fault.split(": ")[1] for fault in faults] == [
+        "namespace", "debian", "python", "cuda", "frameworks", "components", "variants",
+    ]  # fmt: skip
+    assert all(fault.endswith(": missing") for fault in faults)
+
+
+@given(st.text(max_size=20))
+def test_any_text_as_a_value(value: str) -> None:
+    """A release is a version of digits and dots, or the error is a MatrixError."""
+    quoted = '"' + "".join(f"\\U{ord(char):08x}" for char in value) + '"'
+    try:
+        matrix = load(TINY.replace("release: 0.5.3", f"release: {quoted}"))
+    except MatrixError as error:
+        where = place(error)
+    else:
+        where = "matrix.yaml:"
+        assert set(matrix.frameworks["quartz"].versions["0.5"].release) <= set("0123456789.")
+    assert where.startswith("matrix.yaml:")
+
+
+AXES = {
+    "a release of another Python": (
+        "{debian: oldbird}",
+        "{debian: oldbird, uv: 3.12.1}",
+        "3.12.1 is not a release of Python 3.9",
+    ),
+    "a toolkit of another CUDA": (
+        "{toolkit: 12.10.1}",
+        "{toolkit: 12.6.3}",
+        "cuda-toolkit 12.6.3 is not a release of CUDA 12.10",
+    ),
+    "a toolkit for the cpu": (
+        '"12.9": {}',
+        '"12.9": {}\n  cpu: {toolkit: 12.9.1}',
+        "cuda-toolkit 12.9.1 is not a release of CUDA cpu",
+    ),
+    "versions with the same tag": ('"12.9": {}', '"12.9": {}\n  "1.29": {}', "1.29 and 12.9 differ only in their dots"),
+    "a package for no CUDA": (
+        "package: ember\n",
+        'package: ember\n    package_on: {"14": ember}\n',
+        "no CUDA major version '14'",
+    ),
+    "a budget of nothing": (
+        "exclude:",
+        'budgets: [{cells: "zz-*", image: 1GB, layer: 1GB}]\nexclude:',
+        "'zz-*' matches no cell",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), AXES.values(), ids=AXES)
+def test_contradictory_axes(edit: Callable[[str, str], Project], old: str, new: str, message: str) -> None:
+    project = edit(old, new)
+    with pytest.raises(MatrixError) as caught:
+        assert project.cells
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("matrix.yaml:")

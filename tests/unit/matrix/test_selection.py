@@ -1,0 +1,309 @@
+"""Properties of cells, of groups and their locks, of tags and of layers, over generated matrices.
+
+The matrices have CUDA versions that do not sort as text, the cpu, and several lines of a framework with components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from builder.common.strict_yaml import Located
+from builder.index.wheels import Entry
+from builder.lock import lockfile
+from builder.lock.lockfile import Lock, Locked, Part
+from builder.matrix import cells, reader, tags
+from builder.matrix.cells import CUDA, Cell
+from builder.matrix.schema import CPU, Matrix
+from builder.plan import layer_order
+from builder.plan.layer_order import LARGE, Parts, PlannedLayer
+from tests.fakes.locks import entry
+
+CUDAS = ("12.9", "12.10", "9.2", CPU)
+PYTHONS = ("3.9", "3.11")
+LINES = ("1.9", "1.10", "2.0")
+FRAMEWORKS = {"ember": "em", "quartz": "qz", "slate": "sl"}
+BASE = {
+    "registry": "",
+    "namespace": "team",
+    "debian": {"bird": {"image": f"example/base:x@sha256:{'1' * 64}", "glibc": "2.36"}},
+    "python": {python: {"debian": "bird"} for python in PYTHONS},
+    "cuda": {cuda: {} for cuda in CUDAS},
+    "components": {
+        "base": {},
+        "python": {"needs": ["base"], "packages": ["pip"]},
+        CUDA: {"needs": ["python"]},
+        "legacy": {"needs": [CUDA], "packages": ["legacy"]},
+        "board": {"needs": ["python"], "packages": ["board"]},
+        "lab": {"needs": ["board"], "packages": ["lab", "board"]},
+        **{name: {"needs": [CUDA]} for name in FRAMEWORKS},
+    },
+    "variants": {"plain": [], "lab": ["lab"], "board": ["board"]},
+}
+
+
+def some(values: tuple[str, ...]) -> st.SearchStrategy[list[str]]:
+    """One or more of them, each once, in any order: the first is the default of its line."""
+    return st.lists(st.sampled_from(values), min_size=1, unique=True)
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> Matrix:
+    frameworks: dict[str, Any] = {}
+    for name in draw(some(tuple(FRAMEWORKS))):
+        versions = {
+            line: {
+                "release": f"{line}.1",
+                "cuda": draw(some(CUDAS)),
+                "python": draw(some(PYTHONS)),
+                "components": draw(st.sampled_from([[], ["legacy"]])),
+            }
+            for line in draw(some(LINES))
+        }
+        frameworks[name] = {
+            "short": FRAMEWORKS[name],
+            "image": f"{name}-cuda",
+            "cpu_image": f"{name}-cpu",
+            "package": name,
+            "versions": versions,
+        }
+    data = BASE | {"frameworks": frameworks}
+    return reader.check(Located(name="matrix.yaml", data=data, marks={}, keys={}, raw={}))
+
+
+randoms = st.randoms(use_true_random=True)  # seeded by Hypothesis; to draw each number takes most of the time
+
+
+@given(matrices())
+def test_ids_are_unique_and_can_be_parsed(matrix: Matrix) -> None:
+    expanded = cells.expand(matrix)
+    assert len({cell.id for cell in expanded}) == len(expanded)
+    assert [cells.parse(matrix, cell.id, "x") for cell in expanded] == list(expanded)
+
+
+@given(matrices())
+def test_cells_are_in_the_order_of_versions_the_cpu_last(matrix: Matrix) -> None:
+    expanded = cells.expand(matrix)
+    assert [name for name in matrix.frameworks if any(cell.framework == name for cell in expanded)] == list(
+        dict.fromkeys(cell.framework for cell in expanded)
+    )
+    for first, second in pairwise(expanded):
+        if first.framework == second.framework:
+            assert Version(first.line) <= Version(second.line)
+        if (first.framework, first.line) == (second.framework, second.line):
+            assert not first.is_cpu or second.is_cpu
+            if not second.is_cpu:
+                assert Version(first.cuda) <= Version(second.cuda)
+        if (first.framework, first.line, first.cuda) == (second.framework, second.line, second.cuda):
+            assert Version(first.python) <= Version(second.python)
+    assert all(len(members) == len(matrix.variants) for members in groups(expanded).values())
+
+
+@given(matrices())
+def test_components_come_after_what_they_need_and_the_cpu_has_no_cuda(matrix: Matrix) -> None:
+    for cell in cells.expand(matrix):
+        parts = cells.components(matrix, cell)
+        assert len(set(parts)) == len(parts)
+        assert (CUDA in parts) is not cell.is_cpu
+        for number, part in enumerate(parts):
+            needs = {need for need in matrix.components[part].needs if need != CUDA or not cell.is_cpu}
+            assert needs <= set(parts[:number])
+        line = matrix.frameworks[cell.framework].versions[cell.line]
+        own = {name for name in line.components if not (cell.is_cpu and CUDA in matrix.components[name].needs)}
+        assert {cell.framework, *own, *matrix.variants[cell.variant]} <= set(parts)
+        assert not (set(line.components) - own) & set(parts)
+
+
+@given(matrices(), st.data())
+def test_a_selection_is_in_order_and_stable(matrix: Matrix, data: st.DataObject) -> None:
+    expanded = cells.expand(matrix)
+    ids = data.draw(st.lists(st.sampled_from([cell.id for cell in expanded]), min_size=1, max_size=5))
+    patterns = [data.draw(st.sampled_from([id_, id_[:4] + "*", "*" + id_[-4:]])) for id_ in ids]
+    chosen = cells.select(matrix, expanded, patterns)
+    assert {cell.id for cell in chosen} >= set(ids)
+    assert [expanded.index(cell) for cell in chosen] == sorted({expanded.index(cell) for cell in chosen})
+    assert cells.select(matrix, expanded, patterns[::-1]) == chosen
+    assert cells.select(matrix, expanded, [cell.id for cell in chosen]) == chosen
+    alone = [cells.select(matrix, expanded, [pattern]) for pattern in patterns]
+    assert {cell for selected in alone for cell in selected} == set(chosen)
+
+
+def groups(cells_: Iterable[Cell]) -> dict[str, list[Cell]]:
+    result: dict[str, list[Cell]] = {}
+    for cell in cells_:
+        result.setdefault(cell.group, []).append(cell)
+    return result
+
+
+@given(matrices())
+def test_a_group_is_one_environment_without_its_variants(matrix: Matrix) -> None:
+    """One line of one framework on one CUDA and Python; its shared components precede those of a variant."""
+    members_of = groups(cells.expand(matrix))
+    axes = {
+        group: {(cell.framework, cell.line, cell.cuda, cell.python) for cell in members}
+        for group, members in members_of.items()
+    }
+    assert all(len(values) == 1 for values in axes.values())
+    assert len(set.union(*axes.values())) == len(members_of), "two groups are of the same line, CUDA and Python"
+    for members in members_of.values():
+        [foundation] = {cells.foundation(matrix, cell) for cell in members}
+        assert all(cells.components(matrix, cell)[: len(foundation)] == foundation for cell in members)
+        plain = next(cell for cell in members if cell.variant == "plain")
+        assert cells.components(matrix, plain) == foundation
+
+
+# ---- locks of groups
+
+SHARED = (entry("sums", "1", 10), entry("tools", "1", LARGE))
+BLAS, FFT, SPARSE = (
+    entry(name, "1", LARGE, "py3-none-manylinux_2_28_x86_64")
+    for name in ("nvidia-blas", "nvidia-fft", "nvidia-cusparselt")
+)
+
+
+def lock_of(matrix: Matrix, members: Sequence[Cell], needs: Mapping[str, Iterable[Entry]]) -> Lock:
+    """A group's lock: each component needs a wheel of its own name and those in `needs`, CUDA's not on the cpu."""
+    parts: dict[str, Part] = {}
+    wheels: dict[str, Entry] = {}
+    for component, requirements in lockfile.group_requirements(matrix, members).items():
+        more = [wheel for wheel in needs.get(component, ()) if wheel in SHARED or not members[0].is_cpu]
+        own = {wheel.name: wheel for wheel in (entry(component, "1", 10), *more)}
+        parts[component] = Part(requirements=requirements, wheels=sorted(own))
+        wheels |= own
+    basis = lockfile.basis(matrix, members[0])
+    ordered = tuple(wheels[name] for name in sorted(wheels))
+    return Lock(group=members[0].group, basis=basis, components=parts, wheels=ordered)
+
+
+some_needs = st.dictionaries(
+    st.sampled_from(["python", "legacy", "board", "lab", *FRAMEWORKS]),
+    st.lists(st.sampled_from([*SHARED, BLAS, FFT]), unique_by=lambda wheel: wheel.name),
+)
+
+
+@given(matrices(), randoms)
+def test_one_lock_is_current_for_all_cells_of_a_group(matrix: Matrix, random: Random) -> None:
+    """They have the same requirements of each component and the same other inputs of a resolution, in any order."""
+    for members in groups(cells.expand(matrix)).values():
+        whole = lockfile.group_requirements(matrix, members)
+        assert lockfile.group_requirements(matrix, random.sample(members, len(members))) == whole
+        lock = lock_of(matrix, random.sample(members, len(members)), {})
+        for cell in members:
+            requirements = lockfile.requirements(matrix, cell)
+            assert requirements == {name: whole[name] for name in cells.components(matrix, cell) if name in whole}
+            assert lockfile.stale_reason(matrix, lock, [cell]) == ""
+
+
+@given(matrices(), some_needs)
+def test_a_cell_has_the_wheels_of_its_components_and_no_more(matrix: Matrix, needs: dict[str, list[Entry]]) -> None:
+    for members in groups(cells.expand(matrix)).values():
+        lock = lock_of(matrix, members, needs)
+        entries = {wheel.name: wheel for wheel in lock.wheels}
+        for cell in members:
+            parts = [name for name in cells.components(matrix, cell) if name in lock.components]
+            locked = lockfile.of_cell(matrix, cell, lock)
+            wheels = {wheel.name: wheel for wheel in locked.wheels}
+            assert len(wheels) == len(locked.wheels)
+            assert set(wheels) == {name for part in parts for name in lock.components[part].wheels}
+            for name, wheel in wheels.items():
+                assert (wheel.file, wheel.sha256, wheel.size) == (
+                    entries[name].file,
+                    entries[name].sha256,
+                    entries[name].size,
+                )
+                first = next(part for part in parts if name in lock.components[part].wheels)
+                is_below = first in cells.foundation(matrix, cell)
+                assert wheel.component == (CUDA if wheel.is_cuda and is_below else first)
+
+
+def parts_of(matrix: Matrix, cell: Cell, locked: Locked, random: Random) -> Parts:
+    """The wheels in any order."""
+    return Parts(
+        name=cell.variant,
+        framework=cell.framework,
+        foundation=cells.foundation(matrix, cell),
+        components=cells.components(matrix, cell),
+        python=cell.python,
+        wheels=tuple(random.sample(locked.wheels, len(locked.wheels))),
+        os=f"sha256:os {cell.python}",
+        files=f"sha256:files {cell.id}",
+        compiler="sha256:compiler",
+    )
+
+
+def stacks(
+    matrix: Matrix, needs: Mapping[str, Iterable[Entry]], random: Random
+) -> dict[str, tuple[Cell, tuple[PlannedLayer, ...]]]:
+    """Cell id -> the cell and its layers."""
+    result = {}
+    for members in groups(cells.expand(matrix)).values():
+        lock = lock_of(matrix, members, needs)
+        for cell in members:
+            locked = lockfile.of_cell(matrix, cell, lock)
+            result[cell.id] = cell, layer_order.stack(cell.id, parts_of(matrix, cell, locked, random))
+    return result
+
+
+@given(matrices(), some_needs, randoms)
+def test_cells_of_a_group_share_their_layers_up_to_the_operating_system(
+    matrix: Matrix, needs: dict[str, list[Entry]], random: Random
+) -> None:
+    below: dict[str, tuple[PlannedLayer, ...]] = {}
+    for cell, stacked in stacks(matrix, needs, random).values():
+        [place] = [number for number, layer in enumerate(stacked) if layer.kind == "os"]
+        assert below.setdefault(cell.group, stacked[: place + 1]) == stacked[: place + 1]
+        assert {wheel.component for layer in stacked[:place] for wheel in layer.wheels} <= {
+            CUDA,
+            *cells.foundation(matrix, cell),
+        }
+        if cell.variant == "plain":
+            assert [layer.name for layer in stacked[place + 1 :]] == ["files"]
+
+
+@given(matrices(), some_needs, randoms)
+def test_another_variant_changes_no_other_cell(matrix: Matrix, needs: dict[str, list[Entry]], random: Random) -> None:
+    """Neither its wheels nor its layers, although the lock of the group then has another component."""
+    fewer = matrix.model_copy(update={"variants": {"plain": [], "board": ["board"]}})
+    before, after = stacks(fewer, needs, random), stacks(matrix, needs, random)
+    assert len(after) > len(before)
+    assert before.items() <= after.items()
+
+
+# ---- tags and layers of all cells
+
+
+@given(matrices())
+def test_a_tag_belongs_to_one_cell_and_has_its_axes(matrix: Matrix) -> None:
+    expanded = cells.expand(matrix)
+    references = tags.compute(matrix, expanded)
+    everything = [str(reference) for cell in expanded for reference in references[cell.id]]
+    assert len(set(everything)) == len(everything)
+    for cell in expanded:
+        image = f"team/{cell.framework}-{'cpu' if cell.is_cpu else 'cuda'}"
+        assert {reference.repository for reference in references[cell.id]} == {image}
+        assert references[cell.id][0].tag == f"{cell.release}-{cell.cuda_tag}-{cell.python_tag}{cell.suffix}"
+        # What a tag leaves out is the default of the line; on the cpu there is nothing to choose but Python.
+        entry = matrix.frameworks[cell.framework].versions[cell.line]
+        is_default = cell.python == entry.python[0] and (cell.is_cpu or cell.cuda == entry.cuda[0])
+        assert (f"{cell.line}{cell.suffix}" in {reference.tag for reference in references[cell.id]}) is is_default
+
+
+@given(matrices(), randoms)
+def test_images_of_one_cuda_share_its_lowest_layer_and_the_cpu_has_none(matrix: Matrix, random: Random) -> None:
+    """Whatever their framework, line, Python and variant. One framework has a library that the others do not have."""
+    of_cuda = {name: [FFT, SPARSE] if name == "ember" else [FFT] for name in FRAMEWORKS}
+    lowest: dict[str, str] = {}
+    for cell, stacked in stacks(matrix, of_cuda, random).values():
+        libraries = [layer for layer in stacked if layer.kind == "wheels" and not layer.python]
+        if cell.is_cpu:
+            assert not libraries
+            continue
+        assert list(stacked[: len(libraries)]) == libraries
+        assert [layer.wheels[0].name for layer in libraries] == [wheel.name for wheel in of_cuda[cell.framework]]
+        assert lowest.setdefault(cell.cuda, stacked[0].inputs) == stacked[0].inputs

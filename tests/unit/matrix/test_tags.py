@@ -1,0 +1,89 @@
+"""Tags: complete, and each for one cell only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from builder.common.errors import MatrixError
+from builder.matrix import tags
+from builder.matrix.project import Project
+from tests.fakes.engine import place
+
+EMBER = "registry.example.test:5000/team/ember-cuda"
+QUARTZ = "registry.example.test:5000/team/quartz-cuda"
+
+
+@pytest.mark.parametrize(
+    ("cell", "references"),
+    [
+        (
+            "em-1.10-cu1210-py311",  # all defaults
+            [f"{EMBER}:1.10.0-cu1210-py311", f"{EMBER}:1.10-cu1210-py311", f"{EMBER}:1.10.0", f"{EMBER}:1.10"],
+        ),
+        (
+            "em-1.10-cu129-py311-jupyter",  # another CUDA
+            [
+                f"{EMBER}:1.10.0-cu129-py311-jupyter",
+                f"{EMBER}:1.10-cu129-py311-jupyter",
+                f"{EMBER}:1.10.0-cu129-jupyter",
+                f"{EMBER}:1.10-cu129-jupyter",
+            ],
+        ),
+        (
+            "em-1.10-cu1210-py39-board",  # another Python
+            [
+                f"{EMBER}:1.10.0-cu1210-py39-board",
+                f"{EMBER}:1.10-cu1210-py39-board",
+                f"{EMBER}:1.10.0-py39-board",
+                f"{EMBER}:1.10-py39-board",
+            ],
+        ),
+        (
+            "qz-0.5-cu1210-py39-board",  # both others: the alias is the full tag
+            [f"{QUARTZ}:0.5.3-cu1210-py39-board", f"{QUARTZ}:0.5-cu1210-py39-board"],
+        ),
+    ],
+)
+def test_references(tiny: Project, cell: str, references: list[str]) -> None:
+    computed = tags.compute(tiny.matrix, tiny.cells)[cell]
+    assert [str(reference) for reference in computed] == references
+
+
+def test_on_the_cpu_tags_leave_out_the_cpu(on_cpu: Project) -> None:
+    """The cpu is not the default of the line, but the name of the image already has it."""
+    computed = tags.compute(on_cpu.matrix, on_cpu.cells)
+    image = "registry.example.test:5000/team/quartz"
+    assert [str(reference) for reference in computed["qz-0.5-cpu-py311-jupyter"]] == [
+        f"{image}:0.5.3-cpu-py311-jupyter",
+        f"{image}:0.5-cpu-py311-jupyter",
+        f"{image}:0.5.3-jupyter",
+        f"{image}:0.5-jupyter",
+    ]
+    assert str(computed["qz-0.5-cu129-py311-jupyter"][-1]) == f"{QUARTZ}:0.5-jupyter"
+
+
+def test_a_line_whose_default_is_the_cpu(edit: Callable[[str, str], Project], on_cpu: Project) -> None:
+    assert on_cpu.cells
+    project = edit('cuda: ["12.9", cpu]', 'cuda: [cpu, "12.9"]')
+    computed = tags.compute(project.matrix, project.cells)
+    assert str(computed["qz-0.5-cpu-py311"][-1]).endswith("/quartz:0.5")
+    assert str(computed["qz-0.5-cu129-py311"][-1]) == f"{QUARTZ}:0.5-cu129"
+
+
+def test_two_cells_with_one_tag(edit: Callable[[str, str], Project]) -> None:
+    project = edit(
+        '"1.9": {release: 1.9.2',
+        '"1.9.2": {release: 1.9.2, cuda: ["12.9"], python: ["3.9"]}\n      "1.9": {release: 1.9.2',
+    )
+    with pytest.raises(MatrixError) as caught:
+        tags.compute(project.matrix, project.cells)
+    assert "have the same tag" in str(caught.value)
+    assert place(caught.value).startswith("matrix.yaml:")
+
+
+def test_without_a_registry(edit: Callable[[str, str], Project]) -> None:
+    project = edit("registry: registry.example.test:5000", 'registry: ""')
+    computed = tags.compute(project.matrix, project.cells)
+    assert str(computed["em-1.9-cu129-py39"][-1]) == "team/ember-cuda:1.9"

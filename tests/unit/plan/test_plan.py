@@ -1,0 +1,393 @@
+"""The plan: layers, digests of inputs, and the files that it is made from."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from builder.common.errors import LockError, StaleError
+from builder.lock import lockfile
+from builder.lock.lockfile import Lock
+from builder.matrix import facts
+from builder.matrix.project import Project
+from builder.plan import layer_order, plan, render
+from builder.plan.plan import Plan, PlannedImage
+from tests.fakes import locks
+from tests.unit.matrix.test_cells import big
+
+Edit = Callable[[str, str], Project]
+GROUP = "em-1.10-cu1210-py311"
+CELL = f"{GROUP}-jupyter"
+
+
+def planned(project: Project, cell: str = CELL) -> PlannedImage:
+    return plan.make_locked(project, project.select([cell])).images[0]
+
+
+def relock(project: Project) -> Project:
+    """Writes locks for the current matrix."""
+    for group, lock in locks.locks(project).items():
+        lockfile.path(project.root, group).write_text(lockfile.dump(lock))
+    return project
+
+
+def test_snapshot(tiny: Project, snapshot: Callable[[str, str], None]) -> None:
+    """As in `builder plan --format json`, without the digests that depend on templates/."""
+    data = plan.make(tiny, tiny.cells).as_data()
+    for image in data["images"]:
+        image["digest"] = "(masked)"
+        for layer in image["layers"]:
+            if layer["kind"] != "wheels":
+                layer["inputs"] = "(masked)"
+    snapshot("snapshots/plan.json", json.dumps(data, indent=1) + "\n")
+
+
+def test_two_plans_of_the_same_inputs_are_equal(tiny: Project) -> None:
+    again = Project(tiny.root)
+    assert plan.make(tiny, tiny.cells).as_data() == plan.make(again, again.cells).as_data()
+
+
+def test_the_plan_does_not_depend_on_the_machine(tiny: Project) -> None:
+    assert str(tiny.root) not in json.dumps(plan.make(tiny, tiny.cells).as_data())
+
+
+def test_components_with_files_of_their_own(tiny: Project) -> None:
+    image = planned(tiny)
+    with_files = [name for name in image.components if (tiny.root / "templates" / name / "files").is_dir()]
+    assert list(image.file_components) == with_files == ["base", "jupyter"]
+
+
+def test_an_image_does_not_depend_on_the_other_cells_selected(tiny: Project) -> None:
+    alone = planned(tiny)
+    among = next(image for image in plan.make(tiny, tiny.cells).images if image.id == CELL)
+    assert alone == among
+
+
+def test_a_security_refresh_changes_the_operating_system_alone(edit: Edit) -> None:
+    """Another package of Debian: the wheels below and above it stay the same layers."""
+    before = planned(edit("apt: [python3]", "apt: [python3]"))
+    after = planned(edit("apt: [python3]", "apt: [python3, git]"))
+    moved = [new.name for old, new in zip(before.layers, after.layers, strict=True) if old.inputs != new.inputs]
+    assert moved == ["os"]
+    assert before.os != after.os
+    assert after.os == next(layer.inputs for layer in after.layers if layer.kind == "os")
+
+
+def test_images_with_one_os_share_it(tiny: Project) -> None:
+    images = plan.make(tiny, tiny.cells).images
+    assert {image.cell.group for image in images} == set(locks.GROUPS)
+    assert len({image.os for image in images}) == 1
+
+
+def layers_of(project: Project) -> dict[str, str]:
+    return {layer.name: layer.inputs for layer in planned(project).layers}
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"),
+    [
+        ("templates/os.j2", {"os"}),
+        ("templates/macros.j2", {"os"}),
+        ("templates/steps/os.sh", {"os"}),
+        ("templates/steps/wheels.sh", set()),
+        ("templates/host/env.sh", {"os"}),
+        ("templates/base/files/etc/new", {"files"}),
+        (plan.COMPILER, {"ember bytecode", "jupyter bytecode"}),
+        ("templates/Dockerfile.j2", set()),
+        ("locks/uv.txt", set()),
+    ],
+)
+def test_a_changed_file_changes_the_layers_made_from_it(tiny: Project, name: str, moved: set[str]) -> None:
+    before = layers_of(tiny)
+    path = tiny.root / name
+    path.write_text((path.read_text() if path.exists() else "") + "# more\n")
+    after = layers_of(tiny)
+    assert {layer for layer in before if before[layer] != after[layer]} == moved
+
+
+def test_every_wheel_is_in_one_layer(tiny: Project) -> None:
+    image = planned(tiny)
+    [cell] = tiny.select([CELL])
+    locked = lockfile.of_cell(tiny.matrix, cell, locks.locks(tiny)[GROUP])
+    assert image.wheels == locked.wheels
+    in_layers = sorted(wheel.file for layer in image.layers for wheel in layer.wheels)
+    assert in_layers == sorted(wheel.file for wheel in locked.wheels)
+    assert image.bytes == sum(wheel.size for wheel in locked.wheels)
+
+
+def test_sums(tiny: Project) -> None:
+    both = plan.make(tiny, tiny.select([CELL, CELL.removesuffix("-jupyter")]))
+    small, large = sorted(image.bytes for image in both.images)
+    assert (both.sum_bytes, both.unique_bytes) == (small + large, large)
+    assert Plan(images=()).unique_bytes == 0
+
+
+def test_cells_without_a_lock(tiny: Project) -> None:
+    unlocked = plan.make(tiny, tiny.select(["em-1.9-*"]))
+    assert not unlocked.images
+    assert unlocked.unlocked == tuple(cell.id for cell in tiny.select(["em-1.9-*"]))
+    with pytest.raises(LockError, match=r"^not locked: em-1.9-cu129-py39, ") as caught:
+        plan.make_locked(tiny, tiny.select(["*"]))
+    assert str(caught.value).endswith(" ...")
+    assert caught.value.hint == "Resolve first: builder lock em-1.9-cu129-py39"
+
+
+def test_a_stale_lock(edit: Edit) -> None:
+    project = edit("packages: [notebook]", "packages: [notebook>=2]")
+    with pytest.raises(
+        StaleError, match=rf"^locks/{GROUP}.json does not match matrix.yaml: jupyter: matrix.yaml requires"
+    ) as caught:
+        planned(project)
+    assert caught.value.hint == f"Resolve it again: builder lock '{GROUP}*'"
+
+
+@pytest.mark.parametrize("cell", [GROUP, "qz-0.5-cu129-py311"])
+def test_a_lock_that_is_stale_for_other_cells(edit: Edit, cell: str) -> None:
+    """Components that a cell does not have change neither its lock nor its image."""
+    before = planned(edit("packages: [notebook]", "packages: [notebook]"), cell)
+    assert planned(edit("packages: [notebook]", "packages: [notebook>=2]"), cell) == before
+
+
+MATRIX_CHANGES = {
+    "Debian package of the Python": ("{debian: newbird}", "{debian: newbird, apt: [python3, python3-extra]}"),
+    "base image": ("example/base:new@", "example/base:newer@"),
+    "Debian package": ("apt: [python3]", "apt: [python3, git]"),
+    "command": ("command: [start-jupyter]", "command: [other]"),
+    "health check": ("healthcheck: [check-jupyter]", "healthcheck: [other]"),
+    "port": ("port: 8888", "port: 8889"),
+    "env": ("EMBER_HOME: /workspace", "EMBER_HOME: /home/user"),
+    "source": ("namespace: team", "namespace: team\nsource: https://git.example.test/team/images"),
+    "release": ("release: 1.10.0", "release: 1.10.1"),
+    "order of components": ("jupyter: [board, jupyter]", "jupyter: [jupyter, board]"),
+    "order of components without packages": ("jupyter: [board, jupyter]", "jupyter: [two, one, board, jupyter]"),
+    "order of env": ("{EMBER_HOME: /workspace}", "{EMBER_B: b, EMBER_A: a}"),
+    "name of the Debian release": ("{debian: newbird}", "{debian: otherbird}"),
+}
+BEFORE = {
+    "order of components without packages": ("jupyter: [board, jupyter]", "jupyter: [one, two, board, jupyter]"),
+    "order of env": ("{EMBER_HOME: /workspace}", "{EMBER_A: a, EMBER_B: b}"),
+}
+
+
+@pytest.mark.parametrize("change", MATRIX_CHANGES)
+def test_another_dockerfile_has_another_digest(edit: Edit, change: str) -> None:
+    """Images with the same digest must have the same Dockerfile: a build of one is reused for the other."""
+    edit("  board: {needs", "  one: {needs: [base]}\n  two: {needs: [base]}\n  board: {needs")
+    if "otherbird" in MATRIX_CHANGES[change][1]:
+        edit(
+            "  newbird:\n",
+            f'  otherbird:\n    image: example/base:new@sha256:{"2" * 64}\n    glibc: "2.36"\n  newbird:\n',
+        )
+    old, new = MATRIX_CHANGES[change]
+    project = edit(*BEFORE.get(change, (old, old)))
+    image = planned(relock(project))
+    before = dockerfile(project)
+    changed = relock(edit(BEFORE.get(change, (old, old))[1], new))
+    assert dockerfile(changed) != before, "this test changes nothing"
+    assert planned(changed).digest != image.digest
+
+
+def test_other_facts_have_another_digest(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A label has the driver: another driver makes another image of the same layers."""
+    before, text = planned(tiny), dockerfile(tiny)
+    drivers = {"12": facts.Driver(minimum="526.0", source="made up")}
+    changed = facts.load().model_copy(update={"drivers": drivers})
+    monkeypatch.setattr(facts, "load", lambda: changed)
+    assert dockerfile(tiny) != text
+    after = planned(tiny)
+    assert after.digest != before.digest
+    assert after.layers == before.layers
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("namespace: team", "namespace: others"), ("registry: registry.example.test:5000", 'registry: ""')],
+)
+def test_a_fork_has_the_same_images(edit: Edit, old: str, new: str) -> None:
+    """Nothing in an image names a registry or a namespace."""
+    before, text = planned(edit(old, old)), dockerfile(edit(old, old))
+    project = edit(old, new)
+    after = planned(project)
+    assert (after.digest, after.layers, after.settings) == (before.digest, before.layers, before.settings)
+    assert dockerfile(project) == text
+    assert after.references != before.references
+
+
+def test_labels_do_not_depend_on_the_plan(tiny: Project) -> None:
+    image = planned(tiny)
+    assert image.digest not in str(image.settings)
+    assert "team" not in str(image.settings.labels)
+    assert not [name for name in image.settings.labels if name.endswith((".plan", ".lock", ".ref.name", ".revision"))]
+
+
+def test_a_python_of_other_debian_packages(edit: Edit) -> None:
+    """Those of the Python and of all components, without duplicates."""
+    before = planned(edit("apt: [python3]", "apt: [python3, git]"))
+    project = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, apt: [python3, tini, python3-extra]}')
+    after = planned(project)
+    parts = [project.matrix.components[name] for name in after.components]
+    packages = plan.apt_packages(project.matrix.python["3.11"], parts)
+    assert packages == ["ca-certificates", "git", "python3", "python3-extra", "tini"]
+    moved = [new.name for old, new in zip(before.layers, after.layers, strict=True) if old.inputs != new.inputs]
+    assert moved == ["os"]
+
+
+BY_UV = '"3.11": {debian: newbird, uv: 3.11.15}'
+
+
+def test_a_python_of_uv(edit: Edit) -> None:
+    """The os layer depends on its release and on the version of uv, and does not have Debian's Python."""
+    edit("apt: [python3]", "apt: []")
+    before = layers_of(edit('"3.11": {debian: newbird}', BY_UV))
+    project = edit(BY_UV, BY_UV.replace("3.11.15", "3.11.16"))
+    after = layers_of(project)
+    assert {layer for layer in before if before[layer] != after[layer]} == {"os"}
+    (project.root / plan.UV_LOCK).write_text("uv==0.0 --hash=sha256:0\n")
+    newer = layers_of(project)
+    assert {layer for layer in before if newer[layer] != after[layer]} == {"os"}
+    image = planned(project)
+    assert image.uv == "3.11.16"
+    text = dockerfile(project)
+    assert "uv python install --no-config --no-bin --install-dir /opt/python 3.11.16\n" in text
+    assert "sh /mnt/steps/os.sh /opt/python/cpython-3.11.16-linux-x86_64-gnu/bin/python3.11 \\\n" in text
+    system = text[text.index("AS os\n") :].partition("\n\n")[0]
+    assert "python3" not in system.splitlines()[-1].split(), "Debian's Python is not installed beside it"
+
+
+def test_a_python_of_debian_does_not_use_uv(tiny: Project) -> None:
+    assert planned(tiny).uv == ""
+    assert "/opt/python" not in dockerfile(tiny)
+    assert "sh /mnt/steps/os.sh python3.11 \\\n" in dockerfile(tiny)
+
+
+def test_a_link_is_content(tiny: Project) -> None:
+    """Its target is part of the layer, whether or not it exists."""
+    path = tiny.root / "templates/base/files/usr/lib/it.so.1"
+    path.parent.mkdir(parents=True)
+    path.symlink_to("/opt/nowhere/it.so.1")
+    before, digest_before = layers_of(tiny), planned(tiny).digest
+    path.unlink()
+    path.symlink_to("/opt/elsewhere/it.so.1")
+    after = layers_of(tiny)
+    assert {layer for layer in before if before[layer] != after[layer]} == {"files"}
+    assert planned(tiny).digest != digest_before
+
+
+def test_an_image_for_the_cpu_has_the_same_layers_without_cuda(on_cpu: Project) -> None:
+    for group in ("qz-0.5-cu129-py311", "qz-0.5-cpu-py311"):
+        lock = locks.lock_of(on_cpu, on_cpu.groups[group])
+        lockfile.path(on_cpu.root, group).write_text(lockfile.dump(lock))
+    cuda, cpu = (planned(on_cpu, cell) for cell in ("qz-0.5-cu129-py311", "qz-0.5-cpu-py311"))
+    assert cpu.components == ("base", "python", "quartz")
+    assert cpu.references[-1] == "registry.example.test:5000/team/quartz:0.5"
+    # The last layer has pip's constraints, which name CUDA's wheels.
+    without_cuda = [layer for layer in cuda.layers if layer.component != "cuda"]
+    assert [layer.name for layer in without_cuda] == [layer.name for layer in cpu.layers]
+    assert without_cuda[:-1] == list(cpu.layers[:-1])
+    assert cuda.layers[-1].inputs != cpu.layers[-1].inputs
+    assert cpu.digest != cuda.digest
+    text = render.render(on_cpu.root, on_cpu.matrix, plan.make(on_cpu, on_cpu.select(["qz-0.5-cpu-py311"])))
+    dockerfile = text["images/qz-0.5-cpu-py311/plain.Dockerfile"]
+    assert not [line for line in dockerfile.splitlines() if "nvidia" in line.lower() and not line.startswith("#")]
+
+
+def dockerfile(project: Project) -> str:
+    locked = plan.make_locked(project, project.select([CELL]))
+    return render.render(project.root, project.matrix, locked)[f"images/{GROUP}/jupyter.Dockerfile"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*plan.OS_INPUTS, plan.COMPILER, "templates/base/files/etc/new", "templates/jupyter/files/new"],
+)
+def test_a_changed_template_changes_the_digest(tiny: Project, name: str) -> None:
+    before = planned(tiny).digest
+    path = tiny.root / name
+    path.write_text((path.read_text() if path.exists() else "") + "# more\n")
+    assert planned(tiny).digest != before
+
+
+def test_another_format_of_layers_has_another_digest(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same wheels in another format are another image."""
+    before = planned(tiny)
+    monkeypatch.setattr("builder.plan.layer_order.LAYER_FORMAT", 0)
+    after = planned(tiny)
+    assert after.digest != before.digest
+    assert not {layer.inputs for layer in after.layers if layer.kind != "os"} & {
+        layer.inputs for layer in before.layers
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["templates/pytorch/files/x", "templates/host/ca.crt", "templates/base/files/__pycache__/x.pyc", "x"]
+)
+def test_unused_files_do_not_change_the_digest(tiny: Project, name: str) -> None:
+    before = planned(tiny).digest
+    (tiny.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (tiny.root / name).write_text("x")
+    assert planned(tiny).digest == before
+
+
+def test_what_images_of_a_group_share_is_computed_once(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was computed again for each of ten thousand cells."""
+    groups: list[str] = []
+    original = layer_order.foundation
+
+    def foundation(parts: layer_order.Parts) -> tuple[layer_order.PlannedLayer, ...]:
+        groups.append(parts.python)
+        return original(parts)
+
+    monkeypatch.setattr(layer_order, "foundation", foundation)
+    images = plan.make(tiny, tiny.cells).images
+    assert len(groups) == len({image.cell.group for image in images}) < len(images)
+
+
+def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of them is planned: what is read does not depend on the number of cells of a group."""
+    path = tiny.root / "matrix.yaml"
+    text = big(path.read_text(), lines=8, cudas=20, pythons=20)
+    path.write_text(text.replace('versions:\n      "7.0": {release: 7.0.0', 'versions:\n      "6.0": {release: 6.0.0'))
+    project = Project(tiny.root)
+    assert len(project.cells) == 9 * 20 * 20 * 3
+    pythons = list(project.matrix.python)[:2]
+    chosen = [cell for cell in project.cells if cell.python in pythons]
+    read: Counter[str] = Counter()
+    original = Path.read_bytes
+
+    def locked(root: Path, group: str) -> Lock | None:
+        read[group] += 1
+        members = project.groups[group]
+        return None if members[0].line == "7.1" else locks.lock_of(project, members)
+
+    def count(file: Path) -> bytes:
+        read[file.as_posix()] += 1
+        return original(file)
+
+    monkeypatch.setattr(lockfile, "read", locked)
+    monkeypatch.setattr(Path, "read_bytes", count)
+    large = plan.make(project, chosen)
+    assert len(large.unlocked) == 20 * 2 * 3
+    assert len(large.images) == 8 * 20 * 2 * 3
+    assert len({image.digest for image in large.images}) == len(large.images)
+    # Each lock once; a template at most twice: with its component and with the component's files.
+    assert {read[cell.group] for cell in chosen} == {1}
+    assert max(read.values()) <= 2, read.most_common(3)
+    assert len(large.as_data()["images"]) == len(large.images)
+
+
+def test_constraints_keep_pip_from_replacing_the_framework_and_its_cuda(tiny: Project) -> None:
+    image = planned(tiny, "em-1.10-cu1210-py311-jupyter")
+    lines = [line for line in image.constraints.splitlines() if not line.startswith("#")]
+    names = [line.split("==")[0] for line in lines]
+    [own] = [line for line in lines if line.startswith("ember==")]
+    assert own.endswith(",!=0+to.override.unset.PIP_CONSTRAINT"), "pip prints it with a conflict"
+    assert Requirement(own).specifier.contains(image.cell.release)
+    assert {wheel.name for wheel in image.of_component("cuda")} <= set(names)
+    assert not {wheel.name for wheel in image.of_component("jupyter")} & set(names)
+    assert names == sorted(names)
+    assert image.constraints == planned(tiny, GROUP).constraints, "they are a file of the group"

@@ -1,0 +1,384 @@
+"""Rendering: the text of Dockerfiles and lists of wheels, and the upkeep of images/."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from builder.common.errors import StaleError, TemplateError
+from builder.layers import oci
+from builder.lock import lockfile
+from builder.lock.lockfile import Lock
+from builder.matrix.project import Project
+from builder.matrix.tags import BASE_LABEL, PLAN_LABEL
+from builder.plan import plan, render
+from tests.fakes import locks
+
+Edit = Callable[[str, str], Project]
+GROUP = "em-1.10-cu1210-py311"
+CELL = f"{GROUP}-jupyter"
+PLAIN = "qz-0.5-cu129-py311"
+DOCKERFILES = {CELL: f"images/{GROUP}/jupyter.Dockerfile", PLAIN: f"images/{PLAIN}/plain.Dockerfile"}
+
+
+def rendered(project: Project, *ids: str) -> dict[str, str]:
+    planned = plan.make_locked(project, project.select(ids or (CELL, PLAIN)))
+    return render.render(project.root, project.matrix, planned)
+
+
+@pytest.mark.parametrize("cell", [CELL, PLAIN])
+def test_snapshot(tiny: Project, snapshot: Callable[[str, str], None], cell: str) -> None:
+    snapshot(f"snapshots/{cell}.Dockerfile", rendered(tiny, cell)[DOCKERFILES[cell]])
+
+
+def test_lists_of_wheels_have_hashes_and_no_addresses(tiny: Project) -> None:
+    files = rendered(tiny, PLAIN)
+    assert sorted(files) == [
+        f"images/{PLAIN}/{name}"
+        for name in ("constraints.txt", "cuda.txt", "plain.Dockerfile", "wheels-python.txt", "wheels-quartz.txt")
+    ]
+    [wheel] = plan.make(tiny, tiny.select([PLAIN])).images[0].of_component("quartz")
+    assert files[f"images/{PLAIN}/wheels-quartz.txt"] == f"quartz==0.5.3 --hash=sha256:{wheel.sha256}\n"
+
+
+# ---- one group
+
+
+def listed(text: str) -> list[str]:
+    """Names of the wheels in a list."""
+    return [line.partition("==")[0] for line in text.splitlines() if not line.startswith("#")]
+
+
+def relock(project: Project, needs: dict[str, list[str]]) -> Lock:
+    """Rewrites the lock of the group: the components in `needs` also need these wheels, new or not."""
+    before = locks.locks(project)[GROUP]
+    entries = {entry.name: entry for entry in before.wheels}
+    for name in sorted({name for names in needs.values() for name in names} - set(entries)):
+        tag = "py3-none-manylinux_2_28_x86_64" if name.startswith("nvidia-") else "py3-none-any"
+        entries[name] = locks.entry(name, "1", 1000, tag)
+    parts = {
+        component: replace(part, wheels=sorted({*part.wheels, *needs.get(component, ())}))
+        for component, part in before.components.items()
+    }
+    after = replace(before, components=parts, wheels=tuple(entries[name] for name in sorted(entries)))
+    lockfile.path(project.root, GROUP).write_text(lockfile.dump(after))
+    return after
+
+
+def test_cells_of_a_group_share_their_lists_and_constraints(tiny: Project) -> None:
+    """Each file exists once for the group, and a cell rendered alone has the same text."""
+    cells = [cell.id for cell in tiny.groups[GROUP]]
+    together = rendered(tiny, *cells)
+    assert sorted(together) == [
+        f"images/{GROUP}/{name}"
+        for name in (
+            "board.Dockerfile",
+            "constraints.txt",
+            "cuda.txt",
+            "jupyter.Dockerfile",
+            "plain.Dockerfile",
+            "wheels-board.txt",
+            "wheels-ember.txt",
+            "wheels-jupyter.txt",
+            "wheels-python.txt",
+        )
+    ]
+    alone = {cell: rendered(tiny, cell) for cell in cells}
+    for files in alone.values():
+        assert files.items() <= together.items()
+    shared = [name for name in together if all(name in files for files in alone.values())]
+    assert sorted(shared) == [
+        f"images/{GROUP}/{name}" for name in ("constraints.txt", "cuda.txt", "wheels-ember.txt", "wheels-python.txt")
+    ]
+
+
+def test_a_list_has_all_that_its_component_needs(tiny: Project) -> None:
+    """Even wheels that an earlier component installs: not every cell of the group has that component."""
+    relock(tiny, {"board": ["emberkit", "sums"], "jupyter": ["board", "sums"]})
+    files = rendered(tiny, *(cell.id for cell in tiny.groups[GROUP]))
+    assert listed(files[f"images/{GROUP}/wheels-board.txt"]) == ["board", "emberkit", "sums"]
+    assert listed(files[f"images/{GROUP}/wheels-jupyter.txt"]) == ["board", "notebook", "sums"]
+    assert files.items() >= rendered(tiny, CELL).items()
+
+
+def test_wheels_of_a_variant_are_in_no_constraint(tiny: Project) -> None:
+    """Not its CUDA wheels, nor a package whose name starts with the framework's: the group shares the file."""
+    before = rendered(tiny, GROUP)[f"images/{GROUP}/constraints.txt"]
+    assert listed(before) == ["ember", "ember-extra", "emberkit", *locks.CUDA]
+    relock(tiny, {"board": ["emberlab", "nvidia-compiler"]})
+    for cell in tiny.groups[GROUP]:
+        assert rendered(tiny, cell.id)[f"images/{GROUP}/constraints.txt"] == before
+
+
+def test_lists_follow_the_lock_of_the_group(tiny: Project) -> None:
+    """Every wheel of the lock is in a list, with its hash."""
+    locked = locks.locks(tiny)[GROUP]
+    files = rendered(tiny, *(cell.id for cell in tiny.groups[GROUP]))
+    lists = [text for name, text in files.items() if name.endswith(".txt") and "constraints" not in name]
+    lines = {line for text in lists for line in text.splitlines()}
+    assert lines == {f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}" for wheel in locked.wheels}
+
+
+def steps(text: str) -> list[tuple[str, str]]:
+    """List and argument of each step that installs wheels, in order."""
+    runs = re.findall(
+        r"source=(images/\S+),target=/mnt/wheels\.txt \\\n *sh /mnt/steps/wheels\.sh(.*)$", text, flags=re.MULTILINE
+    )
+    assert len(runs) == text.count("wheels.sh")
+    return [(path.rpartition("/")[2], argument.strip()) for path, argument in runs]
+
+
+def test_a_component_called_cuda_may_have_packages_of_its_own(
+    edit: Callable[[str, str], Project],
+) -> None:
+    """Their list is not that of the CUDA wheels."""
+    project = edit("cuda: {needs: [python]}", "cuda: {needs: [python], packages: [sums]}")
+    path = lockfile.path(project.root, GROUP)
+    path.write_text(lockfile.dump(locks.lock_of(project, project.groups[GROUP])))
+    files = rendered(project, CELL)
+    assert listed(files[f"images/{GROUP}/wheels-cuda.txt"]) == ["sums"]
+    assert sorted(listed(files[f"images/{GROUP}/cuda.txt"])) == sorted(locks.CUDA)
+
+
+def test_steps_install_cuda_first_then_component_by_component(tiny: Project) -> None:
+    assert steps(rendered(tiny)[DOCKERFILES[CELL]]) == [
+        ("cuda.txt", "cuda"),
+        ("wheels-python.txt", ""),
+        ("wheels-ember.txt", ""),
+        ("wheels-board.txt", ""),
+        ("wheels-jupyter.txt", ""),
+    ]
+
+
+def test_cuda_of_a_variant_has_a_list_of_its_own(tiny: Project) -> None:
+    """It leaves out the framework's CUDA wheels, which an earlier step installs."""
+    relock(tiny, {"board": ["nvidia-compiler", locks.CUDA[0]], "python": [locks.CUDA[1]]})
+    files = rendered(tiny, CELL)
+    assert listed(files[f"images/{GROUP}/cuda-board.txt"]) == ["nvidia-compiler"]
+    assert sorted(listed(files[f"images/{GROUP}/cuda.txt"])) == sorted(locks.CUDA)
+    assert listed(files[f"images/{GROUP}/wheels-python.txt"]) == ["pip"]
+    assert steps(files[DOCKERFILES[CELL]])[-3:] == [
+        ("cuda-board.txt", "cuda"),
+        ("wheels-board.txt", ""),
+        ("wheels-jupyter.txt", ""),
+    ]
+
+
+def test_a_dockerfile_reads_only_files_that_exist(tiny: Project) -> None:
+    """Files of images/, templates/ and locks/ by their paths in the build context."""
+    files = rendered(tiny, *locks.LOCKED)
+    render.write(tiny.root, files)
+    texts = [text for name, text in files.items() if name.endswith(".Dockerfile")]
+    assert len(texts) == len(locks.LOCKED)
+    for text in texts:
+        sources = re.findall(r"(?:source=|^COPY )((?:images|templates|locks)/[^\s,]+)", text, flags=re.MULTILINE)
+        assert {"templates/steps", "locks/uv.txt"} < set(sources)
+        assert not [source for source in sources if not (tiny.root / source).exists()]
+        for script in re.findall(r"sh /mnt/steps/(\S+)", text):
+            assert (tiny.root / "templates/steps" / script).is_file()
+
+
+# ---- what is in no rendered file
+
+
+def test_no_digest_of_the_plan_the_lock_or_a_layer_is_in_it(tiny: Project) -> None:
+    """The only digests are that of the pinned base image and those of the wheels."""
+    planned = plan.make_locked(tiny, tiny.select(locks.LOCKED))
+    files = render.render(tiny.root, tiny.matrix, planned)
+    wheels = {wheel.sha256 for image in planned.images for wheel in image.wheels}
+    bases = {image.base.partition("@sha256:")[2] for image in planned.images}
+    for name, text in files.items():
+        digests = set(re.findall(r"[0-9a-f]{12,}", text))
+        assert digests <= (bases if name.endswith(".Dockerfile") else wheels), name
+        assert not [label for label in (PLAN_LABEL, BASE_LABEL, "gpu-images.lock") if label in text], name
+
+
+def test_neither_registry_nor_namespace_is_in_it(edit: Edit) -> None:
+    """A fork under another name renders the same files, so it builds the same images."""
+    before = rendered(edit("namespace: team", "namespace: a-team"), *locks.LOCKED)
+    assert not any(word in text for text in before.values() for word in ("registry.example.test", "a-team"))
+    edit("registry: registry.example.test:5000", "registry: mirror.example.test")
+    assert rendered(edit("namespace: a-team", "namespace: others"), *locks.LOCKED) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"templates/steps/{name}" for name in ("compile.py", "os.sh", "uv.sh", "wheels.sh")),
+        "templates/base/files/usr/local/lib/workstation/gpus.py",
+        "templates/base/files/etc/new",
+        "templates/jupyter/files/etc/jupyter/jupyter_server_config.py",
+        "templates/host/env.sh",
+        "locks/uv.txt",
+    ],
+)
+def test_mounted_and_copied_files_are_not_in_a_dockerfile(tiny: Project, name: str) -> None:
+    """A script, a component's file or uv's lock: their text changes in one place, and no Dockerfile repeats it."""
+    before = rendered(tiny, *locks.LOCKED)
+    path = tiny.root / name
+    path.write_text((path.read_text() if path.exists() else "") + "# more\n")
+    assert rendered(Project(tiny.root), *locks.LOCKED) == before
+
+
+def test_another_variant_adds_its_dockerfile_and_changes_no_file(tiny: Project, edit: Edit) -> None:
+    before = rendered(tiny, *locks.LOCKED)
+    project = edit("  board: [board]\n", "  board: [board]\n  solo: [jupyter]\n")
+    after = rendered(project, *locks.LOCKED, f"{GROUP}-solo")
+    assert set(after) - set(before) == {f"images/{GROUP}/solo.Dockerfile"}
+    assert before.items() <= after.items()
+
+
+# ---- the text of a Dockerfile
+
+
+def test_no_jinja_is_left_and_lines_end_well(tiny: Project) -> None:
+    for name, text in rendered(tiny).items():
+        assert not any(sign in text for sign in ("{{", "}}", "{%", "%}", "{#")), name
+        assert text.endswith("\n"), name
+        assert not any(line != line.rstrip() for line in text.splitlines()), name
+
+
+def instructions(text: str, word: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(f"{word} ")]
+
+
+def test_the_last_command_wins_and_bash_is_the_default(tiny: Project) -> None:
+    files = rendered(tiny)
+    assert instructions(files[DOCKERFILES[CELL]], "CMD") == ['CMD ["start-jupyter"]']
+    assert instructions(files[DOCKERFILES[PLAIN]], "CMD") == ['CMD ["bash"]']
+    assert instructions(files[DOCKERFILES[CELL]], "EXPOSE") == ["EXPOSE 8888"]
+    assert instructions(files[DOCKERFILES[PLAIN]], "EXPOSE") == []
+    assert instructions(files[DOCKERFILES[PLAIN]], "HEALTHCHECK") == []
+
+
+@pytest.mark.parametrize("cell", [CELL, PLAIN])
+def test_the_dockerfile_equals_the_configuration_of_an_assembled_image(tiny: Project, cell: str) -> None:
+    text = rendered(tiny, cell)[DOCKERFILES[cell]].replace(" \\\n", " ")
+    [image] = plan.make_locked(tiny, tiny.select([cell])).images
+    config = json.loads(oci.config(image.settings, (), created="", labels={}))["config"]
+
+    def pairs(word: str) -> dict[str, str]:
+        [line] = instructions(text, word)
+        return dict(pair.split("=", 1) for pair in shlex.split(line)[1:])
+
+    assert [f"{name}={value}" for name, value in pairs("ENV").items()] == config["Env"]
+    assert list(pairs("LABEL").items()) == list(config["Labels"].items())
+    assert instructions(text, "USER") == [f"USER {config['User']}"]
+    assert instructions(text, "WORKDIR") == [f"WORKDIR {config['WorkingDir']}"]
+    assert instructions(text, "EXPOSE") == [f"EXPOSE {port[:-4]}" for port in config.get("ExposedPorts", ())]
+    assert instructions(text, "ENTRYPOINT") == [f"ENTRYPOINT {json.dumps(config['Entrypoint'])}"]
+    assert instructions(text, "CMD") == [f"CMD {json.dumps(config['Cmd'])}"]
+    if health := config.get("Healthcheck"):
+        [line] = instructions(text, "HEALTHCHECK")
+        times = {"interval": "Interval", "timeout": "Timeout", "start-period": "StartPeriod"}
+        options = [f"--{option}={health[field] // 10**9}s" for option, field in times.items()]
+        command = ["CMD", json.dumps(health["Test"][1:])]
+        assert line.split() == ["HEALTHCHECK", *options, f"--retries={health['Retries']}", *command]
+    else:
+        assert instructions(text, "HEALTHCHECK") == []
+
+
+def test_rendered_files_do_not_depend_on_the_machine(tiny: Project) -> None:
+    assert not any(str(tiny.root) in text for text in rendered(tiny).values())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{{ nothing }}", "'nothing' is undefined"),
+        ("{{ image.nothing }}", "has no attribute 'nothing'"),
+        ("{% if %}", "Expected an expression"),
+        ("{% include 'absent.j2' %}", "absent.j2"),
+        ("{{ 1 // 0 }}", "division"),
+        ("{{ image.id + 1 }}", "can only concatenate str"),
+    ],
+)
+def test_an_invalid_template_is_reported_with_its_line(tiny: Project, line: str, message: str) -> None:
+    path = tiny.root / "templates/Dockerfile.j2"
+    path.write_text(f"# one\n# two\n{line}\n")
+    with pytest.raises(TemplateError) as caught:
+        rendered(tiny, PLAIN)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("templates/Dockerfile.j2:3: ")
+    assert PLAIN in str(caught.value)
+
+
+def test_a_fault_in_a_macro_is_reported_with_its_place(tiny: Project) -> None:
+    path = tiny.root / "templates/macros.j2"
+    path.write_text("{% macro step_mounts() %}\n{{ nothing }}\n{% endmacro %}\n")
+    with pytest.raises(TemplateError, match=r"^templates/macros.j2:2: 'nothing' is undefined"):
+        rendered(tiny, PLAIN)
+
+
+def test_no_template(tiny: Project) -> None:
+    (tiny.root / "templates/Dockerfile.j2").unlink()
+    files = tiny.root / "templates"
+    with pytest.raises(TemplateError, match=r"Dockerfile.j2"):
+        render.render(files.parent, tiny.matrix, plan.make_locked(tiny, tiny.select([PLAIN])))
+
+
+def test_write_then_check_then_write_nothing(tiny: Project) -> None:
+    files = rendered(tiny)
+    assert render.write(tiny.root, files) == list(files)
+    render.check(tiny.root, files)
+    assert render.write(tiny.root, files) == []
+
+
+def test_check_writes_nothing(tiny: Project) -> None:
+    with pytest.raises(StaleError, match=f"{DOCKERFILES[CELL]}: missing"):
+        render.check(tiny.root, rendered(tiny))
+    assert not (tiny.root / "images").exists()
+
+
+DOCKERFILE = DOCKERFILES[PLAIN]
+CHANGES = {
+    "text": (DOCKERFILE, b"FROM scratch\n", f"{DOCKERFILE}: differs"),
+    "not UTF-8": (DOCKERFILE, b"\xff\xfe", f"{DOCKERFILE}: differs"),
+    "list of wheels": (f"images/{PLAIN}/cuda.txt", b"", f"images/{PLAIN}/cuda.txt: differs"),
+    "constraints": (f"images/{PLAIN}/constraints.txt", b"", f"images/{PLAIN}/constraints.txt: differs"),
+    "line ends": (DOCKERFILE, None, f"{DOCKERFILE}: differs"),
+    "stray file": (f"images/{PLAIN}/x", b"", f"images/{PLAIN}/x: belongs to no cell"),
+    "stray file in a folder": (f"images/{PLAIN}/d/x", b"", f"images/{PLAIN}/d: belongs to no cell"),
+    "variant that is gone": (f"images/{PLAIN}/x.Dockerfile", b"", f"images/{PLAIN}/x.Dockerfile: belongs to no cell"),
+    "stray folder": ("images/gone/plain.Dockerfile", b"", "images/gone: belongs to no cell"),
+    "stray file beside": ("images/README", b"", "images/README: belongs to no cell"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), CHANGES.values(), ids=CHANGES.keys())
+def test_every_difference_is_found_and_corrected(tiny: Project, name: str, content: bytes | None, message: str) -> None:
+    files = rendered(tiny)
+    render.write(tiny.root, files)
+    path = tiny.root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n") if content is None else content)
+    with pytest.raises(StaleError) as caught:
+        render.check(tiny.root, files)
+    assert str(caught.value).splitlines()[1:] == [f"  {message}"]
+    assert caught.value.hint == "Update it: builder render"
+    assert render.write(tiny.root, files) == [message.partition(":")[0]]
+    render.check(tiny.root, files)
+    written = {
+        file.relative_to(tiny.root).as_posix(): file for file in (tiny.root / "images").rglob("*") if file.is_file()
+    }
+    assert {file: path.read_bytes().decode() for file, path in written.items()} == files
+
+
+def test_a_link_in_images_is_removed_not_followed(tiny: Project) -> None:
+    files = rendered(tiny)
+    render.write(tiny.root, files)
+    (tiny.root / "images/link").symlink_to(tiny.root / "templates")
+    assert render.write(tiny.root, files) == ["images/link"]
+    assert (tiny.root / "templates/Dockerfile.j2").exists()
+
+
+def test_a_long_list_of_differences_is_truncated(tiny: Project) -> None:
+    files = {f"images/x/{number}": "" for number in range(100)}
+    with pytest.raises(StaleError) as caught:
+        render.check(tiny.root, files)
+    assert len(str(caught.value).splitlines()) == 21

@@ -1,0 +1,183 @@
+"""The configuration of an image."""
+
+from __future__ import annotations
+
+import datetime as datetime_module
+import shutil
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.matrix import cells, facts
+from builder.matrix.facts import Build
+from builder.matrix.project import Project
+from builder.plan import settings
+from builder.plan.settings import Health, Settings
+
+Edit = Callable[[str, str], Project]
+CELL = "em-1.10-cu1210-py311-jupyter"
+PLAIN = "qz-0.5-cu129-py311"
+
+
+def of(project: Project, cell_id: str = CELL) -> Settings:
+    [cell] = project.select([cell_id])
+    parts = {name: project.matrix.components[name] for name in cells.components(project.matrix, cell)}
+    return settings.of_image(project.matrix, cell, parts)
+
+
+def test_a_plain_image(tiny: Project) -> None:
+    assert of(tiny, PLAIN) == Settings(
+        env={
+            "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin",
+            "LANG": "C.UTF-8",
+            "HOME": "/home/user",
+            "USER": "user",
+            "LOGNAME": "user",
+            "PYTHONUSERBASE": "/opt/venv/user",
+            "PYTHONNOUSERSITE": "1",
+            "UV_TOOL_BIN_DIR": "/opt/venv/user/bin",
+            "PIP_CONSTRAINT": "/etc/pip/constraints.txt",
+            "UV_CONSTRAINT": "/etc/pip/constraints.txt",
+            "NVIDIA_VISIBLE_DEVICES": "all",
+            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+            "NVIDIA_REQUIRE_CUDA": "driver>=525.60.13",
+        },
+        ports=(),
+        command=("bash",),
+        health=None,
+        entrypoint=("/usr/bin/tini", "-g", "--", "/usr/local/bin/start"),
+        user="1000:0",
+        workdir="/workspace",
+        labels={
+            "org.opencontainers.image.title": PLAIN,
+            "org.opencontainers.image.version": "0.5.3",
+            "gpu-images.cell": PLAIN,
+            "gpu-images.framework": "quartz",
+            "gpu-images.framework.version": "0.5.3",
+            "gpu-images.cuda": "12.9",
+            "gpu-images.driver": "525.60.13",
+            "gpu-images.python": "3.11",
+            "gpu-images.variant": "plain",
+            "gpu-images.components": "base python cuda quartz",
+        },
+    )
+
+
+def test_the_source_label_links_a_package_to_its_repository(edit: Edit) -> None:
+    source = "https://git.example.test/team/images"
+    labels = of(edit("namespace: team\n", f"namespace: team\nsource: {source}\n")).labels
+    assert labels["org.opencontainers.image.source"] == source
+
+
+def test_labels_that_are_known_only_after_the_build() -> None:
+    assert settings.built_labels("sha256:p", "debian:bookworm", "2026-11-20T00:00:00Z") == {
+        "org.opencontainers.image.created": "2026-11-20T00:00:00Z",
+        "org.opencontainers.image.base.name": "debian:bookworm",
+        "gpu-images.plan": "sha256:p",
+    }
+
+
+def test_on_the_cpu_nothing_is_configured_for_gpus(on_cpu: Project) -> None:
+    configured = of(on_cpu, "qz-0.5-cpu-py311")
+    assert not [name for name in configured.env if name.startswith("NVIDIA_")]
+    assert configured.labels["gpu-images.cuda"] == "cpu"
+    assert not [
+        label for label in configured.labels if "driver" in label or "gpu." in label or "framework.cuda" in label
+    ]
+    assert configured.labels["gpu-images.components"] == "base python quartz"
+
+
+def known(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Replaces some facts."""
+    changed = facts.load().model_copy(update=changes)
+    monkeypatch.setattr(facts, "load", lambda: changed)
+
+
+def test_labels_of_what_the_framework_was_compiled_for(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`explain` reads them without pulling the image. They are of the package whose wheel has the GPU code."""
+    build = Build(cuda="12.8", architectures=["sm_80", "compute_90"], source="made up")
+    known(monkeypatch, plugins={"ember": {"12": "ember-plugin"}}, builds={"ember-plugin": {"1.10.0": build}})
+    labels = of(tiny).labels
+    assert labels["gpu-images.framework.cuda"] == "12.8"
+    assert labels["gpu-images.gpu.architectures"] == "sm_80 compute_90"
+    assert labels["gpu-images.cuda"] == "12.10"
+    assert "gpu-images.framework.cuda" not in of(tiny, PLAIN).labels
+
+
+def test_a_cuda_with_an_unknown_driver(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bound is better than a wrong one."""
+    known(monkeypatch, drivers={})
+    configured = of(tiny)
+    assert "NVIDIA_REQUIRE_CUDA" not in configured.env
+    assert "gpu-images.driver" not in configured.labels
+    assert configured.env["NVIDIA_VISIBLE_DEVICES"] == "all"
+
+
+def test_configuration_of_components(tiny: Project) -> None:
+    configured = of(tiny)
+    assert configured.ports == (8888,)
+    assert configured.command == ("start-jupyter",)
+    assert configured.health == Health(command=("check-jupyter",))
+    assert list(configured.env)[-1] == "EMBER_HOME"
+    assert configured.env["NVIDIA_REQUIRE_CUDA"] == "driver>=525.60.13"
+    assert configured.labels["gpu-images.components"] == "base python cuda ember board jupyter"
+
+
+BOARD = "board: {needs: [python], packages: [board]"
+TWO = f"{BOARD}, port: 6006, command: [start-board], healthcheck: [check-board]"
+
+
+def test_the_last_command_and_health_check_win(edit: Edit) -> None:
+    configured = of(edit(BOARD, TWO))
+    assert configured.ports == (6006, 8888)
+    assert configured.command == ("start-jupyter",)
+    assert configured.health == Health(command=("check-jupyter",))
+    swapped = of(edit("jupyter: [board, jupyter]", "jupyter: [jupyter, board]"))
+    assert swapped.ports == (8888, 6006)
+    assert swapped.command == ("start-board",)
+    assert swapped.health == Health(command=("check-board",))
+
+
+def test_the_variable_of_a_later_component_wins_in_the_earlier_place(edit: Edit) -> None:
+    configured = of(edit(BOARD, f"{BOARD}, env: {{EMBER_HOME: /elsewhere, LANG: de_DE.UTF-8, BOARD: x}}"))
+    assert list(configured.env)[-2:] == ["EMBER_HOME", "BOARD"]
+    assert configured.env["EMBER_HOME"] == "/elsewhere"
+    assert list(configured.env)[1] == "LANG"
+
+
+def on_another_machine(patch: pytest.MonkeyPatch, now: datetime, user: str) -> None:
+    """Sets the clock and the environment, for code that reads them in any of the usual ways."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return now.astimezone(tz)
+
+    seconds, fields = now.timestamp(), now.timetuple()
+    strftime = time.strftime
+    for module in (datetime_module, settings):
+        patch.setattr(module, "datetime", Clock, raising=False)
+    patch.setattr(time, "time", lambda: seconds)
+    patch.setattr(time, "gmtime", lambda *_: fields)
+    patch.setattr(time, "localtime", lambda *_: fields)
+    patch.setattr(time, "strftime", lambda form, *_: strftime(form, fields))
+    for name in ("USER", "LOGNAME", "HOSTNAME", "REGISTRY_TOKEN"):
+        patch.setenv(name, user)
+    patch.setenv("HOME", f"/home/{user}")
+
+
+@pytest.mark.parametrize("cell", [CELL, PLAIN])
+def test_the_configuration_does_not_depend_on_the_machine_or_the_day(
+    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: str
+) -> None:
+    configurations = []
+    for user, year in (("alice", 2026), ("bob", 2031)):
+        root = shutil.copytree(tiny.root, tmp_path / user, symlinks=True)
+        with monkeypatch.context() as patch:
+            on_another_machine(patch, datetime(year, 2, 3, 4, 5, 6, tzinfo=UTC), user)
+            configurations.append(of(Project(root), cell))
+    assert configurations[0] == configurations[1]

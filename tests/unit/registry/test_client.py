@@ -1,0 +1,398 @@
+"""Requests to a registry: responses, failures and retries, without a network."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import requests
+from urllib3.exceptions import MaxRetryError, NewConnectionError
+
+from builder.common.digest import of_bytes
+from builder.common.errors import RegistryError
+from builder.index.host import Host
+from builder.index.settings import IndexSettings
+from builder.registry import http
+from builder.registry.client import Manifest
+from builder.registry.failures import StoppedError, retry_after
+from builder.registry.http import RetryPolicy
+from tests.fakes.wire import CONTENT, DIGEST, HOST, Reply, Sent, broken, connect, errors
+from tests.unit.registry.conftest import Lay
+
+IMAGE = "application/vnd.oci.image.manifest.v1+json"
+
+
+def refused() -> Exception:
+    """A refused connection, with all causes that requests wraps around it."""
+    inner = NewConnectionError(None, "no")  # type: ignore[arg-type]
+    inner.__cause__ = ConnectionRefusedError(111, "Connection refused")
+    return requests.ConnectionError(MaxRetryError(None, "/secret?signature=1", inner))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("", 0), ("7", 7), (" 7 ", 7), ("-7", 0), ("soon", 0), ("9" * 12, 0), ("\u0667", 0),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 60), ("Thu, 01 Jan 1970 00:00:01 GMT", 0), ("Thu, 99 Jan 1970", 0),
+    ],
+)  # fmt: skip
+def test_retry_after(header: str, seconds: float) -> None:
+    assert retry_after(header, now=40) == seconds
+
+
+def test_delays_grow_to_a_limit_and_are_never_shorter_than_retry_after() -> None:
+    policy = RetryPolicy(first_s=1, longest_s=10)
+    for failures, most in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 10), (99, 10)):
+        delays = [policy.delay(failures) for _ in range(200)]
+        assert most / 2 <= min(delays) < max(delays) <= most
+    assert policy.delay(1, 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("answer", "tries"),
+    [
+        *[(Reply(status=status), 3) for status in (408, 425, 429, 500, 502, 503, 504, 599)],
+        *[(Reply(status=status), 1) for status in (400, 403, 405, 409, 410, 416, 418, 501, 505, 507)],
+        (Reply(status=302), 1),
+        (Reply(status=204), 1),
+        (refused(), 3),
+        (broken(), 3),
+        (requests.ReadTimeout("x"), 3),
+        (requests.exceptions.InvalidURL("x"), 1),
+    ],
+    ids=lambda answer: str(getattr(answer, "status", type(answer).__name__)),
+)
+def test_only_transient_failures_are_retried(lay: Lay, answer: Reply | Exception, tries: int) -> None:
+    wire = lay(lambda _: answer)
+    with pytest.raises(RegistryError) as caught:
+        connect().read_blob(DIGEST)
+    assert len(wire.seen) == tries
+    assert ("tried 3 times" in str(caught.value)) == (tries == 3)
+    assert str(caught.value).startswith(f"{HOST}: reading blob {DIGEST[7:19]} of a/b: ")
+
+
+def test_it_works_the_third_time(lay: Lay) -> None:
+    answers: list[Reply | Exception] = [Reply(status=503), broken(), Reply(body=CONTENT)]
+    lay(lambda _: answers.pop(0))
+    assert connect().read_blob(DIGEST) == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (refused(), "connection refused: tried 3 times"),
+        (broken(), "reset by peer: tried 3 times"),
+        (requests.ReadTimeout("x"), "request timed out: tried 3 times"),
+        (Reply(status=400, body=errors({"code": "X", "message": "a\x1b[31m\nb\u202e"})), "(X: a [31m b )"),
+        (Reply(status=400, body=errors({"code": "X", "message": "y" * 999})), f"(X: {'y' * 297})"),
+        (Reply(status=400, body=errors({"code": "X", "detail": {"a": 1}}, "z", {"code": 5})), "(X)"),
+        (Reply(status=400, body=errors()), "answered 400 Bad Request"),
+        (Reply(status=400, body=b"<html>"), "answered 400 Bad Request"),
+        (Reply(status=400, body=b"[" * 99999), "answered 400 Bad Request"),
+        (Reply(status=499), "answered 499"),
+    ],
+)
+def test_messages(lay: Lay, answer: Reply | Exception, message: str) -> None:
+    lay(lambda _: answer)
+    with pytest.raises(RegistryError) as caught:
+        connect().read_blob(DIGEST)
+    assert str(caught.value).endswith(message)
+    assert "signature" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Reply(status=507),
+        Reply(status=500, body=errors({"code": "UNKNOWN", "detail": "write /d: no space left on device"})),
+        Reply(status=500, body=errors({"code": "UNKNOWN", "detail": {"Enclosed": {"Op": "mkdir", "Err": 28}}})),
+        Reply(status=503, body=b"Disk quota exceeded"),
+    ],
+)
+def test_a_full_disk_is_reported_and_not_retried(lay: Lay, answer: Reply) -> None:
+    wire = lay(lambda _: answer)
+    with pytest.raises(RegistryError, match="the registry's disk is full") as caught:
+        connect().put_manifest("1.0", b"{}", IMAGE)
+    assert "Free space" in caught.value.hint
+    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"]
+
+
+def test_retry_after_longer_than_the_limit(lay: Lay) -> None:
+    wire = lay(lambda _: Reply(status=429, headers={"Retry-After": "3600"}))
+    with pytest.raises(RegistryError, match="429 Too Many Requests: asks to retry after 3600 s"):
+        connect().has_blob(DIGEST)
+    assert len(wire.seen) == 1
+
+
+def test_an_untrusted_certificate(lay: Lay) -> None:
+    cause = ssl.SSLCertVerificationError(1, "x")
+    cause.verify_message = "unable to get local issuer certificate"
+    wire = lay(lambda _: requests.exceptions.SSLError(MaxRetryError(None, "/", cause)))  # type: ignore[arg-type]
+    with pytest.raises(RegistryError, match=r"not trusted \(unable to get local issuer certificate") as caught:
+        connect().has_blob(DIGEST)
+    assert "SSL_CERT_FILE" in caught.value.hint
+    assert len(wire.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "tries"),
+    [
+        ("WRONG_VERSION_NUMBER", "the server does not use https", 1),
+        ("DECRYPTION_FAILED_OR_BAD_RECORD_MAC", "tried 3 times", 3),
+    ],
+)
+def test_a_server_without_https(lay: Lay, reason: str, message: str, tries: int) -> None:
+    """Other failures of TLS may be transient."""
+    cause = ssl.SSLError(1, "x")
+    cause.reason = reason
+    wire = lay(lambda _: requests.exceptions.SSLError(MaxRetryError(None, "/", cause)))  # type: ignore[arg-type]
+    with pytest.raises(RegistryError, match=message):
+        connect().has_blob(DIGEST)
+    assert len(wire.seen) == tries
+
+
+@pytest.mark.parametrize(("code", "tries"), [(socket.EAI_NONAME, 1), (socket.EAI_NODATA, 1), (socket.EAI_AGAIN, 3)])
+def test_an_unknown_host_is_final(lay: Lay, code: int, tries: int) -> None:
+    """A DNS server that is busy is not."""
+    cause = MaxRetryError(None, "/secret?signature=1", socket.gaierror(code, "x"))  # type: ignore[arg-type]
+    wire = lay(lambda _: requests.ConnectionError(cause))
+    with pytest.raises(RegistryError) as caught:
+        connect().has_blob(DIGEST)
+    assert ("unknown host" in str(caught.value)) == (tries == 1)
+    assert "signature" not in str(caught.value)
+    assert len(wire.seen) == tries
+
+
+def test_an_invalid_port() -> None:
+    with pytest.raises(RegistryError, match=f"{HOST}:99999: Port out of range"):
+        connect(registry=f"{HOST}:99999")
+
+
+@pytest.mark.parametrize(
+    ("registry", "repository", "url"),
+    [
+        (HOST, "a/b", f"https://{HOST}/v2/a/b/"),
+        ("10.0.0.1:5000", "b", "https://10.0.0.1:5000/v2/b/"),
+        ("127.0.0.1:5000", "b", "http://127.0.0.1:5000/v2/b/"),
+        ("localhost", "b", "http://localhost/v2/b/"),
+        ("[::1]:5000", "b", "http://[::1]:5000/v2/b/"),
+        ("localhost.example.test", "b", "https://localhost.example.test/v2/b/"),
+        ("", "b", "https://registry-1.docker.io/v2/library/b/"),
+        ("docker.io", "a/b", "https://registry-1.docker.io/v2/a/b/"),
+    ],
+)
+def test_only_loopback_goes_without_tls(lay: Lay, registry: str, repository: str, url: str) -> None:
+    wire = lay(lambda _: Reply(status=404))
+    connect(registry=registry, repository=repository).has_blob(DIGEST)
+    assert wire.seen[0].url == f"{url}blobs/{DIGEST}"
+
+
+def test_the_machine_s_certificates_and_proxy(lay: Lay, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = lay(lambda _: Reply(status=404))
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/other.pem")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.test")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example.test")
+    host = Host(index=IndexSettings(ca_bundle="/ca.pem"))
+    connect(host=host, policy=RetryPolicy(connect_s=3, read_s=4)).has_blob(DIGEST)
+    assert wire.seen[0].options["verify"] == "/ca.pem"
+    assert wire.seen[0].options["proxies"]["https"] == "http://proxy.example.test"
+    assert wire.seen[0].options["timeout"] == (3, 4)
+    connect(host=host, registry="127.0.0.1:5000").has_blob(DIGEST)
+    assert not wire.seen[1].options["proxies"]
+
+
+def test_no_cookie_is_sent_back(lay: Lay) -> None:
+    wire = lay(lambda _: Reply(status=404, headers={"Set-Cookie": "sid=1; Path=/"}))
+    registry = connect()
+    registry.has_blob(DIGEST)
+    registry.has_blob(DIGEST)
+    assert ["Cookie" in sent.headers for sent in wire.seen] == [False, False]
+
+
+def elsewhere(sent: Sent) -> Reply:
+    """Blobs are on another host, as with many registries; a login is required."""
+    if sent.url.startswith("https://blobs.example.test"):
+        return Reply(body=CONTENT)
+    if "Authorization" not in sent.headers:
+        return Reply(status=401, headers={"WWW-Authenticate": "Basic realm=x"})
+    return Reply(status=307, headers={"Location": "https://blobs.example.test/x?signature=1"})
+
+
+def test_a_redirect_is_followed_without_credentials(lay: Lay, docker_config: Path) -> None:
+    docker_config.write_text(json.dumps({"auths": {HOST: {"auth": "bWU6eA=="}}}))
+    wire = lay(elsewhere)
+    assert connect().read_blob(DIGEST) == CONTENT
+    assert ["Authorization" in sent.headers for sent in wire.seen] == [False, True, False]
+
+
+@pytest.mark.parametrize("url", ["http://blobs.example.test/x", "http://127.0.0.1/x", "file:///etc/passwd", "http://["])
+def test_a_redirect_away_from_tls_is_rejected(lay: Lay, url: str) -> None:
+    wire = lay(lambda _: Reply(status=307, headers={"Location": url}))
+    with pytest.raises(RegistryError, match="not https"):
+        connect().read_blob(DIGEST)
+    assert len(wire.seen) == 1
+
+
+def test_redirects_end(lay: Lay) -> None:
+    wire = lay(lambda _: Reply(status=302, headers={"Location": "/again"}))
+    with pytest.raises(RegistryError, match="more than 5 redirects"):
+        connect().read_blob(DIGEST)
+    assert len(wire.seen) == 5
+
+
+def test_a_small_blob_is_checked(lay: Lay, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay(lambda _: Reply(body=b"other"))
+    with pytest.raises(RegistryError, match="content does not match its digest"):
+        connect().read_blob(DIGEST)
+    monkeypatch.setattr(http, "SMALL", 999)
+    lay(lambda _: Reply(body=CONTENT))
+    with pytest.raises(RegistryError, match="longer than 999 bytes"):
+        connect().read_blob(DIGEST)
+
+
+def serve(sent: Sent, *, ranges: bool, content: bytes = CONTENT) -> Reply:
+    """A blob whose connection ends 400 bytes after the start of the range, except for the last bytes."""
+    start = int(sent.headers.get("Range", "bytes=0-")[6:-1]) if ranges else 0
+    end = int(sent.headers.get("Range", "bytes=0-")[6:-1]) + 400
+    return Reply(status=206 if start else 200, body=content[start:end], broken=end < len(content))
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_broken_download_is_resumed(lay: Lay, ranges: bool) -> None:
+    wire = lay(lambda sent: serve(sent, ranges=ranges))
+    read: list[int] = []
+    assert connect().blob_matches(DIGEST, len(CONTENT), read.append)
+    assert sum(read) == len(CONTENT)
+    assert [sent.headers.get("Range") for sent in wire.seen] == [None, "bytes=400-", "bytes=800-"]
+
+
+def test_a_connection_that_breaks_after_the_last_byte(lay: Lay) -> None:
+    wire = lay(lambda _: Reply(body=CONTENT, broken=True))
+    assert connect().blob_matches(DIGEST, len(CONTENT), lambda _: None)
+    assert len(wire.seen) == 1
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT[:-1] + b"x", CONTENT + b"x"], ids=["short", "other", "long"])
+def test_a_download_is_checked(lay: Lay, content: bytes) -> None:
+    lay(lambda _: Reply(body=content))
+    assert not connect().blob_matches(DIGEST, len(CONTENT), lambda _: None)
+
+
+def test_nothing_is_decompressed(lay: Lay) -> None:
+    wire = lay(lambda _: Reply(body=CONTENT, headers={"Content-Encoding": "gzip"}))
+    assert connect().read_blob(DIGEST) == CONTENT
+    assert wire.seen[0].headers["Accept-Encoding"] == "identity"
+
+
+def test_digests_and_manifests(lay: Lay) -> None:
+    stored = {"1.0": CONTENT, DIGEST: CONTENT}
+
+    def answer(sent: Sent) -> Reply:
+        name = sent.path.rpartition("/")[2]
+        assert IMAGE in sent.headers["Accept"]
+        return Reply(body=stored[name], headers={"Content-Type": IMAGE}) if name in stored else Reply(status=404)
+
+    lay(answer)
+    registry = connect()
+    assert registry.digest_of("1.0") == DIGEST, "without Docker-Content-Digest, the digest of the manifest itself"
+    assert registry.digest_of("none") is None
+    assert registry.manifest("none") is None
+    assert registry.manifest("1.0") == Manifest.of(CONTENT, IMAGE)
+    stored[DIGEST] = b"other"
+    with pytest.raises(RegistryError, match="content does not match its digest"):
+        registry.manifest(DIGEST)
+
+
+class Tag:
+    """A registry with one tag. `answers` are those to each PUT; `stores` is whether it stores their manifests."""
+
+    def __init__(self, answers: list[Reply | Exception], *, stores: bool, before: str = "") -> None:
+        self.answers = answers
+        self.stores = stores
+        self.digest = before
+
+    def __call__(self, sent: Sent) -> Reply | Exception:
+        if sent.method == "PUT":
+            if self.stores:
+                self.digest = of_bytes(sent.body)
+            return self.answers.pop(0)
+        return Reply(headers={"Docker-Content-Digest": self.digest}) if self.digest else Reply(status=404)
+
+
+@pytest.mark.parametrize("answer", [broken(), requests.ReadTimeout("x"), Reply(status=502), Reply(status=400)])
+def test_a_lost_response_is_no_failure(lay: Lay, answer: Reply | Exception) -> None:
+    wire = lay(Tag([answer], stores=True))
+    assert connect().put_manifest("1.0", CONTENT, IMAGE) == DIGEST
+    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"]
+
+
+@pytest.mark.parametrize("before", ["", of_bytes(b"other")])
+def test_a_manifest_that_did_not_arrive_is_sent_again(lay: Lay, before: str) -> None:
+    wire = lay(Tag([broken(), Reply(status=201)], stores=False, before=before))
+    assert connect().put_manifest("1.0", CONTENT, IMAGE) == DIGEST
+    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD", "PUT"]
+    wire = lay(Tag([Reply(status=400, body=errors({"code": "MANIFEST_INVALID"}))], stores=False))
+    with pytest.raises(RegistryError, match=r"400 Bad Request \(MANIFEST_INVALID\)"):
+        connect().put_manifest("1.0", CONTENT, IMAGE)
+    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"]
+
+
+def test_a_manifest_that_the_registry_changes(lay: Lay) -> None:
+    lay(lambda _: Reply(status=201, headers={"Docker-Content-Digest": of_bytes(b"other")}))
+    with pytest.raises(RegistryError, match="stored different content"):
+        connect().put_manifest("1.0", CONTENT, IMAGE)
+
+
+def test_mount(lay: Lay) -> None:
+    answers = [
+        Reply(status=201, headers={"Location": f"/v2/a/b/blobs/{DIGEST}"}),
+        Reply(status=202, headers={"Location": "/v2/a/b/blobs/uploads/1"}),
+        Reply(status=404),
+        Reply(status=403),
+    ]
+    wire = lay(lambda _: answers.pop(0))
+    registry = connect()
+    assert registry.mount(DIGEST, "c/d")
+    assert not registry.mount(DIGEST, "c/d"), "an upload was begun instead, and is canceled"
+    assert not registry.mount(DIGEST, "c/d")
+    assert not registry.mount(DIGEST, "a/b"), "the same repository"
+    assert wire.lines[0] == f"POST /v2/a/b/blobs/uploads/?mount={DIGEST.replace(':', '%3A')}&from=c%2Fd"
+    assert wire.lines[2] == "DELETE /v2/a/b/blobs/uploads/1"
+    assert [line.split()[0] for line in wire.lines] == ["POST", "POST", "DELETE", "POST"], "a mounted blob is kept"
+
+
+def test_stopped(lay: Lay) -> None:
+    """At the next request, and during a pause."""
+    stop = threading.Event()
+    stop.set()
+    wire = lay(lambda _: Reply(status=503))
+    registry = connect(policy=RetryPolicy(first_s=60))
+    with pytest.raises(StoppedError):
+        registry.stoppable(stop).has_blob(DIGEST)
+    assert wire.seen == []
+    stop.clear()
+    threading.Timer(0.05, stop.set).start()
+    start = time.monotonic()
+    with pytest.raises(StoppedError):
+        registry.stoppable(stop).has_blob(DIGEST)
+    assert time.monotonic() - start < 10
+    assert len(wire.seen) == 1
+
+
+def test_stopped_during_a_download(lay: Lay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "READ", 100)
+    lay(lambda _: Reply(body=CONTENT))
+    stop, read = threading.Event(), list[int]()
+
+    def count(size: int) -> None:
+        read.append(size)
+        stop.set()
+
+    with pytest.raises(StoppedError):
+        connect().stoppable(stop).blob_matches(DIGEST, len(CONTENT), count)
+    assert read == [100]

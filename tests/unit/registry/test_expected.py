@@ -1,0 +1,164 @@
+"""Differences between an image and the plan are found and named: additions, changes, omissions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from builder.common import digest
+from builder.layers import oci, os_layer
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
+from builder.layers.oci import Layer
+from builder.layers.os_layer import OsLayer
+from builder.layers.store import Store
+from builder.matrix.project import Project
+from builder.plan import plan, settings
+from builder.plan.plan import PlannedImage
+from builder.registry import expected
+from builder.registry.expected import Expected, KnownLayer
+
+CELL = "qz-0.5-cu129-py311-board"
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+
+
+@pytest.fixture
+def image(tiny: Project) -> PlannedImage:
+    return plan.make_locked(tiny, tiny.select([CELL])).images[0]
+
+
+def documents(image: PlannedImage) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Manifest and configuration as the assembler writes them."""
+    stack = [
+        Layer(
+            digest=digest.of_data(number), diff_id=digest.of_data([number]), size=number, created_by=oci.describe(layer)
+        )
+        for number, layer in enumerate(image.layers)
+    ]
+    created = "2026-11-01T00:00:00Z"
+    labels = settings.built_labels(image.digest, "debian:newbird", created)
+    config = oci.config(image.settings, stack, created=created, labels=labels)
+    descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest.of_bytes(config), size=len(config))
+    return json.loads(oci.manifest(descriptor, stack)), json.loads(config)
+
+
+def differences(image: PlannedImage, manifest: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    """With a manifest that names the configuration as it is."""
+    content = json.dumps(config, separators=(",", ":")).encode()
+    if manifest["config"].get("digest"):
+        manifest["config"] |= {"digest": digest.of_bytes(content), "size": len(content)}
+    return expected.differences(Expected(image=image, layers={}), json.dumps(manifest).encode(), content)
+
+
+def test_an_image_of_the_assembler_has_no_differences(image: PlannedImage) -> None:
+    assert differences(image, *documents(image)) == []
+
+
+def add_layer(manifest: dict[str, Any], config: dict[str, Any]) -> None:
+    """The attack: an additional layer with a history line like ours."""
+    manifest["layers"].append({"mediaType": LAYER_TYPE, "digest": digest.of_data("x"), "size": 1})
+    config["rootfs"]["diff_ids"].append(digest.of_data("y"))
+    config["history"].append({"created": config["created"], "created_by": "files: python bytecode"})
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "user": (lambda _, config: config["config"].update(User="root"), 'config.User: "root", expected "1000:0"'),
+    "entrypoint": (lambda _, config: config["config"].update(Entrypoint=["sh"]), "config.Entrypoint: "),
+    "variable": (lambda _, config: config["config"]["Env"].append("LD_PRELOAD=/x.so"), "config.Env: "),
+    "path": (lambda _, config: config["config"]["Env"].__setitem__(0, "PATH=/tmp"), "config.Env[0]: "),
+    "volume": (lambda _, config: config["config"].update(Volumes={"/x": {}}), "config.Volumes: "),
+    "on build": (lambda _, config: config["config"].update(OnBuild=["RUN x"]), "config.OnBuild: "),
+    "label": (lambda _, config: config["config"]["Labels"].update({"a": "b"}), "config.Labels.a: "),
+    "system": (lambda _, config: config.update(os="windows"), "os: "),
+    "line": (lambda _, config: config["history"][0].update(created_by="x"), "history[0].created_by: "),
+    "empty line": (lambda _, config: config["history"].append({"empty_layer": True}), "history: "),
+    "type of a layer": (
+        lambda manifest, _: manifest["layers"][0].update(mediaType="x"),
+        "manifest.layers[0].mediaType: ",
+    ),
+    "address": (lambda manifest, _: manifest["layers"][0].update(urls=["https://x"]), "manifest.layers[0].urls: "),
+    "annotation": (lambda manifest, _: manifest.update(annotations={"a": "b"}), "manifest.annotations: "),
+    "subject": (lambda manifest, _: manifest.update(subject={}), "manifest.subject: "),
+    "added layer": (add_layer, " layers, expected "),
+    "left out": (
+        lambda manifest, config: (manifest["layers"].pop(), config["rootfs"]["diff_ids"].pop()),
+        " layers, expected ",
+    ),
+    "plan": (lambda _, config: config["config"]["Labels"].update({"gpu-images.plan": "x"}), "built from plan x"),
+    "number for text": (lambda manifest, _: manifest.update(schemaVersion=2.0), "manifest.schemaVersion: 2.0"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_is_named(image: PlannedImage, change: Change, message: str) -> None:
+    manifest, config = documents(image)
+    change(manifest, config)
+    [line] = differences(image, manifest, config)
+    assert message in line
+    assert len(line) < 300
+
+
+def test_other_changes_are_named_beside_an_added_layer(image: PlannedImage) -> None:
+    manifest, config = documents(image)
+    add_layer(manifest, config)
+    config["config"]["User"] = "root"
+    assert differences(image, manifest, config) == [
+        f"{len(image.layers) + 1} layers, expected {len(image.layers)}",
+        'config.User: "root", expected "1000:0"',
+    ]
+
+
+def test_the_same_values_in_other_bytes(image: PlannedImage) -> None:
+    manifest, config = documents(image)
+    content = json.dumps(config, indent=1).encode()
+    manifest["config"] |= {"digest": digest.of_bytes(content), "size": len(content)}
+    lines = expected.differences(Expected(image=image, layers={}), json.dumps(manifest).encode(), content)
+    assert lines == ["the configuration has the same values but different bytes"]
+
+
+def test_a_long_list_of_differences_is_cut(image: PlannedImage) -> None:
+    manifest, config = documents(image)
+    config["config"]["Labels"] |= {f"x{number}": "" for number in range(20)}
+    lines = differences(image, manifest, config)
+    assert len(lines) == 11
+    assert lines[-1] == "... and 10 more"
+
+
+def test_known_layers(tiny: Project, image: PlannedImage, tmp_path: Any) -> None:
+    """The layer of files comes from the checkout, those of Debian and bytecode from records of the store."""
+    store = Store(tmp_path / "store")
+    store.prepare()
+    kinds = {number: layer for number, layer in enumerate(image.layers) if layer.kind != "wheels"}
+    bare = expected.of_plan(tiny.root, store, image).layers
+    assert [(kinds[number].name, known.how) for number, known in bare.items()] == [("files", "derived")]
+
+    blob = store.put(b"debian", LAYER_TYPE)
+    system = OsLayer(
+        digest=blob.digest,
+        diff_id="x",
+        size=blob.size,
+        unpacked=1,
+        created="x",
+        base="x",
+        python="3.11",
+        taken=(),
+        folders=(),
+    )
+    store.put_record(image.os, system.__dict__)
+    assert os_layer.get(store, image.os) == system
+    compiled = {number: layer for number, layer in kinds.items() if layer.compiled}
+    for layer in compiled.values():
+        code = store.put(layer.name.encode(), LAYER_TYPE)
+        key = digest.of_data([layer.inputs, "3.11"])
+        store.put_record(key, {"digest": code.digest, "size": code.size, "diff_id": "x", "unpacked": 1})
+    known = expected.of_plan(tiny.root, store, image).layers
+    assert set(known) == set(kinds)
+    [number] = [number for number, layer in kinds.items() if layer.kind == "os"]
+    assert known[number] == KnownLayer(digest=blob.digest, diff_id="x", how="known")
+    assert {known[number].how for number in compiled} == {"known"}
+
+    (tiny.root / "templates/base/files/etc/new").write_text("x")
+    [number] = [number for number, known in bare.items() if known.how == "derived"]
+    assert expected.of_plan(tiny.root, store, image).layers[number] != bare[number]

@@ -1,0 +1,428 @@
+"""Which images may be published, and that moving tags move last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.common import digest
+from builder.common.console import View
+from builder.common.errors import BuilderError, ImageTestError, RegistryError, UsageError
+from builder.common.reference import ImageRef
+from builder.index.host import Host
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
+from builder.layers.oci import Image, Layer
+from builder.layers.store import Store
+from builder.matrix.project import Project
+from builder.plan import plan
+from builder.plan.plan import Plan, PlannedImage
+from builder.registry import evidence, publish, push
+from builder.registry.client import Manifest
+from builder.registry.evidence import Evidence
+from builder.registry.publish import Published, Target
+from builder.registry.push import Blob, Pushed
+from tests.fakes.engine import MemoryConsole
+from tests.unit.registry.test_push import FakeRegistry
+
+Edit = Callable[[str, str], Project]
+EMBER, BOARD = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
+REGISTRY = "registry.example.test:5000"
+DAY = "20261122"
+
+
+class Bench:
+    """Two images of the tiny project in a store, with passing evidence, and a registry in memory.
+
+    `calls` are the changes to it; `broken` are the errors of pushes by image id.
+    """
+
+    def __init__(self, project: Project, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.project = project
+        self.store = Store(root)
+        self.store.prepare()
+        self.console = MemoryConsole()
+        self.plan: Plan = plan.make_locked(project, project.select([EMBER, BOARD]))
+        self.stored = {image.id: self._make(image) for image in self.plan.images}
+        self.calls: list[str] = []
+        self.blobs: dict[str, list[Blob]] = {}
+        self.mounts: list[Sequence[str]] = []
+        self.broken: dict[str, BuilderError] = {}
+        self.registries: dict[str, FakeRegistry] = {}
+        self.on_put: Callable[[str], None] = lambda _: None
+        self.answer = Pushed(digest="sha256:answered", sent=3_000_000, present=2_000, mounted=0)
+        self._ids = {stored.manifest.digest: image_id for image_id, stored in self.stored.items()}
+        for image in self.plan.images:
+            self.prove(image)
+        monkeypatch.setattr("builder.layers.images.find", lambda _, image: self.stored.get(image.id))
+        monkeypatch.setattr(publish, "Registry", self._registry)
+        monkeypatch.setattr(push, "push", self._push)
+
+    def _make(self, image: PlannedImage) -> Image:
+        blob = self.store.put(f"layer of {image.id}".encode(), LAYER_TYPE)
+        layer = Layer(digest=blob.digest, diff_id="", size=blob.size)
+        return Image(
+            config=self.store.put(f"config of {image.id}".encode(), CONFIG_TYPE),
+            manifest=self.store.put(f"manifest of {image.id}".encode(), MANIFEST_TYPE),
+            layers=(layer, layer),
+        )
+
+    def prove(self, image: PlannedImage, image_id: str = "", **changes: Any) -> None:
+        """Writes evidence of a pass, with changes."""
+        proof = Evidence(
+            image_id=image_id or self.stored[image.id].config.digest,
+            cell=image.id,
+            plan=image.digest,
+            suite=evidence.suite(self.project.root),
+            passed=("test_it",),
+            failed=(),
+            gpu="not run",
+        )
+        evidence.write(self.project.state, proof.model_copy(update=changes))
+
+    def image(self, cell: str) -> PlannedImage:
+        return next(image for image in self.plan.images if image.id == cell)
+
+    def tags(self, cell: str) -> list[str]:
+        """The full tag first."""
+        return [ImageRef.parse(text).tag for text in self.image(cell).references]
+
+    def stamped(self, cell: str, stamp: str = DAY) -> str:
+        return f"{self.tags(cell)[0]}-{stamp}"
+
+    def repository(self, cell: str) -> FakeRegistry:
+        return self._registry(ImageRef.parse(self.image(cell).references[0]), host=Host(), write=True)
+
+    def targets(self, registry: str = "") -> list[Target]:
+        return publish.targets(self.project, self.store, self.plan, registry)
+
+    def publish(self, registry: str = "", *, roll_back: bool = False) -> Published:
+        """Raises the error that ended it."""
+        self.result = publish.publish(
+            Host(), View(self.console), self.store, self.targets(registry), day=DAY, roll_back=roll_back
+        )
+        if self.result.error:
+            raise self.result.error
+        return self.result
+
+    # ---- the registry
+
+    def _registry(self, reference: ImageRef, *, host: Host, write: bool) -> FakeRegistry:
+        assert write
+        if reference.name not in self.registries:
+            self.registries[reference.name] = registry = FakeRegistry()
+            registry.name = reference.name
+            registry.calls = self.calls
+            registry.on_put = lambda tag: self.on_put(tag)  # noqa: PLW0108  set later
+        return self.registries[reference.name]
+
+    def _push(
+        self,
+        to: FakeRegistry,
+        manifest: Manifest,
+        blobs: Iterable[Blob],
+        *,
+        mount_from: Sequence[str],
+        progress: Callable[[int], None],
+    ) -> Pushed:
+        cell = self._ids[digest.of_bytes(manifest.content)]
+        self.calls.append(f"push {cell} to {to.name}")
+        assert manifest.media_type == MANIFEST_TYPE
+        self.blobs[cell], self.mounts = list(blobs), [*self.mounts, mount_from]
+        if cell in self.broken:
+            raise self.broken[cell]
+        return self.answer
+
+
+@pytest.fixture
+def bench(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tiny, tmp_path / "store", monkeypatch)
+
+
+# ---- targets
+
+
+def test_the_references_of_targets(bench: Bench) -> None:
+    targets = bench.targets()
+    assert [target.image.id for target in targets] == [EMBER, BOARD]
+    for target in targets:
+        assert tuple(map(str, target.references)) == target.image.references
+        assert target.stored == bench.stored[target.image.id]
+        assert {reference.registry for reference in target.references} == {REGISTRY}
+
+
+def test_another_registry(bench: Bench) -> None:
+    for target in bench.targets("other.example.test"):
+        assert {reference.registry for reference in target.references} == {"other.example.test"}
+        names = [str(reference).partition("/")[2] for reference in target.references]
+        assert names == [name.partition("/")[2] for name in target.image.references]
+
+
+def test_without_a_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
+    bench = Bench(edit(f"registry: {REGISTRY}", 'registry: ""'), tmp_path / "store", monkeypatch)
+    with pytest.raises(UsageError, match="no registry in matrix") as caught:
+        bench.targets()
+    assert "--to" in caught.value.hint
+    assert len(bench.targets("other.example.test")) == 2
+
+
+def rejection(bench: Bench) -> str:
+    """Why EMBER may not be published; BOARD is not pushed either."""
+    with pytest.raises(ImageTestError) as caught:
+        bench.publish()
+    assert bench.calls == []
+    assert caught.value.hint == f"builder images {EMBER}"
+    return str(caught.value)
+
+
+def test_an_image_that_is_not_built(bench: Bench) -> None:
+    del bench.stored[EMBER]
+    assert rejection(bench) == f"{EMBER}: not built"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"plan": "sha256:other"}, "not tested"),
+        ({"suite": {}}, "test suite changed since it was tested: builder/build/image_tests.py and 4 more"),
+        ({"gpu": "failed"}, "tests failed"),
+    ],
+    ids=str,
+)
+def test_invalid_evidence(bench: Bench, changes: dict[str, Any], reason: str) -> None:
+    bench.prove(bench.image(EMBER), **changes)
+    assert rejection(bench) == f"{EMBER}: {reason}"
+
+
+def test_evidence_that_is_missing_or_cannot_be_read(bench: Bench) -> None:
+    path = evidence.path(bench.project.state, bench.stored[EMBER].config.digest)
+    path.write_text("{")
+    assert rejection(bench) == f"{EMBER}: not tested"
+    path.unlink()
+    assert rejection(bench) == f"{EMBER}: not tested"
+
+
+def test_edited_tests(bench: Bench) -> None:
+    (bench.project.root / "tests/images").mkdir(parents=True)
+    (bench.project.root / "tests/images/test_new.py").write_text("")
+    with pytest.raises(ImageTestError, match=r"^2 images cannot be pushed\n") as caught:
+        bench.publish()
+    assert str(caught.value).count("test suite changed since it was tested: tests/images/test_new.py\n") == 2
+    (bench.project.root / "tests/images/test_new.py").unlink()
+    (bench.project.root / "tests/images/.test_new.py.swp").write_text("an editor's")
+    bench.publish()
+
+
+def test_evidence_by_the_id_of_a_containerd_store(bench: Bench) -> None:
+    stored = bench.stored[EMBER]
+    evidence.path(bench.project.state, stored.config.digest).unlink()
+    bench.prove(bench.image(EMBER), stored.manifest.digest)
+    assert len(bench.targets()) == 2
+
+
+# ---- pushing
+
+
+def test_tags_that_move_come_after_everything_else(bench: Bench) -> None:
+    """The stamped tag is set right after its image."""
+    result = bench.publish()
+    pushed = [
+        f"push {EMBER} to {REGISTRY}/team/ember-cuda",
+        f"put {bench.stamped(EMBER)}",
+        f"push {BOARD} to {REGISTRY}/team/quartz-cuda",
+        f"put {bench.stamped(BOARD)}",
+    ]
+    moving = [tag for cell in (EMBER, BOARD) for tag in bench.tags(cell)]
+    assert bench.calls == pushed + [f"put {tag}" for tag in moving]
+    assert [change.tag for change in result.tags] == [bench.stamped(EMBER), bench.stamped(BOARD), *moving]
+    assert len(result.changed) == len(result.tags)
+
+
+def test_a_released_image_gets_no_other_stamp(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.publish()
+    monkeypatch.setattr("tests.unit.registry.test_publish.DAY", "20261123")
+    assert bench.publish().changed == []
+
+
+def test_a_new_image_of_one_cell_stamps_that_cell_alone(bench: Bench) -> None:
+    bench.publish()
+    stored = bench.stored[EMBER]
+    bench.stored[EMBER] = replace(stored, manifest=bench.store.put(b"a new manifest", MANIFEST_TYPE))
+    bench._ids[bench.stored[EMBER].manifest.digest] = EMBER
+    changed = [change.tag for change in bench.publish().changed]
+    assert changed == [bench.stamped(EMBER, f"{DAY}.1"), *bench.tags(EMBER)]
+    assert bench.repository(EMBER).tags[bench.stamped(EMBER)] == stored.manifest.digest, (
+        "the first release is unchanged"
+    )
+
+
+def test_the_stamp_is_one_for_all_images_of_a_release(bench: Bench) -> None:
+    """If one image has the tag of the day from another release, all get the next stamp."""
+    bench.repository(BOARD).tags |= {
+        bench.stamped(BOARD): "sha256:other",
+        bench.stamped(BOARD, f"{DAY}.1"): "sha256:more",
+    }
+    changed = [change.tag for change in bench.publish().changed]
+    assert changed[:2] == [bench.stamped(EMBER, f"{DAY}.2"), bench.stamped(BOARD, f"{DAY}.2")]
+
+
+def test_a_release_that_stopped_half_way_is_finished_under_its_stamp(bench: Bench) -> None:
+    bench.broken[BOARD] = RegistryError("no response")
+    with pytest.raises(RegistryError):
+        bench.publish()
+    bench.broken.clear()
+    bench.calls.clear()
+    bench.publish()
+    assert f"put {bench.stamped(BOARD)}" in bench.calls
+    assert f"put {bench.stamped(EMBER)}" not in bench.calls, "it is already set"
+
+
+def test_another_release_that_takes_the_stamp_wins(bench: Bench) -> None:
+    def cross(tag: str) -> None:
+        if tag == bench.stamped(EMBER):
+            bench.repository(BOARD).tags[bench.stamped(BOARD)] = "sha256:theirs"
+
+    bench.on_put = cross
+    with pytest.raises(
+        RegistryError, match=rf"another push changed tags \S.*: tag {bench.stamped(BOARD)} changed from unset to"
+    ):
+        bench.publish()
+    assert not [call for call in bench.calls if call == f"put {bench.tags(EMBER)[-1]}"], "no moving tag was moved"
+
+
+def test_the_blobs_that_are_pushed(bench: Bench) -> None:
+    """To the given registry; blobs of other repositories are mounted."""
+    bench.publish("other.example.test")
+    assert [call.split()[3] for call in bench.calls if call.startswith("push")] == [
+        "other.example.test/team/ember-cuda",
+        "other.example.test/team/quartz-cuda",
+    ]
+    assert bench.mounts == [["team/quartz-cuda"], ["team/ember-cuda"]]
+    for cell, blobs in bench.blobs.items():
+        stored = bench.stored[cell]
+        assert {blob.digest for blob in blobs} == {stored.config.digest, *(layer.digest for layer in stored.layers)}
+        for blob in blobs:
+            assert blob.path is not None
+            assert blob.path.stat().st_size == blob.size
+
+
+@pytest.mark.parametrize("gpu", ["passed", "not run"])
+def test_the_result_of_a_push(bench: Bench, gpu: str) -> None:
+    bench.prove(bench.image(EMBER), gpu=gpu)
+    first, _ = bench.publish().images
+    assert str(first) == f"{EMBER}: sha256:answered, 3.0 MB sent, 2 kB already present, gpu: {gpu}"
+    data = first.as_data()
+    assert data.pop("seconds") >= 0
+    assert data == {
+        "cell": EMBER,
+        "digest": "sha256:answered",
+        "bytes": {"sent": 3_000_000, "mounted": 0, "present": 2_000},
+        "gpu": gpu,
+    }
+
+
+def test_a_failed_image_keeps_tags_from_moving_and_other_images_are_pushed(bench: Bench) -> None:
+    bench.broken[EMBER] = RegistryError("no response")
+    with pytest.raises(RegistryError, match="no response"):
+        bench.publish()
+    assert [call.split()[0] for call in bench.calls] == ["push", "push", "put"]
+    assert f"{EMBER}: failed" in bench.console.text
+    bench.broken.clear()
+    bench.calls.clear()
+    assert bench.publish().changed
+
+
+def test_failures_are_reported_together(bench: Bench) -> None:
+    bench.broken = {EMBER: RegistryError("first"), BOARD: RegistryError("second")}
+    with pytest.raises(RegistryError) as caught:
+        bench.publish()
+    assert str(caught.value).splitlines() == ["2 images failed", "first", "second"]
+
+
+def test_a_failed_push_lists_the_tags_that_it_changed(bench: Bench) -> None:
+    last = bench.tags(BOARD)[-1]
+
+    def fail(tag: str) -> None:
+        if tag == last:
+            raise RegistryError("no response", hint="again")
+
+    bench.on_put = fail
+    with pytest.raises(RegistryError) as caught:
+        bench.publish()
+    head, title, *lines = str(caught.value).splitlines()
+    assert (head, title) == ("no response", "tags changed before the failure:")
+    assert len(lines) == 2 + len(bench.tags(EMBER)) + len(bench.tags(BOARD)) - 1
+    assert lines[0].startswith(f"  {REGISTRY}/team/ember-cuda:{bench.stamped(EMBER)} is sha256:")
+    assert caught.value.hint == "again"
+    assert len(bench.result.tags) == len(lines)
+
+
+def test_an_interrupted_push_lists_the_tags_that_it_changed(bench: Bench) -> None:
+    def interrupt(tag: str) -> None:
+        if tag == bench.stamped(BOARD):
+            raise KeyboardInterrupt
+
+    bench.on_put = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        bench.publish()
+    tag = f"{REGISTRY}/team/ember-cuda:{bench.stamped(EMBER)}"
+    assert f"changed before the interruption: {tag} is sha256:" in bench.console.text
+    assert bench.console.text.count("changed before the interruption: ") == 1
+
+
+def test_a_registry_that_does_not_respond_is_tried_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong name was tried for ten seconds for every image."""
+
+    def ask(registry: FakeRegistry, _: str) -> str | None:
+        bench.calls.append("read")
+        raise RegistryError("unknown host")
+
+    monkeypatch.setattr(FakeRegistry, "digest_of", ask)
+    with pytest.raises(RegistryError, match="unknown host"):
+        bench.publish()
+    assert bench.calls == ["read"]
+
+
+def older(bench: Bench, tag: str) -> FakeRegistry:
+    """The registry, with a tag of an image with newer packages than ours."""
+    registry = bench.repository(EMBER)
+    ours, newer = (
+        {"org.opencontainers.image.version": "1", "org.opencontainers.image.created": f"{day}T00:00:00Z"}
+        for day in ("2026-11-01", "2026-11-20")
+    )
+    registry.tags[tag] = registry.add_image({"config": {"Labels": newer}, "rootfs": {"diff_ids": []}})
+    bench.stored[EMBER] = replace(bench.stored[EMBER], labels=ours)
+    return registry
+
+
+def test_tags_move_back_only_with_roll_back(bench: Bench) -> None:
+    """If another machine's store was outdated, aliases moved to an older operating system without a message."""
+    alias = bench.tags(EMBER)[-1]
+    registry = older(bench, alias)
+    before = dict(registry.tags)
+    with pytest.raises(RegistryError) as caught:
+        bench.publish()
+    assert f":{alias} would move back from Debian packages of 2026-11-20 to those of 2026-11-01" in str(caught.value)
+    assert "--roll-back" in caught.value.hint
+    assert (bench.calls, registry.tags) == ([], before)
+    [moved] = [change for change in bench.publish(roll_back=True).tags if change.tag == alias]
+    assert (moved.state, moved.before) == ("moved", before[alias])
+
+
+def test_the_loser_of_two_pushes_may_end_first(bench: Bench) -> None:
+    """The other push moves an alias after our last tag."""
+    last = bench.tags(BOARD)[-1]
+
+    def cross(tag: str) -> None:
+        if tag == last:
+            name = ImageRef.parse(bench.image(EMBER).references[0]).name
+            bench.registries[name].tags[bench.tags(EMBER)[-1]] = "sha256:theirs"
+
+    bench.on_put = cross
+    with pytest.raises(
+        RegistryError, match=r"another push changed tags .*: tag \S+ changed from sha256:\w+ to sha256:theirs"
+    ):
+        bench.publish()

@@ -1,0 +1,140 @@
+"""Tags: none moves back, none that another push changed is set, and the loser of a race fails."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from builder.common.digest import of_bytes
+from builder.common.errors import RegistryError, VerifyError
+from builder.registry import tagging
+from builder.registry.client import Manifest, Registry
+from builder.registry.tagging import Age, TagChange
+from tests.unit.registry.test_push import CONTENT, DIGEST, IMAGE, MANIFEST, OTHERS, FakeRegistry
+
+
+def tag(registry: Registry, *names: str) -> list[TagChange]:
+    changes: list[TagChange] = []
+    tagging.tag(registry, CONTENT, changes, tagging.read(registry, names))
+    return changes
+
+
+def test_tags_are_set_and_moved_in_order() -> None:
+    registry = FakeRegistry()
+    registry.tags = {"a": OTHERS, "b": DIGEST}
+    changes = tag(registry, "1.0.0-20261122", "a", "b", "c")
+    assert registry.calls == ["put 1.0.0-20261122", "put a", "put c"]
+    assert [change.state for change in changes] == ["set", "moved", "unchanged", "set"]
+    assert str(changes[0]) == f"{registry.name}:1.0.0-20261122 is {DIGEST}"
+    assert str(changes[1]) == f"{registry.name}:a is {DIGEST}, was {OTHERS}"
+    assert changes[1].as_data() == {
+        "reference": f"{registry.name}:a",
+        "before": OTHERS,
+        "after": DIGEST,
+        "state": "moved",
+    }
+    assert set(registry.tags.values()) == {DIGEST}
+
+
+@pytest.mark.parametrize("after", [OTHERS, ""])
+def test_the_loser_of_a_race_for_a_tag_fails(after: str) -> None:
+    registry = FakeRegistry()
+    registry.on_put = lambda name: registry.tags.update({name: after}) if after else registry.tags.clear()
+    with pytest.raises(RegistryError, match=f"at the same time: tag x changed from {DIGEST} to {after or 'unset'}"):
+        tag(registry, "x", "y")
+    assert registry.calls == ["put x"], "the other tags are left alone"
+
+
+@pytest.mark.parametrize("first", [None, OTHERS])
+def test_a_tag_that_changed_since_the_push_began_is_left_alone(first: str | None) -> None:
+    """Both of two pushes that crossed ended with 0; the registry had one's full tag and the other's aliases."""
+    registry = FakeRegistry()
+    third = of_bytes(b"third")
+    registry.tags = {"x": third}
+    changes: list[TagChange] = []
+    with pytest.raises(RegistryError, match=f"tag x changed from {first or 'unset'} to {third}"):
+        tagging.tag(registry, CONTENT, changes, {"x": first})
+    assert (registry.calls, changes) == ([], [])
+
+
+def test_a_tag_that_another_push_set_to_the_same_image_is_unchanged() -> None:
+    registry = FakeRegistry()
+    registry.tags = {"x": DIGEST}
+    changes: list[TagChange] = []
+    tagging.tag(registry, CONTENT, changes, {"x": None})
+    assert [change.state for change in changes] == ["unchanged"]
+
+
+def test_all_tags_are_checked_again_at_the_end() -> None:
+    registry = FakeRegistry()
+    changes = tag(registry, "a", "b", "c")
+    tagging.confirm(registry, changes)
+    registry.tags["a"] = OTHERS
+    del registry.tags["c"]
+    with pytest.raises(RegistryError) as caught:
+        tagging.confirm(registry, changes)
+    assert f"tag a changed from {DIGEST} to {OTHERS}; tag c changed from {DIGEST} to unset" in str(caught.value)
+    assert "tag b" not in str(caught.value)
+    assert "Find out who" in caught.value.hint
+
+
+def test_a_manifest_with_another_digest_is_not_tagged() -> None:
+    registry = FakeRegistry()
+    wrong = Manifest(digest=OTHERS, media_type=IMAGE, content=MANIFEST)
+    with pytest.raises(VerifyError, match="to tag is not sha256:"):
+        tagging.tag(registry, wrong, [], {"1.0": None})
+    assert registry.calls == []
+
+
+# ---- never back
+
+
+EMPTY: dict[str, Any] = {"rootfs": {"diff_ids": []}}
+
+
+def config(version: str, created: str) -> dict[str, Any]:
+    labels = {"org.opencontainers.image.version": version, "org.opencontainers.image.created": created}
+    return EMPTY | {"config": {"Labels": labels}}
+
+
+NEW = Age(version="2.9.1", created="2026-11-20T00:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("version", "created", "way"),
+    [
+        ("2.9.1", "2026-11-20T00:00:00Z", ""),
+        ("2.9.1", "2026-11-01T00:00:00Z", ""),
+        ("2.9.0", "2026-11-20T00:00:00Z", ""),
+        ("2.9.1", "2026-11-21T00:00:00Z", "from Debian packages of 2026-11-21 to those of 2026-11-20"),
+        ("2.9.10", "2026-11-01T00:00:00Z", "from release 2.9.10 to 2.9.1"),
+        ("2.9.0", "2026-11-21T00:00:00Z", "from Debian packages of 2026-11-21 to those of 2026-11-20"),
+        ("latest", "2027", ""),
+    ],
+)
+def test_a_tag_does_not_move_back(version: str, created: str, way: str) -> None:
+    registry = FakeRegistry()
+    tags = {"2.9": registry.add_image(config(version, created)), "2.9.1": None, "same": DIGEST}
+    lines = tagging.backward(registry, tags, DIGEST, NEW)
+    assert lines == ([f"{registry.name}:2.9 would move back {way}"] if way else [])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{}", b"[", b"[" * 100_000, EMPTY, EMPTY | {"config": {"Labels": None}}],
+    ids=lambda content: str(content)[:20],
+)
+def test_an_image_without_an_age_does_not_keep_its_tag(content: object) -> None:
+    registry = FakeRegistry()
+    assert tagging.backward(registry, {"a": registry.add_image(content)}, DIGEST, NEW) == []
+
+
+@pytest.mark.parametrize("config_digest", ["", "x", None, "sha256:" + "0" * 64])
+def test_an_image_that_cannot_be_read_does_not_keep_its_tag(config_digest: str | None) -> None:
+    """Every push failed if the tagged image had no configuration in the registry."""
+    registry = FakeRegistry()
+    manifest = json.dumps({"config": {"digest": config_digest, "size": 1}, "layers": []}).encode()
+    registry.contents = {of_bytes(manifest): manifest}
+    assert tagging.backward(registry, {"a": of_bytes(manifest)}, DIGEST, NEW) == []

@@ -1,0 +1,393 @@
+"""The result for each part of an image, and that an invalid image raises a VerifyError, whatever it contains."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from builder.common import digest
+from builder.common.errors import DiskError, FetchError, VerifyError
+from builder.index.download import Fetcher
+from builder.index.wheels import Wheel
+from builder.layers import oci, splice, wheel
+from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
+from builder.plan.plan import PlannedImage
+from builder.registry import verify
+from builder.registry.expected import Expected, KnownLayer
+from builder.registry.verify import Check, Finding, Source
+from tests.unit.layers import test_wheel
+from tests.unit.layers.test_wheel import pack
+
+TINY = pack({"tiny/a.py": b"tiny = 1\n"})
+OTHER = pack({"other.py": b""}, name="other-2.0-py3-none-any.whl", info="other-2.0.dist-info")
+SHA256, SECOND = "sha256:" + "5" * 64, "sha256:" + "6" * 64
+NO_RECORD = "this store has no record of it"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer in manifest, configuration and history."""
+
+    line: str
+    digest: str = SHA256
+    diff_id: str = SHA256
+
+
+def of_wheels(*packed: test_wheel.Wheel, python: str = "3.11") -> Layer:
+    """The layer that is built from these wheels."""
+    place = wheel.environment(python) if python else wheel.CUDA
+    written = splice.write(wheel.layer_entries([each.open() for each in packed], place), io.BytesIO())
+    wheels = tuple(
+        Wheel(component="x", name="x", version="1", file=each.name, size=1, sha256=sha256(each.content))
+        for each in packed
+    )
+    planned = PlannedLayer(kind="wheels", name="x", component="x", inputs="", wheels=wheels, python=python)
+    return Layer(line=oci.describe(planned), digest=written.digest, diff_id=written.diff_id)
+
+
+def documents(*layers: Layer, history: Sequence[Any] | None = None) -> dict[str, Any]:
+    """Manifest and configuration of an image."""
+    lines = [{"created_by": layer.line} for layer in layers] if history is None else history
+    return {
+        "manifest": {
+            "config": {"digest": SHA256, "size": 7},
+            "layers": [{"digest": layer.digest, "size": 7} for layer in layers],
+        },
+        "configuration": {"rootfs": {"diff_ids": [layer.diff_id for layer in layers]}, "history": lines},
+    }
+
+
+def source(data: Mapping[str, Any], *, missing: Sequence[Layer] = (), damaged: Sequence[Layer] = ()) -> Source:
+    """An image in memory; its documents as JSON or bytes."""
+    manifest, config = (
+        content if isinstance(content, bytes) else json.dumps(content).encode() for content in data.values()
+    )
+
+    def matches(blob: str, size: int, read: Callable[[int], None]) -> bool:
+        read(size)
+        return blob not in {layer.digest for layer in damaged}
+
+    return Source(
+        manifest=manifest,
+        read_blob=lambda _: config,
+        has_blob=lambda blob: blob not in {layer.digest for layer in missing},
+        matches=matches,
+    )
+
+
+def image(*layers: Layer) -> Source:
+    return source(documents(*layers))
+
+
+class FakeFetcher(Fetcher):
+    """Has these wheels; `broken` are the errors for wheels, by SHA-256."""
+
+    def __init__(self, folder: Path, *packed: test_wheel.Wheel) -> None:
+        self._folder = folder
+        self.contents = {sha256(each.content): each.content for each in packed}
+        self.broken: dict[str, Exception] = {}
+        self.stopped, self.is_open = 0, True
+        self._lock = threading.Lock()
+
+    def fetch(self, wheel: Wheel) -> Path:
+        if wheel.sha256 in self.broken:
+            raise self.broken[wheel.sha256]
+        with self._lock:
+            if not self.is_open:
+                raise FetchError("stopped")
+            self.path(wheel).write_bytes(self.contents[wheel.sha256])
+        return self.path(wheel)
+
+    def stop(self) -> None:
+        with self._lock:
+            self.stopped += 1
+            self.is_open = False
+
+
+@pytest.fixture
+def fetcher(tmp_path: Path) -> FakeFetcher:
+    return FakeFetcher(tmp_path, TINY, OTHER)
+
+
+def run(image: Source, fetcher: FakeFetcher, *, fast: bool = False) -> list[Finding]:
+    """Findings for the layers. Checks that no wheel is left."""
+    fetcher.is_open = True
+    try:
+        configuration, *findings = verify.verify(image, Check(fetcher=fetcher, fast=fast))
+        assert (configuration.layer, configuration.state) == ("configuration", "unknown")
+        return findings
+    finally:
+        assert list(fetcher._folder.iterdir()) == []
+
+
+def only(image: Source, fetcher: FakeFetcher) -> tuple[str, str]:
+    """State and detail of the one layer."""
+    [finding] = run(image, fetcher)
+    return finding.state, finding.detail
+
+
+# ---- findings
+
+
+def test_a_rebuilt_layer_has_the_same_digest(fetcher: FakeFetcher) -> None:
+    """Wheels of both kinds of layers: for Python, and CUDA."""
+    layers = [
+        Layer(line="os"),
+        of_wheels(TINY, OTHER),
+        of_wheels(TINY, python=""),
+        Layer(line="bytecode: x"),
+        Layer(line=""),
+    ]
+    assert run(image(*layers), fetcher) == [
+        Finding(layer="os", digest=SHA256, state="unknown", detail=NO_RECORD),
+        Finding(layer="tiny_pkg, other", digest=layers[1].digest, state="derived"),
+        Finding(layer="tiny_pkg", digest=layers[2].digest, state="derived"),
+        Finding(layer="bytecode: x", digest=SHA256, state="unknown", detail=NO_RECORD),
+        Finding(layer="", digest=SHA256, state="unknown", detail=NO_RECORD),
+    ]
+    assert fetcher.stopped == 1
+
+
+def test_a_long_list_of_wheels_is_cut(fetcher: FakeFetcher) -> None:
+    wheels = [pack(name=f"x{number}-1-py3-none-any.whl", info=f"x{number}-1.dist-info") for number in range(8)]
+    fetcher.contents = {sha256(each.content): each.content for each in wheels}
+    [finding] = run(image(of_wheels(*wheels)), fetcher)
+    assert (finding.layer, finding.state) == ("x0, x1, x2, x3, x4, x5 and 2 more", "derived")
+
+
+def test_history_lines_without_a_layer_are_skipped(fetcher: FakeFetcher) -> None:
+    layer = of_wheels(TINY)
+    history = [{"created_by": "ENV x", "empty_layer": True}, {"created_by": layer.line}]
+    assert only(source(documents(layer, history=history)), fetcher) == ("derived", "")
+
+
+@pytest.mark.parametrize("what", ["digest", "diff_id"])
+def test_another_digest(fetcher: FakeFetcher, what: str) -> None:
+    layer = of_wheels(TINY)
+    assert only(image(replace(layer, **{what: SHA256})), fetcher) == (
+        "different",
+        f"its wheels produce {digest.short(layer.digest)}",
+    )
+
+
+def test_wheels_in_another_order_or_for_another_python(fetcher: FakeFetcher) -> None:
+    layer = of_wheels(TINY, OTHER)
+    for line in (of_wheels(OTHER, TINY).line, layer.line.replace("3.11", "3.12"), layer.line.replace("3.11", "none")):
+        assert only(image(replace(layer, line=line)), fetcher)[0] == "different"
+
+
+@pytest.mark.parametrize(
+    ("known", "state", "detail"),
+    [
+        ({}, "known", ""),
+        ({"how": "derived"}, "derived", ""),
+        ({"diff_id": SECOND}, "different", "the configuration has another diff id for it"),
+        ({"digest": SECOND}, "unknown", "this store has 666666666666 instead"),
+        ({"digest": SECOND, "how": "derived"}, "different", "expected 666666666666"),
+    ],
+    ids=str,
+)
+def test_a_layer_without_wheels_is_looked_up(known: dict[str, Any], state: str, detail: str) -> None:
+    layer = oci.Layer(digest=SHA256, diff_id=SHA256, size=7, created_by="os")
+    record = KnownLayer(**{"digest": SHA256, "diff_id": SHA256, "how": "known", **known})
+    assert verify._look_up(layer, record) == (state, detail)
+
+
+@pytest.mark.parametrize(("lines", "state"), [([], "same"), (["config.User: \x1b[1A"], "different")], ids=str)
+def test_the_configuration_is_compared_with_the_plan(
+    fetcher: FakeFetcher, monkeypatch: pytest.MonkeyPatch, lines: list[str], state: str
+) -> None:
+    monkeypatch.setattr("builder.registry.expected.differences", lambda *_: lines)
+    plan = Expected(image=cast("PlannedImage", None), layers={})
+    finding = next(verify.verify(image(Layer(line="os")), Check(fetcher=fetcher, expected=plan)))
+    assert (finding.layer, finding.state) == ("configuration", state)
+    assert finding.detail == "".join(lines).replace("\x1b", "\ufffd")
+
+
+def test_a_missing_blob(fetcher: FakeFetcher) -> None:
+    layers = [Layer(line="os", digest=SECOND), of_wheels(TINY), of_wheels(OTHER)]
+    findings = run(source(documents(*layers), missing=layers[:2]), fetcher)
+    assert [finding.state for finding in findings] == ["different", "different", "derived"]
+    assert findings[1].detail == "its blob is missing"
+
+
+def test_every_blob_is_hashed_unless_fast(fetcher: FakeFetcher) -> None:
+    """A damaged blob in the store was never read."""
+    layers = [Layer(line="os", digest=SECOND), of_wheels(TINY)]
+    damaged = source(documents(*layers), damaged=layers[1:])
+    findings = run(damaged, fetcher)
+    assert [finding.state for finding in findings] == ["unknown", "different"]
+    assert findings[1].detail == "its blob is damaged: the bytes do not match the digest"
+    assert [finding.state for finding in run(damaged, fetcher, fast=True)] == ["unknown", "derived"]
+
+
+@pytest.mark.parametrize(("old", "new"), [(b"PK\x05\x06", b"PK\x05\x07"), (b"tiny = 1\n", b"tiny = 2\n")])
+def test_an_invalid_wheel(fetcher: FakeFetcher, old: bytes, new: bytes) -> None:
+    """No layer can have been built from it."""
+    layer = of_wheels(good := pack({"tiny/a.py": b"tiny = 1\n"}, method=0))
+    bad = good.content.replace(old, new)
+    fetcher.contents[sha256(bad)] = bad
+    line = layer.line.replace(sha256(good.content), sha256(bad))
+    state, detail = only(image(replace(layer, line=line)), fetcher)
+    assert state == "different"
+    assert detail.startswith(f"{good.name}: ")
+
+
+@pytest.mark.parametrize("error", [FetchError("tiny: no response"), FileNotFoundError("removed")], ids=str)
+def test_a_failed_download_is_no_difference(fetcher: FakeFetcher, error: Exception) -> None:
+    fetcher.broken[sha256(TINY.content)] = error
+    findings = run(image(of_wheels(TINY, OTHER), of_wheels(OTHER)), fetcher)
+    assert [(finding.state, finding.detail) for finding in findings] == [("failed", str(error)), ("derived", "")]
+
+
+def test_an_unsupported_layer_format(fetcher: FakeFetcher) -> None:
+    layer = of_wheels(TINY)
+    line = layer.line.replace(f"format={LAYER_FORMAT}", "format=99")
+    detail = f"layer format 99 is not supported: this builder writes {LAYER_FORMAT}"
+    assert only(image(replace(layer, line=line)), fetcher) == ("failed", detail)
+
+
+def test_a_full_disk_is_no_finding(fetcher: FakeFetcher) -> None:
+    fetcher.broken[sha256(TINY.content)] = DiskError("full")
+    with pytest.raises(DiskError):
+        run(image(of_wheels(TINY)), fetcher)
+    assert fetcher.stopped == 1
+
+
+def test_downloads_end_when_no_more_findings_are_read(fetcher: FakeFetcher) -> None:
+    findings = verify.verify(image(of_wheels(TINY), of_wheels(OTHER)), Check(fetcher=fetcher))
+    assert [next(findings).state, next(findings).state] == ["unknown", "derived"]
+    findings.close()  # type: ignore[attr-defined]
+    assert fetcher.stopped == 1
+
+
+# ---- invalid images
+
+
+def refusal(image: Source, fetcher: FakeFetcher) -> str:
+    with pytest.raises(VerifyError) as raised:
+        run(image, fetcher)
+    message = str(raised.value)
+    assert message.isprintable()
+    assert len(message) < 300
+    return message
+
+
+TAGS = ".".join(f"t{number}" for number in range(5000))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "a" * 300 + "-1.0-py3-none-any.whl",
+        "_-1.0-py3-none-any.whl",
+        "..-1.0-py3-none-any.whl",
+        "-1.0-py3-none-any.whl",
+        "x-.whl",
+        "x-one-py3-none-any.whl",
+        "x-1.0-py3-none-any-and-more.whl",
+        f"x-{'1' * 150}-py3-none-any.whl",
+        f"x-1.0-{TAGS}-{TAGS}-{TAGS}.whl",
+    ],
+    ids=lambda file: file[:20],
+)
+def test_invalid_wheel_names(fetcher: FakeFetcher, file: str) -> None:
+    """They are rejected at once: parsing a name multiplies its tags."""
+    began = time.process_time()
+    line = f"wheels format=1 python=3.11: {file}@{SHA256}"
+    assert "invalid wheel name in its history" in refusal(image(Layer(line=line)), fetcher)
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wheels ",
+        "wheels format=1 python=3.11: ",
+        "wheels format=x python=3.11: a-1-py3-none-any.whl@sha256:0",
+        f"wheels format={'1' * 5000} python=3.11: {TINY.name}@{SHA256}",
+        f"wheels format=1 python=3.11/../..: {TINY.name}@{SHA256}",
+        f"wheels format=1 python=3.11: {TINY.name}@{SHA256} ",
+        f"wheels format=1 python=3.11: ../{TINY.name}@{SHA256}",
+        f"wheels format=1 python=3.11: {TINY.name}@{SHA256}\n",
+        f"wheels format=1 python=3.11: {TINY.name}@{SHA256}\x1b[2J",
+        "wheels " + "x" * 100_000,
+    ],
+    ids=lambda line: line[:40],
+)
+def test_invalid_lines_about_wheels(fetcher: FakeFetcher, line: str) -> None:
+    assert "its history cannot be read" in refusal(image(Layer(line=line)), fetcher)
+
+
+def test_terminal_control_characters_are_replaced(fetcher: FakeFetcher) -> None:
+    """A line could move the cursor up and overwrite a finding."""
+    [finding] = run(image(Layer(line="os\x1b[1A\rsame\n\u202e")), fetcher)
+    assert finding.layer == "os\ufffd[1A\ufffdsame\ufffd\ufffd"
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize("what", ["manifest", "configuration"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"\xff", b'{"a":' + DEEP, DEEP, b"[]", b"null", b'"text"', b"1" * 5000),
+        {"config": None, "rootfs": None},
+        {"config": {}, "rootfs": {}},
+        {"config": "x", "rootfs": "x"},
+        {"config": [], "rootfs": []},
+        {"layers": 5, "history": 5},
+        {"layers": None, "history": None},
+        {"layers": [{}], "history": ["x"]},
+        {"layers": ["x"], "history": [None]},
+        {"layers": [None], "rootfs": {"diff_ids": 5}},
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_invalid_documents(fetcher: FakeFetcher, what: str, content: bytes | dict[str, Any]) -> None:
+    data = documents(of_wheels(TINY))
+    data[what] = content if isinstance(content, bytes) else data[what] | content
+    assert f"invalid {what}" in refusal(source(data), fetcher)
+
+
+@pytest.mark.parametrize("size", [math.inf, 1.5, "1", -1, True, None])
+def test_invalid_sizes(fetcher: FakeFetcher, size: object) -> None:
+    data = documents(of_wheels(TINY))
+    data["manifest"]["layers"][0]["size"] = size
+    assert "invalid manifest: layers.0.size" in refusal(source(data), fetcher)
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_counts_that_differ(fetcher: FakeFetcher, layers: int) -> None:
+    data = documents(of_wheels(TINY))
+    data["manifest"]["layers"] *= layers
+    assert f"{layers} in the manifest, 1 in the configuration, 1 in its history" in refusal(source(data), fetcher)
+    assert "0 in its history" in refusal(source(documents(of_wheels(TINY), history=[])), fetcher)
+
+
+@pytest.mark.parametrize(
+    "digest", ["", "sha256:", "sha256:../../x", SHA256 + "0", SHA256.upper(), SHA256 + "\n", 5, None]
+)
+@pytest.mark.parametrize("what", ["config", "digest", "diff_id"])
+def test_invalid_digests(fetcher: FakeFetcher, what: str, digest: Any) -> None:
+    layer = of_wheels(TINY)
+    data = documents(layer if what == "config" else replace(layer, **{what: digest}))
+    if what == "config":
+        data |= {"manifest": data["manifest"] | {"config": {"digest": digest, "size": 7}}, "configuration": b"not read"}
+    expected = "invalid configuration: rootfs.diff_ids.0" if what == "diff_id" else "invalid manifest: "
+    assert refusal(source(data), fetcher).startswith(expected)

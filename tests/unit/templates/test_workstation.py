@@ -1,0 +1,422 @@
+"""The pure parts of the launcher of the images; the rest is tested in every image."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builder.plan import settings
+from templates.base.files.usr.local.lib.workstation import foreign, gpus, hooks, launch, person, services, variables
+from templates.base.files.usr.local.lib.workstation.gpus import Driver, Gpu
+from templates.base.files.usr.local.lib.workstation.refusal import CONFIG, UNAVAILABLE, Refusal
+from templates.base.files.usr.local.lib.workstation.variables import Variable
+from tests.paths import ROOT
+
+A, B = Gpu("NVIDIA A", "GPU-aaaa-1", 80 * 2**30), Gpu("NVIDIA B", "GPU-aabb-2", 0)
+CUDA = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_REQUIRE_CUDA": "driver>=525.60.13"}
+
+
+def every_variable() -> list[Variable]:
+    files = sorted(ROOT.glob("templates/*/files/etc/variables.d/*.json"))
+    return [Variable(**entry) for file in files for entry in json.loads(file.read_text())]
+
+
+# ---- variables
+
+
+def test_every_variable_has_a_known_kind_and_is_declared_once() -> None:
+    declared = every_variable()
+    assert len({variable.name for variable in declared}) == len(declared) >= 10
+    for variable in declared:
+        variables._error(variable.kind, "1")
+
+
+def test_documents_list_every_variable() -> None:
+    text = (ROOT / "docs/workstation.md").read_text()
+    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
+    documented = {name.strip(" `"): (default.strip(), text.strip()) for name, default, text in rows}
+    assert {variable.name: (variable.default, variable.text) for variable in every_variable()} == documented
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("flag", ["0", "1", ""], ["yes", "true", "2", "1\n"]),
+        ("port", ["1", "8888", "65535"], ["0", "65536", "-1", "8e3", " 80", "80\n", "\u0661"]),
+        ("id", ["0", "1000", "4294967294"], ["-1", "4294967295", "user", "", "1.0"]),
+        ("url-path", ["/", "/team/gpu", "/user/~me/"], ["team", "", "/a b", "/a?b", "/a\n"]),
+        ("hosts", ["", "gpu1", "gpu1.example.org,GPU-2"], ["10.0.0.7", "::1", "a,,b", "a b", "http://a/", "a\n"]),
+        ("size", ["8GB", "512 MiB", "1.5GiB"], ["8", "GB", "0GB", "8gb", "-1GB", "8GB\n"]),
+        ("path", ["/workspace/runs"], ["runs", ""]),
+        ("file", [str(ROOT / "Makefile")], [str(ROOT), "/nowhere/at/all", "Makefile"]),
+    ],
+)
+def test_values_are_checked(kind: str, good: list[str], bad: list[str]) -> None:
+    assert [value for value in good if variables._error(kind, value)] == []
+    assert [value for value in bad if not variables._error(kind, value)] == []
+
+
+def test_all_invalid_values_are_reported_at_once_without_secrets() -> None:
+    known = [Variable(f"A_{kind.upper()}", kind, "", "") for kind in ("port", "flag", "secret")]
+    with pytest.raises(Refusal) as refused:
+        variables.check({"A_PORT": "x", "A_FLAG": "y", "A_SECRET": "hidden"}, known)
+    assert refused.value.status == CONFIG
+    assert "A_PORT='x'" in str(refused.value)
+    assert "A_FLAG='y'" in str(refused.value)
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_similar_name_is_suggested() -> None:
+    known = [Variable("JUPYTER_TOKEN", "secret", "", "")]
+    assert variables.check({"JUPYTER_TOKN": "x"}, known) == [
+        "JUPYTER_TOKN is not a variable of this image; did you mean JUPYTER_TOKEN?"
+    ]
+    assert variables.check({"JUPYTER_CONFIG_DIR": "x", "OTHER_TOKEN": "y"}, known) == []
+
+
+@pytest.mark.parametrize(("text", "expected"), [("8GB", 8 * 10**9), ("512MiB", 2**29), ("1.5 GiB", 3 * 2**29)])
+def test_sizes(text: str, expected: int) -> None:
+    assert variables.size(text) == expected
+
+
+# ---- the user
+
+
+@pytest.mark.parametrize(
+    ("environ", "uid", "runs_services", "owner", "expected"),
+    [
+        ({}, 1000, True, 1000, None),
+        ({}, 123456, False, 1000, None),
+        ({}, 0, False, 4242, None),
+        ({}, 0, True, 4242, (4242, 0)),
+        ({}, 0, True, 0, (1000, 0)),
+        ({"NB_UID": "7"}, 0, False, 4242, (7, 0)),
+        ({"NB_UID": "7", "NB_GID": "8"}, 0, True, 4242, (7, 8)),
+        ({"NB_GID": "8"}, 0, False, 4242, (4242, 8)),
+        ({"NB_UID": "1000"}, 1000, True, 4242, None),
+        ({"NB_UID": "0"}, 0, True, 4242, None),
+    ],
+)
+def test_the_user_to_become(
+    environ: dict[str, str], uid: int, runs_services: bool, owner: int, expected: tuple[int, int] | None
+) -> None:
+    assert person.target(environ, uid=uid, runs_services=runs_services, owner=owner) == expected
+
+
+def test_another_user_needs_root() -> None:
+    with pytest.raises(Refusal, match="add `--user root`"):
+        person.target({"NB_UID": "7"}, uid=1000, runs_services=True, owner=1000)
+
+
+def test_the_image_user_has_the_new_ids_and_is_first(tmp_path: Path) -> None:
+    file = tmp_path / "passwd"
+    file.write_text("root:x:0:0::/root:/bin/bash\nother:x:33:33::/:/bin/sh\nuser:x:1000:0::/home/user:/bin/bash\n")
+    person._set_entry(file, "user", {2: "33", 3: "8"})
+    assert file.read_text() == (
+        "user:x:33:8::/home/user:/bin/bash\nroot:x:0:0::/root:/bin/bash\nother:x:33:33::/:/bin/sh\n"
+    )
+    groups = tmp_path / "group"
+    groups.write_text("root:x:0:\n")
+    person._set_entry(groups, "user", {2: "8"}, new="user:x:8:")
+    assert groups.read_text() == "user:x:8:\nroot:x:0:\n"
+
+
+def test_login_shells_have_the_path_of_the_image() -> None:
+    text = (ROOT / "templates/base/files/etc/profile.d/10-venv.sh").read_text()
+    assert f'PATH="{settings.PATH}"' in text
+
+
+# ---- GPUs
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        (None, (A, B)),
+        ("0", (A,)),
+        ("1,0", (B, A)),
+        ("GPU-aaaa", (A,)),
+        ("GPU-aa", ()),
+        ("1,7,0", (B,)),
+        ("-1", ()),
+        ("", ()),
+        ("0,0", ()),
+        ("\u00b2", ()),
+        ("MIG-1234", (Gpu("a slice of a GPU", "MIG-1234", 0),)),
+    ],
+)
+def test_cuda_visible_devices_is_respected(devices: str | None, expected: tuple[Gpu, ...]) -> None:
+    environ = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    assert gpus.visible((A, B), environ) == expected
+
+
+def test_a_line_for_each_gpu() -> None:
+    lines, warnings = gpus.describe(Driver("570.86.10", "12.8", (A, B)), CUDA)
+    assert lines == [
+        "GPU 0: NVIDIA A, 80 GiB, driver 570.86.10, CUDA up to 12.8",
+        "GPU 1: NVIDIA B, driver 570.86.10, CUDA up to 12.8",
+    ]
+    assert warnings == []
+    lines, _ = gpus.describe(Driver("570.86.10", "12.8", (A, B)), {**CUDA, "CUDA_VISIBLE_DEVICES": "1"})
+    assert lines == ["GPU 0: NVIDIA B, driver 570.86.10, CUDA up to 12.8", "CUDA_VISIBLE_DEVICES hides 1 more"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "environ", "message"),
+    [
+        (Driver(), {}, "docker run --gpus all"),
+        (Driver(error="Driver Not Loaded"), {}, "NVML failed: Driver Not Loaded"),
+        (Driver("570.1", "12.8"), {}, "Driver 570.1 has no GPU"),
+        (Driver("570.1", "12.8", (A,)), {"CUDA_VISIBLE_DEVICES": "3"}, "CUDA_VISIBLE_DEVICES='3' hides all GPUs (1)"),
+        (
+            Driver("525.60.12", "12.0", (A,)),
+            {},
+            "driver 525.60.12 is too old for the CUDA of this image, which needs 525.60.13",
+        ),
+    ],
+)
+def test_a_missing_gpu_is_one_warning_or_a_refusal(driver: Driver, environ: dict[str, str], message: str) -> None:
+    _, [warning] = gpus.describe(driver, {**CUDA, **environ})
+    assert message in warning
+    with pytest.raises(Refusal) as refused:
+        gpus.describe(driver, {**CUDA, **environ, "GPU_REQUIRED": "1"})
+    assert refused.value.status == UNAVAILABLE
+    assert message in str(refused.value)
+
+
+def test_drivers_are_compared_as_versions() -> None:
+    assert gpus.describe(Driver("1000.1", "99.0", (A,)), CUDA)[1] == []
+
+
+def test_a_cpu_image_has_no_warning() -> None:
+    assert gpus.describe(Driver(), {}) == (["no GPU: this image is for CPUs only"], [])
+    with pytest.raises(Refusal, match="for CPUs only"):
+        gpus.describe(Driver(), {"GPU_REQUIRED": "1"})
+
+
+# ---- the rest
+
+
+def test_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shared_memory(size: int) -> os.statvfs_result:
+        return os.statvfs_result((4096, 4096, size // 4096, 0, 0, 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", lambda path: shared_memory(64 * 2**20))
+    assert launch.shm_warning().startswith("/dev/shm has 64 MB")
+    monkeypatch.setattr(os, "statvfs", lambda path: shared_memory(2**30))
+    assert launch.shm_warning() == ""
+
+
+def test_only_folders_with_a_program_are_services(tmp_path: Path) -> None:
+    for name in ("b", "a", "none"):
+        (tmp_path / name).mkdir()
+    for name in ("a", "b"):
+        (tmp_path / name / "run").touch()
+    assert [path.name for path in services.present(tmp_path)] == ["a", "b"]
+    assert services.present(tmp_path / "absent") == []
+
+
+def test_no_hooks_change_nothing(tmp_path: Path) -> None:
+    environ = {"A": "b"}
+    hooks.run(environ, tmp_path / "absent")
+    assert environ == {"A": "b"}
+
+
+def test_every_service_is_complete() -> None:
+    """Each has all programs, and they are executable."""
+    folders = sorted(ROOT.glob("templates/*/files/etc/services.d/*"))
+    assert [folder.name for folder in folders] == ["jupyter", "ssh"]
+    for folder in folders:
+        programs = {path.name for path in folder.iterdir() if os.access(path, os.X_OK)}
+        assert programs == {"prepare", "run", "check", "ready"}, folder
+
+
+def test_the_sitecustomize_has_the_units_of_the_launcher() -> None:
+    text = (ROOT / "templates/base/files/usr/local/lib/gpu-memory-limit/sitecustomize.py").read_text()
+    assert all(f'"{unit}"' in text for unit in variables._UNITS)
+
+
+# ---- commands and variables of Docker Stacks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], []),
+        (["python", "train.py"], ["python", "train.py"]),
+        (["start.sh"], []),
+        (["start.sh", "jupyter", "lab"], ["jupyter", "lab"]),
+        (["start-notebook.py"], ["services"]),
+        (["start-notebook.sh", "--a=b c", "--d"], ["services"]),
+    ],
+)
+def test_start_scripts_of_docker_stacks(arguments: list[str], expected: list[str]) -> None:
+    environ: dict[str, str] = {}
+    words, notes = foreign.command(arguments, environ, ["jupyter"])
+    assert words == expected
+    assert len(notes) == (bool(arguments) and arguments[0].startswith("start"))
+    passed_on = arguments[1:] if "notebook" in "".join(notes) else []
+    assert environ.get("JUPYTER_ARGUMENTS", "").split("\n") == (passed_on or [""])
+
+
+def test_start_scripts_that_cannot_work_are_refused() -> None:
+    with pytest.raises(Refusal, match="use the variant jupyter or full"):
+        foreign.command(["start-notebook.py"], {}, ["ssh"])
+    with pytest.raises(Refusal, match="JupyterHub is not in this image"):
+        foreign.command(["start-singleuser.py"], {}, ["jupyter"])
+
+
+@pytest.mark.parametrize(
+    "word", ["--ServerApp.token=", "--IdentityProvider.token=x", "--ServerApp.allow_remote_access=1"]
+)
+def test_arguments_do_not_change_the_login(word: str) -> None:
+    with pytest.raises(Refusal, match="set the login with JUPYTER_TOKEN"):
+        foreign.command(["start-notebook.py", "--a=b", word], {}, ["jupyter"])
+
+
+def test_variables_of_docker_stacks_are_reported() -> None:
+    assert foreign.variables({"NB_UID": "1", "HOME": "/x"}) == []
+    [line] = foreign.variables({"GRANT_SUDO": "yes"})
+    assert line.startswith("GRANT_SUDO has no effect here: ")
+    assert not foreign.VARIABLES.keys() & {variable.name for variable in every_variable()}
+
+
+def test_a_hook_that_is_not_executable_is_reported(tmp_path: Path) -> None:
+    for name in ("README.md", ".hidden", "10-forgotten"):
+        (tmp_path / name).write_text("exit 1\n")
+    [line] = hooks.run({"STATE_DIR": str(tmp_path)}, tmp_path)
+    assert line == f"{tmp_path}/10-forgotten was not run: make it executable (`chmod +x`), or name it *.sh"
+
+
+# ---- names, homes, workspaces
+
+
+@pytest.fixture
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of passwd and group; the user of this process has no name."""
+    monkeypatch.setattr(person, "NAMES", tmp_path)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    monkeypatch.setattr(os, "getgid", lambda: 0)
+    return tmp_path
+
+
+def test_a_user_without_a_name_is_named(names: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    environ = {
+        "HOME": str(home), "USER": "user", "LOGNAME": "user", "PATH": "/bin:/opt/venv/user/bin",
+        "PYTHONUSERBASE": "/nowhere",
+    }  # fmt: skip
+    monkeypatch.setattr(person, "HOME", home)
+    assert person.set_up(environ, tmp_path) == []
+    assert (names / "passwd").read_text() == f"user54321:x:54321:65534::{home}:/bin/bash\n"
+    assert not (names / "group").exists(), "group 0 has a name"
+    assert environ["USER"] == environ["LOGNAME"] == "user54321"
+    assert environ["PATH"] == f"/bin:/opt/venv/user/bin:{home}/.local/bin"
+    assert environ["PYTHONUSERBASE"] == f"{home}/.local"
+
+
+def test_nothing_is_installed_into_a_home_of_the_host(names: Path, tmp_path: Path) -> None:
+    """Apptainer mounts the home of the host."""
+    environ = {"HOME": str(tmp_path), "PYTHONUSERBASE": "/nowhere"}
+    person.set_up(environ, tmp_path)
+    assert environ["PYTHONUSERBASE"] == "/nowhere"
+    assert not (tmp_path / ".local").exists()
+
+
+def test_a_given_name_stays(names: Path, tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "USER": "me", "LOGNAME": "user"}
+    person.set_up(environ, tmp_path)
+    assert (environ["USER"], environ["LOGNAME"]) == ("me", "user54321")
+
+
+def test_the_name_if_passwd_cannot_be_written(names: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(person, "NAMES", tmp_path / "nowhere")
+    environ = {"HOME": str(tmp_path)}
+    assert person.set_up(environ, tmp_path) == []
+    assert environ["USER"] == "user54321"
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "message"),
+    [
+        (4242, 0o755, "start with `--user 4242:0`, or with `--user root -e NB_UID=4242 -e NB_GID=7`"),
+        (4242, 0o555, "its mode is 555, run `chmod u+w` on it"),
+        (54321, 0o755, "with SELinux, add :z to -v"),
+        (0, 0o755, "IMAGE chown 54321 FOLDER`, or start with `--user root -e NB_UID=0` in rootless Docker"),
+    ],
+)
+def test_a_workspace_that_cannot_be_written(
+    names: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, message: str
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    status = folder.stat()
+    fields = [0o40000 | mode, *status[1:4], owner, 7, *status[6:]]
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: os.stat_result(fields))
+    line = person.workspace_warning(folder)
+    assert line.startswith(f"user 54321 cannot write to {folder}, which belongs to {owner}:7: ")
+    assert message.replace("FOLDER", str(folder)) in line
+
+
+def test_a_tmp_mounted_noexec(monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = SimpleNamespace(f_flag=0)
+    monkeypatch.setattr(os, "statvfs", lambda _: mount)
+    assert launch.noexec_warning("/home/user") == ""
+    mount.f_flag = os.ST_NOEXEC
+    assert "--tmpfs /tmp:exec" in launch.noexec_warning("/home/user")
+
+
+def test_variables_without_a_gpu() -> None:
+    settings_of_all = dict(
+        pair for folder in ROOT.glob("templates/*/files/etc/without-gpu.d") for pair in launch.without_gpu(folder)
+    )
+    assert settings_of_all == {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+# ---- services
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
+def test_a_service_is_retried_if_fork_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Out of PIDs or memory."""
+    service = services.Service(tmp_path)
+
+    def no_process(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    services._start(service, {})
+    assert service.process is None
+    assert service.next_start > service.started_at
+    assert service.failures == 0
+    for name in ("check", "ready"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+    assert services.check(tmp_path, {}) == 1
+    services._ready(service, {}, lambda _: None)
+    assert not service.is_ready, "its message would be lost"
+
+
+def test_checks_end_before_the_timeout_of_the_engine() -> None:
+    """Two services are checked one after the other."""
+    health = settings.Health(command=("check-services",))
+    assert health.timeout > 2 * services.CHECK_S
+    for check in ROOT.glob("templates/*/files/etc/services.d/*/check"):
+        [limit] = [line for line in check.read_text().splitlines() if line.startswith("LIMIT_S = ")]
+        assert int(limit.split()[2]) < services.CHECK_S
+
+
+def test_a_service_with_an_invalid_configuration_is_not_retried(tmp_path: Path) -> None:
+    ended: Any = SimpleNamespace(returncode=78)
+    service = services.Service(tmp_path / "jupyter", process=ended)
+    messages: list[str] = []
+    assert services._ended(service, messages.append) == 78
+    assert messages == ["error: jupyter ended with status 78: its configuration is wrong"]
