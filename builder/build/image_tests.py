@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,12 +33,17 @@ NOT_APPLICABLE = "not applicable"  # an outcome of a GPU test
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Names of tests by their outcome, and `figures` that GPU tests measured."""
+    """Names of tests by their outcome, and `figures` that GPU tests measured.
+
+    `seconds` are durations by test, `reasons` the first line of each failure.
+    """
 
     passed: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     not_applicable: tuple[str, ...] = ()
     figures: tuple[dict[str, Any], ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +118,16 @@ class Tester:
             gpu=gpu.state,
             gpu_reason=gpu.reason,
             not_applicable=gpu.results.not_applicable,
+            seconds={**results.seconds, **gpu.results.seconds},
         )
         evidence.write_figures(self._project.state, image_id, gpu.results.figures)
         evidence.write(self._project.state, result)
         if not result.is_pass:
             log = self._log(image, "test" if results.failed else "gpu")
+            reasons = {**results.reasons, **gpu.results.reasons}
             raise ImageTestError(
                 f"{image.id}: {len(result.failed)} of {len(result.failed + result.passed)} tests failed\n"
-                + "\n".join(f"  {name}" for name in result.failed[:12]),
+                + "\n".join(f"  {name}{_because(reasons.get(name, ''))}" for name in result.failed[:12]),
                 hint=f"Full log: {log.relative_to(self._project.root)}   "
                 f"To inspect the image: docker run --rm -it {image_id[7:19]} bash",
             )
@@ -211,7 +218,12 @@ class Tester:
             }
             results = outcome(report, self._pytest(image.id, command, variables, self._log(image, kind)))
             no_test = untested(files, root, results.passed + results.failed)
-            return replace(results, failed=(*results.failed, *no_test), figures=tuple(_lines(figures)))
+            return replace(
+                results,
+                failed=(*results.failed, *no_test),
+                figures=tuple(_lines(figures)),
+                reasons={name: self._hide(reason) for name, reason in results.reasons.items()},
+            )
 
     def _pytest(self, row: str, command: list[str], variables: Mapping[str, str], log_path: Path) -> int:
         """Runs a command with its output in a log and in a row of the view; returns its status."""
@@ -264,8 +276,13 @@ def outcome(report: Path, status: int) -> Results:
     that had nothing to check is neither passed nor failed.
     """
     results: dict[str, bool] = {}
+    reasons: dict[str, str] = {}
+    seconds: dict[str, float] = {}
     not_applicable = []
     for entry in _lines(report):
+        seconds[entry["test"]] = entry.get("seconds", 0.0)
+        if reason := entry.get("reason"):
+            reasons.setdefault(entry["test"], reason)
         if entry["outcome"] == NOT_APPLICABLE:
             not_applicable.append(entry["test"])
         else:
@@ -274,7 +291,11 @@ def outcome(report: Path, status: int) -> Results:
     failed = tuple(name for name, is_pass in results.items() if not is_pass)
     if status != 0 and not failed:
         failed = (f"the test run itself (pytest ended with status {status})",)
-    return Results(passed=passed, failed=failed, not_applicable=tuple(not_applicable))
+    return Results(passed=passed, failed=failed, not_applicable=tuple(not_applicable), seconds=seconds, reasons=reasons)
+
+
+def _because(reason: str) -> str:
+    return f"\n    {reason}" if reason else ""
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from builder.registry.evidence import Evidence
 
 # How an image came into the engine: built in this run, loaded from the store, or present before.
 Origin = Literal["built", "loaded", "present"]
+SLOW_S = 5  # tests that take longer are named at the end
 _ORIGINS: dict[Origin, str] = {"built": "built", "loaded": "loaded from the store", "present": "already built"}
 
 
@@ -247,7 +248,10 @@ class _Run:
 
 
 def _tests(proof: Evidence) -> str:
-    return f"{counted(len(proof.passed), 'test')} passed, gpu: {proof.gpu_status}"
+    slowest = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in proof.slowest if seconds >= SLOW_S)
+    return f"{counted(len(proof.passed), 'test')} passed, gpu: {proof.gpu_status}" + (
+        f"\n  slowest tests: {slowest}" if slowest else ""
+    )
 
 
 def _check_client() -> None:

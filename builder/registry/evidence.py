@@ -28,7 +28,7 @@ class Evidence(BaseModel):
     """`suite` is the digest of every file of the tests, and of the program that ran them, by path.
 
     `gpu` is never `passed` without a GPU; `gpu_reason` says why GPU tests were not run. `not_applicable` are tests
-    with nothing to check on that GPU: they count neither as passed nor as failed.
+    with nothing to check on that GPU: they count neither as passed nor as failed. `seconds` are durations by test.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -42,6 +42,13 @@ class Evidence(BaseModel):
     gpu: Literal["passed", "failed", "not run"]
     gpu_reason: str = ""
     not_applicable: tuple[str, ...] = ()
+    seconds: dict[str, float] = {}
+
+    @property
+    def slowest(self) -> list[tuple[str, float]]:
+        """The three tests that took longest, by name without their file, with their seconds."""
+        longest = sorted(self.seconds.items(), key=lambda item: -item[1])[:3]
+        return [(name.rpartition("::")[2], seconds) for name, seconds in longest]
 
     @property
     def is_pass(self) -> bool:

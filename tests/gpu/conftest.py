@@ -23,6 +23,7 @@ from tests.images.conftest import (  # noqa: F401  pytest finds fixtures and hoo
     pytest_configure,
     start,
     subject,
+    write_report,
 )
 
 HERE = Path(__file__).parent
@@ -32,11 +33,8 @@ Check = Callable[[str, str], None]
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """As in the image tests, with the outcome `not applicable`."""
-    if report.when != "call" and report.outcome == "passed":
-        return
-    outcome = NOT_APPLICABLE if (NOT_APPLICABLE, True) in report.user_properties else report.outcome
-    with Path(os.environ["IMAGE_TEST_REPORT"]).open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps({"test": report.nodeid, "outcome": outcome}) + "\n")
+    not_applicable = (NOT_APPLICABLE, True) in report.user_properties
+    write_report(report, NOT_APPLICABLE if not_applicable else report.outcome)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,9 @@ from builder.engine.client import Engine
 pytest.register_assert_rewrite("tests.images.dist_check", "tests.images.examples")
 
 
+SECONDS: dict[str, float] = {}  # of each test, with its set-up
+
+
 @dataclass(frozen=True)
 class Subject:
     """The image under test, as `builder.build.image_tests.describe` describes it."""
@@ -55,10 +58,29 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    write_report(report, report.outcome)
+
+
+def write_report(report: pytest.TestReport, outcome: str) -> None:
     """Writes a line for the call of each test, and for a set-up or tear-down that did not pass."""
+    SECONDS[report.nodeid] = SECONDS.get(report.nodeid, 0.0) + report.duration
     if report.when == "call" or report.outcome != "passed":
+        entry = {
+            "test": report.nodeid,
+            "outcome": outcome,
+            "seconds": round(SECONDS[report.nodeid], 1),
+            "reason": reason_of(report),
+        }
         with Path(os.environ["IMAGE_TEST_REPORT"]).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"test": report.nodeid, "outcome": report.outcome}) + "\n")
+            stream.write(json.dumps(entry) + "\n")
+
+
+def reason_of(report: pytest.TestReport) -> str:
+    """The first line of what failed, for the terminal; empty for a pass."""
+    if report.outcome == "passed":
+        return ""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(getattr(crash, "message", report.longrepr)).partition("\n")[0][:300]
 
 
 @pytest.fixture(scope="session")

@@ -113,8 +113,9 @@ def checkout(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Checkou
 
 @pytest.fixture(scope="session")
 def built(new_checkout: NewCheckout, served: Index, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout with both images, built and tested with the real image tests; for tests that change nothing."""
+    """A checkout with both images, built and tested with short image tests; for tests that change nothing."""
     new = new_checkout(tmp_path_factory.mktemp("built"))
+    new.write_tests(SHORT)
     new.lock_and_render()
     new.builder("images")
     return new

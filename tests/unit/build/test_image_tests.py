@@ -31,8 +31,13 @@ ID = "sha256:" + "b" * 64
 Lines = list[tuple[str, str]]
 
 
+# What a report has for a test that did not pass, and for one that did.
+DETAILS = ({"seconds": 2.5, "reason": "assert 1 == 2"}, {"seconds": 1.5, "reason": ""})
+
+
 def report(path: Path, lines: Lines) -> Path:
-    path.write_text("".join(json.dumps({"test": test, "outcome": result}) + "\n" for test, result in lines))
+    entries = [{"test": test, "outcome": result, **DETAILS[result == "passed"]} for test, result in lines]
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     return path
 
 
@@ -53,7 +58,9 @@ OUTCOMES: dict[str, tuple[Lines, int, str, str]] = {  # with names of one letter
 def test_outcome(tmp_path: Path, lines: Lines, status: int, passed: str, failed: str) -> None:
     results = outcome(report(tmp_path / "r", lines), status)
     not_applicable = tuple(test for test, result in lines if result == "not applicable")
-    assert results == Results(passed=tuple(passed), failed=tuple(failed), not_applicable=not_applicable)
+    assert (results.passed, results.failed, results.not_applicable) == (tuple(passed), tuple(failed), not_applicable)
+    assert results.reasons == {test: "assert 1 == 2" for test, result in lines if result != "passed"}
+    assert set(results.seconds) == {test for test, _ in lines}
 
 
 @pytest.mark.parametrize(("lines", "status"), [([], 5), ([("a", "passed")], 2), ([("a", "passed")], -9)])
@@ -159,6 +166,8 @@ def test_a_pass_is_written_as_evidence(
     files = [f"test_{name}" for name in ("base", "python", "cuda", "quartz", "board")]
     assert proof.passed == tuple(node(file) for file in files)
     assert child.runs == [files]
+    assert proof.seconds == dict.fromkeys(proof.passed, 1.5)
+    assert proof.slowest == [("test", 1.5)] * 3
     assert evidence.read(tiny.state, ID) == proof
     assert (tiny.logs / f"{CELL}.test.log").read_text().count("PASSED") == 5
     assert tester().known(image, ID) == proof
@@ -169,7 +178,9 @@ def test_failed_and_skipped_tests_are_an_error(
     tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester, result: str, status: int
 ) -> None:
     child.results, child.status = {node("test_cuda"): result}, status
-    with pytest.raises(ImageTestError, match=rf"^{CELL}: 1 of 5 tests failed\n  {node('test_cuda')}$") as caught:
+    with pytest.raises(
+        ImageTestError, match=rf"^{CELL}: 1 of 5 tests failed\n  {node('test_cuda')}\n    assert 1 == 2$"
+    ) as caught:
         tester().test(image, ID)
     assert f".builder/logs/{CELL}.test.log" in caught.value.hint
     assert f"docker run --rm -it {'b' * 12} bash" in caught.value.hint
