@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from builder.build import os_stage
 from builder.build.image_tests import Tester
 from builder.build.work import Work
 from builder.common import errors
 from builder.common.errors import BuilderError, EngineError
 from builder.common.reference import ImageRef
-from builder.common.units import counted
+from builder.common.units import counted, duration
 from builder.compat import gpus
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.evidence import Evidence
 
 # How an image came into the engine: built in this run, loaded from the store, or present before.
 Origin = Literal["built", "loaded", "present"]
-SLOW_S = 5  # tests that take longer are named at the end
+SLOW_S = 5  # tests and steps that take longer are named at the end
 _ORIGINS: dict[Origin, str] = {"built": "built", "loaded": "loaded from the store", "present": "already built"}
 
 
@@ -83,6 +84,21 @@ def summary(outcomes: Sequence[Outcome], count: int, where: str = "") -> str:
     parts += [f"{counted(current, 'image')} up to date{where}"] if current else []
     parts += [f"{counted(failed, 'image')} failed"] if failed else []
     return ". ".join(parts) or "no images"
+
+
+def times(spent: Mapping[tuple[str, str], float], planned: Collection[str]) -> str:
+    """Where the time went, over all images, from what each row of the view spent in each state; empty for short runs.
+
+    `planned` are ids of images; other rows are operating systems and downloads.
+    """
+    sums: dict[str, float] = {}
+    for (row, state), seconds in spent.items():
+        name = state if row in planned else "operating systems" if row.startswith(os_stage.ROW) else row
+        sums[name] = sums.get(name, 0.0) + seconds
+    longest = sorted(
+        ((name, seconds) for name, seconds in sums.items() if seconds >= SLOW_S), key=lambda item: -item[1]
+    )
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in longest)
 
 
 def _steps(done: Sequence[Outcome]) -> str:

@@ -30,6 +30,7 @@ from builder.layers.store import Store
 from builder.plan.plan import STEPS, PlannedImage
 
 Way = Literal["auto", "mmdebstrap", "buildkit"]
+ROW = "os-"  # begins the name of every stage in the view
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as in containers of Debian's image
 
 
@@ -95,7 +96,7 @@ def make(work: Work, store: Store, stage: OsStage, programs: Programs, *, fresh:
 
 def row(image: PlannedImage) -> str:
     """The stage's name in the view and of its log."""
-    return f"os-{image.debian}-py{image.cell.python}-{digest.short(image.os)[:6]}"
+    return f"{ROW}{image.debian}-py{image.cell.python}-{digest.short(image.os)[:6]}"
 
 
 def _by_buildkit(work: Work, store: Store, stage: OsStage, fresh: bool) -> OsLayer:

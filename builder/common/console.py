@@ -28,16 +28,17 @@ class Row:
     state: str = "waiting"
     note: str = ""
     began: float = 0.0
-    ended: float = 0.0
+    entered: float = 0.0  # its state
     detail: Callable[[], str] | None = None
 
 
 @dataclass
 class View:
-    """Rows by image id. Thread-safe."""
+    """Rows by image id, and the seconds that each row `spent` in each state. Thread-safe."""
 
     console: Console
     rows: dict[str, Row] = field(default_factory=dict)
+    spent: dict[tuple[str, str], float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _printed: set[str] = field(default_factory=set)
 
@@ -66,11 +67,12 @@ class View:
     def begin(self, image: str, state: str, detail: Callable[[], str] | None = None) -> None:
         """The image enters `state`; `detail` returns what to show beside it whenever the table is drawn."""
         with self._lock:
-            row = self.rows.setdefault(image, Row())
+            row = self._leave_state(image)
             if row.state in ("done", "failed"):
                 row.began = 0.0  # the row starts over
             row.state, row.detail, row.note = state, detail, ""
             row.began = row.began or time.monotonic()
+            row.entered = time.monotonic()
         if not self.is_live:
             self.say(f"{image}: {state}")
 
@@ -85,13 +87,21 @@ class View:
     def end(self, image: str, state: str, note: str = "") -> None:
         """The image enters its last state, done or failed; `note` gives details."""
         with self._lock:
-            row = self.rows.setdefault(image, Row())
-            row.state, row.note, row.ended = state, note, time.monotonic()
-            took = f" in {duration(row.ended - row.began)}" if row.began else ""
+            row = self._leave_state(image)
+            row.state, row.note, row.entered = state, note, 0.0
+            took = f" in {duration(time.monotonic() - row.began)}" if row.began else ""
         self.console.print(
             Text(f"{image}: "), Text(state, style=_STYLES.get(state, "")), Text(f"{took}{': ' + note if note else ''}"),
             sep="", highlight=False, soft_wrap=True,
         )  # fmt: skip
+
+    def _leave_state(self, image: str) -> Row:
+        """The row of an image, with the time of its present state counted. The caller holds the lock."""
+        row = self.rows.setdefault(image, Row())
+        if row.entered:
+            seconds = time.monotonic() - row.entered
+            self.spent[image, row.state] = self.spent.get((image, row.state), 0.0) + seconds
+        return row
 
     def note(self, image: str, note: str) -> None:
         """Shows `note` beside the state of the image."""

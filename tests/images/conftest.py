@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from docker.models.containers import Container
 from testinfra.host import Host
 
 from builder.engine.client import Engine
+from tests.images.containers import runs, wait_until
 
 # Modules with assertions that are not test files.
 pytest.register_assert_rewrite("tests.images.dist_check", "tests.images.examples")
@@ -194,9 +194,9 @@ def shell(start: Start) -> Callable[..., Shell]:
     """A function that starts a container that sleeps, and waits until its launcher is done."""
 
     def start_shell(**options: Any) -> Shell:
-        shell = Shell(start(["sleep", "infinity"], **options))
-        wait_until(lambda: shell.result("grep -qx sleep /proc/[0-9]*/comm")[0] == 0, seconds=60, what="the launcher")
-        return shell
+        container = start(["sleep", "infinity"], **options)
+        wait_until(lambda: runs(container, "sleep infinity"), seconds=60, what="the launcher")
+        return Shell(container)
 
     return start_shell
 
@@ -222,14 +222,6 @@ MODES: dict[str, dict[str, Any]] = {
 def mode(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Options of docker-py with which every image must work."""
     return MODES[request.param]
-
-
-def wait_until(probe: Callable[[], bool], *, seconds: float, what: str) -> None:
-    """Waits until `probe` returns True; otherwise fails with `what`."""
-    deadline = time.monotonic() + seconds
-    while not probe():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="session")

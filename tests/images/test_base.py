@@ -6,8 +6,7 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from docker.models.containers import Container
 from testinfra.host import Host
 
 from builder.index import host as machine
+from tests.images.containers import remove_volume, runs
 
 SHELLS = ["sh -c", "bash -c", "sh -lc", "bash -lc", "bash -ic", "env -i sh -lc", "env -i HOME=/tmp bash -lc"]
 
@@ -53,8 +53,7 @@ def test_orphans_are_reaped(host: Host, until: Callable[..., None]) -> None:
 def test_sigterm_ends_the_container_at_once(start: Callable[..., Container], until: Callable[..., None]) -> None:
     running = start(["sleep", "infinity"])
     # Until tini has installed its handlers, process 1 ignores signals.
-    is_running = ["sh", "-c", "grep -qx sleep /proc/[0-9]*/comm"]
-    until(lambda: running.exec_run(is_running).exit_code == 0, seconds=30, what="the command")
+    until(lambda: runs(running, "sleep infinity"), seconds=30, what="the command")
     running.stop(timeout=10)
     assert running.wait()["StatusCode"] == 143  # 128 + SIGTERM; 137 would be the kill after ten seconds
 
@@ -176,33 +175,43 @@ def test_a_misspelt_variable_is_a_warning(once: Callable[..., Any]) -> None:
     )
 
 
-@pytest.mark.parametrize("owner", [1000, 1234, 33])
-@pytest.mark.parametrize("how", ["NB_UID", "owner", "--user"])
-def test_a_volume_is_writable_whoever_owns_it(once: Callable[..., Any], tmp_path: Path, owner: int, how: str) -> None:
-    """On a volume of the engine with another owner."""
+OWNERS = [1000, 1234, 33]
+WAYS = ["NB_UID", "owner", "--user"]
+
+
+@pytest.fixture(scope="module")
+def volumes(once: Callable[..., Any]) -> Iterator[dict[tuple[str, int], str]]:
+    """A volume of the engine for each way to become its owner and each owner, with a file of that owner."""
+    names = {
+        (how, owner): f"image-test-{os.getpid()}-{owner}-{how.strip('-').lower()}" for how in WAYS for owner in OWNERS
+    }
+    mounted = {name: {"bind": f"/mnt/{name}", "mode": "rw"} for name in names.values()}
+    # Not empty: Docker would otherwise fill it from the image again, and change its owner.
+    make = "while [ $# != 0 ]; do touch /mnt/$1/old; chmod 755 /mnt/$1; chown -R $2:$2 /mnt/$1; shift 2; done"
+    arguments = [word for (_, owner), name in names.items() for word in (name, str(owner))]
+    try:
+        assert once(["sh", "-ec", make, "sh", *arguments], user="root", volumes=mounted)[0] == 0
+        yield names
+    finally:
+        for name in names.values():
+            remove_volume(name)
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("how", WAYS)
+def test_a_volume_is_writable_whoever_owns_it(
+    once: Callable[..., Any], volumes: dict[tuple[str, int], str], owner: int, how: str
+) -> None:
     if how == "--user":
         options: dict[str, Any] = {"user": f"{owner}:0"}
     elif how == "NB_UID":
         options = {"user": "root", "environment": {"NB_UID": str(owner), "NB_GID": str(owner)}}
     else:
         options = {"user": "root", "environment": {"NB_GID": "0"}}
-    volume = f"image-test-{os.getpid()}-{owner}-{how.strip('-').lower()}"
-    mounted = {volume: {"bind": "/workspace", "mode": "rw"}}
-    try:
-        # Not empty: Docker would otherwise fill it from the image again, and change its owner.
-        make = f"touch /workspace/old; chmod 755 /workspace; chown -R {owner}:{owner} /workspace"
-        assert once(["sh", "-c", make], user="root", volumes=mounted)[0] == 0
-        code = "touch /workspace/new ~/new; stat -c %u /workspace/new; id -u; python -c 'import pwd'"
-        status, out, err = once(["bash", "-ec", code], volumes=mounted, **options)
-        assert (status, out.split()) == (0, [str(owner), str(owner)]), err
-    finally:
-        remove_volume(volume)
-
-
-def remove_volume(volume: str) -> None:
-    import docker  # noqa: PLC0415
-
-    docker.from_env().volumes.get(volume).remove(force=True)
+    mounted = {volumes[how, owner]: {"bind": "/workspace", "mode": "rw"}}
+    code = "touch /workspace/new ~/new; stat -c %u /workspace/new; id -u; python -c 'import pwd'"
+    status, out, err = once(["bash", "-ec", code], volumes=mounted, **options)
+    assert (status, out.split()) == (0, [str(owner), str(owner)]), err
 
 
 def test_an_unwritable_workspace_is_a_warning(once: Callable[..., Any]) -> None:

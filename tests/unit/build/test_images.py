@@ -413,3 +413,19 @@ def test_a_plan_of_nothing(bench: Bench) -> None:
     bench.plan = Plan(images=())
     assert bench.run() == "no images"
     assert bench.calls(*ALL) == []
+
+
+def test_where_the_time_went() -> None:
+    spent = {
+        ("a", "testing"): 300.0,
+        ("b", "testing"): 65.0,
+        ("a", "loading"): 4.0,
+        ("b", "loading"): 2.0,
+        ("b", "assembling"): 4.9,
+        ("os-bookworm-py3.11-123456", "building"): 40.0,
+        ("os-trixie-py3.13-123456", "building"): 30.0,
+        ("wheels", "5.3 GB to be fetched"): 48.0,
+    }
+    text = "testing 6 min 5 s, operating systems 70 s, wheels 48 s, loading 6.0 s"
+    assert images.times(spent, {"a", "b"}) == text
+    assert images.times({("a", "testing"): 4.9}, {"a"}) == ""
