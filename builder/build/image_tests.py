@@ -13,8 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
+from builder.build import carried_tests
+from builder.build.carried_tests import Carrier
 from builder.build.programs import Program, Programs
 from builder.build.work import Work
 from builder.common import errors
@@ -29,6 +32,7 @@ from builder.registry.evidence import Evidence
 
 TIMEOUT_S = 1800
 NOT_APPLICABLE = "not applicable"  # an outcome of a GPU test
+CARRIED = "carried"  # an outcome of a thorough test that another image passed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,7 @@ class Results:
     passed: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     not_applicable: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
     figures: tuple[dict[str, Any], ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +79,7 @@ class Tester:
     def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
         """Earlier evidence of a pass that is still valid, from no less hardware than there is now."""
         earlier = evidence.read(self._project.state, image_id)
-        if earlier is None or evidence.why_invalid(earlier, image.digest, self._suite):
+        if earlier is None or evidence.why_invalid(self._project.state, earlier, image.digest, self._suite):
             return None
         return None if earlier.gpu == "not run" and not self._why_no_gpu(image) else earlier
 
@@ -94,13 +99,21 @@ class Tester:
         if reasons:
             raise errors.join([_no_gpu_test(", ".join(ids), reason) for reason, ids in reasons.items()], "reasons")
 
-    def test(self, image: PlannedImage, image_id: str) -> Evidence:
-        """Runs the tests and writes the evidence; raises ImageTestError unless every one passed."""
+    def test(
+        self, image: PlannedImage, image_id: str, carriers: Mapping[str, Carrier] = MappingProxyType({})
+    ) -> Evidence:
+        """Runs the tests and writes the evidence; raises ImageTestError unless every one passed.
+
+        Leaves out the thorough tests of components that have a carrier.
+        """
         self._view.begin(image.id, "testing")
         files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
         if missing := [path.name for path in files if not path.is_file()]:
             raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
-        results = self._run(image, image_id, "test", files)
+        results = self._run(image, image_id, "test", files, carriers=list(carriers))
+        carried = carried_tests.by_carrier(results.carried, carriers)
+        lacking = carried_tests.not_passed(carried, carriers.values())
+        results = replace(results, failed=(*results.failed, *lacking))
         gpu = self._run_on_gpu(image, image_id)
         if results.failed or gpu.results.failed:
             self._engine.info()  # raises EngineError if that is why they failed
@@ -118,6 +131,7 @@ class Tester:
             gpu=gpu.state,
             gpu_reason=gpu.reason,
             not_applicable=gpu.results.not_applicable,
+            carried=carried,
             seconds={**results.seconds, **gpu.results.seconds},
         )
         evidence.write_figures(self._project.state, image_id, gpu.results.figures)
@@ -192,9 +206,10 @@ class Tester:
     # ---- pytest
 
     def _run(
-        self, image: PlannedImage, image_id: str, kind: str, files: list[Path], leased: Sequence[Gpu] = ()
-    ) -> Results:
-        """Runs test files in a pytest process of their own."""
+        self, image: PlannedImage, image_id: str, kind: str, files: list[Path], leased: Sequence[Gpu] = (),
+        carriers: Sequence[str] = (),
+    ) -> Results:  # fmt: skip
+        """Runs test files in a pytest process of their own, without thorough tests of the components in `carriers`."""
         root = self._project.root
         with self._project.scratch() as scratch:
             subject, report, figures = (
@@ -213,6 +228,7 @@ class Tester:
                 "PYTEST_ADDOPTS": "",  # a user's options must not leave tests out
                 "IMAGE_TEST_SUBJECT": str(subject),
                 "IMAGE_TEST_REPORT": str(report),
+                "IMAGE_TEST_CARRIED": ",".join(carriers),
                 "IMAGE_TEST_GPUS": ",".join(gpu.uuid or str(gpu.index) for gpu in leased),
                 "IMAGE_TEST_FIGURES": str(figures),
             }
@@ -273,13 +289,16 @@ def outcome(report: Path, status: int) -> Results:
     """The results in the report that tests/images/conftest.py writes, one JSON line for each phase of a test.
 
     A test run that ended badly without naming a failed test (killed, collection error) is itself a failure. A GPU test
-    that had nothing to check is neither passed nor failed.
+    that had nothing to check is neither passed nor failed, and neither is a thorough test that was left out.
     """
     results: dict[str, bool] = {}
     reasons: dict[str, str] = {}
     seconds: dict[str, float] = {}
-    not_applicable = []
+    not_applicable, carried = [], []
     for entry in _lines(report):
+        if entry["outcome"] == CARRIED:
+            carried.append(entry["test"])
+            continue
         seconds[entry["test"]] = entry.get("seconds", 0.0)
         if reason := entry.get("reason"):
             reasons.setdefault(entry["test"], reason)
@@ -291,7 +310,14 @@ def outcome(report: Path, status: int) -> Results:
     failed = tuple(name for name, is_pass in results.items() if not is_pass)
     if status != 0 and not failed:
         failed = (f"the test run itself (pytest ended with status {status})",)
-    return Results(passed=passed, failed=failed, not_applicable=tuple(not_applicable), seconds=seconds, reasons=reasons)
+    return Results(
+        passed=passed,
+        failed=failed,
+        not_applicable=tuple(not_applicable),
+        carried=tuple(carried),
+        seconds=seconds,
+        reasons=reasons,
+    )
 
 
 def _because(reason: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from builder.build import os_stage
+from builder.build.carried_tests import CarriedTests
 from builder.build.image_tests import Tester
 from builder.build.work import Work
 from builder.common import errors
@@ -152,6 +153,8 @@ def run(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcom
     if options.test:
         for outcome in done.values():
             method.record_tagged(outcome.image)
+            if todo and outcome.proof:
+                run.carried.add(outcome.image, outcome.proof)
     if todo:
         if options.test:
             _check_client()
@@ -159,6 +162,8 @@ def run(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcom
             try:
                 if missing := [image for image in todo if not ids[image.id]]:
                     method.prepare(missing)
+                # Images with fewer components first: the others need not run all of their tests again.
+                todo.sort(key=lambda image: len(image.components))
                 done |= run.each(todo, lambda image: run.make(image, ids[image.id]))
             finally:
                 method.close()
@@ -180,6 +185,7 @@ class _Run:
     method: Method
     options: Options
     tester: Tester
+    carried: CarriedTests
 
     @classmethod
     def start(cls, work: Work, method: Method, plan: Plan, options: Options) -> _Run:
@@ -189,7 +195,8 @@ class _Run:
         tester = Tester(work, gpu_mode=options.gpu_mode, pool=pool, junit=options.junit)
         if options.test:
             tester.check(plan.images)
-        return cls(work=work, method=method, options=options, tester=tester)
+        carried = CarriedTests(work.engine, str(work.project.root))
+        return cls(work=work, method=method, options=options, tester=tester, carried=carried)
 
     def finished(self, image: PlannedImage, image_id: str) -> Outcome | None:
         """An outcome if the engine has this plan's image, with passing evidence, under every tag."""
@@ -223,7 +230,8 @@ class _Run:
             return replace(outcome, origin=origin)
         proof = self.tester.known(image, image_id)
         tested = proof is None
-        proof = proof or self.tester.test(image, image_id)
+        proof = proof or self.tester.test(image, image_id, self.carried.carriers(image, image_id))
+        self.carried.add(image, proof)
         for reference in reversed(image.references):  # the full tag last: it says that everything is done
             self.work.engine.tag(image_id, ImageRef.parse(reference))
         self.method.record_tagged(image)
@@ -264,8 +272,10 @@ class _Run:
 
 
 def _tests(proof: Evidence) -> str:
+    carried = sum(map(len, proof.carried.values()))
+    also = f" and {carried} by images with the same contents" if carried else ""
     slowest = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in proof.slowest if seconds >= SLOW_S)
-    return f"{counted(len(proof.passed), 'test')} passed, gpu: {proof.gpu_status}" + (
+    return f"{counted(len(proof.passed), 'test')} passed{also}, gpu: {proof.gpu_status}" + (
         f"\n  slowest tests: {slowest}" if slowest else ""
     )
 

@@ -6,8 +6,10 @@ reported as an error of an image.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +54,14 @@ class EngineInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInfo:
-    """An image in the engine. `created` is RFC 3339, `size` is in bytes, unpacked."""
+    """An image in the engine. `created` is RFC 3339, `size` is in bytes, unpacked, `layers` are diff ids."""
 
     id: str
     labels: Mapping[str, str]
     tags: tuple[str, ...]
     size: int
     created: str
+    layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +297,7 @@ class Engine:
             tags=tuple(attributes.get("RepoTags") or ()),
             size=attributes["Size"],
             created=attributes.get("Created", ""),
+            layers=tuple((attributes.get("RootFS") or {}).get("Layers") or ()),
         )
 
     def images(self, label: str) -> list[ImageInfo]:
@@ -372,6 +376,18 @@ class Engine:
                 **options,
             )
             return container
+
+    def read_file(self, image: str, path: str, *, checkout: str) -> bytes:
+        """A file of an image, read from a container that is never started."""
+        with translated(f"reading {path} of {image}"):
+            containers: Any = self._client.containers
+            container = containers.create(image, labels={RUN_LABEL: checkout})
+            try:
+                with tarfile.open(fileobj=io.BytesIO(b"".join(container.get_archive(path)[0]))) as tar:
+                    content = tar.extractfile(Path(path).name)
+                    return content.read() if content else b""
+            finally:
+                container.remove(force=True, v=True)
 
     def sweep(self, checkout: str) -> int:
         """Removes containers and images of a killed run of this checkout; returns the number of containers."""

@@ -19,6 +19,7 @@ RUNNERS = (
     "engine/client.py",
     "compat/gpus.py",
     "compat/gpu_support.py",
+    "build/carried_tests.py",
     "build/image_tests.py",
     "build/programs.py",
 )
@@ -28,7 +29,8 @@ class Evidence(BaseModel):
     """`suite` is the digest of every file of the tests, and of the program that ran them, by path.
 
     `gpu` is never `passed` without a GPU; `gpu_reason` says why GPU tests were not run. `not_applicable` are tests
-    with nothing to check on that GPU: they count neither as passed nor as failed. `seconds` are durations by test.
+    with nothing to check on that GPU: they count neither as passed nor as failed. `carried` are thorough tests that
+    another image passed, by its id, and were not run again. `seconds` are durations by test.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -42,6 +44,7 @@ class Evidence(BaseModel):
     gpu: Literal["passed", "failed", "not run"]
     gpu_reason: str = ""
     not_applicable: tuple[str, ...] = ()
+    carried: dict[str, tuple[str, ...]] = {}
     seconds: dict[str, float] = {}
 
     @property
@@ -70,9 +73,21 @@ def why_outdated(evidence: Evidence | None, plan: str, suite: Mapping[str, str])
     return ""
 
 
-def why_invalid(evidence: Evidence | None, plan: str, suite: Mapping[str, str]) -> str:
-    """Why evidence does not prove that a plan's image passes the current test suite; empty if it does."""
-    return why_outdated(evidence, plan, suite) or ("" if evidence and evidence.is_pass else "tests failed")
+def why_invalid(state: Path, evidence: Evidence | None, plan: str, suite: Mapping[str, str]) -> str:
+    """Why evidence does not prove that a plan's image passes the current test suite; empty if it does.
+
+    `state` has the evidence of the images that passed carried tests: without it, those tests did not pass.
+    """
+    reason = why_outdated(evidence, plan, suite)
+    if reason or evidence is None:
+        return reason
+    if not evidence.is_pass:
+        return "tests failed"
+    for image_id, tests in evidence.carried.items():
+        other = read(state, image_id)
+        if other is None or changed(other.suite, suite) or not (other.is_pass and set(tests) <= set(other.passed)):
+            return f"it relies on tests of {other.cell if other else image_id}, whose evidence is no longer valid"
+    return ""
 
 
 def path(state: Path, image_id: str) -> Path:
@@ -99,7 +114,7 @@ def of_stored(state: Path, stored: Image) -> Evidence | None:
 
 def why_not_publishable(state: Path, stored: Image, plan: str, suite: Mapping[str, str]) -> str:
     """Why an image of the store may not be published; empty if it may."""
-    return why_invalid(of_stored(state, stored), plan, suite)
+    return why_invalid(state, of_stored(state, stored), plan, suite)
 
 
 def figures_path(state: Path, image_id: str) -> Path:

@@ -76,7 +76,7 @@ def _target(project: Project, store: Store, image: PlannedImage, suite: Mapping[
     if stored is None:
         raise ImageTestError("not built")
     tests = evidence.of_stored(project.state, stored)
-    reason = evidence.why_invalid(tests, image.digest, suite)
+    reason = evidence.why_invalid(project.state, tests, image.digest, suite)
     if tests is None or reason:
         raise ImageTestError(reason)
     references = [ImageRef.parse(text) for text in image.references]

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from rich.console import Console
 
+from builder.build.carried_tests import STATUS, Carrier
 from builder.build.image_tests import Tester
 from builder.build.images import Origin
 from builder.common import digest
@@ -58,7 +60,7 @@ class FakeEngine(Engine):
     """Images in a dict; `calls` are the calls that change something, in order.
 
     `diff_ids` are the layers of loaded images, `loaded` the names in each archive, `pulled` the blobs of each image
-    that was pulled from this process; `saved` is what `save` writes.
+    that was pulled from this process; `saved` is what `save` writes; `files` are those of images, by id and path.
     """
 
     def __init__(self, *, registry: bool = True, is_remote: bool = False, info: EngineInfo = INFO) -> None:
@@ -76,6 +78,7 @@ class FakeEngine(Engine):
         self.pulled: list[list[str]] = []
         self.blobs: set[str] = set()
         self.saved: bytes = b""
+        self.files: dict[tuple[str, str], bytes] = {}
 
     def info(self) -> EngineInfo:
         return self.settings
@@ -88,8 +91,18 @@ class FakeEngine(Engine):
         self.known[reference] = image
         return image.id
 
+    def add_contents(self, image_id: str, info: ImageInfo, image: PlannedImage, *, dpkg: str = "") -> None:
+        """What an image consists of, under its id: the diff ids of its layers are their inputs."""
+        self.known[image_id] = replace(info, layers=tuple(layer.inputs for layer in image.layers))
+        self.files[image_id, STATUS] = dpkg.encode()
+
     def image(self, reference: str) -> ImageInfo | None:
         return self.known.get(reference)
+
+    def read_file(self, image: str, path: str, *, checkout: str) -> bytes:
+        if (image, path) not in self.files:
+            raise EngineError(f"{image} has no {path}")
+        return self.files[image, path]
 
     def images(self, label: str) -> list[ImageInfo]:
         key, _, value = label.partition("=")
@@ -263,6 +276,7 @@ class FakeMethod:
         if image.id in self.broken:
             raise self.broken[image.id]
         self.made[image.id] = self.fake.add_image(f"sha256:{image.id}", labels={PLAN_LABEL: image.digest})
+        self.fake.add_contents(self.made[image.id], self.fake.known[f"sha256:{image.id}"], image)
         return self.made[image.id], "built"
 
     def record_tagged(self, image: PlannedImage) -> None:
@@ -274,10 +288,11 @@ class FakeMethod:
 
 @dataclass
 class FakeTester(Tester):
-    """All images pass but those in `failing`; keeps the evidence by image id."""
+    """All images pass but those in `failing`; keeps the evidence by image id, and the carriers of each image."""
 
     fake: FakeEngine
     failing: frozenset[str] = frozenset()
+    carriers: dict[str, dict[str, str]] = field(default_factory=dict)
     evidence: dict[str, Evidence] = field(default_factory=dict)
     stopped: int = 0
 
@@ -285,8 +300,11 @@ class FakeTester(Tester):
         found = self.evidence.get(image_id)
         return found if found and found.is_pass else None
 
-    def test(self, image: PlannedImage, image_id: str) -> Evidence:
+    def test(
+        self, image: PlannedImage, image_id: str, carriers: Mapping[str, Carrier] = MappingProxyType({})
+    ) -> Evidence:
         self.fake.calls.append(f"test {image.id}")
+        self.carriers[image.id] = {component: other.image.id for component, other in carriers.items()}
         bad = image.id in self.failing
         self.evidence[image_id] = evidence_of(image, image_id, failed=("test_it",) if bad else ())
         if bad:

@@ -10,7 +10,7 @@ import ctypes
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 from testinfra.host import Host
 
+from builder.build.image_tests import CARRIED
 from builder.engine.client import Engine
 from tests.images.containers import runs, wait_until
 
@@ -57,6 +58,16 @@ def pytest_configure() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the thorough tests that another image has passed for this one, and reports them."""
+    files = {f"test_{component}" for component in os.environ.get("IMAGE_TEST_CARRIED", "").split(",") if component}
+    carried = [item for item in items if item.path.stem in files and item.get_closest_marker("thorough")]
+    for item in carried:
+        items.remove(item)
+        write_entry({"test": item.nodeid, "outcome": CARRIED})
+    config.hook.pytest_deselected(items=carried)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     write_report(report, report.outcome)
 
@@ -71,8 +82,12 @@ def write_report(report: pytest.TestReport, outcome: str) -> None:
             "seconds": round(SECONDS[report.nodeid], 1),
             "reason": reason_of(report),
         }
-        with Path(os.environ["IMAGE_TEST_REPORT"]).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")
+        write_entry(entry)
+
+
+def write_entry(entry: Mapping[str, object]) -> None:
+    with Path(os.environ["IMAGE_TEST_REPORT"]).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
 
 
 def reason_of(report: pytest.TestReport) -> str:

@@ -47,6 +47,7 @@ def pair(keep: Callable[..., Container]) -> Pair:
     return containers
 
 
+@pytest.mark.thorough
 def test_dist_check_of_two_processes(container: Container, library: str) -> None:
     code, out, err = run(container, "-n", "2", "--max-size", "1M", "--json")
     assert code == 0, out + err
@@ -55,6 +56,7 @@ def test_dist_check_of_two_processes(container: Container, library: str) -> None
     assert [rank["transports"] for rank in report["ranks"]] == [["TCP"], ["TCP"]]
 
 
+@pytest.mark.thorough
 def test_dist_check_of_two_containers(pair: Pair, library: str) -> None:
     """Each container uses its own interface and address to reach the other."""
     (first, address), (second, second_address) = pair
@@ -72,6 +74,7 @@ def test_dist_check_of_two_containers(pair: Pair, library: str) -> None:
     assert second_address in report["ranks"][0]["peers"]
 
 
+@pytest.mark.thorough
 def test_dist_check_names_the_missing_rank(pair: Pair) -> None:
     (first, address), (second, _) = pair
     options = ["--nodes", "2", "--master", f"{address}:29500", "--timeout", "2"]

@@ -197,6 +197,7 @@ def volumes(once: Callable[..., Any]) -> Iterator[dict[tuple[str, int], str]]:
             remove_volume(name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("how", WAYS)
 def test_a_volume_is_writable_whoever_owns_it(
@@ -369,6 +370,7 @@ def test_root_runs_nothing_that_the_user_can_write(shell: Callable[..., Any]) ->
         container.fails([command, "/opt/venv/user/bin/git"])
 
 
+@pytest.mark.thorough
 def test_the_fixes_for_a_workspace_of_root_work(once: Callable[..., Any]) -> None:
     """Follows both fixes in the warning."""
     volume = f"image-test-{os.getpid()}-of-root"
@@ -392,6 +394,7 @@ def test_the_fixes_for_a_workspace_of_root_work(once: Callable[..., Any]) -> Non
         remove_volume(volume)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chown_home", [False, True])
 def test_owners_in_a_mounted_home_change_only_with_chown_home(once: Callable[..., Any], chown_home: bool) -> None:
     volume = f"image-test-{os.getpid()}-home"

@@ -137,6 +137,7 @@ def trained(host: Host) -> tuple[str, str]:
     return folder, examples.run(host, f"cd {folder} && {EXAMPLE} --devices 2 --checkpoint whole.npz")
 
 
+@pytest.mark.thorough
 def test_data_parallel_training_on_two_devices_learns(trained: tuple[str, str]) -> None:
     _, text = trained
     epochs = examples.epochs(text)
@@ -146,6 +147,7 @@ def test_data_parallel_training_on_two_devices_learns(trained: tuple[str, str]) 
     assert epochs[3][1] > 0.75
 
 
+@pytest.mark.thorough
 def test_interrupted_training_ends_with_the_same_weights(host: Host, trained: tuple[str, str]) -> None:
     folder, text = trained
     program = f"cd {folder} && {EXAMPLE} --devices 2 --checkpoint parts.npz"
@@ -157,6 +159,7 @@ def test_interrupted_training_ends_with_the_same_weights(host: Host, trained: tu
     assert len(examples.weights(text)) == 1
 
 
+@pytest.mark.thorough
 def test_two_processes_give_the_results_of_two_devices(host: Host, trained: tuple[str, str]) -> None:
     folder, text = trained
     program = f"{EXAMPLE} --devices 1 --coordinator 127.0.0.1:23456 --processes 2 --checkpoint processes.npz"

@@ -62,10 +62,6 @@ def inside(server: Server) -> Host:
     return testinfra.get_host(f"docker://{server.container.id}")
 
 
-def test_becomes_healthy(server: Server, until: Callable[..., None]) -> None:
-    until(lambda: health(server.container) == "healthy", seconds=START_S, what="the health check")
-
-
 def test_the_logged_url_works(server: Server) -> None:
     log = server.container.logs().decode()
     assert re.search(
@@ -178,6 +174,7 @@ def test_a_kernel_runs_code_over_the_api(server: Server, subject: Any) -> None:
     assert execute(server, "1 / 0")[1] == "ZeroDivisionError"
 
 
+@pytest.mark.thorough
 def test_a_notebook_trains_and_logs_to_tensorboard(server: Server) -> None:
     cells = [
         "from tensorboard.compat.proto.summary_pb2 import Summary\n"
@@ -212,6 +209,7 @@ def test_invalid_settings_are_refused(once: Callable[..., Any], environment: dic
     assert message in err
 
 
+@pytest.mark.thorough
 def test_no_login_needs_both_variables(start: Callable[..., Container], until: Callable[..., None]) -> None:
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"})
     port = published(container)
@@ -244,6 +242,7 @@ def test_is_healthy_in_every_mode(
     assert container.wait()["StatusCode"] == 143
 
 
+@pytest.mark.thorough
 def test_https_with_a_certificate(start: Callable[..., Container], until: Callable[..., None]) -> None:
     make = (
         "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=gpu.example.org -keyout /workspace/k -out /workspace/c "
@@ -370,6 +369,7 @@ def ready(container: Container) -> bool:
 CONFIGURED = "mkdir -p ~/.jupyter && echo 'c.ServerApp.base_url = \"/team/gpu\"' >~/.jupyter/jupyter_server_config.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "environment"),
     [
@@ -404,6 +404,7 @@ def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: C
     until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=10, what="the server again")
 
 
+@pytest.mark.thorough
 def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """DNS rebinding: the name of evil.example points at this server, so a page of it has the origin of the server."""
     open_to_all = {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1", "JUPYTER_ALLOWED_HOSTS": "GPU1,gpu1.example.org"}
@@ -423,6 +424,7 @@ def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container]
     assert {status(host) for host in ("localhost", "127.0.0.1:8888", "gpu1:8888", "gpu1.example.org")} == {200}
 
 
+@pytest.mark.thorough
 def test_a_token_is_in_no_log(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """Nor in the traceback of a proxied port that is closed."""
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
@@ -449,6 +451,7 @@ def test_the_login_is_off_only_with_its_variable(once: Callable[..., Any], comma
     assert message in err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [["jupyter", "lab"], ["start.sh", "jupyter", "lab"]])
 def test_jupyter_lab_as_command(
     start: Callable[..., Container], until: Callable[..., None], command: list[str]
@@ -472,6 +475,7 @@ def test_tensorboard_listens_on_no_port(server: Server, until: Callable[..., Non
     until(lambda: host.check_output(listening) == "1", seconds=30, what="only Jupyter to listen")
 
 
+@pytest.mark.thorough
 def test_tensorboard_in_a_notebook_uses_the_proxy_of_the_server(server: Server) -> None:
     code = "%load_ext tensorboard\n%tensorboard --logdir /workspace/runs --port 6123"
     kernel_env = "import os; print(os.environ['TENSORBOARD_PROXY_URL'])"
@@ -486,6 +490,10 @@ def test_runs_as_root_with_nb_uid_0(start: Callable[..., Container], until: Call
     container = start(user="root", environment={"NB_UID": "0"})
     until(lambda: ready(container), seconds=START_S, what="the server")
     assert container.exec_run(["check-services"]).exit_code == 0
+
+
+def test_becomes_healthy(server: Server, until: Callable[..., None]) -> None:
+    until(lambda: health(server.container) == "healthy", seconds=START_S, what="the health check")
 
 
 # ---- notebooks
@@ -514,6 +522,7 @@ def run_notebook(server: Server, name: str, *cells: str) -> list[dict[str, Any]]
     return [dict(output) for output in outputs]
 
 
+@pytest.mark.thorough
 def test_a_notebook_of_data_science(server: Server) -> None:
     outputs = run_notebook(server, "science", *cells_of("science"))
     pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
@@ -521,6 +530,7 @@ def test_a_notebook_of_data_science(server: Server) -> None:
     assert len(pictures[0]) > 2000
 
 
+@pytest.mark.thorough
 def test_a_notebook_of_the_framework(server: Server, subject: Any) -> None:
     """Trains a small network, as in a first tutorial of each framework."""
     outputs = run_notebook(server, "circle", *cells_of(subject.cell["framework"]))

@@ -160,6 +160,7 @@ def session(shell: Callable[..., Any], subject: Any) -> Session:
 WHERE = "import importlib.util as u; print(u.find_spec({!r}).origin)"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("user", ["1000:0", "1234:0"])
 def test_any_version_of_any_package_is_installed(shell: Callable[..., Any], subject: Any, user: str) -> None:
     session = Session(shell(user=user), subject)
@@ -176,6 +177,7 @@ def test_any_version_of_any_package_is_installed(shell: Callable[..., Any], subj
         assert session.python("import pynvml; print(pynvml.__file__)") == before
 
 
+@pytest.mark.thorough
 def test_a_package_of_the_image_is_not_installed_again(session: Session) -> None:
     """A package that needs the framework uses that of the image."""
     for install in session.installers:
@@ -184,6 +186,7 @@ def test_a_package_of_the_image_is_not_installed_again(session: Session) -> None
         session.run(f"{REMOVE[install]} dependent")
 
 
+@pytest.mark.thorough
 def test_another_framework_version_is_refused_with_both_versions(session: Session, subject: Any) -> None:
     for install in session.installers:
         message = session.fails(f"{install} {session.framework}==999.0".replace("--quiet ", ""))
@@ -195,6 +198,7 @@ def test_another_framework_version_is_refused_with_both_versions(session: Sessio
         session.run(f"{REMOVE[install]} {session.framework}")
 
 
+@pytest.mark.thorough
 def test_an_environment_without_the_image(session: Session) -> None:
     session.run("cd /tmp && python -m venv own")
     assert session.run("/tmp/own/bin/pip --version").split()[3].startswith("/tmp/own/")
@@ -211,6 +215,7 @@ def test_an_environment_without_the_image(session: Session) -> None:
         assert session.run("/tmp/other/bin/harmless-version") == "2.0.1"
 
 
+@pytest.mark.thorough
 def test_an_environment_with_the_image(session: Session) -> None:
     """--system-site-packages: with the framework, and with the user's own packages."""
     session.run(f"{PIP} harmless==1.0")
@@ -245,6 +250,7 @@ def test_pip_works_with_a_read_only_root(shell: Callable[..., Any], subject: Any
     assert session.python("import harmless; print(harmless.__file__)").startswith("/home/user/.local/")
 
 
+@pytest.mark.thorough
 def test_pth_files_of_users_do_not_break_python(session: Session) -> None:
     """Some call sysconfig, or insert folders into sys.path, while Python starts."""
     session.run("cd /opt/venv/user/lib/python/site-packages && echo 'import sysconfig; sysconfig.get_paths()' >a.pth")
@@ -296,6 +302,7 @@ def workspace(once: Callable[..., Any], owner: int) -> Iterator[dict[str, Any]]:
 
 
 # Each user and each owner, with and without access to the workspace.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("user", "owner"),
     [("1000:0", 1000), ("1234:0", 1234), ("0:0", 0), ("1000:0", 0), ("1234:0", 1000), ("123456:123456", 1234)],

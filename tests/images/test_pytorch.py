@@ -130,6 +130,7 @@ def trained(host: Host) -> tuple[str, str]:
     return folder, examples.run(host, f"cd {folder} && {program} --epochs 2")
 
 
+@pytest.mark.thorough
 def test_data_parallel_training_of_two_processes_learns(trained: tuple[str, str]) -> None:
     _, text = trained
     epochs = examples.epochs(text)
@@ -139,6 +140,7 @@ def test_data_parallel_training_of_two_processes_learns(trained: tuple[str, str]
     assert epochs[2][1] > 0.75
 
 
+@pytest.mark.thorough
 def test_interrupted_training_ends_with_the_same_weights(host: Host, trained: tuple[str, str]) -> None:
     folder, text = trained
     program = f"cd {folder} && torchrun --nproc-per-node=2 /opt/examples/pytorch/train_ddp.py --epochs 2"
@@ -152,6 +154,7 @@ def test_interrupted_training_ends_with_the_same_weights(host: Host, trained: tu
     assert len(weights[0]) == 1
 
 
+@pytest.mark.thorough
 def test_sigterm_saves_and_ends_without_error(host: Host, trained: tuple[str, str]) -> None:
     """The checkpoint has the epoch and step of the message."""
     folder, _ = trained
@@ -173,6 +176,7 @@ wait $!
     assert examples.run(host, f'python -c "{load}"').split() == list(position.groups())
 
 
+@pytest.mark.thorough
 def test_exported_models_agree_with_the_model(host: Host, trained: tuple[str, str]) -> None:
     """A program of torch.export, and ONNX in onnxruntime, for batches of 1 and 7."""
     folder, _ = trained
@@ -186,6 +190,7 @@ def test_exported_models_agree_with_the_model(host: Host, trained: tuple[str, st
     ]
 
 
+@pytest.mark.thorough
 def test_the_exporter_detects_different_results(host: Host) -> None:
     """Its comparison can fail: this test shifts the results of onnxruntime."""
     code = """
@@ -215,6 +220,7 @@ def library() -> str:
 # ---- torch.compile and extensions
 
 
+@pytest.mark.thorough
 def test_a_compiled_function_agrees_with_eager_on_the_cpu(python: Callable[[str], Any]) -> None:
     """torch.compile generates C++, which needs a compiler, Python's headers and setuptools."""
     code = """
@@ -228,6 +234,7 @@ print(json.dumps((torch.compile(f)(x) - f(x)).abs().max().item()))
     assert python(code) < 1e-3
 
 
+@pytest.mark.thorough
 def test_a_cpp_extension_is_compiled(python: Callable[[str], Any]) -> None:
     """torch.utils.cpp_extension needs ninja, a compiler and Python's headers."""
     code = """
@@ -240,6 +247,7 @@ print(json.dumps(own.twice(torch.ones(2)).tolist()))
     assert python(code) == [2.0, 2.0]
 
 
+@pytest.mark.thorough
 def test_torch_compile_in_docker_exec(shell: Callable[..., Any]) -> None:
     """As a user without an entry in /etc/passwd, with only the documented folders writable."""
     code = "import torch; print(torch.compile(lambda x: torch.sin(x) + x)(torch.zeros(3)).tolist())"

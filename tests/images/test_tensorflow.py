@@ -155,6 +155,7 @@ print(json.dumps(f(tf.constant([[1.0, 2.0], [3.0, 4.0]])).numpy().tolist()))
 # ---- the examples
 
 
+@pytest.mark.thorough
 def test_mirrored_training_learns_and_its_export_agrees(host: Host) -> None:
     program = "python /opt/examples/tensorflow/train_mirrored.py --epochs 3 --samples 4096"
     text = examples.run(
@@ -168,6 +169,7 @@ def test_mirrored_training_learns_and_its_export_agrees(host: Host) -> None:
     assert "events.out.tfevents" in text
 
 
+@pytest.mark.thorough
 def test_two_workers_learn_and_continue_after_an_interruption(host: Host) -> None:
     """Both workers have the same weights, as in a training without an interruption."""
     program = "python /opt/examples/tensorflow/train_multiworker.py --local-workers 2 --epochs 2"

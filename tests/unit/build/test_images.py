@@ -429,3 +429,29 @@ def test_where_the_time_went() -> None:
     text = "testing 6 min 5 s, operating systems 70 s, wheels 48 s, loading 6.0 s"
     assert images.times(spent, {"a", "b"}) == text
     assert images.times({("a", "testing"): 4.9}, {"a"}) == ""
+
+
+SMALL, LARGE = "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board"
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_smaller_images_are_first_and_carry_tests_of_larger_ones(bench: Bench, is_built: bool) -> None:
+    """The smaller image passes in this run, or has passed in an earlier one."""
+    both = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL])).images
+    small, large = sorted(both, key=lambda image: len(image.components))
+    if is_built:
+        bench.plan = Plan(images=(small,))
+        bench.run()
+    bench.plan = Plan(images=(large, small))
+    bench.run(jobs=1)
+    assert bench.calls("test") == [f"test {SMALL}", f"test {LARGE}"]
+    assert [outcome.image.id for outcome in bench.outcomes] == [LARGE, SMALL]
+    assert bench.tester.carriers[SMALL] == {}
+    assert bench.tester.carriers[LARGE] == dict.fromkeys(small.components, SMALL)
+
+
+def test_tests_that_are_run_again_have_no_carriers(bench: Bench) -> None:
+    bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
+    bench.run(jobs=1)
+    bench.retest()
+    assert bench.tester.carriers[LARGE] == {}

@@ -75,11 +75,34 @@ def test_a_file_that_cannot_be_read_is_no_evidence(tmp_path: Path, blob: bytes |
     ],
     ids=str,
 )
-def test_valid_evidence_is_a_pass_of_this_plan_and_suite(changes: dict[str, Any], reason: str) -> None:
+def test_valid_evidence_is_a_pass_of_this_plan_and_suite(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     tests = evidence_with(**changes)
-    assert evidence.why_invalid(tests, "p", GOOD["suite"]) == reason
+    assert evidence.why_invalid(tmp_path, tests, "p", GOOD["suite"]) == reason
     assert evidence.why_outdated(tests, "p", GOOD["suite"]) == ("" if reason == "tests failed" else reason)
-    assert evidence.why_invalid(None, "p", GOOD["suite"]) == "not tested"
+    assert evidence.why_invalid(tmp_path, None, "p", GOOD["suite"]) == "not tested"
+
+
+CARRIER = "sha256:" + "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, ""),
+        (None, CARRIER),
+        ({"suite": {"tests/images/conftest.py": "edited"}}, "c"),
+        ({"failed": ("x",)}, "c"),
+        ({"passed": ("t", "u")}, "c"),
+    ],
+    ids=["valid", "none", "test suite changed", "failed", "another test"],
+)
+def test_evidence_falls_with_that_of_the_image_that_carries_its_tests(
+    tmp_path: Path, changes: dict[str, Any] | None, name: str
+) -> None:
+    if changes is not None:
+        evidence.write(tmp_path, evidence_with(**{"image_id": CARRIER, "passed": ("t", "thorough"), **changes}))
+    reason = evidence.why_invalid(tmp_path, evidence_with(carried={CARRIER: ("thorough",)}), "p", GOOD["suite"])
+    assert reason == (f"it relies on tests of {name}, whose evidence is no longer valid" if name else "")
 
 
 def test_the_gpu_status_has_the_reason() -> None:
