@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -119,3 +120,44 @@ def test_a_missing_required_gpu_is_an_error_before_the_build(untested: Checkout,
     assert re.search("GPU tests cannot run: (no NVIDIA driver|Docker Engine has no NVIDIA runtime|driver)", output)
     shutil.rmtree(untested.root / "tests/gpu")
     assert untested.files(".builder/evidence") == evidence
+
+
+THOROUGH = """\
+import pytest
+
+
+@pytest.mark.thorough
+def test_thorough():
+    pass
+
+
+def test_quick():
+    pass
+"""
+
+
+def test_thorough_tests_run_once(checkout: Checkout, built: Checkout) -> None:
+    """The larger image has everything that the smaller one has: its evidence names that image, and falls with it."""
+    checkout.lock_and_render()
+    checkout.take_store(like=built.store)
+    checkout.write_tests({"tiny": THOROUGH})
+    output = checkout.builder("images", "--jobs", "1")
+    assert "2 images built, tested and tagged" in output
+    assert "and 1 by images with the same contents" in output
+
+    tags = checkout.tags()
+    plain, extra = (tags[checkout.references(suffix)[0]] for suffix in ("", "-extra"))
+    files = {image: checkout.root / f".builder/evidence/{image.replace(':', '-')}.json" for image in (plain, extra)}
+    proofs = {image: json.loads(file.read_text(encoding="utf-8")) for image, file in files.items()}
+    thorough, quick = (f"tests/images/test_tiny.py::test_{name}" for name in ("thorough", "quick"))
+    assert proofs[plain]["carried"] == {}
+    assert {thorough, quick} <= set(proofs[plain]["passed"])
+    assert proofs[extra]["carried"] == {plain: [thorough]}
+    assert quick in proofs[extra]["passed"]
+    assert thorough not in proofs[extra]["passed"]
+
+    files[plain].unlink()
+    assert "1 image tested and tagged" in checkout.builder("images", EXTRA)
+    proof = json.loads(files[extra].read_text(encoding="utf-8"))
+    assert proof["carried"] == {}
+    assert thorough in proof["passed"]

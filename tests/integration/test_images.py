@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from tests.integration.checkout import EXTRA, PLAIN, Checkout
+from tests.integration.conftest import NewCheckout
 
 
 def times(checkout: Checkout, pattern: str) -> dict[str, int]:
@@ -88,3 +90,10 @@ def test_an_edit_makes_locks_or_images_stale(checkout: Checkout) -> None:
     assert f"locks/{PLAIN}.json" in checkout.builder("lock", "--check", code=5)
     assert "builder lock" in checkout.builder("images", code=5)
     assert checkout.image_ids() == set()
+
+
+def test_the_tests_of_real_images_pass(new_checkout: NewCheckout, built: Checkout, tmp_path: Path) -> None:
+    real = new_checkout(tmp_path)
+    real.lock_and_render()
+    real.take_store(like=built.store)
+    assert "1 image built, tested and tagged" in real.builder("images", PLAIN)
