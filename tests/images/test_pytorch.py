@@ -221,20 +221,6 @@ def library() -> str:
 
 
 @pytest.mark.thorough
-def test_a_compiled_function_agrees_with_eager_on_the_cpu(python: Callable[[str], Any]) -> None:
-    """torch.compile generates C++, which needs a compiler, Python's headers and setuptools."""
-    code = """
-import json, torch
-def f(x):
-    return torch.nn.functional.gelu(x @ x.T).sum(dim=1)
-torch.manual_seed(0)
-x = torch.randn(64, 64)
-print(json.dumps((torch.compile(f)(x) - f(x)).abs().max().item()))
-"""
-    assert python(code) < 1e-3
-
-
-@pytest.mark.thorough
 def test_a_cpp_extension_is_compiled(python: Callable[[str], Any]) -> None:
     """torch.utils.cpp_extension needs ninja, a compiler and Python's headers."""
     code = """
@@ -248,8 +234,19 @@ print(json.dumps(own.twice(torch.ones(2)).tolist()))
 
 
 @pytest.mark.thorough
-def test_torch_compile_in_docker_exec(shell: Callable[..., Any]) -> None:
-    """As a user without an entry in /etc/passwd, with only the documented folders writable."""
-    code = "import torch; print(torch.compile(lambda x: torch.sin(x) + x)(torch.zeros(3)).tolist())"
+def test_a_compiled_function_agrees_with_eager_in_docker_exec(shell: Callable[..., Any]) -> None:
+    """As a user without an entry in /etc/passwd, with only the documented folders writable.
+
+    torch.compile generates C++, which needs a compiler, Python's headers and setuptools.
+    """
+    code = """
+import torch
+def f(x):
+    return torch.nn.functional.gelu(x @ x.T).sum(dim=1)
+torch.manual_seed(0)
+x = torch.randn(64, 64)
+print((torch.compile(f)(x) - f(x)).abs().max().item())
+"""
     tmpfs = {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}
-    assert shell(user="1234:0", read_only=True, tmpfs=tmpfs).run(["python", "-c", code]) == "[0.0, 0.0, 0.0]"
+    output = shell(user="1234:0", read_only=True, tmpfs=tmpfs).run(["python", "-W", "ignore", "-c", code])
+    assert float(output.splitlines()[-1]) < 1e-3
