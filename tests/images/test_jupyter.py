@@ -496,6 +496,14 @@ def test_becomes_healthy(server: Server, until: Callable[..., None]) -> None:
     until(lambda: health(server.container) == "healthy", seconds=START_S, what="the health check")
 
 
+def test_the_server_does_not_compile_a_grammar(host: Host) -> None:
+    """It took half of the time until Jupyter answered."""
+    result = host.run("python -X importtime /usr/local/lib/jupyter-lab --version")
+    assert result.rc == 0, result.stderr[-2000:]
+    assert re.search(r"\| +jsonschema$", result.stderr, re.MULTILINE)
+    assert "lark" not in result.stderr
+
+
 # ---- notebooks
 
 
