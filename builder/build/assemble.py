@@ -43,6 +43,8 @@ class Assembler:
     `fresh` makes every operating system again, on current packages, in the way `os_way`.
     """
 
+    assembles = True
+
     def __init__(self, work: Work, store: Store, *, fresh: bool = False, os_way: os_stage.Way = "auto") -> None:
         self._work = work
         self._store = store

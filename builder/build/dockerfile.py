@@ -34,6 +34,8 @@ _INFRASTRUCTURE = (
 class DockerfileBuilder:
     """Builds each image from its whole Dockerfile: slower than assembling, and easy to read and repeat by hand."""
 
+    assembles = False
+
     def __init__(self, work: Work) -> None:
         self._work = work
         self._keys: dict[str, str] = {}

@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from builder.build import carried_tests
-from builder.build.carried_tests import Carrier
 from builder.build.programs import Program, Programs
 from builder.build.work import Work
 from builder.common import errors
@@ -32,7 +30,7 @@ from builder.registry.evidence import Evidence
 
 TIMEOUT_S = 1800
 NOT_APPLICABLE = "not applicable"  # an outcome of a GPU test
-CARRIED = "carried"  # an outcome of a thorough test that another image passed
+REUSED = "reused"  # an outcome of a thorough test that another image passed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,7 @@ class Results:
     passed: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     not_applicable: tuple[str, ...] = ()
-    carried: tuple[str, ...] = ()
+    reused: tuple[str, ...] = ()
     figures: tuple[dict[str, Any], ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -99,21 +97,16 @@ class Tester:
         if reasons:
             raise errors.join([_no_gpu_test(", ".join(ids), reason) for reason, ids in reasons.items()], "reasons")
 
-    def test(
-        self, image: PlannedImage, image_id: str, carriers: Mapping[str, Carrier] = MappingProxyType({})
-    ) -> Evidence:
+    def test(self, image: PlannedImage, image_id: str, reusable: Mapping[str, str] = MappingProxyType({})) -> Evidence:
         """Runs the tests and writes the evidence; raises ImageTestError unless every one passed.
 
-        Leaves out the thorough tests of components that have a carrier.
+        Leaves out the thorough ones among the `reusable` tests: test -> id of the image that passed it.
         """
         self._view.begin(image.id, "testing")
         files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
         if missing := [path.name for path in files if not path.is_file()]:
             raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
-        results = self._run(image, image_id, "test", files, carriers=list(carriers))
-        carried = carried_tests.by_carrier(results.carried, carriers)
-        lacking = carried_tests.not_passed(carried, carriers.values())
-        results = replace(results, failed=(*results.failed, *lacking))
+        results = self._run(image, image_id, "test", files, reusable=reusable)
         gpu = self._run_on_gpu(image, image_id)
         if results.failed or gpu.results.failed:
             self._engine.info()  # raises EngineError if that is why they failed
@@ -131,7 +124,10 @@ class Tester:
             gpu=gpu.state,
             gpu_reason=gpu.reason,
             not_applicable=gpu.results.not_applicable,
-            carried=carried,
+            reused={
+                other: tuple(name for name in results.reused if reusable[name] == other)
+                for other in dict.fromkeys(reusable[name] for name in results.reused)
+            },
             seconds={**results.seconds, **gpu.results.seconds},
         )
         evidence.write_figures(self._project.state, image_id, gpu.results.figures)
@@ -207,14 +203,15 @@ class Tester:
 
     def _run(
         self, image: PlannedImage, image_id: str, kind: str, files: list[Path], leased: Sequence[Gpu] = (),
-        carriers: Sequence[str] = (),
+        reusable: Collection[str] = (),
     ) -> Results:  # fmt: skip
-        """Runs test files in a pytest process of their own, without thorough tests of the components in `carriers`."""
+        """Runs test files in a pytest process of their own, without thorough tests that are `reusable`."""
         root = self._project.root
         with self._project.scratch() as scratch:
-            subject, report, figures = (
-                Path(scratch) / name for name in ("image.json", "report.jsonl", "figures.jsonl")
+            subject, passed, report, figures = (
+                Path(scratch) / name for name in ("image.json", "reusable.json", "report.jsonl", "figures.jsonl")
             )
+            passed.write_text(json.dumps(sorted(reusable)), encoding="utf-8")
             subject.write_text(json.dumps(describe(image, image_id, str(root))), encoding="utf-8")
             command = [
                 sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir", str(root),
@@ -228,7 +225,7 @@ class Tester:
                 "PYTEST_ADDOPTS": "",  # a user's options must not leave tests out
                 "IMAGE_TEST_SUBJECT": str(subject),
                 "IMAGE_TEST_REPORT": str(report),
-                "IMAGE_TEST_CARRIED": ",".join(carriers),
+                "IMAGE_TEST_REUSABLE": str(passed),
                 "IMAGE_TEST_GPUS": ",".join(gpu.uuid or str(gpu.index) for gpu in leased),
                 "IMAGE_TEST_FIGURES": str(figures),
             }
@@ -294,10 +291,10 @@ def outcome(report: Path, status: int) -> Results:
     results: dict[str, bool] = {}
     reasons: dict[str, str] = {}
     seconds: dict[str, float] = {}
-    not_applicable, carried = [], []
+    not_applicable, reused = [], []
     for entry in _lines(report):
-        if entry["outcome"] == CARRIED:
-            carried.append(entry["test"])
+        if entry["outcome"] == REUSED:
+            reused.append(entry["test"])
             continue
         seconds[entry["test"]] = entry.get("seconds", 0.0)
         if reason := entry.get("reason"):
@@ -314,7 +311,7 @@ def outcome(report: Path, status: int) -> Results:
         passed=passed,
         failed=failed,
         not_applicable=tuple(not_applicable),
-        carried=tuple(carried),
+        reused=tuple(reused),
         seconds=seconds,
         reasons=reasons,
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from builder.build import os_stage
-from builder.build.carried_tests import CarriedTests
 from builder.build.image_tests import Tester
+from builder.build.reused_tests import ReusedTests
 from builder.build.work import Work
 from builder.common import errors
 from builder.common.errors import BuilderError, EngineError
@@ -62,7 +62,12 @@ class Outcome:
     def as_data(self) -> dict[str, Any]:
         """For `--format json`."""
         proof = self.proof
-        tests = proof and {"passed": len(proof.passed), "failed": list(proof.failed), "gpu": proof.gpu_status}
+        tests = proof and {
+            "passed": len(proof.passed),
+            "reused": proof.reused_count,
+            "failed": list(proof.failed),
+            "gpu": proof.gpu_status,
+        }
         return {
             "cell": self.image.id,
             "image": self.image_id,
@@ -123,7 +128,12 @@ def _steps(done: Sequence[Outcome]) -> str:
 
 
 class Method(Protocol):
-    """A way to build: `builder.build.assemble` or `builder.build.dockerfile`."""
+    """A way to build: `builder.build.assemble` or `builder.build.dockerfile`.
+
+    `assembles`: images have exactly the layers of the plan.
+    """
+
+    assembles: bool
 
     def find(self, image: PlannedImage) -> str:
         """Id of the image in the engine if it is there as planned; empty if not."""
@@ -153,8 +163,7 @@ def run(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcom
     if options.test:
         for outcome in done.values():
             method.record_tagged(outcome.image)
-            if todo and outcome.proof:
-                run.carried.add(outcome.image, outcome.proof)
+            run.passed(outcome.image, outcome.proof)
     if todo:
         if options.test:
             _check_client()
@@ -162,7 +171,7 @@ def run(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcom
             try:
                 if missing := [image for image in todo if not ids[image.id]]:
                     method.prepare(missing)
-                # Images with fewer components first: the others need not run all of their tests again.
+                # Images with fewer components first: larger ones reuse their results.
                 todo.sort(key=lambda image: len(image.components))
                 done |= run.each(todo, lambda image: run.make(image, ids[image.id]))
             finally:
@@ -185,7 +194,7 @@ class _Run:
     method: Method
     options: Options
     tester: Tester
-    carried: CarriedTests
+    reused: ReusedTests
 
     @classmethod
     def start(cls, work: Work, method: Method, plan: Plan, options: Options) -> _Run:
@@ -195,8 +204,13 @@ class _Run:
         tester = Tester(work, gpu_mode=options.gpu_mode, pool=pool, junit=options.junit)
         if options.test:
             tester.check(plan.images)
-        carried = CarriedTests(work.engine, str(work.project.root))
-        return cls(work=work, method=method, options=options, tester=tester, carried=carried)
+        reused = ReusedTests(work.engine, work.project)
+        return cls(work=work, method=method, options=options, tester=tester, reused=reused)
+
+    def passed(self, image: PlannedImage, proof: Evidence | None) -> None:
+        """Offers the results of an image to larger ones. Only layers of the plan can be compared."""
+        if proof and self.method.assembles:
+            self.reused.add(image, proof)
 
     def finished(self, image: PlannedImage, image_id: str) -> Outcome | None:
         """An outcome if the engine has this plan's image, with passing evidence, under every tag."""
@@ -230,8 +244,8 @@ class _Run:
             return replace(outcome, origin=origin)
         proof = self.tester.known(image, image_id)
         tested = proof is None
-        proof = proof or self.tester.test(image, image_id, self.carried.carriers(image, image_id))
-        self.carried.add(image, proof)
+        proof = proof or self.tester.test(image, image_id, self.reused.reusable(image, image_id))
+        self.passed(image, proof)
         for reference in reversed(image.references):  # the full tag last: it says that everything is done
             self.work.engine.tag(image_id, ImageRef.parse(reference))
         self.method.record_tagged(image)
@@ -272,8 +286,7 @@ class _Run:
 
 
 def _tests(proof: Evidence) -> str:
-    carried = sum(map(len, proof.carried.values()))
-    also = f" and {carried} by images with the same contents" if carried else ""
+    also = f" and {proof.reused_count} by an image with the same contents" if proof.reused else ""
     slowest = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in proof.slowest if seconds >= SLOW_S)
     return f"{counted(len(proof.passed), 'test')} passed{also}, gpu: {proof.gpu_status}" + (
         f"\n  slowest tests: {slowest}" if slowest else ""

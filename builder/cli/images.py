@@ -173,7 +173,7 @@ def _run(context: Context, patterns: Sequence[str], request: _Request) -> None:
         where = " in the store" if request.max_disk else ""
         context.say(f"{images.summary(outcomes, len(planned.images), where)} ({duration(seconds)})")
         if times := images.times(work.view.spent, {image.id for image in planned.images}):
-            context.say(f"time, summed over what ran side by side: {times}")
+            context.say(f"total time by step, parallel work added up: {times}")
     tested = any(outcome.proof or isinstance(outcome.error, ImageTestError) for outcome in outcomes)
     what = "images failed" if tested or step is _make else "images were not tested"
     if failed := images.failure(outcomes, what):

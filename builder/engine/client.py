@@ -11,6 +11,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -390,14 +391,16 @@ class Engine:
                 container.remove(force=True, v=True)
 
     def sweep(self, checkout: str) -> int:
-        """Removes containers and images of a killed run of this checkout; returns the number of containers."""
+        """Removes what a killed run of this checkout left: containers, volumes, images; returns how many containers."""
+        mine: dict[str, Any] = {"label": f"{RUN_LABEL}={checkout}"}
         with translated("removing containers of an earlier run"):
-            containers = self._client.containers.list(all=True, filters={"label": f"{RUN_LABEL}={checkout}"})
+            containers = self._client.containers.list(all=True, filters=mine)
             for container in containers:
-                try:
+                with suppress(NotFound):
                     container.remove(force=True, v=True)
-                except NotFound:
-                    continue
+            for volume in self._client.volumes.list(filters=mine):
+                with suppress(NotFound):
+                    volume.remove(force=True)
         for image in self.images(f"{RUN_LABEL}={checkout}"):
             self.remove_image(image.id)
         return len(containers)

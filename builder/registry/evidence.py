@@ -19,7 +19,7 @@ RUNNERS = (
     "engine/client.py",
     "compat/gpus.py",
     "compat/gpu_support.py",
-    "build/carried_tests.py",
+    "build/reused_tests.py",
     "build/image_tests.py",
     "build/programs.py",
 )
@@ -29,7 +29,7 @@ class Evidence(BaseModel):
     """`suite` is the digest of every file of the tests, and of the program that ran them, by path.
 
     `gpu` is never `passed` without a GPU; `gpu_reason` says why GPU tests were not run. `not_applicable` are tests
-    with nothing to check on that GPU: they count neither as passed nor as failed. `carried` are thorough tests that
+    with nothing to check on that GPU: they count neither as passed nor as failed. `reused` are thorough tests that
     another image passed, by its id, and were not run again. `seconds` are durations by test.
     """
 
@@ -44,7 +44,7 @@ class Evidence(BaseModel):
     gpu: Literal["passed", "failed", "not run"]
     gpu_reason: str = ""
     not_applicable: tuple[str, ...] = ()
-    carried: dict[str, tuple[str, ...]] = {}
+    reused: dict[str, tuple[str, ...]] = {}
     seconds: dict[str, float] = {}
 
     @property
@@ -52,6 +52,10 @@ class Evidence(BaseModel):
         """The three tests that took longest, by name without their file, with their seconds."""
         longest = sorted(self.seconds.items(), key=lambda item: -item[1])[:3]
         return [(name.rpartition("::")[2], seconds) for name, seconds in longest]
+
+    @property
+    def reused_count(self) -> int:
+        return sum(map(len, self.reused.values()))
 
     @property
     def is_pass(self) -> bool:
@@ -76,14 +80,14 @@ def why_outdated(evidence: Evidence | None, plan: str, suite: Mapping[str, str])
 def why_invalid(state: Path, evidence: Evidence | None, plan: str, suite: Mapping[str, str]) -> str:
     """Why evidence does not prove that a plan's image passes the current test suite; empty if it does.
 
-    `state` has the evidence of the images that passed carried tests: without it, those tests did not pass.
+    `state` has the evidence of the images that passed reused tests: without it, those tests did not pass.
     """
     reason = why_outdated(evidence, plan, suite)
     if reason or evidence is None:
         return reason
     if not evidence.is_pass:
         return "tests failed"
-    for image_id, tests in evidence.carried.items():
+    for image_id, tests in evidence.reused.items():
         other = read(state, image_id)
         if other is None or changed(other.suite, suite) or not (other.is_pass and set(tests) <= set(other.passed)):
             return f"it relies on tests of {other.cell if other else image_id}, whose evidence is no longer valid"

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 from rich.console import Console
 
-from builder.build.carried_tests import STATUS, Carrier
 from builder.build.image_tests import Tester
 from builder.build.images import Origin
+from builder.build.reused_tests import STATUS
 from builder.common import digest
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.reference import ImageRef
@@ -42,6 +42,23 @@ INFO = EngineInfo(
     memory=8_000_000_000,
     is_local=False,
 )
+
+# dpkg's status file.
+DPKG = """\
+Package: libc6
+Status: install ok installed
+Description: the C library
+ Version: not a field
+Version: 2.36-9
+
+Package: gcc
+Status: install ok installed
+Version: 12
+
+Package: old
+Status: deinstall ok config-files
+Version: 1
+"""
 
 
 class MemoryConsole(Console):
@@ -91,7 +108,7 @@ class FakeEngine(Engine):
         self.known[reference] = image
         return image.id
 
-    def add_contents(self, image_id: str, info: ImageInfo, image: PlannedImage, *, dpkg: str = "") -> None:
+    def add_contents(self, image_id: str, info: ImageInfo, image: PlannedImage, *, dpkg: str = DPKG) -> None:
         """What an image consists of, under its id: the diff ids of its layers are their inputs."""
         self.known[image_id] = replace(info, layers=tuple(layer.inputs for layer in image.layers))
         self.files[image_id, STATUS] = dpkg.encode()
@@ -262,6 +279,7 @@ class FakeMethod:
     made: dict[str, str] = field(default_factory=dict)
     before: Callable[[str], None] = lambda _: None
     fresh: bool = False
+    assembles: bool = True
 
     def find(self, image: PlannedImage) -> str:
         return "" if self.fresh else self.made.get(image.id, "")
@@ -288,11 +306,11 @@ class FakeMethod:
 
 @dataclass
 class FakeTester(Tester):
-    """All images pass but those in `failing`; keeps the evidence by image id, and the carriers of each image."""
+    """All images pass but those in `failing`; keeps the evidence by image id, and what each image may reuse."""
 
     fake: FakeEngine
     failing: frozenset[str] = frozenset()
-    carriers: dict[str, dict[str, str]] = field(default_factory=dict)
+    reusable: dict[str, dict[str, str]] = field(default_factory=dict)
     evidence: dict[str, Evidence] = field(default_factory=dict)
     stopped: int = 0
 
@@ -300,11 +318,9 @@ class FakeTester(Tester):
         found = self.evidence.get(image_id)
         return found if found and found.is_pass else None
 
-    def test(
-        self, image: PlannedImage, image_id: str, carriers: Mapping[str, Carrier] = MappingProxyType({})
-    ) -> Evidence:
+    def test(self, image: PlannedImage, image_id: str, reusable: Mapping[str, str] = MappingProxyType({})) -> Evidence:
         self.fake.calls.append(f"test {image.id}")
-        self.carriers[image.id] = {component: other.image.id for component, other in carriers.items()}
+        self.reusable[image.id] = dict(reusable)
         bad = image.id in self.failing
         self.evidence[image_id] = evidence_of(image, image_id, failed=("test_it",) if bad else ())
         if bad:

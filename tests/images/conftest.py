@@ -10,19 +10,22 @@ import ctypes
 import json
 import os
 import signal
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 import testinfra
 from docker.errors import NotFound
 from docker.models.containers import Container
+from docker.models.volumes import Volume
 from testinfra.host import Host
 
-from builder.build.image_tests import CARRIED
-from builder.engine.client import Engine
+from builder.build.image_tests import REUSED
+from builder.engine.client import RUN_LABEL, Engine
 from tests.images.containers import runs, wait_until
 
 # Modules with assertions that are not test files.
@@ -60,12 +63,13 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out the thorough tests that another image has passed for this one, and reports them."""
-    files = {f"test_{component}" for component in os.environ.get("IMAGE_TEST_CARRIED", "").split(",") if component}
-    carried = [item for item in items if item.path.stem in files and item.get_closest_marker("thorough")]
-    for item in carried:
+    path = os.environ.get("IMAGE_TEST_REUSABLE", "")
+    reusable = set(json.loads(Path(path).read_text(encoding="utf-8"))) if path else set()
+    reused = [item for item in items if item.nodeid in reusable and item.get_closest_marker("thorough")]
+    for item in reused:
         items.remove(item)
-        write_entry({"test": item.nodeid, "outcome": CARRIED})
-    config.hook.pytest_deselected(items=carried)
+        write_entry({"test": item.nodeid, "outcome": REUSED})
+    config.hook.pytest_deselected(items=reused)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -142,6 +146,23 @@ def start(engine: Engine, subject: Subject) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
+def new_volume(subject: Subject) -> Iterator[Callable[[], str]]:
+    """A function that creates an empty volume of the engine and returns its name; all are removed at the end."""
+    client = docker.from_env()
+    volumes: list[Volume] = []
+
+    def create() -> str:
+        name, labels = f"image-test-{uuid.uuid4().hex}", {RUN_LABEL: str(subject.data["checkout"])}
+        volumes.append(client.volumes.create(name=name, labels=labels))
+        return name
+
+    yield create
+    for volume in volumes:
+        with contextlib.suppress(NotFound):
+            volume.remove(force=True)
+
+
+@pytest.fixture(scope="session")
 def container(keep: Start) -> Container:
     """A container that only sleeps, for tests of the contents of the image."""
     return keep(["sleep", "infinity"])
@@ -210,7 +231,7 @@ def shell(start: Start) -> Callable[..., Shell]:
 
     def start_shell(**options: Any) -> Shell:
         container = start(["sleep", "infinity"], **options)
-        wait_until(lambda: runs(container, "sleep infinity"), seconds=60, what="the launcher")
+        wait_until(lambda: runs(container, "sleep"), seconds=60, what="the launcher")
         return Shell(container)
 
     return start_shell

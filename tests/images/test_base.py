@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from docker.models.containers import Container
 from testinfra.host import Host
 
 from builder.index import host as machine
-from tests.images.containers import remove_volume, runs
+from tests.images.containers import runs
 
 SHELLS = ["sh -c", "bash -c", "sh -lc", "bash -lc", "bash -ic", "env -i sh -lc", "env -i HOME=/tmp bash -lc"]
 
@@ -53,7 +52,7 @@ def test_orphans_are_reaped(host: Host, until: Callable[..., None]) -> None:
 def test_sigterm_ends_the_container_at_once(start: Callable[..., Container], until: Callable[..., None]) -> None:
     running = start(["sleep", "infinity"])
     # Until tini has installed its handlers, process 1 ignores signals.
-    until(lambda: runs(running, "sleep infinity"), seconds=30, what="the command")
+    until(lambda: runs(running, "sleep"), seconds=30, what="the command")
     running.stop(timeout=10)
     assert running.wait()["StatusCode"] == 143  # 128 + SIGTERM; 137 would be the kill after ten seconds
 
@@ -180,21 +179,15 @@ WAYS = ["NB_UID", "owner", "--user"]
 
 
 @pytest.fixture(scope="module")
-def volumes(once: Callable[..., Any]) -> Iterator[dict[tuple[str, int], str]]:
+def volumes(once: Callable[..., Any], new_volume: Callable[[], str]) -> dict[tuple[str, int], str]:
     """A volume of the engine for each way to become its owner and each owner, with a file of that owner."""
-    names = {
-        (how, owner): f"image-test-{os.getpid()}-{owner}-{how.strip('-').lower()}" for how in WAYS for owner in OWNERS
-    }
+    names = {(how, owner): new_volume() for how in WAYS for owner in OWNERS}
     mounted = {name: {"bind": f"/mnt/{name}", "mode": "rw"} for name in names.values()}
     # Not empty: Docker would otherwise fill it from the image again, and change its owner.
     make = "while [ $# != 0 ]; do touch /mnt/$1/old; chmod 755 /mnt/$1; chown -R $2:$2 /mnt/$1; shift 2; done"
     arguments = [word for (_, owner), name in names.items() for word in (name, str(owner))]
-    try:
-        assert once(["sh", "-ec", make, "sh", *arguments], user="root", volumes=mounted)[0] == 0
-        yield names
-    finally:
-        for name in names.values():
-            remove_volume(name)
+    assert once(["sh", "-ec", make, "sh", *arguments], user="root", volumes=mounted)[0] == 0
+    return names
 
 
 @pytest.mark.thorough
@@ -371,43 +364,36 @@ def test_root_runs_nothing_that_the_user_can_write(shell: Callable[..., Any]) ->
 
 
 @pytest.mark.thorough
-def test_the_fixes_for_a_workspace_of_root_work(once: Callable[..., Any]) -> None:
+def test_the_fixes_for_a_workspace_of_root_work(once: Callable[..., Any], new_volume: Callable[[], str]) -> None:
     """Follows both fixes in the warning."""
-    volume = f"image-test-{os.getpid()}-of-root"
-    mounted = {volume: {"bind": "/workspace", "mode": "rw"}}
-    try:
-        make = "chmod 755 /workspace; chown -R 0:0 /workspace; touch /workspace/old"
-        assert once(["sh", "-c", make], user="root", volumes=mounted)[0] == 0
-        _, _, err = once(["true"], volumes=mounted)
-        assert "chown 1000 /workspace" in err
-        assert "--user root -e NB_UID=0" in err
-        code = ["sh", "-c", "touch /workspace/$(id -u) && id -u"]
-        root = {"user": "root", "environment": {"NB_UID": "0"}}
-        status, out, err = once(code, volumes=mounted, **root)
-        assert (status, out) == (0, "0\n"), err
-        assert "cannot write" not in err
-        assert once(["chown", "1000", "/workspace"], user="root", volumes=mounted)[0] == 0
-        status, out, err = once(code, volumes=mounted)
-        assert (status, out) == (0, "1000\n"), err
-        assert "cannot write" not in err
-    finally:
-        remove_volume(volume)
+    mounted = {new_volume(): {"bind": "/workspace", "mode": "rw"}}
+    make = "chmod 755 /workspace; chown -R 0:0 /workspace; touch /workspace/old"
+    assert once(["sh", "-c", make], user="root", volumes=mounted)[0] == 0
+    _, _, err = once(["true"], volumes=mounted)
+    assert "chown 1000 /workspace" in err
+    assert "--user root -e NB_UID=0" in err
+    code = ["sh", "-c", "touch /workspace/$(id -u) && id -u"]
+    root = {"user": "root", "environment": {"NB_UID": "0"}}
+    status, out, err = once(code, volumes=mounted, **root)
+    assert (status, out) == (0, "0\n"), err
+    assert "cannot write" not in err
+    assert once(["chown", "1000", "/workspace"], user="root", volumes=mounted)[0] == 0
+    status, out, err = once(code, volumes=mounted)
+    assert (status, out) == (0, "1000\n"), err
+    assert "cannot write" not in err
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("chown_home", [False, True])
-def test_owners_in_a_mounted_home_change_only_with_chown_home(once: Callable[..., Any], chown_home: bool) -> None:
-    volume = f"image-test-{os.getpid()}-home"
-    mounted = {volume: {"bind": "/home/user", "mode": "rw"}}
+def test_owners_in_a_mounted_home_change_only_with_chown_home(
+    once: Callable[..., Any], new_volume: Callable[[], str], chown_home: bool
+) -> None:
+    mounted = {new_volume(): {"bind": "/home/user", "mode": "rw"}}
     environment = {"NB_UID": "4242"} | ({"CHOWN_HOME": "1"} if chown_home else {})
-    try:
-        assert once(["touch", "/home/user/mine"], volumes=mounted)[0] == 0
-        status, out, err = once(
-            ["stat", "-c", "%u", "/home/user/mine"], user="root", environment=environment, volumes=mounted
-        )
-        assert (status, out) == (0, "4242\n" if chown_home else "1000\n"), err
-    finally:
-        remove_volume(volume)
+    assert once(["touch", "/home/user/mine"], volumes=mounted)[0] == 0
+    stat = ["stat", "-c", "%u", "/home/user/mine"]
+    status, out, err = once(stat, user="root", environment=environment, volumes=mounted)
+    assert (status, out) == (0, "4242\n" if chown_home else "1000\n"), err
 
 
 def test_a_noexec_tmp_is_a_warning(once: Callable[..., Any]) -> None:

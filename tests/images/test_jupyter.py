@@ -209,7 +209,6 @@ def test_invalid_settings_are_refused(once: Callable[..., Any], environment: dic
     assert message in err
 
 
-@pytest.mark.thorough
 def test_no_login_needs_both_variables(start: Callable[..., Container], until: Callable[..., None]) -> None:
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"})
     port = published(container)
@@ -242,7 +241,6 @@ def test_is_healthy_in_every_mode(
     assert container.wait()["StatusCode"] == 143
 
 
-@pytest.mark.thorough
 def test_https_with_a_certificate(start: Callable[..., Container], until: Callable[..., None]) -> None:
     make = (
         "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=gpu.example.org -keyout /workspace/k -out /workspace/c "
@@ -258,9 +256,9 @@ def test_https_with_a_certificate(start: Callable[..., Container], until: Callab
     headers = {"Authorization": "token chosen-by-me"}
     warnings.simplefilter("ignore", InsecureRequestWarning)
     until(lambda: answers(address, 200, headers=headers, verify=False), seconds=START_S, what="https")
-    assert answers(address, 403, verify=False)
+    until(lambda: answers(address, 403, verify=False), seconds=START_S, what="a refusal without the token")
     line = "https://127.0.0.1:8888/lab   (log in with JUPYTER_TOKEN)"
-    until(lambda: line in container.logs().decode(), seconds=10, what="the address in the log")
+    until(lambda: line in container.logs().decode(), seconds=START_S, what="the address in the log")
     assert "chosen-by-me" not in container.logs().decode()
 
 
@@ -282,12 +280,12 @@ def test_a_server_that_dies_is_restarted(start: Callable[..., Container], until:
     assert container.exec_run(["sh", "-c", kill]).exit_code == 0
     until(
         lambda: "jupyter was killed by signal 9: restart in" in container.logs().decode(),
-        seconds=10,
+        seconds=START_S,
         what="a line",
     )
     assert container.exec_run(["check-services"]).exit_code == 1
     until(lambda: answers(address, 403), seconds=START_S, what="the server again")
-    until(lambda: "jupyter answers again" in container.logs().decode(), seconds=10, what="a line")
+    until(lambda: "jupyter answers again" in container.logs().decode(), seconds=START_S, what="a line")
 
 
 def test_tensorboard_is_behind_the_login(server: Server, until: Callable[..., None]) -> None:
@@ -369,7 +367,6 @@ def ready(container: Container) -> bool:
 CONFIGURED = "mkdir -p ~/.jupyter && echo 'c.ServerApp.base_url = \"/team/gpu\"' >~/.jupyter/jupyter_server_config.py"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "environment"),
     [
@@ -390,7 +387,8 @@ def test_a_server_below_a_path_is_healthy(
     assert container.exec_run(["check-services"]).exit_code == 0
     address = re.search(r"http://127\.0\.0\.1:8888(/team/gpu/lab\?token=[0-9a-f]{48})", container.logs().decode())
     assert address, container.logs().decode()
-    assert answers(f"http://127.0.0.1:{published(container)}{address[1]}", 200)
+    url = f"http://127.0.0.1:{published(container)}{address[1]}"
+    until(lambda: answers(url, 200), seconds=START_S, what="the page at the address in the log")
 
 
 def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: Callable[..., None]) -> None:
@@ -401,10 +399,9 @@ def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: C
     assert container.exec_run(["sh", "-c", signal.format("STOP")]).exit_code == 0
     assert container.exec_run(["timeout", "9", "check-services"]).exit_code == 1
     assert container.exec_run(["sh", "-c", signal.format("CONT")]).exit_code == 0
-    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=10, what="the server again")
+    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the server again")
 
 
-@pytest.mark.thorough
 def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """DNS rebinding: the name of evil.example points at this server, so a page of it has the origin of the server."""
     open_to_all = {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1", "JUPYTER_ALLOWED_HOSTS": "GPU1,gpu1.example.org"}
@@ -424,14 +421,13 @@ def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container]
     assert {status(host) for host in ("localhost", "127.0.0.1:8888", "gpu1:8888", "gpu1.example.org")} == {200}
 
 
-@pytest.mark.thorough
 def test_a_token_is_in_no_log(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """Nor in the traceback of a proxied port that is closed."""
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
     until(lambda: ready(container), seconds=START_S, what="the server")
     address = f"http://127.0.0.1:{published(container)}"
     assert requests.get(f"{address}/proxy/9999/?token=chosen-by-me", timeout=30).status_code == 500
-    until(lambda: b"token=[secret]" in container.logs(), seconds=10, what="the failed request in the log")
+    until(lambda: b"token=[secret]" in container.logs(), seconds=START_S, what="the failed request in the log")
     assert "chosen-by-me" not in container.logs().decode()
 
 
@@ -460,7 +456,8 @@ def test_jupyter_lab_as_command(
     pattern = rb"http://127\.0\.0\.1:8888/lab\?token=([0-9a-f]{48})"
     until(lambda: re.search(pattern, container.logs()), seconds=START_S, what="the address in Jupyter's log")
     token = re.findall(pattern, container.logs())[0].decode()
-    assert answers(f"http://127.0.0.1:{published(container)}/api/contents?token={token}", 200)
+    url = f"http://127.0.0.1:{published(container)}/api/contents?token={token}"
+    until(lambda: answers(url, 200), seconds=START_S, what="an answer with the token")
 
 
 def test_tensorboard_listens_on_no_port(server: Server, until: Callable[..., None]) -> None:
@@ -476,13 +473,14 @@ def test_tensorboard_listens_on_no_port(server: Server, until: Callable[..., Non
 
 
 @pytest.mark.thorough
-def test_tensorboard_in_a_notebook_uses_the_proxy_of_the_server(server: Server) -> None:
+def test_tensorboard_in_a_notebook_uses_the_proxy_of_the_server(server: Server, until: Callable[..., None]) -> None:
     code = "%load_ext tensorboard\n%tensorboard --logdir /workspace/runs --port 6123"
     kernel_env = "import os; print(os.environ['TENSORBOARD_PROXY_URL'])"
     assert execute(server, kernel_env) == ("/proxy/%PORT%/\n", "")
     with new_kernel(server) as kernel:
         assert execute_in(server, kernel, code)[1] == ""
-        assert "<title>TensorBoard</title>" in server.request("GET", "/proxy/6123/").text
+        page = "<title>TensorBoard</title>"
+        until(lambda: page in server.request("GET", "/proxy/6123/").text, seconds=START_S, what="TensorBoard")
 
 
 def test_runs_as_root_with_nb_uid_0(start: Callable[..., Container], until: Callable[..., None]) -> None:

@@ -130,9 +130,11 @@ def trained(host: Host) -> tuple[str, str]:
     return folder, examples.run(host, f"cd {folder} && {program} --epochs 2")
 
 
-@pytest.mark.thorough
-def test_data_parallel_training_of_two_processes_learns(trained: tuple[str, str]) -> None:
-    _, text = trained
+def test_data_parallel_training_of_two_processes_learns(host: Host, subject: Any, trained: tuple[str, str]) -> None:
+    """In images with TensorBoard, it also writes logs for it."""
+    folder, text = trained
+    logs = examples.run(host, f"find {folder}/runs -name 'events.*' 2>/dev/null || true")
+    assert bool(logs) is ("tensorboard" in subject.wheels)
     epochs = examples.epochs(text)
     assert "ranks: 2, on cpu" in text
     assert list(epochs) == [1, 2]  # only rank 0 prints

@@ -5,12 +5,10 @@ The client is OpenSSH, in the same container or in another one.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from typing import Any
 
-import docker
 import pytest
 import testinfra
 from docker.models.containers import Container
@@ -290,18 +288,16 @@ def test_the_log_has_logins_and_no_health_checks(
 
 
 def test_a_volume_keeps_the_host_keys(
-    start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]
+    start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str], new_volume: Callable[[], str]
 ) -> None:
     """As documented, for a container that replaces another."""
-    volume = f"image-test-{os.getpid()}-keys"
+    mounted = {new_volume(): {"bind": "/var/lib/workstation", "mode": "rw"}}
     host_keys = []
     for _ in range(2):
-        mounted = {volume: {"bind": "/var/lib/workstation", "mode": "rw"}}
         container = start(environment={"SSH_PUBLIC_KEY": client[1]}, volumes=mounted)
         until(lambda container=container: listens(container), seconds=START_S, what="sshd")
         host_keys.append(inside(container).check_output("cat /run/workstation/of-1000/ssh/host_key.pub"))
         container.remove(force=True)
-    docker.from_env().volumes.get(volume).remove(force=True)
     assert host_keys[0] == host_keys[1]
 
 

@@ -137,27 +137,27 @@ def test_quick():
 
 
 def test_thorough_tests_run_once(checkout: Checkout, built: Checkout) -> None:
-    """The larger image has everything that the smaller one has: its evidence names that image, and falls with it."""
+    """The larger image contains the smaller one: it reuses that result, and is valid only with that evidence."""
     checkout.lock_and_render()
     checkout.take_store(like=built.store)
     checkout.write_tests({"tiny": THOROUGH})
     output = checkout.builder("images", "--jobs", "1")
     assert "2 images built, tested and tagged" in output
-    assert "and 1 by images with the same contents" in output
+    assert "and 1 by an image with the same contents" in output
 
     tags = checkout.tags()
     plain, extra = (tags[checkout.references(suffix)[0]] for suffix in ("", "-extra"))
     files = {image: checkout.root / f".builder/evidence/{image.replace(':', '-')}.json" for image in (plain, extra)}
     proofs = {image: json.loads(file.read_text(encoding="utf-8")) for image, file in files.items()}
     thorough, quick = (f"tests/images/test_tiny.py::test_{name}" for name in ("thorough", "quick"))
-    assert proofs[plain]["carried"] == {}
+    assert proofs[plain]["reused"] == {}
     assert {thorough, quick} <= set(proofs[plain]["passed"])
-    assert proofs[extra]["carried"] == {plain: [thorough]}
+    assert proofs[extra]["reused"] == {plain: [thorough]}
     assert quick in proofs[extra]["passed"]
     assert thorough not in proofs[extra]["passed"]
 
     files[plain].unlink()
     assert "1 image tested and tagged" in checkout.builder("images", EXTRA)
     proof = json.loads(files[extra].read_text(encoding="utf-8"))
-    assert proof["carried"] == {}
+    assert proof["reused"] == {}
     assert thorough in proof["passed"]

@@ -12,7 +12,6 @@ from typing import ClassVar, Self
 import pytest
 
 from builder.build import image_tests
-from builder.build.carried_tests import Carrier, Contents
 from builder.build.image_tests import Results, describe, outcome
 from builder.build.work import Work
 from builder.common.console import View
@@ -51,7 +50,7 @@ OUTCOMES: dict[str, tuple[Lines, int, str, str]] = {  # with names of one letter
     "failed in set-up": ([("a", "failed")], 1, "", "a"),
     "fails, then passes": ([("a", "failed"), ("a", "passed")], 0, "", "a"),
     "not applicable": ([("a", "passed"), ("b", "not applicable")], 0, "a", ""),
-    "carried by another image": ([("a", "passed"), ("b", "carried")], 0, "a", ""),
+    "passed by another image": ([("a", "passed"), ("b", "reused")], 0, "a", ""),
     "not applicable, then failed in tear-down": ([("b", "not applicable"), ("b", "failed")], 1, "", "b"),
 }
 
@@ -61,8 +60,8 @@ def test_outcome(tmp_path: Path, lines: Lines, status: int, passed: str, failed:
     results = outcome(report(tmp_path / "r", lines), status)
     not_applicable = tuple(test for test, result in lines if result == "not applicable")
     assert (results.passed, results.failed, results.not_applicable) == (tuple(passed), tuple(failed), not_applicable)
-    ran = [(test, result) for test, result in lines if result != "carried"]
-    assert results.carried == tuple(test for test, result in lines if result == "carried")
+    ran = [(test, result) for test, result in lines if result != "reused"]
+    assert results.reused == tuple(test for test, result in lines if result == "reused")
     assert results.reasons == {test: "assert 1 == 2" for test, result in ran if result != "passed"}
     assert set(results.seconds) == {test for test, _ in ran}
 
@@ -114,8 +113,9 @@ class Child:
         self.runs.append(files)
         tests = [node(path.stem, path.parent.name) for path in paths]
         lines = [(test, self.results.get(test, "passed")) for test in tests]
-        carried = [f"tests/images/test_{name}.py::thorough" for name in env["IMAGE_TEST_CARRIED"].split(",") if name]
-        report(Path(env["IMAGE_TEST_REPORT"]), [*lines, *((test, "carried") for test in carried)])
+        reusable = json.loads(Path(env["IMAGE_TEST_REUSABLE"]).read_text())
+        lines += [(test, "reused") for test in reusable if test.endswith("::thorough")]
+        report(Path(env["IMAGE_TEST_REPORT"]), lines)
         self.leased.append(env["IMAGE_TEST_GPUS"])
         if self.leased[-1]:
             Path(env["IMAGE_TEST_FIGURES"]).write_text(json.dumps({"driver": "570.86.10"}) + "\n")
@@ -179,27 +179,20 @@ def test_a_pass_is_written_as_evidence(
     assert tester().known(image, ID) == proof
 
 
-@pytest.mark.parametrize("has_passed", [True, False])
-def test_thorough_tests_of_a_component_with_a_carrier(
-    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester, has_passed: bool
+def test_the_evidence_names_the_image_that_passed_thorough_tests(
+    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
 ) -> None:
-    """They are left out, and the evidence names the image that passed them; it must have passed them."""
-    thorough = "tests/images/test_quartz.py::thorough"
-    other = tester().test(image, "sha256:" + "c" * 64)
-    other = other.model_copy(update={"passed": (*other.passed, *([thorough] if has_passed else []))})
-    evidence.write(tiny.state, other)
-    nothing = Contents(layers=frozenset(), packages=frozenset(), variables=frozenset())
-    carriers = {"quartz": Carrier(image=image, contents=nothing, proof=other)}
-    if has_passed:
-        proof = tester().test(image, ID, carriers)
-        assert proof.carried == {other.image_id: (thorough,)}
-        assert thorough not in proof.passed
-        assert tester().known(image, ID) == proof
-        evidence.path(tiny.state, other.image_id).unlink()
-        assert tester().known(image, ID) is None
-    else:
-        with pytest.raises(ImageTestError, match=f"1 of 6 tests failed\n  {thorough}"):
-            tester().test(image, ID, carriers)
+    """It is valid only as long as that image's evidence is."""
+    thorough, other = "tests/images/test_quartz.py::thorough", "sha256:" + "c" * 64
+    passed = tester().test(image, other)
+    evidence.write(tiny.state, passed.model_copy(update={"passed": (*passed.passed, thorough)}))
+    proof = tester().test(image, ID, dict.fromkeys([thorough, node("test_base")], other))
+    assert proof.reused == {other: (thorough,)}
+    assert proof.reused_count == 1
+    assert proof.passed == passed.passed
+    assert tester().known(image, ID) == proof
+    evidence.path(tiny.state, other).unlink()
+    assert tester().known(image, ID) is None
 
 
 @pytest.mark.parametrize(("result", "status"), [("failed", 1), ("skipped", 0)])

@@ -175,7 +175,7 @@ def test_outcomes_as_json(bench: Bench) -> None:
     assert json.loads(json.dumps(failed)) == failed | {"cell": FIRST, "image": "", "tests": None}
     assert failed["error"] == f"{FIRST}: failed at the build"
     assert (passed["error"], passed["made"], passed["tested"], passed["tagged"]) == (None, "built", True, True)
-    assert passed["tests"] == {"passed": 1, "failed": [], "gpu": "not run"}
+    assert passed["tests"] == {"passed": 1, "reused": 0, "failed": [], "gpu": "not run"}
     assert passed["references"] == list(bench.references(SECOND))
     assert passed["seconds"] >= 0
 
@@ -435,7 +435,7 @@ SMALL, LARGE = "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board"
 
 
 @pytest.mark.parametrize("is_built", [False, True])
-def test_smaller_images_are_first_and_carry_tests_of_larger_ones(bench: Bench, is_built: bool) -> None:
+def test_smaller_images_are_first_and_larger_ones_reuse_their_results(bench: Bench, is_built: bool) -> None:
     """The smaller image passes in this run, or has passed in an earlier one."""
     both = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL])).images
     small, large = sorted(both, key=lambda image: len(image.components))
@@ -446,12 +446,20 @@ def test_smaller_images_are_first_and_carry_tests_of_larger_ones(bench: Bench, i
     bench.run(jobs=1)
     assert bench.calls("test") == [f"test {SMALL}", f"test {LARGE}"]
     assert [outcome.image.id for outcome in bench.outcomes] == [LARGE, SMALL]
-    assert bench.tester.carriers[SMALL] == {}
-    assert bench.tester.carriers[LARGE] == dict.fromkeys(small.components, SMALL)
+    assert bench.tester.reusable[SMALL] == {}
+    assert bench.tester.reusable[LARGE] == {"test_other": bench.method.made[SMALL]}
 
 
-def test_tests_that_are_run_again_have_no_carriers(bench: Bench) -> None:
+def test_results_of_a_dockerfile_are_not_reused(bench: Bench) -> None:
+    """Its layers are not those of the plan, even if there are as many."""
+    bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
+    bench.method.assembles = False
+    bench.run(jobs=1)
+    assert bench.tester.reusable[LARGE] == {}
+
+
+def test_tests_that_are_run_again_reuse_nothing(bench: Bench) -> None:
     bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
     bench.run(jobs=1)
     bench.retest()
-    assert bench.tester.carriers[LARGE] == {}
+    assert bench.tester.reusable[LARGE] == {}

@@ -38,7 +38,10 @@ def raising(error: BaseException) -> Any:
 def engine(**api: Any) -> Engine:
     """An engine whose API has only these calls."""
     client: Any = SimpleNamespace(
-        api=SimpleNamespace(**api), images=SimpleNamespace(**api), containers=SimpleNamespace(**api)
+        api=SimpleNamespace(**api),
+        images=SimpleNamespace(**api),
+        containers=SimpleNamespace(**api),
+        volumes=SimpleNamespace(**api),
     )
     return Engine(client)
 
@@ -250,7 +253,7 @@ def test_sweep_skips_what_is_removed_or_in_use() -> None:
         remove_image=remove,
     )
     assert fake.sweep("/checkout") == 2
-    assert removed == ["there", "free"]
+    assert removed == ["there", "there", "free"], "a container, a volume and an image"
     assert filters == [{"label": "gpu-images.run=/checkout"}]
 
 

@@ -82,26 +82,26 @@ def test_valid_evidence_is_a_pass_of_this_plan_and_suite(tmp_path: Path, changes
     assert evidence.why_invalid(tmp_path, None, "p", GOOD["suite"]) == "not tested"
 
 
-CARRIER = "sha256:" + "b" * 64
+OTHER = "sha256:" + "b" * 64
 
 
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
         ({}, ""),
-        (None, CARRIER),
+        (None, OTHER),
         ({"suite": {"tests/images/conftest.py": "edited"}}, "c"),
         ({"failed": ("x",)}, "c"),
         ({"passed": ("t", "u")}, "c"),
     ],
     ids=["valid", "none", "test suite changed", "failed", "another test"],
 )
-def test_evidence_falls_with_that_of_the_image_that_carries_its_tests(
+def test_evidence_is_valid_only_with_that_of_the_image_whose_results_it_reuses(
     tmp_path: Path, changes: dict[str, Any] | None, name: str
 ) -> None:
     if changes is not None:
-        evidence.write(tmp_path, evidence_with(**{"image_id": CARRIER, "passed": ("t", "thorough"), **changes}))
-    reason = evidence.why_invalid(tmp_path, evidence_with(carried={CARRIER: ("thorough",)}), "p", GOOD["suite"])
+        evidence.write(tmp_path, evidence_with(**{"image_id": OTHER, "passed": ("t", "thorough"), **changes}))
+    reason = evidence.why_invalid(tmp_path, evidence_with(reused={OTHER: ("thorough",)}), "p", GOOD["suite"])
     assert reason == (f"it relies on tests of {name}, whose evidence is no longer valid" if name else "")
 
 
