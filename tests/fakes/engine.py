@@ -315,8 +315,8 @@ class FakeTester(Tester):
     stopped: int = 0
 
     def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
-        found = self.evidence.get(image_id)
-        return found if found and found.is_pass else None
+        proof = self.evidence.get(image_id)
+        return proof if proof and proof.is_pass else None
 
     def test(self, image: PlannedImage, image_id: str, reusable: Mapping[str, str] = MappingProxyType({})) -> Evidence:
         self.fake.calls.append(f"test {image.id}")

@@ -18,7 +18,6 @@ def wait_until(probe: Callable[[], bool], *, seconds: float, what: str) -> None:
 
 def runs(container: Container, program: str) -> bool:
     """Whether a process of the container runs this program. Fails if the container has ended."""
-    found = container.exec_run(["sh", "-c", f"grep -qx {program} /proc/[0-9]*/comm"]).exit_code == 0
     container.reload()
     assert container.status == "running", container.logs().decode()
-    return found
+    return bool(container.exec_run(["sh", "-c", f"grep -qx {program} /proc/[0-9]*/comm"]).exit_code == 0)

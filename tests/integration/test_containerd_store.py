@@ -48,13 +48,13 @@ def there(
     new_checkout: NewCheckout, built: Checkout, engine: EngineProxy, tmp_path_factory: pytest.TempPathFactory
 ) -> Checkout:
     """A checkout of that engine, with the operating system in its store."""
-    made = new_checkout(tmp_path_factory.mktemp("there"))
-    made.write_tests(SHORT)
-    made.lock_and_render()
-    made.take_store(like=built.store)
-    made.engine = engine.host
-    made.builder("build", PLAIN)
-    return made
+    checkout = new_checkout(tmp_path_factory.mktemp("there"))
+    checkout.write_tests(SHORT)
+    checkout.lock_and_render()
+    checkout.take_store(like=built.store)
+    checkout.engine = engine.host
+    checkout.builder("build", PLAIN)
+    return checkout
 
 
 def test_the_second_image_is_loaded_without_what_both_have(there: Checkout, engine: EngineProxy) -> None:

@@ -27,12 +27,12 @@ def daemon(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) 
     assert os.geteuid() == 0, "these tests start an engine of their own, which needs root"
     base = new_checkout(tmp_path_factory.mktemp("base")).builder("base", "bookworm").splitlines()[-1]
     with TemporaryDirectory(prefix="dockerd-") as folder:
-        made = Daemon(folder=Path(folder), port=free_port())
-        with made.disk(ENOUGH):
-            made.start()
+        daemon = Daemon(folder=Path(folder), port=free_port())
+        with daemon.disk(ENOUGH):
+            daemon.start()
             if "@" not in base:  # one that was pulled is pulled again: saved, it would lose its digest
-                made.take_image(base)
-            yield made
+                daemon.take_image(base)
+            yield daemon
 
 
 @pytest.fixture

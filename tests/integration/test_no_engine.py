@@ -12,10 +12,10 @@ from tests.integration.conftest import NewCheckout
 def alone(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout whose DOCKER_HOST nobody answers; locks and images/ are written all the same."""
     folder = tmp_path_factory.mktemp("alone")
-    made = new_checkout(folder)
-    made.environ["DOCKER_HOST"] = f"unix://{folder}/none.sock"
-    made.lock_and_render()
-    return made
+    checkout = new_checkout(folder)
+    checkout.environ["DOCKER_HOST"] = f"unix://{folder}/none.sock"
+    checkout.lock_and_render()
+    return checkout
 
 
 def test_images_and_engine_say_so(alone: Checkout) -> None:

@@ -116,12 +116,12 @@ def test_two_checkouts_share_an_empty_store_at_once(checkout: Checkout, index: I
     other = tmp_path / "other"
     shutil.copytree(checkout.root, other, symlinks=True, ignore=shutil.ignore_patterns(".builder"))
     index.faults["tinyframe"] = Fault.FILE_STALLS
-    with checkout.running("build") as one, checkout.running("--root", str(other), "build") as two:
-        one.reaches(index.stalled.is_set)
-        two.says("to be fetched")
+    with checkout.running("build") as first, checkout.running("--root", str(other), "build") as second:
+        first.reaches(index.stalled.is_set)
+        second.says("to be fetched")
         index.heal()
-        one.ends(0)
-        two.ends(0)
+        first.ends(0)
+        second.ends(0)
     assert set(checkout.stored()) == {checkout.references()[0], checkout.references("-extra")[0]}
     assert stores.faults(store) == []
     assert len(checkout.image_ids()) == 2
@@ -209,15 +209,15 @@ def test_a_damaged_layer_is_noticed_when_it_is_loaded(released: Checkout, line: 
 
 def _layer(checkout: Checkout, line: str) -> str:
     """Digest of the one layer with such a line in the history."""
-    found = stores.layers(checkout.store, checkout.stored()[checkout.references()[0]])
-    (digest,) = [layer for words, layer in found if words == line or (line.endswith("-") and f" {line}" in words)]
+    layers = stores.layers(checkout.store, checkout.stored()[checkout.references()[0]])
+    (digest,) = [layer for words, layer in layers if words == line or (line.endswith("-") and f" {line}" in words)]
     return digest
 
 
 def _with(checkout: Checkout, blob: Path) -> list[str]:
     """Images of the store that have a blob."""
-    found = stores.images(checkout.store).items()
-    return [name for name, digest in found if f"sha256:{blob.name}" in stores.blobs_of(checkout.store, digest)]
+    images = stores.images(checkout.store).items()
+    return [name for name, digest in images if f"sha256:{blob.name}" in stores.blobs_of(checkout.store, digest)]
 
 
 def test_damaged_sources_are_noticed_when_they_are_compiled(released: Checkout) -> None:

@@ -80,7 +80,7 @@ class Project:
         if self.installed:
             own |= {"INSTALLER": "someone\n", "REQUESTED": "by someone\n"}
         members |= {f"{self.info}/{part}": File(content=text.encode()) for part, text in own.items()}
-        rows = [row(path, one.content) for path, one in members.items() if self.in_record or self.info in path]
+        rows = [row(path, member.content) for path, member in members.items() if self.in_record or self.info in path]
         if self.signed:
             members[f"{self.info}/RECORD.jws"] = File(content=b"{}")
         text = io.StringIO()
@@ -88,10 +88,10 @@ class Project:
         members[f"{self.info}/RECORD"] = File(content=text.getvalue().encode())
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as archive:
-            for path, one in members.items():
+            for path, member in members.items():
                 item = zipfile.ZipInfo(path)
-                item.external_attr = (stat.S_IFREG | one.mode) << 16
-                archive.writestr(item, one.content, zipfile.ZIP_STORED if one.is_stored else zipfile.ZIP_DEFLATED)
+                item.external_attr = (stat.S_IFREG | member.mode) << 16
+                archive.writestr(item, member.content, zipfile.ZIP_STORED if member.is_stored else zipfile.ZIP_DEFLATED)
         return out.getvalue()
 
 
@@ -139,8 +139,8 @@ def projects(draw: st.DrawFn, number: int) -> Project:
         files[f"{data}/scripts/{number}-{script}"] = draw(_SCRIPTS)
     points: dict[str, dict[str, str]] = {}
     for group in draw(st.sets(st.sampled_from(["console_scripts", "gui_scripts", "other.group"]))):
-        found = draw(st.dictionaries(st.sampled_from(["go", "g-o.2", "go_", "né"]), _POINTS, min_size=1))
-        points[group] = {f"{group[0]}{number}{script}": value for script, value in found.items()}
+        names = draw(st.dictionaries(st.sampled_from(["go", "g-o.2", "go_", "né"]), _POINTS, min_size=1))
+        points[group] = {f"{group[0]}{number}{script}": value for script, value in names.items()}
         for script in points[group] if group != "other.group" else ():
             for end in draw(st.sets(st.sampled_from(["", ".exe", "-script.py", ".pya", ".sh"]), max_size=2)):
                 files[f"{data}/scripts/{script}{end}"] = draw(_SCRIPTS)
@@ -175,14 +175,14 @@ Tree = dict[str, Node]
 
 def tree(root: Path, without: Mapping[str, object] = {}) -> Tree:
     """The files and folders below `root`, by relative path."""
-    found: Tree = {}
+    installed: Tree = {}
     for folder, folders, files in os.walk(root):
         for name in [*folders, *files]:
             path = Path(folder, name)
             relative = str(path.relative_to(root))
             if relative not in without and not path.is_symlink():
-                found[relative] = Node(path.stat().st_mode & 0o7777, None if path.is_dir() else path.read_bytes())
-    return found
+                installed[relative] = Node(path.stat().st_mode & 0o7777, None if path.is_dir() else path.read_bytes())
+    return installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,48 +250,51 @@ def spliced(wheels: Sequence[Path], python: str) -> Tree:
 # ---- comparison
 
 
-def normal(found: Tree, environment: Environment, projects: Sequence[Project]) -> dict[str, Any]:
+def normal(installed: Tree, environment: Environment, projects: Sequence[Project]) -> dict[str, Any]:
     """The tree without intended differences."""
-    shown: dict[str, Any] = {path: node for path, node in found.items() if path not in environment.clean}
+    shown: dict[str, Any] = {path: node for path, node in installed.items() if path not in environment.clean}
     shown.pop(".lock", None)  # uv's own
-    for one in projects:
-        info = f"{SITE}/{one.info}"
+    for project in projects:
+        info = f"{SITE}/{project.info}"
         # Who installed it.
-        shown[f"{info}/INSTALLER"] = found[f"{info}/INSTALLER"].mode
+        shown[f"{info}/INSTALLER"] = installed[f"{info}/INSTALLER"].mode
         # Where it was installed from: pip and uv are given a file here.
-        origins = [f"{one.info}/{part}" for part in ("direct_url.json", "uv_cache.json")]
+        origins = [f"{project.info}/{part}" for part in ("direct_url.json", "uv_cache.json")]
         for path in origins:
             shown.pop(f"{SITE}/{path}", None)
         # Order, quotes, and hashes, which pip leaves out. pip and uv keep rows of scripts that they did not install;
         # uv has no row for what the wheel's own RECORD has none for.
-        rows = {path for path in recorded(found, one) if not path.startswith((one.data, *origins))}
-        shown[f"{info}/RECORD"] = (found[f"{info}/RECORD"].mode, rows if one.in_record and not one.signed else None)
+        rows = {path for path in recorded(installed, project) if not path.startswith((project.data, *origins))}
+        shown[f"{info}/RECORD"] = (
+            installed[f"{info}/RECORD"].mode,
+            rows if project.in_record and not project.signed else None,
+        )
         # Generated scripts say the same in other words.
         for group in ("console_scripts", "gui_scripts"):
-            for script in one.entry_points.get(group, ()):
-                text = (found[f"bin/{script}"].content or b"").decode().splitlines()
+            for script in project.entry_points.get(group, ()):
+                text = (installed[f"bin/{script}"].content or b"").decode().splitlines()
                 code_lines = [line.strip() for line in text if line.startswith(("#!", "from ")) or "sys.exit" in line]
-                shown[f"bin/{script}"] = (found[f"bin/{script}"].mode, code_lines)
+                shown[f"bin/{script}"] = (installed[f"bin/{script}"].mode, code_lines)
     return shown
 
 
-def recorded(found: Tree, project: Project) -> dict[str, list[str]]:
-    content = found[f"{SITE}/{project.info}/RECORD"].content or b""
+def recorded(installed: Tree, project: Project) -> dict[str, list[str]]:
+    content = installed[f"{SITE}/{project.info}/RECORD"].content or b""
     return {path: rest for path, *rest in csv.reader(io.StringIO(content.decode(), newline=""))}
 
 
 def shipped_scripts(projects: Sequence[Project]) -> Iterator[str]:
-    for one in projects:
-        start = f"{one.data}/scripts/"
-        yield from (f"bin/{path.removeprefix(start)}" for path in one.files if path.startswith(start))
+    for project in projects:
+        start = f"{project.data}/scripts/"
+        yield from (f"bin/{path.removeprefix(start)}" for path in project.files if path.startswith(start))
 
 
 def check(environment: Environment, projects: Sequence[Project], *, with_uv: bool = True) -> Tree:
     """The installed files; fails if layer, pip and uv differ."""
     with tempfile.TemporaryDirectory() as scratch:
-        wheels = [Path(scratch) / one.file for one in projects]
-        for one, path in zip(projects, wheels, strict=True):
-            path.write_bytes(one.wheel())
+        wheels = [Path(scratch) / project.file for project in projects]
+        for project, path in zip(projects, wheels, strict=True):
+            path.write_bytes(project.wheel())
         from_layer = spliced(wheels, environment.python)
         pip = environment.pip(wheels)
         uv = environment.uv(wheels) if with_uv else from_layer
@@ -301,18 +304,18 @@ def check(environment: Environment, projects: Sequence[Project], *, with_uv: boo
     expected = normal(from_layer, environment, projects)
     assert normal(pip, environment, projects) == expected
     assert normal(uv, environment, projects) == expected
-    for one in projects:
-        check_record(from_layer, one, pip)
+    for project in projects:
+        check_record(from_layer, project, pip)
     return from_layer
 
 
-def check_record(found: Tree, project: Project, pip: Tree) -> None:
+def check_record(installed: Tree, project: Project, pip: Tree) -> None:
     """RECORD has a row for every file, and every hash and size is right."""
-    rows = recorded(found, project)
+    rows = recorded(installed, project)
     from_pip = {path for path in recorded(pip, project) if not path.startswith(project.data)}
     assert set(rows) == from_pip - {f"{project.info}/direct_url.json"}
     for path, (hashed, size) in rows.items():
-        node = found[os.path.normpath(f"{SITE}/{path}")]
+        node = installed[os.path.normpath(f"{SITE}/{path}")]
         if hashed:
             assert node.content is not None
             assert (path, hashed, size) == row(path, node.content)
@@ -335,7 +338,7 @@ def test_all_kinds_of_files_together(environment: Environment) -> None:
     """In two wheels that share a namespace and one of its files."""
     shared = {"space/__init__.py": File(content=b"# shared\n"), "space/empty.py": File(content=b"", is_stored=True)}
     data = "one_two-1.0.data"
-    one = Project(
+    first = Project(
         name="one_two",
         files=shared
         | {
@@ -351,22 +354,22 @@ def test_all_kinds_of_files_together(environment: Environment) -> None:
         },
         entry_points={"console_scripts": {"go": "m.n:C.run"}, "gui_scripts": {"show": "m:f [extra]"}},
     )
-    two = Project(name="two", files=shared | {"space/two.py": File(content=b"y = 2\n")}, signed=True, installed=True)
-    found = check(environment, [one, two])
+    second = Project(name="two", files=shared | {"space/two.py": File(content=b"y = 2\n")}, signed=True, installed=True)
+    installed = check(environment, [first, second])
     assert {
         f"{SITE}/space/__init__.py", f"{SITE}/space/one/module.py", f"{SITE}/space/two.py", f"{SITE}/pure.py",
         f"{SITE}/plat.so", f"include/site/python{PYTHON}/one-two/deep/one.h", "share/a, b.txt", "bin/placeholder",
         "bin/window", "bin/no-mode", "bin/go", "bin/show", f"{SITE}/two-1.0.dist-info/RECORD.jws",
-    } <= set(found)  # fmt: skip
-    assert "bin/go-script.py" not in found
-    assert found["bin/window"].content == f"#!{environment.python}\nprint(1)\n".encode()
+    } <= set(installed)  # fmt: skip
+    assert "bin/go-script.py" not in installed
+    assert installed["bin/window"].content == f"#!{environment.python}\nprint(1)\n".encode()
 
 
 def test_scripts_in_folders(environment: Environment) -> None:
     """uv refuses them."""
     files = {"one-1.0.data/scripts/sub folder/run": File(content=b"#!python3 -E\r\nx = 1\r\n", mode=0o755)}
-    found = check(environment, [Project(name="one", files=files)], with_uv=False)
-    assert found["bin/sub folder/run"].content == f"#!{environment.python}\nx = 1\r\n".encode()
+    installed = check(environment, [Project(name="one", files=files)], with_uv=False)
+    assert installed["bin/sub folder/run"].content == f"#!{environment.python}\nx = 1\r\n".encode()
 
 
 def test_a_difference_is_detected(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:

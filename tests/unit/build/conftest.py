@@ -17,22 +17,22 @@ from tests.unit.build.assembling import Bench
 @pytest.fixture
 def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Bench]]:
     """Makes machines, each with a store and an engine of its own; only the last one can run."""
-    made: list[Bench] = []
+    machines: list[Bench] = []
     make_layer = wheel_layers.make
 
     def splice(store: Store, layer: PlannedLayer, paths: Sequence[Path]) -> oci.Layer:
-        world = made[-1].world
+        world = machines[-1].world
         world.spliced.append(layer.name)
         world.before_splice(layer, paths)
         return make_layer(store, layer, paths)
 
     def bench() -> Bench:
-        made.append(Bench(tiny, tmp_path / f"store{len(made)}", monkeypatch))
-        return made[-1]
+        machines.append(Bench(tiny, tmp_path / f"store{len(machines)}", monkeypatch))
+        return machines[-1]
 
     monkeypatch.setattr(wheel_layers, "make", splice)
     yield bench
-    for machine in made:
+    for machine in machines:
         for assembler in machine.assemblers:
             assembler.close()
 

@@ -117,10 +117,10 @@ def test_the_layers_are_in_the_planned_order(bench: Bench) -> None:
     [image] = bench.images(JUPYTER)
     config = bench.config(image_id)
     assert [entry["created_by"] for entry in config["history"]] == [oci.describe(layer) for layer in image.layers]
-    found = bench.stored(JUPYTER)
-    assert [layer.diff_id for layer in found.layers] == config["rootfs"]["diff_ids"]
-    assert [layer.created_by for layer in found.layers] == [oci.describe(layer) for layer in image.layers]
-    for layer in found.layers:
+    stored = bench.stored(JUPYTER)
+    assert [layer.diff_id for layer in stored.layers] == config["rootfs"]["diff_ids"]
+    assert [layer.created_by for layer in stored.layers] == [oci.describe(layer) for layer in image.layers]
+    for layer in stored.layers:
         assert digest.of_bytes(bench.store.path(layer.digest).read_bytes()) == layer.digest
 
 

@@ -43,8 +43,8 @@ class FullEngine(FakeEngine):
 
     def remove_image(self, reference: str) -> bool:
         super().remove_image(reference)
-        found = self.known.pop(reference, None)
-        if found is None or not found.tags:
+        image = self.known.pop(reference, None)
+        if image is None or not image.tags:
             self.known = {name: info for name, info in self.known.items() if info.id != reference}
         return True
 

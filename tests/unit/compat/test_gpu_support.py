@@ -204,9 +204,9 @@ def test_an_architecture(architecture: str, capability: str, runs: bool) -> None
 
 @pytest.mark.parametrize("name", ["NVIDIA GH200 480GB", "GB200", "NVIDIA GB300", "GB10"])
 def test_a_gpu_with_an_arm_cpu_by_the_name_that_the_driver_reports(name: str) -> None:
-    found = gpu(name)
-    reported = Device(name=f"NVIDIA {found.name}", capability=found.capability)  # by NVML
-    for device in (found, reported):
+    known = gpu(name)
+    reported = Device(name=f"NVIDIA {known.name}", capability=known.capability)  # by NVML
+    for device in (known, reported):
         verdict = gpu_support.judge(device, "580", TORCH_128, KNOWN)
         assert verdict == Verdict(runs=False, reasons=(ARM.format(device.name),))
 

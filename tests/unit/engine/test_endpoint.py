@@ -148,12 +148,12 @@ def test_head_has_the_headers_only(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "part"),
+    ("requested", "part"),
     [("bytes=0-", slice(0, None)), ("bytes=100500-", slice(100_500, None)), ("bytes=7-9", slice(7, 10)),
      ("bytes=3000990-9999999", slice(3_000_990, None))],
 )  # fmt: skip
-def test_a_download_is_resumed(served: Served, wanted: str, part: slice) -> None:
-    response, body = served.ask("blobs", PLAIN_DIGEST, Range=wanted)
+def test_a_download_is_resumed(served: Served, requested: str, part: slice) -> None:
+    response, body = served.ask("blobs", PLAIN_DIGEST, Range=requested)
     assert (response.status, body) == (206, PLAIN[part])
     start, end, _ = part.indices(len(PLAIN))
     assert response.headers["Content-Range"] == f"bytes {start}-{end - 1}/{len(PLAIN)}"
