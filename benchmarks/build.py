@@ -159,7 +159,7 @@ class Bench:
         store.prepare()
         image = planned(self._checkout, PLAIN)
         fetcher = Fetcher(host.read().index, self._store / "downloads")
-        for locked in (found for found in image.wheels if found.name in ("torch", "nvidia-cudnn-cu12")):
+        for locked in (each for each in image.wheels if each.name in ("torch", "nvidia-cudnn-cu12")):
             path = fetcher.fetch(locked)
             place = wheel.CUDA if locked.component == CUDA else wheel.environment(image.cell.python)
             alone, layer = f"{locked.name}: inflate and SHA-256 alone", f"{locked.name}: wheel to layer"

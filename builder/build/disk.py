@@ -14,7 +14,7 @@ from pathlib import Path
 from builder.build.work import Work, built_ids
 from builder.common.errors import FREE_DISK, DamagedError, DiskError
 from builder.common.units import counted, size
-from builder.engine.client import ImageInfo
+from builder.engine.model import ImageInfo
 from builder.layers import images as stored_image
 from builder.layers import wheel_layers
 from builder.layers.store import Store

@@ -14,8 +14,9 @@ from builder.build.base import Base
 from builder.build.work import Work, built_id, record_built
 from builder.common import digest
 from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError
-from builder.engine.client import RUN_LABEL, BuildRequest
+from builder.engine.client import RUN_LABEL
 from builder.engine.errors import is_disk_full
+from builder.engine.model import BuildRequest
 from builder.engine.progress import BuildProgress, lines, short_name
 from builder.engine.trace import Status, decode
 from builder.matrix.tags import PLAN_LABEL

@@ -16,7 +16,8 @@ from builder.build import bootstrap, disk
 from builder.common.errors import BuilderError, EngineError, UsageError
 from builder.common.units import size
 from builder.compat import gpus
-from builder.engine.client import Engine, EngineInfo
+from builder.engine.client import Engine
+from builder.engine.model import EngineInfo
 from builder.engine.setup import MINIMUM, parse_version
 from builder.index import host
 from builder.index.session import IndexSession, describe

@@ -12,7 +12,6 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +24,7 @@ from docker.types import DeviceRequest
 from builder.common.errors import BuildError, EngineError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine.errors import is_forbidden, reported, translated
+from builder.engine.model import BuildRequest, EngineInfo, ImageInfo
 
 LABEL = "gpu-images"
 RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout
@@ -32,63 +32,6 @@ SILENCE_S = 3600  # a build step may download gigabytes without output
 CALL_S = 120
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
 SOCKET = "unix:///var/run/docker.sock"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineInfo:
-    """`store` is overlay2 (image id = config digest) or containerd (image id = manifest digest)."""
-
-    version: str
-    store: str
-    root: str
-    buildkit: bool
-    runtimes: tuple[str, ...]
-    architecture: str
-    cpus: int
-    memory: int
-    is_local: bool
-
-    @property
-    def has_nvidia(self) -> bool:
-        return "nvidia" in self.runtimes
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageInfo:
-    """An image in the engine. `created` is RFC 3339, `size` is in bytes, unpacked, `layers` are diff ids."""
-
-    id: str
-    labels: Mapping[str, str]
-    tags: tuple[str, ...]
-    size: int
-    created: str
-    layers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildRequest:
-    """A build by BuildKit; `context` is a tar, `target` a stage (default: the last). `fresh` ignores the cache."""
-
-    context: bytes
-    dockerfile: str
-    arguments: Mapping[str, str]
-    labels: Mapping[str, str]
-    network: str = ""
-    target: str = ""
-    fresh: bool = False
-
-    @property
-    def parameters(self) -> dict[str, str]:
-        """Parameters of the API. Source: Docker Engine API, POST /build with version=2."""
-        optional = {"networkmode": self.network, "target": self.target, "nocache": "1" if self.fresh else ""}
-        return {
-            "version": "2",
-            "dockerfile": self.dockerfile,
-            "buildargs": json.dumps(dict(self.arguments)),
-            "labels": json.dumps(dict(self.labels)),
-            "rm": "1",
-            **{name: value for name, value in optional.items() if value},
-        }
 
 
 class Engine:

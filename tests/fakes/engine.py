@@ -24,7 +24,8 @@ from builder.build.reused_tests import STATUS
 from builder.common import digest
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.reference import ImageRef
-from builder.engine.client import BuildRequest, Engine, EngineInfo, ImageInfo
+from builder.engine.client import Engine
+from builder.engine.model import BuildRequest, EngineInfo, ImageInfo
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import PlannedImage
 from builder.registry.evidence import Evidence

@@ -29,7 +29,8 @@ from builder.common.console import View
 from builder.common.errors import BuilderError, EngineError, FileError, ImageTestError, UsageError
 from builder.compat import gpus
 from builder.compat.gpus import Gpu
-from builder.engine.client import Engine, EngineInfo
+from builder.engine.client import Engine
+from builder.engine.model import EngineInfo
 from builder.matrix import tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project

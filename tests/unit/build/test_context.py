@@ -137,11 +137,11 @@ def test_links_are_not_followed(tiny: Project, image: PlannedImage) -> None:
     for name, target in links.items():
         (folder / name).symlink_to(target)
     tar = context(tiny.root, image, {})
-    found = {name.rpartition("/")[2]: member for name, member in members(tar).items() if "files/usr/lib/" in name}
-    assert {name: (member.type, member.linkname, member.size) for name, member in found.items()} == {
+    libraries = {name.rpartition("/")[2]: member for name, member in members(tar).items() if "files/usr/lib/" in name}
+    assert {name: (member.type, member.linkname, member.size) for name, member in libraries.items()} == {
         name: (tarfile.SYMTYPE, target, 0) for name, target in links.items()
     }
-    assert {(member.mode, member.uid, member.mtime) for member in found.values()} == {(0o777, 0, 0)}
+    assert {(member.mode, member.uid, member.mtime) for member in libraries.values()} == {(0o777, 0, 0)}
     assert context(tiny.root, image, {}) == tar
 
 

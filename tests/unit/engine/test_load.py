@@ -15,9 +15,10 @@ import pytest
 from builder.common import digest
 from builder.common.errors import DamagedError, DiskError, EngineError, NoEngineError
 from builder.engine import load
-from builder.engine.client import RUN_LABEL, EngineInfo
+from builder.engine.client import RUN_LABEL
 from builder.engine.endpoint import Content, Endpoint
 from builder.engine.load import Loader
+from builder.engine.model import EngineInfo
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
