@@ -91,8 +91,6 @@ def main(command: click.Command = cli, obj: Context | None = None) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     code = 0
     try:
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # replaces the handler of `builder.start`
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         command.main(standalone_mode=False, obj=obj)
     except (Exception, KeyboardInterrupt, Terminated) as error:  # noqa: BLE001  the last resort
         from builder.cli.report import report  # noqa: PLC0415  only errors need it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import UserDict
 from collections.abc import Iterator
 from importlib import import_module
@@ -38,6 +39,9 @@ class Commands(UserDict[str, click.Command]):
         module, _ = COMMANDS[name]
         command = getattr(import_module(f"builder.cli.{module}"), f"{name}_command")
         assert isinstance(command, click.Command)
+        # Replaces the handler of `builder.start`: an exception in the import of a compiled module shows a traceback.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return command
 
     def __contains__(self, name: object) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import pytest
 
 from builder import cli
+from builder.cli import commands
 from builder.cli.commands import COMMANDS
 from builder.cli.context import SHOWN
 from builder.common import errors
@@ -297,3 +300,25 @@ def test_an_invalid_template(run: Run, locked: Project) -> None:
     result = run("render")
     assert result.code == 11
     assert "templates/Dockerfile.j2:1: 'x' is undefined" in result.err
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_ctrl_c_raises_an_exception_only_after_the_import_of_a_command(
+    monkeypatch: pytest.MonkeyPatch, before: signal.Handlers
+) -> None:
+    """In the import of a compiled module, it showed a traceback. A job in the background ignores it throughout."""
+    during: list[object] = []
+
+    def import_module(name: str) -> ModuleType:
+        during.append(signal.getsignal(signal.SIGINT))
+        return importlib.import_module(name)
+
+    monkeypatch.setattr(commands, "import_module", import_module)
+    restored = signal.signal(signal.SIGINT, before)
+    try:
+        assert commands.Commands()["plan"].name == "plan"
+        after = signal.getsignal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, restored)
+    assert during == [before]
+    assert after is (signal.default_int_handler if before is signal.SIG_DFL else before)
