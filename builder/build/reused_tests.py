@@ -76,7 +76,7 @@ class ReusedTests:
         if image_id not in self._contents:
             try:
                 self._contents[image_id] = self._read_image(image, image_id)
-            except BuilderError:
+            except (BuilderError, OSError):
                 self._contents[image_id] = None
         return self._contents[image_id]
 

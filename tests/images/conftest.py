@@ -1,4 +1,5 @@
-"""Fixtures of the image tests. `builder test` runs them; two variables name the image under test and the report.
+"""Fixtures of the image tests. `builder test` runs them; variables name the image under test, the report, and the
+tests whose results can be reused.
 
 A test file is named after the component that it tests; an image runs the files of all its components.
 """
@@ -30,7 +31,6 @@ from tests.images.containers import runs, wait_until
 
 # Modules with assertions that are not test files.
 pytest.register_assert_rewrite("tests.images.dist_check", "tests.images.examples")
-
 
 SECONDS: dict[str, float] = {}  # of each test, with its set-up
 

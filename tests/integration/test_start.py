@@ -53,7 +53,7 @@ def test_ctrl_c_at_once(after: float) -> None:
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=30)[0].decode()
     assert "Traceback" not in output
-    # Python itself needs some 0.03 s before any line of ours runs; the shell then sees the signal.
+    # Python itself needs some 0.03 s before the first line of builder; the shell then sees the signal.
     assert process.returncode in (130, -signal.SIGINT, 0), output
     if process.returncode == 130:
         assert "interrupted" in output

@@ -102,7 +102,7 @@ def test_a_stage_has_its_own_row_and_log_and_is_marked_for_removal(bench: Bench)
 
 
 def test_an_image_with_our_labels_from_elsewhere_is_not_found(bench: Bench) -> None:
-    """An image built FROM one of ours inherits its labels."""
+    """An image built FROM an image of this project inherits its labels."""
     bench.engine.add_image("sha256:derived", labels={PLAN_LABEL: bench.image.digest})
     assert bench.find() == ""
 

@@ -132,11 +132,12 @@ def test_variables_are_the_same(run: Run, is_larger: bool) -> None:
     assert run.tests.reusable(large, run.ids[LARGE]) == {}
 
 
-def test_an_image_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [DiskError("the disk is full"), FileNotFoundError(2, "no such file")], ids=str)
+def test_an_image_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The larger image is then tested as a whole; the run goes on."""
 
     def fail(*_: object, **__: object) -> bytes:
-        raise DiskError("the disk is full")
+        raise error
 
     monkeypatch.setattr(run.engine, "read_file", fail)
     run.tests.add(run.small, run.proof(run.small))
