@@ -6,7 +6,7 @@ GPU ?= auto
 PRUNE_CACHE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help images nightly test lint unit mutations integration browser facts lock plan render build rebase push retest check doctor engine bench bench-frameworks clean
+.PHONY: help images nightly test lint unit mutations integration browser facts lock plan render build refresh push retest check doctor engine bench bench-frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -54,8 +54,9 @@ render: .venv/.ready ## write images/ from templates/ and locks/
 build: .venv/.ready ## build without testing or tagging
 	@$(BUILDER) build $(CELLS) --start-engine
 
-rebase: .venv/.ready ## the same images on today's Debian packages
-	@$(BUILDER) rebase $(CELLS) --start-engine
+refresh: .venv/.ready ## lock today's Debian packages, then build and test the images that they change
+	@$(BUILDER) lock --os $(CELLS)
+	@$(BUILDER) images $(CELLS) --start-engine --gpu $(GPU)
 
 push: .venv/.ready ## publish what passed its tests to the registry of matrix.yaml
 	@$(BUILDER) push $(CELLS)

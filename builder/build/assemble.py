@@ -40,15 +40,14 @@ from builder.plan.settings import built_labels
 class Assembler:
     """Makes the images of one run. `prepare` starts their layers, `build` waits for those of one image.
 
-    `fresh` makes every operating system again, on current packages, in the way `os_way`.
+    `os_way` is how operating systems are made.
     """
 
     assembles = True
 
-    def __init__(self, work: Work, store: Store, *, fresh: bool = False, os_way: os_stage.Way = "auto") -> None:
+    def __init__(self, work: Work, store: Store, *, os_way: os_stage.Way = "auto") -> None:
         self._work = work
         self._store = store
-        self._fresh = fresh
         self._os_way = os_way
         self._programs = Programs()
         self._engine_store = work.engine.info().store
@@ -65,8 +64,6 @@ class Assembler:
 
     def find(self, image: PlannedImage) -> str:
         """Id of the image in the engine, if store and engine both have it as planned; empty if not."""
-        if self._fresh and image.os not in self._systems:
-            return ""
         try:
             stored = stored_images.find(self._store, image)
         except DamagedError as error:
@@ -100,16 +97,16 @@ class Assembler:
         work = self._work
         missing = []
         for image in images:
-            if system := None if self._fresh else os_layer.get(self._store, image.os):
+            if system := os_layer.get(self._store, image.os):
                 self._systems[image.os] = Future()
                 self._systems[image.os].set_result(system)
             else:
                 missing.append(image)
-        for stage in os_stage.read(work, missing, self._os_way, fresh=self._fresh):
+        for stage in os_stage.read(work, missing, self._os_way):
             self._systems[stage.image.os] = self._containers.submit(self._make_system, stage)
 
     def _make_system(self, stage: OsStage) -> OsLayer:
-        system = os_stage.make(self._work, self._store, stage, self._programs, fresh=self._fresh)
+        system = os_stage.make(self._work, self._store, stage, self._programs)
         self._work.view.end(stage.name, "done", f"layer {digest.short(system.digest)}")
         return system
 

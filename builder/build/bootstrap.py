@@ -58,12 +58,14 @@ class BootstrapError(BuildError):
 class Bootstrap:
     """What to make: a Debian release. `hook` is a program to run before it is packed; it gets the root folder.
 
-    `steps` is the folder of slim.sh and clean.sh.
+    `steps` is the folder of slim.sh, clean.sh and packages.sh; `lock` is the path of a lock with the only packages that
+    may be installed.
     """
 
     release: str
     steps: Path
     log: Path
+    lock: Path | None = None
     hook: Path | None = None
 
 
@@ -174,6 +176,8 @@ def _options(bootstrap: Bootstrap, host: Host, scratch: Path) -> list[str]:
         own, canonical = quote(f"{scratch}/sources.list"), quote(f"{scratch}/canonical")
         options.append(f"--setup-hook=cp {inside} {canonical}; cp {own} {inside}")
         options.append(f"--customize-hook=cp {canonical} {inside}")
+    if bootstrap.lock:
+        options.append(f'--setup-hook=sh {bootstrap.steps}/packages.sh pin "$1" {quote(str(bootstrap.lock))}')
     if host.apt_proxy:
         options.append(f'--aptopt=Acquire::http::Proxy "{host.apt_proxy}";')
     if bootstrap.hook:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from builder.build import base, disk
+from builder.build import base, disk, locked_packages
 from builder.build.base import Base
 from builder.build.work import Work, built_id, record_built
 from builder.common import digest
@@ -63,7 +63,10 @@ class DockerfileBuilder:
 
     def build(self, image: PlannedImage) -> tuple[str, Literal["built"]]:
         """Builds `image` and returns its id. Raises BuildError, EngineError or DiskError, as `run` does."""
-        image_id = run(self._work, self._builds[image.id])
+        try:
+            image_id = run(self._work, self._builds[image.id])
+        except BuildError as error:
+            raise locked_packages.explained(self._work, image, error) from error
         record_built(self._work.project.state, self._keys[image.id], image_id)
         return image_id, "built"
 
@@ -83,7 +86,7 @@ class DockerfileBuilder:
 def context_files(root: Path, image: PlannedImage) -> list[Path]:
     """The image's Dockerfile and the files that it reads."""
     lists = [wheel_list.path for wheel_list in image.lists]
-    names = (*COMMON_INPUTS, image.dockerfile, f"{image.folder}/constraints.txt", *lists)
+    names = (*COMMON_INPUTS, image.dockerfile, image.system.path, f"{image.folder}/constraints.txt", *lists)
     files = [root / name for name in names if (root / name).is_file()]
     for component in image.components:
         files += digest.tree(root / f"templates/{component}")
@@ -117,7 +120,7 @@ def context(root: Path, image: PlannedImage, host_files: Mapping[str, bytes]) ->
 class Build:
     """One run of BuildKit. `name` is its row in the view and its log.
 
-    `target` is a stage of the Dockerfile, by default the last; `fresh` ignores the cache.
+    `target` is a stage of the Dockerfile, by default the last.
     """
 
     image: PlannedImage
@@ -125,7 +128,6 @@ class Build:
     context: bytes
     base: Base
     target: str = ""
-    fresh: bool = False
 
     def labels(self, checkout: Path) -> dict[str, str]:
         """A stage is marked for removal by `sweep`; an image gets the labels that are known only when it is built.
@@ -159,7 +161,6 @@ def run(work: Work, build: Build) -> str:
             labels=build.labels(work.project.root),
             network=host.network,
             target=build.target,
-            fresh=build.fresh,
         )
         image_id = error = ""
         for message in work.engine.build(request):

@@ -1,8 +1,7 @@
 """Makes `os` layers from the `os` stage of a Dockerfile: by mmdebstrap, or by BuildKit where that cannot run.
 
 mmdebstrap makes the Debian release and runs the stage's commands in it: there is one description of an operating
-system, and the engine is not needed. The store records the layer by the stage's inputs and reuses it until `rebase`:
-within one store, the same inputs have one `os` layer.
+system, and the engine is not needed. All packages are locked. The store records the layer by the stage's inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from shlex import join, quote
 from typing import Literal
 
-from builder.build import base, bootstrap, dockerfile
+from builder.build import base, bootstrap, dockerfile, locked_packages
 from builder.build.base import Base
 from builder.build.bootstrap import Bootstrap, BootstrapError
 from builder.build.dockerfile import Build
@@ -51,7 +50,7 @@ class OsStage:
         return row(self.image)
 
 
-def read(work: Work, images: Sequence[PlannedImage], way: Way, *, fresh: bool) -> list[OsStage]:
+def read(work: Work, images: Sequence[PlannedImage], way: Way) -> list[OsStage]:
     """The stages of images, one for each operating system, with the base images that BuildKit needs.
 
     Raises UsageError if mmdebstrap is required and cannot make one, and EngineError if there is no base image.
@@ -76,18 +75,18 @@ def read(work: Work, images: Sequence[PlannedImage], way: Way, *, fresh: bool) -
                 hint="Leave out --os-layer, or use --os-layer buildkit.",
             )
         if image.debian not in bases:
-            bases[image.debian] = base.ensure(work, image.debian, fresh=fresh)
+            bases[image.debian] = base.ensure(work, image.debian)
         stages.append(OsStage(image=image, context=context, base=bases[image.debian]))
     return stages
 
 
-def make(work: Work, store: Store, stage: OsStage, programs: Programs, *, fresh: bool) -> OsLayer:
-    """Makes an `os` layer and records it. Raises BuildError, EngineError or DiskError.
-
-    `fresh` ignores what BuildKit has cached; mmdebstrap always takes the current packages.
-    """
+def make(work: Work, store: Store, stage: OsStage, programs: Programs) -> OsLayer:
+    """Makes an `os` layer and records it. Raises BuildError, EngineError or DiskError."""
     image = stage.image
-    layer = _by_mmdebstrap(work, store, stage, programs) if stage.commands else _by_buildkit(work, store, stage, fresh)
+    try:
+        layer = _by_mmdebstrap(work, store, stage, programs) if stage.commands else _by_buildkit(work, store, stage)
+    except BuildError as error:
+        raise locked_packages.explained(work, image, error) from error
     python = f"{layer.python} uv:{image.uv}" if image.uv else layer.python
     layer = replace(layer, base=stage.base.name, python=python)
     store.put_record(image.os, asdict(layer))
@@ -99,9 +98,9 @@ def row(image: PlannedImage) -> str:
     return f"{ROW}{image.debian}-py{image.cell.python}-{digest.short(image.os)[:6]}"
 
 
-def _by_buildkit(work: Work, store: Store, stage: OsStage, fresh: bool) -> OsLayer:
+def _by_buildkit(work: Work, store: Store, stage: OsStage) -> OsLayer:
     image = stage.image
-    build = Build(image=image, name=stage.name, context=stage.context, base=stage.base, target="os", fresh=fresh)
+    build = Build(image=image, name=stage.name, context=stage.context, base=stage.base, target="os")
     image_id = dockerfile.run(work, build)
     try:
         with work.project.scratch() as scratch:
@@ -125,7 +124,10 @@ def _by_mmdebstrap(work: Work, store: Store, stage: OsStage, programs: Programs)
         hook = folder / "run-commands"
         hook.write_text(_script(stage.commands, folder / "context", work.host.proxies), encoding="utf-8")
         hook.chmod(0o700)
-        request = Bootstrap(release=image.debian, steps=folder / "context" / STEPS, log=log, hook=hook)
+        context = folder / "context"
+        request = Bootstrap(
+            release=image.debian, steps=context / STEPS, log=log, lock=context / image.system.path, hook=hook
+        )
         try:
             tar_path = bootstrap.run(request, work.host, folder, programs, lambda text: work.view.note(name, text))
         except BootstrapError as error:

@@ -1,4 +1,4 @@
-"""The commands that make images: images, build, test, rebase."""
+"""The commands that make images: images, build, test."""
 
 from __future__ import annotations
 
@@ -102,7 +102,6 @@ class _Request:
     command: str
     options: Options
     method: str = ASSEMBLE
-    fresh: bool = False
     os_way: os_stage.Way = "auto"
     max_disk: int = 0
     prune_cache: bool = False
@@ -138,16 +137,6 @@ def images_command(context: Context, /, patterns: Sequence[str], **values: Any) 
 def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Build images, without testing or tagging them."""
     _run(context, patterns, _Request.of("build", values | {"test": False}))
-
-
-@_command("rebase", _OS_LAYER, *_REPORT)
-def rebase_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
-    """Rebuild images on today's Debian packages.
-
-    Pulls or builds the base image again, installs the current Debian packages, then assembles, tests and tags the
-    images. All other layers stay the same. If no package changed, the images do not change.
-    """
-    _run(context, patterns, _Request.of("rebase", values | {"fresh": True}))
 
 
 @_command("test", _METHOD, _GPU, *_REPORT)
@@ -219,4 +208,4 @@ def _method(context: Context, work: Work, planned: Plan, request: _Request) -> I
     store.prepare()
     garbage.make_room(store, lambda: disk.store_bytes(store, planned.images), wait=context.wait)
     with store.used():
-        yield Assembler(work, store, fresh=request.fresh, os_way=request.os_way)
+        yield Assembler(work, store, os_way=request.os_way)

@@ -10,6 +10,7 @@ from builder.cli.context import Context
 from builder.cli.options import CELLS_HELP, cells_argument
 from builder.common.units import counted
 from builder.index import host
+from builder.lock import os_lock
 from builder.lock import update as locking
 
 
@@ -18,21 +19,32 @@ from builder.lock import update as locking
 @click.option(
     "--check", is_flag=True, help="Only check that the locks match matrix.yaml; use no network, write nothing."
 )
-@click.option("--upgrade", is_flag=True, help="Choose the newest versions. Default: keep the locked versions.")
+@click.option("--upgrade", is_flag=True, help="Choose the newest wheels. Default: keep the locked versions.")
+@click.option(
+    "--os", "refresh", is_flag=True, help="Choose the newest Debian packages. Default: keep the locked versions."
+)
 @click.pass_obj
-def lock_command(context: Context, patterns: Sequence[str], check: bool, upgrade: bool) -> None:
-    """Choose the exact wheels of CELLS, and write them to locks/.
+def lock_command(context: Context, patterns: Sequence[str], check: bool, upgrade: bool, refresh: bool) -> None:
+    """Choose the exact wheels and Debian packages of CELLS.
 
-    Queries the package index. Run `builder render` afterwards, to update images/.
+    Writes them to locks/. Queries the package index for wheels, and Debian's archives for packages, with apt. Run
+    `builder render` afterwards, to update images/.
+
+    \b
+    builder lock                  lock what is new or out of date; keep all other versions
+    builder lock --os '*-jupyter' take security updates of Debian into the images with Jupyter
     """
     project = context.project
     chosen = project.select(patterns or ("*",))
     if check:
         locking.check(project, chosen)
-        context.say(f"{counted(len({cell.group for cell in chosen}), 'lock')} up to date")
+        systems = {os_lock.request(project.matrix, cell) for cell in chosen}
+        context.say(f"{counted(len({cell.group for cell in chosen}) + len(systems), 'lock')} up to date")
         return
     with context.locked(project, "lock"):
-        changed = locking.update(project, chosen, host.read(), upgrade=upgrade, say=context.say)
+        changed = locking.update(project, chosen, host.read(), upgrade=upgrade, refresh=refresh, say=context.say)
     context.say_written(changed)
     if not changed:
-        context.say(f"all locks unchanged{'' if upgrade else '; --upgrade chooses newer versions'}")
+        hints = [] if upgrade else ["--upgrade chooses newer wheels"]
+        hints += [] if refresh else ["--os newer Debian packages"]
+        context.say("; ".join(["all locks unchanged", *hints]))

@@ -40,7 +40,7 @@ class ImageInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """A build by BuildKit; `context` is a tar, `target` a stage (default: the last). `fresh` ignores the cache."""
+    """A build by BuildKit; `context` is a tar, `target` a stage (default: the last)."""
 
     context: bytes
     dockerfile: str
@@ -48,12 +48,11 @@ class BuildRequest:
     labels: Mapping[str, str]
     network: str = ""
     target: str = ""
-    fresh: bool = False
 
     @property
     def parameters(self) -> dict[str, str]:
         """Parameters of the API. Source: Docker Engine API, POST /build with version=2."""
-        optional = {"networkmode": self.network, "target": self.target, "nocache": "1" if self.fresh else ""}
+        optional = {"networkmode": self.network, "target": self.target}
         return {
             "version": "2",
             "dockerfile": self.dockerfile,

@@ -34,6 +34,7 @@ def _check_word(value: str) -> str:
 
 
 _Word = Annotated[str, AfterValidator(_check_word)]
+Sha256 = Annotated[str, AfterValidator(_check_hash)]  # in hex
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -45,7 +46,7 @@ class Entry:
     version: _Word
     file: Annotated[str, AfterValidator(_check_file)]
     size: Annotated[int, Field(ge=0)]
-    sha256: Annotated[str, AfterValidator(_check_hash)]
+    sha256: Sha256
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,8 +170,10 @@ def _entry(files: _Files, path: str, newest: int) -> tuple[tarfile.TarInfo, IO[b
     source = _linked(file) if file.info.islnk() else file.info
     info = tarfile.TarInfo(path)
     info.mode, info.uid, info.gid = file.info.mode & 0o7777, file.info.uid, file.info.gid
-    # Whether a layer has a folder of which only the time changed depends on the engine's store.
-    info.mtime = newest if file.info.isdir() else min(int(file.info.mtime), newest)
+    # Whether a layer has a folder of which only the time changed depends on the engine's store. dpkg keeps a link to a
+    # folder that another version of the package made.
+    has_time = not (file.info.isdir() or file.info.issym())
+    info.mtime = min(int(file.info.mtime), newest) if has_time else newest
     headers = {**source.pax_headers, **file.info.pax_headers}
     info.pax_headers = {key: value for key, value in headers.items() if key.startswith("SCHILY.xattr.")}
     target = _plain(source.name)

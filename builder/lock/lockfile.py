@@ -8,18 +8,19 @@ component do not change another. `builder.lock.resolve` makes locks. They contai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from builder.common.errors import LockError, StaleError
 from builder.index.wheels import PLATFORM, STRICT, Entry, Wheel, is_cuda_wheel
+from builder.lock import document
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
@@ -173,52 +174,26 @@ def dump(lock: Lock) -> str:
     head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
     parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
     wheels = [json.dumps(vars(wheel)) for wheel in lock.wheels]
-    return f'{head},\n "components": {_lines("{", parts, "}")},\n "wheels": {_lines("[", wheels, "]")}\n}}\n'
-
-
-def _lines(opened: str, lines: Sequence[str], closed: str) -> str:
-    inner = ",\n  ".join(lines)
-    return f"{opened}\n  {inner}\n {closed}" if lines else f"{opened}{closed}"
+    components, entries = document.block("{", parts, "}"), document.block("[", wheels, "]")
+    return f'{head},\n "components": {components},\n "wheels": {entries}\n}}\n'
 
 
 def read(root: Path, group: str) -> Lock | None:
     """The group's lock, or None if it has none. Raises LockError for a damaged file."""
     file = path(root, group)
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise LockError(f"{file.name}: {error}", hint=resolve_hint(group)) from error
-    return parse(text, f"locks/{file.name}", group)
+    text = document.read_text(file, resolve_hint(group))
+    return None if text is None else parse(text, f"locks/{file.name}", group)
 
 
 def parse(text: str, name: str, group: str) -> Lock:
     """A lock from the text of its file, `name` in messages. Raises LockError if it is damaged or was edited."""
     hint = resolve_hint(group)
-    try:
-        lock = _LOCK.validate_json(text)
-    except ValidationError as error:
-        if (version := _format(text)) not in (None, FORMAT):
-            raise LockError(
-                f"{name} has lock format {version}; this builder reads format {FORMAT}", hint=hint
-            ) from error
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "file"
-        raise LockError(f"{name} is damaged: {place}: {first['msg']}", hint=hint) from error
+    lock = document.validate(_LOCK, text, name, FORMAT, hint)
     if dump(lock) != text or lock.group != group:
         raise LockError(f"{name} was edited by hand or is incomplete", hint=hint)
     if fault := next(_faults(lock), ""):
         raise LockError(f"{name} was edited by hand: {fault}", hint=hint)
     return lock
-
-
-def _format(text: str) -> object:
-    """The `format` of a lock; None if it has none."""
-    try:
-        return json.loads(text).get("format")
-    except (ValueError, AttributeError, RecursionError):
-        return None
 
 
 def _faults(lock: Lock) -> Iterator[str]:

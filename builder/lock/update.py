@@ -8,7 +8,7 @@ from builder.common import atomic
 from builder.common.errors import LockError, StaleError, join
 from builder.index.host import Host
 from builder.index.wheels import is_cuda_wheel
-from builder.lock import diff, lockfile
+from builder.lock import diff, lockfile, os_update
 from builder.lock.lockfile import Lock
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
@@ -23,6 +23,7 @@ def check(project: Project, chosen: Sequence[Cell]) -> None:
         lock = lockfile.read(project.root, group)
         if reason := lockfile.stale_reason(project.matrix, lock, cells, project.groups[group]):
             faults.append(f"locks/{group}.json: {reason}")
+    faults += os_update.faults(project, chosen)
     faults += [f"{name}: belongs to no cell" for name in _strays(project)]
     if faults:
         lines = "\n".join(f"  {fault}" for fault in faults[:20])
@@ -30,12 +31,36 @@ def check(project: Project, chosen: Sequence[Cell]) -> None:
 
 
 def update(
-    project: Project, chosen: Sequence[Cell], host: Host, *, upgrade: bool, say: Callable[[str], None]
+    project: Project,
+    chosen: Sequence[Cell],
+    host: Host,
+    *,
+    upgrade: bool,
+    refresh: bool,
+    say: Callable[[str], None],
 ) -> list[str]:
-    """Resolves the groups of `chosen` whose locks are out of date, or all for an upgrade; returns the changed paths.
+    """Locks the wheels and the operating systems of `chosen`, as far as they are not; returns the changed paths.
 
-    Each group is resolved by itself, and prefers versions that groups of the same Python or CUDA have. Groups that fail
-    do not stop the others; their errors are raised together at the end.
+    `upgrade` chooses the newest wheels, `refresh` the newest Debian packages. What fails does not stop the rest; the
+    errors are raised together at the end.
+    """
+    changed, failures = _update_wheels(project, chosen, host, upgrade=upgrade, say=say)
+    systems, os_failures = os_update.update(project, chosen, host, refresh=refresh, say=say)
+    changed += systems
+    for name in _strays(project):
+        (project.root / name).unlink()
+        changed.append(f"{name} (removed: no cell needs it)")
+    if failures + os_failures:
+        raise join(failures + os_failures, "groups failed")
+    return changed
+
+
+def _update_wheels(
+    project: Project, chosen: Sequence[Cell], host: Host, *, upgrade: bool, say: Callable[[str], None]
+) -> tuple[list[str], list[LockError]]:
+    """Resolves the groups of `chosen` whose locks are out of date, or all to upgrade; the changed paths, and errors.
+
+    Each group is resolved by itself, and prefers versions that groups of the same Python or CUDA have.
     """
     present = {group: _present(project, group) for group in project.groups}
     stale = [
@@ -48,13 +73,7 @@ def update(
     new, failures = _resolve(project, resolver, stale, present, upgrade=upgrade)
     for line in diff.upgrades(present, new):
         say(line)
-    changed = [name for lock in new if (name := _write(project, lock))]
-    for name in _strays(project):
-        (project.root / name).unlink()
-        changed.append(f"{name} (removed: no such group)")
-    if failures:
-        raise join(failures, "groups failed")
-    return changed
+    return [name for lock in new if (name := _write(project, lock))], failures
 
 
 def _resolve(
@@ -99,8 +118,8 @@ def _write(project: Project, lock: Lock) -> str:
 
 def _strays(project: Project) -> list[str]:
     """Lock files that belong to no group."""
-    files = sorted((project.root / "locks").glob("*.json"))
-    return [f"locks/{file.name}" for file in files if file.stem not in project.groups]
+    files = {f"locks/{file.name}" for file in (project.root / "locks").glob("*.json")}
+    return sorted(files - {f"locks/{group}.json" for group in project.groups} - os_update.paths(project))
 
 
 def _present(project: Project, group: str) -> Lock | None:

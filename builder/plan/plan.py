@@ -6,9 +6,9 @@ except what is known only after the build.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -18,12 +18,13 @@ from packaging.utils import canonicalize_name
 from builder.common import digest
 from builder.common.errors import LockError, StaleError
 from builder.index.wheels import Entry, Wheel, is_cuda_wheel
-from builder.lock import lockfile
+from builder.lock import lockfile, os_lock
 from builder.lock.lockfile import Lock, Locked
+from builder.lock.os_lock import OsLock, OsRequest
 from builder.matrix import cells, tags
 from builder.matrix.cells import CUDA, Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import Component, Matrix, Python
+from builder.matrix.schema import Matrix
 from builder.plan import layer_order, settings
 from builder.plan.layer_order import Parts, PlannedLayer
 from builder.plan.settings import Settings
@@ -32,12 +33,14 @@ FORMAT = 4
 # Inputs of every image besides the folders of its components.
 STEPS = "templates/steps"  # the folder of the scripts that run while an image is made
 COMPILER = f"{STEPS}/compile.py"
+PACKAGES_SCRIPT = f"{STEPS}/packages.sh"
 BOOTSTRAP_INPUTS = (f"{STEPS}/slim.sh", f"{STEPS}/clean.sh")
 OS_INPUTS = (
     "templates/os.j2",
     "templates/macros.j2",
     *BOOTSTRAP_INPUTS,
     f"{STEPS}/os.sh",
+    PACKAGES_SCRIPT,
     f"{STEPS}/image_environment.py",
     "templates/host/env.sh",
 )
@@ -69,8 +72,8 @@ class PlannedImage:
 
     `uv` is the release of uv's Python, empty for Debian's; `references` are the full tag and the aliases;
     `requirements` are those of the lock, by component; `layers` start with the lowest; `file_components` are the
-    components with files of their own; `os` is the digest of the inputs of the os stage; `constraints` is the text of
-    pip's constraints file.
+    components with files of their own; `system` is what the operating system is locked for, `os` the digest of the
+    inputs of the os stage; `constraints` is the text of pip's constraints file.
     """
 
     cell: Cell
@@ -79,6 +82,7 @@ class PlannedImage:
     base: str
     debian: str
     uv: str
+    system: OsRequest
     os: str
     digest: str
     wheels: tuple[Wheel, ...]
@@ -168,7 +172,8 @@ def make(project: Project, selected: Sequence[Cell]) -> Plan:
     images, unlocked = [], []
     for cell in selected:
         lock = locks[cell.group]
-        if lock is None:
+        wanted = common.request(cell.python, cells.components(project.matrix, cell))
+        if lock is None or common.os_lock(wanted) is None:
             unlocked.append(cell.id)
             continue
         if reason := lockfile.stale_reason(project.matrix, lock, [cell]):
@@ -209,6 +214,8 @@ class _Common:
         self._root, self.matrix = project.root, project.matrix
         self.tree = cache(self._tree)
         self.os = cache(self._os)
+        self.os_lock = cache(self._os_lock)
+        self.request = cache(partial(os_lock.request_of, project.matrix))
         self.compiler = digest.of_data(self.tree(COMPILER))
         self.groups: dict[str, _Group] = {}
 
@@ -217,9 +224,13 @@ class _Common:
         path = self._root / name
         return digest.of_tree(self._root, path) if path.exists() else {}
 
-    def _os(self, python: str, components: Sequence[str]) -> str:
-        """The digest of the inputs of an operating system."""
-        return digest.of_data(_os_inputs(self.matrix, python, components, self.tree))
+    def _os_lock(self, wanted: OsRequest) -> OsLock | None:
+        return os_lock.read(self._root, wanted)
+
+    def _os(self, python: str, wanted: OsRequest) -> str:
+        """The digest of the inputs of an operating system; empty if it is not locked."""
+        lock = self.os_lock(wanted)
+        return digest.of_data(_os_inputs(self.matrix, python, lock, self.tree)) if lock else ""
 
 
 def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...]) -> PlannedImage:
@@ -243,6 +254,7 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         base=base,
         debian=python.debian,
         uv=python.uv or "",
+        system=common.request(cell.python, names),
         os=parts.os,
         digest=_digest(configured, [base, python.debian], layers),
         wheels=locked.wheels,
@@ -276,7 +288,7 @@ def _parts(common: _Common, cell: Cell, locked: Locked, foundation: tuple[str, .
         components=names,
         python=cell.python,
         wheels=locked.wheels,
-        os=common.os(cell.python, names),
+        os=common.os(cell.python, common.request(cell.python, names)),
         files="",
         compiler=common.compiler,
     )
@@ -318,13 +330,12 @@ def _lists(folder: str, component: str, wheels: Sequence[Entry], shared: Collect
 _Tree = Callable[[str], dict[str, str]]  # path of a file or folder -> digests of its files, by path
 
 
-def _os_inputs(matrix: Matrix, version: str, names: Sequence[str], tree: _Tree) -> list[Any]:
+def _os_inputs(matrix: Matrix, version: str, lock: OsLock, tree: _Tree) -> list[Any]:
     python = matrix.python[version]
-    release = python.debian
     by_uv = [python.uv, tree(UV_LOCK)] if python.uv else []  # each uv has one build of a release
     return [
-        [release, matrix.debian[release].image, version, *by_uv],
-        apt_packages(python, (matrix.components[name] for name in names)),
+        [lock.debian, matrix.debian[lock.debian].image, version, *by_uv],
+        [lock.requested, [[package.name, package.version, package.sha256] for package in lock.packages]],
         [tree(name) for name in OS_INPUTS],
     ]
 
@@ -349,8 +360,3 @@ def _constraints(matrix: Matrix, cell: Cell, locked: Locked) -> str:
     lines = [f"{name}=={version},{_OVERRIDE_HINT}" for name, version in pinned]
     lines += sorted(line.constraints)
     return _CONSTRAINTS + "".join(f"{constraint}\n" for constraint in lines)
-
-
-def apt_packages(python: Python, components: Iterable[Component]) -> list[str]:
-    """Debian packages of a Python and of all components, each once, in alphabetical order."""
-    return sorted({*python.packages, *(package for component in components for package in component.apt)})

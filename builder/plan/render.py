@@ -16,7 +16,7 @@ from builder.common import atomic
 from builder.common.errors import StaleError, TemplateError
 from builder.matrix.schema import Matrix
 from builder.plan import layer_order, settings
-from builder.plan.plan import Plan, PlannedImage, apt_packages
+from builder.plan.plan import Plan, PlannedImage
 
 
 def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
@@ -37,10 +37,8 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
 
 
 def _image(root: Path, environment: jinja2.Environment, matrix: Matrix, image: PlannedImage) -> dict[str, str]:
-    components = (matrix.components[name] for name in image.components)
     context = vars(image) | {
         "image": image,
-        "apt": apt_packages(matrix.python[image.cell.python], components),
         "epoch": layer_order.MTIME,
         "constraints": settings.CONSTRAINTS,
         "python": image.cell.python,

@@ -196,7 +196,7 @@ class _Release:
         if lines:
             raise RegistryError(
                 "nothing was pushed: tags never move back\n" + "\n".join(f"  {line}" for line in lines),
-                hint="Run `builder rebase` to build on current packages, or use --roll-back to move the tags back.",
+                hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags back.",
             )
 
     def _stamp(self, day: str) -> str:

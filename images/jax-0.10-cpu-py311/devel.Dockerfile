@@ -6,10 +6,11 @@
 
 ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613e639d36e7456b0b229241
 
-# ---- os: Debian packages, the user and the folders
+# ---- os: Debian packages in their locked versions, the user and the folders
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bookworm,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bookworm,target=/var/lib/apt/lists,sharing=locked \
+    --mount=type=bind,source=locks/os-bookworm-f75cfea2.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.11 \
     build-essential ca-certificates cmake curl gdb git htop less libnss-extrausers nano ninja-build openssh-client procps python3 python3-dev python3-venv rsync tini tmux unzip
 

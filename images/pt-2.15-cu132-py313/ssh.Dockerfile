@@ -6,10 +6,11 @@
 
 ARG BASE=debian:trixie-slim@sha256:3a39a0592364683e6bab97937b72cad5a8fa6dcbbee90edb3bb48c7f8e94f258
 
-# ---- os: Debian packages, the user and the folders
+# ---- os: Debian packages in their locked versions, the user and the folders
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-trixie,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-trixie,target=/var/lib/apt/lists,sharing=locked \
+    --mount=type=bind,source=locks/os-trixie-6b744f89.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.13 \
     ca-certificates curl g++ git htop less libnss-extrausers nano openssh-client openssh-server procps python3 python3-dev python3-venv rsync tini tmux unzip
 

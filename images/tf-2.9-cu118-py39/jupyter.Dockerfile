@@ -6,10 +6,11 @@
 
 ARG BASE=debian:bullseye-slim@sha256:f313b4bd62667092a59b3a664d7d3ab8b5e65f41675f48e81455a15dc5abe792
 
-# ---- os: Debian packages, the user and the folders
+# ---- os: Debian packages in their locked versions, the user and the folders
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bullseye,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bullseye,target=/var/lib/apt/lists,sharing=locked \
+    --mount=type=bind,source=locks/os-bullseye-da151f89.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.9 \
     ca-certificates curl git htop less libnss-extrausers nano openssh-client procps python3 python3-distutils python3-venv rsync tini tmux unzip
 

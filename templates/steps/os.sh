@@ -14,10 +14,15 @@ export PYTHONHASHSEED=0 # Debian's packages compile their modules
 epoch=$SOURCE_DATE_EPOCH
 unset SOURCE_DATE_EPOCH
 
-# apt takes whatever version the release has now; a build from an empty cache takes the newest.
+# The locked versions of all packages, and no others. The base may have newer ones, or packages that are not locked.
+packages=/mnt/steps/packages.sh
+sh $packages pin / /mnt/packages.json
 apt-get update -q
-apt-get upgrade -q -y --no-install-recommends
+apt-get full-upgrade -q -y --no-install-recommends --allow-downgrades
 apt-get install -q -y --no-install-recommends "$@"
+sh $packages purge /mnt/packages.json
+sh $packages check /mnt/packages.json
+sh $packages unpin /
 rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache /var/lib/dpkg/status-old
 
 useradd --no-log-init --uid 1000 --gid 0 --create-home --home-dir /home/user --shell /bin/bash user

@@ -90,7 +90,7 @@ class FakeEngine(Engine):
         self.broken: dict[str, dict[str, Any]] = {}
         self.contexts: dict[str, bytes] = {}
         self.labels: dict[str, dict[str, str]] = {}
-        self.builds: list[tuple[str, bool]] = []
+        self.builds: list[str] = []
         self.diff_ids: dict[str, tuple[str, ...]] = {}
         self.loaded: list[list[str]] = []
         self.pulled: list[list[str]] = []
@@ -196,7 +196,7 @@ class FakeEngine(Engine):
         variant = path.name.removesuffix(".Dockerfile")
         cell = path.parent.name if variant == "plain" else f"{path.parent.name}-{variant}"
         self.calls.append(f"build {cell} on {request.arguments['BASE']}")
-        self.builds.append((request.target, request.fresh))
+        self.builds.append(request.target)
         self.contexts[cell] = request.context
         self.labels[cell] = dict(request.labels)
         if cell in self.broken:
@@ -272,18 +272,18 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 class FakeMethod:
     """Records builds. `broken` are the errors by cell; `before` is called first.
 
-    `fresh`: `find` returns no image, as for a build on current packages.
+    `lost`: `find` returns no image, as if the engine had lost it.
     """
 
     fake: FakeEngine
     broken: dict[str, BuilderError] = field(default_factory=dict)
     made: dict[str, str] = field(default_factory=dict)
     before: Callable[[str], None] = lambda _: None
-    fresh: bool = False
+    lost: bool = False
     assembles: bool = True
 
     def find(self, image: PlannedImage) -> str:
-        return "" if self.fresh else self.made.get(image.id, "")
+        return "" if self.lost else self.made.get(image.id, "")
 
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         self.before("prepare")

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable
 
 from builder.index.wheels import Entry, Wheel
-from builder.lock import lockfile
+from builder.lock import lockfile, os_lock
 from builder.lock.lockfile import Lock, Part
+from builder.lock.os_lock import OsLock, OsRequest, Package
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 
@@ -58,3 +59,26 @@ def lock_of(project: Project, group: Iterable[Cell]) -> Lock:
 def locks(project: Project) -> dict[str, Lock]:
     """Group -> lock, for the groups in GROUPS."""
     return {group: lock_of(project, project.groups[group]) for group in GROUPS if group in project.groups}
+
+
+def os_lock_of(wanted: OsRequest, version: str = "1.0-1") -> OsLock:
+    """The lock of an operating system: the release's `libc6`, and the requested packages."""
+    packages = tuple(
+        Package(
+            name=name,
+            version=version,
+            architecture="amd64",
+            size=1000 + len(name),
+            sha256=hashlib.sha256(f"{wanted.debian} {name} {version}".encode()).hexdigest(),
+        )
+        for name in sorted({"libc6", *wanted.packages})
+    )
+    return OsLock(debian=wanted.debian, requested=wanted.packages, packages=packages)
+
+
+def write_os_locks(project: Project, version: str = "1.0-1") -> Project:
+    """Writes the locks of the operating systems of all cells; returns the project."""
+    for cell in project.cells:
+        wanted = os_lock.request(project.matrix, cell)
+        (project.root / wanted.path).write_text(os_lock.dump(os_lock_of(wanted, version)), encoding="utf-8")
+    return project

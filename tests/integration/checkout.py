@@ -68,6 +68,7 @@ def test_user(host):
 UNTESTED = ".untested"  # suffix of an image name in the store, until it has its tags
 MAKES_OS = re.compile(r"^os-bookworm-py3\.11\S*: building$", re.MULTILINE)
 METHODS = ("assemble", "dockerfile")
+_OS_LOCKS: dict[str, str] = {}  # those that checkouts of this process made, by file name
 # Image tests for integration tests of something else.
 SHORT = {"base": USER, "python": USER}
 
@@ -198,7 +199,10 @@ class Checkout:
             (self.root / f"tests/images/test_{name}.py").write_text(text, encoding="utf-8")
 
     def lock_and_render(self) -> None:
+        for name, text in _OS_LOCKS.items():  # the same for most checkouts; `lock` removes what is not needed
+            (self.root / "locks" / name).write_text(text, encoding="utf-8")
         self.builder("lock")
+        _OS_LOCKS.update({path.name: path.read_text("utf-8") for path in (self.root / "locks").glob("os-*.json")})
         self.builder("render")
 
     def references(self, suffix: str = "") -> list[str]:

@@ -60,15 +60,6 @@ def layers(store: Path, digest: str) -> list[tuple[str, str]]:
     return list(zip(lines, [str(entry["digest"]) for entry in manifest["layers"]], strict=True))
 
 
-def os_records(store: Path) -> list[Path]:
-    """The records of os layers in the store."""
-    result = [
-        path for path in (store / "layers").iterdir() if "created" in json.loads(path.read_text(encoding="utf-8"))
-    ]
-    assert result, "the store has no record of an os layer"
-    return result
-
-
 def flip(store: Path, digest: str) -> Path:
     """Changes one byte in the middle of a blob, like a failing disk; returns the file."""
     damaged = path(store, digest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -104,8 +105,36 @@ def test_one_image_that_fails_does_not_stop_the_other(checkout: Checkout, index:
     assert set(checkout.tags()) == {*checkout.references(), *checkout.references("-extra")}
 
 
-@pytest.mark.parametrize(("method", "log"), [("assemble", OS), ("dockerfile", PLAIN)])
-def test_a_missing_debian_package_is_named(checkout: Checkout, method: str, log: str) -> None:
+def test_a_debian_package_that_does_not_exist_is_not_locked(checkout: Checkout) -> None:
     checkout.edit("matrix.yaml", "libnss-extrausers, tini]", "libnss-extrausers, no-such-package, tini]")
+    assert "Unable to locate package no-such-package" in checkout.builder("lock", code=4)
+    checkout.edit("matrix.yaml", "no-such-package", "libgcc1")
+    assert "libgcc1 is a virtual package" in checkout.builder("lock", code=4)
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "words"),
+    [
+        ("assemble", {"version": "0.1-1"}, "tini 0.1-1"),
+        ("dockerfile", {"version": "0.1-1"}, "tini 0.1-1"),
+        # Nobody replaces a package without another version; a manipulated archive might.
+        ("assemble", {"sha256": "0" * 64}, "(another file)"),
+    ],
+)
+def test_locked_packages_that_the_archives_do_not_have(
+    checkout: Checkout, method: str, change: dict[str, str], words: str
+) -> None:
     checkout.lock_and_render()
-    assert "no-such-package" in fails(checkout, 7, method=method, log=log)
+    [path] = (checkout.root / "locks").glob("os-*.json")
+    current = path.read_text(encoding="utf-8")
+    [line] = [line for line in current.splitlines() if '"name": "tini"' in line]
+    edited = json.dumps(json.loads(line.strip(" ,")) | change)
+    path.write_text(current.replace(line.strip(" ,"), edited), encoding="utf-8")
+    output = fails(checkout, 7, method=method)
+    assert f"Debian's archives no longer have 1 locked package of locks/{path.name}: tini" in output
+    assert words in output
+    assert f"make refresh CELLS='{PLAIN}'" in output
+
+    output = checkout.builder("lock", "--os", PLAIN)
+    assert f"written: locks/{path.name}" in output
+    assert path.read_text(encoding="utf-8") == current

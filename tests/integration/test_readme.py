@@ -17,6 +17,7 @@ BLOCK = re.compile(r"^```(sh|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 300
 NOT_RUN = ("make check", "make browser", ".builder/tools/bin/uv pip compile")  # CI runs the parts of the first
 DOCUMENTS = ("README.md", "docs/matrix.md", "docs/publish.md", "CONTRIBUTING.md")
+RECIPES = {"refresh": ["lock", "images"], "push": ["push"]}  # the builder commands of a target
 HARMLESS = (
     "make lock render",
     "git diff",
@@ -101,11 +102,13 @@ def check(command: str, clone: Path) -> None:
         assert '"not_locked": []' in listed
         assert '"id"' in listed
         run([".venv/bin/builder", "render", "--check"], clone)
-    elif words[:2] in (["make", "rebase"], ["make", "push"]):
-        # For real in test_same_bytes.py and test_publish.py: here it would be with this machine's own images.
+    elif words[:2] in (["make", "refresh"], ["make", "push"]):
+        # For real in test_build_failures.py and test_publish.py: here it would be with this machine's own images.
         recipe = run(["make", "--dry-run", *words[1:]], clone).splitlines()
-        assert [".venv/bin/builder", words[1]] in [line.split()[:2] for line in recipe]
-        run([".venv/bin/builder", words[1], "--help"], clone)
+        commands = [line.split()[:2] for line in recipe if line.startswith(".venv/bin/builder ")]
+        assert commands == [[".venv/bin/builder", name] for name in RECIPES[words[1]]]
+        for _, name in commands:
+            run([".venv/bin/builder", name, "--help"], clone)
     elif words[:2] == ["docker", "run"]:
         image = next(word for word in words if word.startswith("org/"))
         tags = run([".venv/bin/builder", "plan", "all"], ROOT)

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.integration import stores
-from tests.integration.checkout import EXTRA, MAKES_OS, PLAIN, SHORT, Checkout
+from tests.integration.checkout import EXTRA, MAKES_OS, PLAIN, Checkout
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +38,6 @@ def test_two_checkouts_give_the_same_digests(released_once: Checkout, other: Che
     other.builder("build", "-j4", PLAIN)
     assert other.stored() == before
     assert stores.faults(released_once.store) == stores.faults(other.store) == []
-
-
-def test_a_rebase_on_the_same_packages_changes_nothing(released_once: Checkout, other: Checkout) -> None:
-    """It builds everything again, from the base image on, without results of an earlier build."""
-    other.write_tests(SHORT)
-    output = other.builder("rebase")
-    assert MAKES_OS.search(output)
-    assert other.stored() == released_once.stored()
-    expected = released_once.tags()[released_once.references()[0]]
-    assert {other.tags()[reference] for reference in other.references()} == {expected}
 
 
 def test_both_ways_build_the_same_operating_system(checkout: Checkout) -> None:

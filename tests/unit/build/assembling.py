@@ -83,7 +83,7 @@ class World:
     before_splice: Callable[[PlannedLayer, Sequence[Path]], None] = lambda *_: None
     on_stop: Callable[[], None] = lambda: None
     fetched: list[str] = field(default_factory=list)
-    systems: list[tuple[str, bool]] = field(default_factory=list)
+    systems: list[str] = field(default_factory=list)
     spliced: list[str] = field(default_factory=list)
     compiled: list[list[str]] = field(default_factory=list)
     programs: set[bytes] = field(default_factory=set)
@@ -91,15 +91,15 @@ class World:
 
     def did(self) -> tuple[list[str], list[str], list[str], int]:
         """Wheels fetched, layers of wheels made, systems built, layers of bytecode, since the last call of this."""
-        result = (sorted(self.fetched), sorted(self.spliced), [name for name, _ in self.systems], len(self.compiled))
+        result = (sorted(self.fetched), sorted(self.spliced), list(self.systems), len(self.compiled))
         for log in (self.fetched, self.spliced, self.systems, self.compiled):
             log.clear()
         return result
 
-    def make_system(self, _: Work, store: Store, stage: OsStage, __: Programs, *, fresh: bool) -> OsLayer:
+    def make_system(self, _: Work, store: Store, stage: OsStage, __: Programs) -> OsLayer:
         """In place of `os_stage.make`."""
         image = stage.image
-        self.systems.append((stage.name.rpartition("-")[0], fresh))
+        self.systems.append(stage.name.rpartition("-")[0])
         assert image.dockerfile in members(stage.context)
         self.contexts.add(stage.context)
         if image.os in self.broken_systems:
@@ -186,20 +186,20 @@ class Bench:
         by_id = {image.id: image for image in planned.images}
         return [by_id[cell] for cell in cells]
 
-    def begin(self, images: Sequence[PlannedImage], *, fresh: bool = False) -> Assembler:
+    def begin(self, images: Sequence[PlannedImage]) -> Assembler:
         for image in images:  # as if rendered
             dockerfile = self.project.root / image.dockerfile
             dockerfile.parent.mkdir(parents=True, exist_ok=True)
             dockerfile.write_text("FROM scratch\n")
-        assembler = Assembler(self.work, self.store, fresh=fresh)
+        assembler = Assembler(self.work, self.store)
         self.assemblers.append(assembler)
         assembler.prepare(images)
         return assembler
 
-    def run(self, *cells: str, fresh: bool = False) -> dict[str, str]:
+    def run(self, *cells: str) -> dict[str, str]:
         """Assembles the images of these cells in one run; returns their ids by cell."""
         images = self.images(*cells)
-        assembler = self.begin(images, fresh=fresh)
+        assembler = self.begin(images)
         ids = {image.id: assembler.build(image)[0] for image in images}
         assembler.close()
         return ids
@@ -207,8 +207,13 @@ class Bench:
     def record_tagged(self, cell: str) -> None:
         Assembler(self.work, self.store).record_tagged(self.images(cell)[0])
 
-    def find(self, cell: str, *, fresh: bool = False) -> str:
-        return Assembler(self.work, self.store, fresh=fresh).find(self.images(cell)[0])
+    def refresh(self) -> None:
+        """Locks newer Debian packages, and makes operating systems of them from now on."""
+        self.world.packages = "2"
+        locks.write_os_locks(self.project, "2.0-1")
+
+    def find(self, cell: str) -> str:
+        return Assembler(self.work, self.store).find(self.images(cell)[0])
 
     def stored(self, cell: str) -> Image:
         """The image of a cell, which the store must have."""

@@ -13,9 +13,11 @@ from builder.build import os_stage
 from builder.build.work import built_ids
 from builder.common import digest
 from builder.layers import garbage, oci, wheel_layers
+from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
+from tests.fakes import locks
 from tests.fakes.engine import INFO, FakeEngine
 from tests.unit.build.assembling import BOARD, CUDA, EMBER, JUPYTER, NOTEBOOK, NOTHING, QUARTZ, Bench
 
@@ -147,8 +149,8 @@ def test_an_image_has_its_full_tag_in_the_store_when_it_is_tagged(bench: Bench) 
     bench.record_tagged(EMBER)
     bench.record_tagged(EMBER)
     assert bench.store.images() == {full: first}
-    bench.world.packages = "2"
-    bench.run(EMBER, fresh=True)
+    bench.refresh()
+    bench.run(EMBER)
     second = bench.store.images()[untested]
     assert bench.store.images() == {full: first, untested: second}
     bench.record_tagged(EMBER)
@@ -180,11 +182,11 @@ def test_a_file_that_is_edited_during_the_build_belongs_to_the_next_plan(benches
 
 
 def test_images_are_recorded_as_built_here(bench: Bench) -> None:
-    """So that `clean` removes them, also those from before a rebase."""
+    """So that `clean` removes them, also those from before a refresh."""
     [old] = bench.run(EMBER).values()
     assert built_ids(bench.project.state) == {old}
-    bench.world.packages = "2"
-    [new] = bench.run(EMBER, fresh=True).values()
+    bench.refresh()
+    [new] = bench.run(EMBER).values()
     assert built_ids(bench.project.state) == {old, new}
 
 
@@ -288,28 +290,17 @@ def test_an_image_is_found_after_gc(bench: Bench) -> None:
     assert bench.world.did() == NOTHING
 
 
-# ---- on current packages
+# ---- on other Debian packages
 
 
-def test_a_rebase_on_the_same_packages_gives_the_same_image(bench: Bench) -> None:
-    ids = bench.run(EMBER, JUPYTER)
-    bench.world.did()
-    assert bench.find(EMBER, fresh=True) == "", "unknown until the system is built again"
-    images = bench.images(EMBER, JUPYTER)
-    assembler = bench.begin(images, fresh=True)
-    assert [assembler.build(image)[0] for image in images] == list(ids.values())
-    assert bench.world.systems == [("os-newbird-py3.11", True)]
-    assert bench.world.did() == ([], [], ["os-newbird-py3.11"], 0)
-    assert assembler.find(images[0]) == ids[EMBER]
-
-
-def test_a_rebase_changes_only_the_system(bench: Bench) -> None:
+def test_a_refresh_changes_only_the_system(bench: Bench) -> None:
     before_id = bench.run(EMBER)[EMBER]
     [image] = bench.images(EMBER)
     before = bench.stored(EMBER)
     bench.world.did()
-    bench.world.packages = "2"
-    after_id = bench.run(EMBER, fresh=True)[EMBER]
+    bench.refresh()
+    assert bench.find(EMBER) == ""
+    after_id = bench.run(EMBER)[EMBER]
     after = bench.stored(EMBER)
     assert before_id != after_id
     assert bench.find(EMBER) == after_id
@@ -318,28 +309,29 @@ def test_a_rebase_changes_only_the_system(bench: Bench) -> None:
     assert bench.world.did() == ([], [], ["os-newbird-py3.11"], 0)
     old, new = bench.config(before.config.digest), bench.config(after.config.digest)
     assert new["created"] == "2026-01-02T00:00:00Z"
-    created = "org.opencontainers.image.created"
-    assert new["config"]["Labels"].pop(created) == "2026-01-02T00:00:00Z"
-    assert old["config"]["Labels"].pop(created) == "2026-01-01T00:00:00Z"
+    for name in ("org.opencontainers.image.created", PLAN_LABEL):
+        assert new["config"]["Labels"].pop(name) != old["config"]["Labels"].pop(name)
     assert {**old, "created": 0, "rootfs": 0, "history": 0} == {**new, "created": 0, "rootfs": 0, "history": 0}
     assert bench.store.images() == {f"{image.references[0]}.untested": after.manifest}
 
 
-def test_after_a_rebase_images_on_the_old_system_are_not_up_to_date(bench: Bench) -> None:
-    ids = bench.run(EMBER, QUARTZ)
-    bench.world.packages = "2"
-    bench.run(EMBER, fresh=True)
-    assert bench.find(QUARTZ) == ""
+def test_the_lock_before_a_refresh_gives_the_system_before_it(bench: Bench) -> None:
+    """`git revert` is the way back: nothing is made again."""
+    ids = bench.run(EMBER)
+    bench.refresh()
+    assert bench.run(EMBER) != ids
+    locks.write_os_locks(bench.project)
     bench.world.did()
-    assert bench.run(QUARTZ)[QUARTZ] != ids[QUARTZ]
-    assert bench.world.did() == NOTHING, "all of its layers are in the store"
+    assert bench.run(EMBER) == ids
+    assert bench.world.did() == NOTHING
 
 
 def test_another_python_of_debian_compiles_again(bench: Bench) -> None:
     bench.run(EMBER)
     bench.world.did()
-    bench.world.packages, bench.world.python = "2", "3.11.2-7"
-    bench.run(EMBER, fresh=True)
+    bench.world.python = "3.11.2-7"
+    bench.refresh()
+    bench.run(EMBER)
     assert bench.world.did() == ([], [], ["os-newbird-py3.11"], 1)
 
 

@@ -13,6 +13,7 @@ from builder.build import bytecode, disk
 from builder.common.errors import BuildError, DiskError, EngineError, FetchError
 from builder.index.download import CONNECTIONS
 from builder.matrix.project import Project
+from tests.fakes import locks
 from tests.fakes.engine import INFO
 from tests.unit.build.assembling import BOARD, EMBER, JUPYTER, NOTEBOOK, NOTHING, QUARTZ, Bench
 
@@ -92,7 +93,7 @@ def test_a_file_in_a_folder_with_another_owner_is_an_error(bench: Bench) -> None
 def test_a_system_that_fails_fails_only_the_images_on_it(benches: Callable[[], Bench], edit: Edit) -> None:
     project = edit("board: {needs: [python]", "board: {apt: [git], needs: [python]")
     bench = benches()
-    bench.project = project
+    bench.project = locks.write_os_locks(project)
     images = bench.images(QUARTZ, BOARD)
     assert images[0].os != images[1].os
     bench.world.broken_systems[images[1].os] = BuildError("apt failed")

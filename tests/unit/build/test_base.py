@@ -91,7 +91,7 @@ def test_a_built_base_is_used_again_unless_fresh(
 @pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.usefixtures("mmdebstrap")
 def test_a_replaced_base_is_removed(ensure: Ensure, changed: bool) -> None:
-    """A `<none>` image of 122 MB stayed after each rebase."""
+    """A `<none>` image of 122 MB stayed after each build of a new base."""
     engine = FakeEngine(registry=False)
     reference = ensure(engine).reference
     if changed:

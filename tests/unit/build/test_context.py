@@ -49,7 +49,7 @@ def test_contents(tiny: Project, image: PlannedImage) -> None:
         for file in (tiny.root / "templates" / component).rglob("*")
         if file.is_file()
     }
-    assert set(names) == {*plan.COMMON_INPUTS, *rendered, *templates}
+    assert set(names) == {*plan.COMMON_INPUTS, image.system.path, *rendered, *templates}
     steps = {path.relative_to(tiny.root).as_posix() for path in (tiny.root / "templates/steps").iterdir()}
     assert steps <= set(names)
 

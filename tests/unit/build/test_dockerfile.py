@@ -88,14 +88,14 @@ def test_built_and_found_again(bench: Bench) -> None:
     assert built_ids(bench.project.state) == {image_id}
     assert bench.engine.calls == [f"build {CELL} on local/base:1"]
     assert bench.engine.labels[CELL] == {BASE_LABEL: "example (made here)", PLAN_LABEL: bench.image.digest}
-    assert bench.engine.builds == [("", False)]
+    assert bench.engine.builds == [""]
 
 
 def test_a_stage_has_its_own_row_and_log_and_is_marked_for_removal(bench: Bench) -> None:
     context = dockerfile.context(bench.project.root, bench.image, {})
-    build = Build(image=bench.image, name="os-x", context=context, base=BASE, target="os", fresh=True)
+    build = Build(image=bench.image, name="os-x", context=context, base=BASE, target="os")
     dockerfile.run(bench.work, build)
-    assert bench.engine.builds == [("os", True)]
+    assert bench.engine.builds == ["os"]
     assert bench.engine.labels[CELL] == {RUN_LABEL: str(bench.project.root)}
     assert (bench.project.logs / "os-x.log").is_file()
     assert bench.console.text == "os-x: building\n"

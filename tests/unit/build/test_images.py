@@ -117,12 +117,12 @@ def test_the_method_records_an_image_when_all_its_tags_are_set(bench: Bench) -> 
     assert sorted(bench.calls("name")) == [f"name {FIRST}", f"name {SECOND}"]
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_the_method_records_images_that_were_up_to_date(bench: Bench, fresh: bool) -> None:
-    """After a rebase without new packages, images kept the names of untested ones."""
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_method_records_images_that_were_up_to_date(bench: Bench, lost: bool) -> None:
+    """Images that were built again and did not change kept the names of untested ones."""
     bench.run()
     bench.calls("name")
-    bench.method.fresh = fresh
+    bench.method.lost = lost
     bench.run()
     assert sorted(bench.calls("name")) == [f"name {FIRST}", f"name {SECOND}"]
 
@@ -188,10 +188,10 @@ def test_what_is_done_is_not_done_again(bench: Bench) -> None:
 
 
 def test_an_unchanged_image_is_not_tested_again(bench: Bench) -> None:
-    """As after `rebase` if no package changed."""
+    """As after the engine lost it."""
     bench.run()
     bench.calls(*ALL)
-    bench.method.fresh = True
+    bench.method.lost = True
     assert bench.run(jobs=1) == "2 images built"
     assert bench.calls(*ALL) == [f"prepare {FIRST} {SECOND}", f"build {FIRST}", f"build {SECOND}", "close"]
     line = bench.console.text.splitlines()[-2]
@@ -201,7 +201,7 @@ def test_an_unchanged_image_is_not_tested_again(bench: Bench) -> None:
 
 def test_an_unchanged_image_that_lost_a_tag_is_tagged(bench: Bench) -> None:
     bench.run()
-    bench.method.fresh = True
+    bench.method.lost = True
     full = bench.references(SECOND)[0]
     del bench.engine.known[full]
     bench.calls(*ALL)

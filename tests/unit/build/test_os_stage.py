@@ -73,9 +73,9 @@ class Bench:
         self.programs = FakePrograms(result=tar(FILES))
         self.engine.add_image(project.matrix.debian[self.image.debian].image)
 
-    def make(self, *, fresh: bool = False, way: os_stage.Way = "buildkit") -> OsLayer:
-        [stage] = os_stage.read(self.work, [self.image], way, fresh=fresh)
-        return os_stage.make(self.work, self.store, stage, self.programs, fresh=fresh)
+    def make(self, *, way: os_stage.Way = "buildkit") -> OsLayer:
+        [stage] = os_stage.read(self.work, [self.image], way)
+        return os_stage.make(self.work, self.store, stage, self.programs)
 
     @property
     def recorded(self) -> OsLayer | None:
@@ -120,10 +120,9 @@ def test_the_record_names_a_python_from_uv(bench: Bench) -> None:
     assert bench.make().python.endswith(" uv:3.11.15")
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_only_the_stage_is_built_and_nothing_is_left(bench: Bench, fresh: bool) -> None:
-    bench.make(fresh=fresh)
-    assert bench.engine.builds == [("os", fresh)]
+def test_only_the_stage_is_built_and_nothing_is_left(bench: Bench) -> None:
+    bench.make()
+    assert bench.engine.builds == ["os"]
     kinds = [call.split()[0] for call in bench.engine.calls]
     assert kinds == ["build", "save", "remove"]
     assert bench.engine.calls[1].split()[1] == bench.engine.calls[2].split()[1]
@@ -155,7 +154,7 @@ def test_mmdebstrap_runs_the_commands_of_the_stage(bench: Bench, available: None
     assert command.startswith('chroot "$1" env -i PATH=')
     assert "sh /mnt/steps/os.sh python3.11" in command
     copies = [line.split()[-1] for line in lines if line.startswith("cp ")]
-    assert copies == ['"$1"/mnt/host', '"$1"/mnt/steps']
+    assert copies == ['"$1"/mnt/host', '"$1"/mnt/steps', '"$1"/mnt/packages.json']
     assert lines[-1] == f"rm -rf {' '.join(copies)}"
 
 
@@ -175,7 +174,7 @@ def test_what_mmdebstrap_cannot_make_is_refused_or_left_to_buildkit(
     with pytest.raises(UsageError, match="the stage has more than RUN"):
         bench.make(way="mmdebstrap")
     bench.make(way="auto")
-    assert bench.engine.builds == [("os", False)]
+    assert bench.engine.builds == ["os"]
     monkeypatch.setattr(bootstrap, "reason_not", lambda: "only root can run it")
     with pytest.raises(UsageError, match="only root can run it"):
         bench.make(way="mmdebstrap")

@@ -179,7 +179,7 @@ def test_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "disk" in result.err
 
 
-@pytest.mark.parametrize("command", ["render", "lock", "images", "build", "test", "rebase", "clean"])
+@pytest.mark.parametrize("command", ["render", "lock", "images", "build", "test", "clean"])
 def test_another_builder_in_the_checkout(run: Run, locked: Project, command: str) -> None:
     assert run("render").code == 0
     with locked.locked("builder images", wait=False, say=pytest.fail):
@@ -276,8 +276,9 @@ def test_lock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locking, "update", lambda *_, **__: ["locks/x.json"])
     assert run("lock").err == "written: locks/x.json\n"
     monkeypatch.setattr(locking, "update", lambda *_, **__: [])
-    assert run("lock").err == "all locks unchanged; --upgrade chooses newer versions\n"
-    assert run("lock", "--upgrade").err == "all locks unchanged\n"
+    assert run("lock").err == "all locks unchanged; --upgrade chooses newer wheels; --os newer Debian packages\n"
+    assert run("lock", "--upgrade").err == "all locks unchanged; --os newer Debian packages\n"
+    assert run("lock", "--upgrade", "--os").err == "all locks unchanged\n"
 
 
 def test_render(run: Run, locked: Project) -> None:

@@ -77,7 +77,7 @@ def test_images_as_json(run: Run, calls: list[Call], tmp_path: Path) -> None:
     assert "up to date" not in result.err
 
 
-@pytest.mark.parametrize("command", ["images", "build", "test", "rebase"])
+@pytest.mark.parametrize("command", ["images", "build", "test"])
 def test_an_engine_is_started_only_with_the_option(
     run: Run, calls: list[Call], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -128,19 +128,17 @@ def test_the_method_dockerfile_needs_no_store(run: Run, tiny: Project, calls: li
     assert not (tiny.root.parent / "cache").exists()
 
 
-def test_rebase_tests_and_tags_images_on_new_packages(
-    run: Run, calls: list[Call], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: list[tuple[bool, str]] = []
+def test_the_way_to_make_operating_systems(run: Run, calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    ways: list[str] = []
 
-    def assembler(work: Work, store: Store, *, fresh: bool, os_way: Way) -> Assembler:
-        options.append((fresh, os_way))
-        return Assembler(work, store, fresh=fresh, os_way=os_way)
+    def assembler(work: Work, store: Store, *, os_way: Way) -> Assembler:
+        ways.append(os_way)
+        return Assembler(work, store, os_way=os_way)
 
     monkeypatch.setattr(images_cli, "Assembler", assembler)
-    assert run("rebase", CELL).code == 0
+    assert run("images", CELL).code == 0
     assert run("images", CELL, "--os-layer", "buildkit").code == 0
-    assert options == [(True, "auto"), (False, "buildkit")]
+    assert ways == ["auto", "buildkit"]
     assert [call.options for call in calls] == [Options()] * 2
 
 

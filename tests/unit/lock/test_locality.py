@@ -140,6 +140,7 @@ def write(root: Path, choice: Choice) -> Project:
 def put(project: Project, locks: dict[str, Lock]) -> None:
     for group, lock in locks.items():
         lockfile.path(project.root, group).write_text(lockfile.dump(lock))
+    tiny_locks.write_os_locks(project)
 
 
 def seen(project: Project, chosen: Sequence[Cell]) -> dict[str, tuple[Any, ...]]:

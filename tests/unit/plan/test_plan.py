@@ -33,7 +33,7 @@ def relock(project: Project) -> Project:
     """Writes locks for the current matrix."""
     for group, lock in locks.locks(project).items():
         lockfile.path(project.root, group).write_text(lockfile.dump(lock))
-    return project
+    return locks.write_os_locks(project)
 
 
 def test_snapshot(tiny: Project, snapshot: Callable[[str, str], None]) -> None:
@@ -68,10 +68,10 @@ def test_an_image_does_not_depend_on_the_other_cells_selected(tiny: Project) -> 
     assert alone == among
 
 
-def test_a_security_refresh_changes_the_operating_system_alone(edit: Edit) -> None:
-    """Another package of Debian: the wheels below and above it stay the same layers."""
-    before = planned(edit("apt: [python3]", "apt: [python3]"))
-    after = planned(edit("apt: [python3]", "apt: [python3, git]"))
+def test_a_security_refresh_changes_the_operating_system_alone(tiny: Project) -> None:
+    """Other versions of Debian's packages: the wheels below and above stay the same layers."""
+    before = planned(tiny)
+    after = planned(locks.write_os_locks(tiny, "2.0-1"))
     moved = [new.name for old, new in zip(before.layers, after.layers, strict=True) if old.inputs != new.inputs]
     assert moved == ["os"]
     assert before.os != after.os
@@ -227,12 +227,12 @@ def test_labels_do_not_depend_on_the_plan(tiny: Project) -> None:
 
 def test_a_python_of_other_debian_packages(edit: Edit) -> None:
     """Those of the Python and of all components, without duplicates."""
-    before = planned(edit("apt: [python3]", "apt: [python3, git]"))
+    before = planned(locks.write_os_locks(edit("apt: [python3]", "apt: [python3, git]")))
     project = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, apt: [python3, tini, python3-extra]}')
-    after = planned(project)
-    parts = [project.matrix.components[name] for name in after.components]
-    packages = plan.apt_packages(project.matrix.python["3.11"], parts)
-    assert packages == ["ca-certificates", "git", "python3", "python3-extra", "tini"]
+    with pytest.raises(LockError, match=f"^not locked: {CELL}$"):
+        planned(project)
+    after = planned(locks.write_os_locks(project))
+    assert after.system.packages == ("ca-certificates", "git", "python3", "python3-extra", "tini")
     moved = [new.name for old, new in zip(before.layers, after.layers, strict=True) if old.inputs != new.inputs]
     assert moved == ["os"]
 
@@ -243,7 +243,7 @@ BY_UV = '"3.11": {debian: newbird, uv: 3.11.15}'
 def test_a_python_of_uv(edit: Edit) -> None:
     """The os layer depends on its release and on the version of uv, and does not have Debian's Python."""
     edit("apt: [python3]", "apt: []")
-    before = layers_of(edit('"3.11": {debian: newbird}', BY_UV))
+    before = layers_of(locks.write_os_locks(edit('"3.11": {debian: newbird}', BY_UV)))
     project = edit(BY_UV, BY_UV.replace("3.11.15", "3.11.16"))
     after = layers_of(project)
     assert {layer for layer in before if before[layer] != after[layer]} == {"os"}

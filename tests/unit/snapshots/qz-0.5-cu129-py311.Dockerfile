@@ -6,10 +6,11 @@
 
 ARG BASE=example/base:new@sha256:2222222222222222222222222222222222222222222222222222222222222222
 
-# ---- os: Debian packages, the user and the folders
+# ---- os: Debian packages in their locked versions, the user and the folders
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-newbird,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-newbird,target=/var/lib/apt/lists,sharing=locked \
+    --mount=type=bind,source=locks/os-newbird-c993cabe.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.11 \
     ca-certificates python3 python3-venv tini
 

@@ -1,0 +1,30 @@
+"""Why an operating system could not be made: Debian's archives keep only the newest version of each package."""
+
+from __future__ import annotations
+
+from builder.build.work import Work
+from builder.common.errors import BuildError, LockError
+from builder.common.units import counted
+from builder.lock import apt, os_lock
+from builder.plan.plan import PlannedImage
+
+SHOWN = 5
+
+
+def explained(work: Work, image: PlannedImage, error: BuildError) -> BuildError:
+    """The error of a build, or a better one if the archives no longer have the packages that are locked."""
+    wanted = image.system
+    try:
+        lock = os_lock.read(work.project.root, wanted)
+        with apt.archive(wanted.debian, work.host) as archive:
+            missing = archive.missing(lock) if lock else []
+    except LockError:  # the archives cannot be asked here; the build's own error says enough
+        return error
+    if not missing:
+        return error
+    names = ", ".join(missing[:SHOWN]) + (" ..." if len(missing) > SHOWN else "")
+    packages = counted(len(missing), "locked package")
+    return BuildError(
+        f"{image.id}: Debian's archives no longer have {packages} of {wanted.path}: {names}",
+        hint=f"Lock the current versions, and build and test with them: make refresh CELLS='{image.id}'",
+    )

@@ -1,0 +1,150 @@
+"""Asks Debian's archives which packages an operating system gets, with apt, in a folder of its own.
+
+apt resolves for an empty system what mmdebstrap and the image's own apt install: the release's essential and required
+packages, and the requested ones without recommendations. Needs no root. Source: apt-get(8), apt.conf(5).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import cast
+
+from builder.common.errors import LockError
+from builder.index.host import KEYRING, Host
+from builder.lock.os_lock import Architecture, OsLock, OsRequest, Package
+
+TIMEOUT_S = 300
+# What mmdebstrap's variant `minbase` installs.
+_RELEASE = ("?essential", "?priority(required)", "apt")
+_INSTALL = re.compile(r"^Inst (\S+) \((\S+) ", re.MULTILINE)
+_FIELDS = ("Package", "Version", "Architecture", "Size", "SHA256")
+_CONFIGURATION = """\
+Dir "/";
+Dir::Etc "{folder}";
+Dir::Etc::SourceList "{folder}/sources.list";
+Dir::Etc::SourceParts "-";
+Dir::State "{folder}";
+Dir::State::Status "{folder}/status";
+Dir::Cache "{folder}/cache";
+APT::Architecture "amd64";
+APT::Architectures "amd64";
+APT::Install-Recommends "false";
+APT::Sandbox::User "";
+Acquire::Languages "none";
+Acquire::Retries "3";
+"""
+
+
+def reason_not(host: Host) -> str:
+    """Why this machine cannot lock Debian packages; empty if it can."""
+    if not shutil.which("apt-get"):
+        return "apt-get is not installed"
+    if not Path(KEYRING).exists():
+        return f"{KEYRING} is missing"
+    return "" if host.apt_sources else "its apt has no Debian archive"
+
+
+class Archive:
+    """The packages that the archives of a Debian release have now."""
+
+    def __init__(self, release: str, host: Host, folder: Path) -> None:
+        """Downloads the lists of packages. Raises LockError."""
+        self._release = release
+        self._host = host
+        self._environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LC_ALL": "C.UTF-8",
+            "APT_CONFIG": str(folder / "apt.conf"),
+            **host.proxies,
+        }
+        configuration = _CONFIGURATION.format(folder=folder)
+        if host.apt_proxy:
+            configuration += f'Acquire::http::Proxy "{host.apt_proxy}";\n'
+        if host.ca:
+            (folder / "ca.crt").write_bytes(host.ca)
+            configuration += f'Acquire::https::CAInfo "{folder}/ca.crt";\n'
+        (folder / "apt.conf").write_text(configuration, encoding="utf-8")
+        (folder / "sources.list").write_text(host.sources_list(release), encoding="utf-8")
+        (folder / "status").touch()
+        for name in ("lists/partial", "cache/archives/partial"):
+            (folder / name).mkdir(parents=True)
+        self._run("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
+
+    def resolve(self, wanted: OsRequest) -> OsLock:
+        """The newest packages for a request. Raises LockError, e.g. for a package that does not exist."""
+        output = self._run("apt-get", "install", "-s", "-q", *_RELEASE, *wanted.packages)
+        packages = self._packages(dict(_INSTALL.findall(output)))
+        if missing := [name for name in wanted.packages if name not in packages]:
+            raise LockError(
+                f"Debian {self._release}: {missing[0]} is a virtual package",
+                hint="Name the package that provides it in matrix.yaml.",
+            )
+        return OsLock(
+            debian=wanted.debian,
+            requested=wanted.packages,
+            packages=tuple(packages[name] for name in sorted(packages)),
+        )
+
+    def missing(self, lock: OsLock) -> list[str]:
+        """The locked packages that the archives do not have, each with its version."""
+        present = self._packages(lock.versions)
+        differ = [package for package in lock.packages if present.get(package.name) != package]
+        return [
+            f"{package.name} {package.version}" + (" (another file)" if package.name in present else "")
+            for package in differ
+        ]
+
+    def _packages(self, versions: Mapping[str, str]) -> dict[str, Package]:
+        """Packages of these versions by name, without those that the archives do not have."""
+        output = self._run(
+            "apt-cache", "show", *(f"{name}={version}" for name, version in versions.items()), check=False
+        )
+        packages = {}
+        for stanza in output.split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in stanza.splitlines() if line.partition(":")[0] in _FIELDS)
+            if fields:
+                packages[fields["Package"]] = _package(fields)
+        return packages
+
+    def _run(self, *command: str, check: bool = True) -> str:
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=self._environment, timeout=TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise LockError(f"Debian {self._release}: {command[0]} took more than {TIMEOUT_S} s") from None
+        if done.returncode and check:
+            lines = [line for line in done.stderr.splitlines() if line.startswith("E: ")] or done.stderr.splitlines()
+            reason = self._host.hide("\n".join(f"  | {line}" for line in lines[-5:]))
+            raise LockError(f"Debian {self._release}: {' '.join(command[:2])} failed\n{reason}")
+        return done.stdout
+
+
+def _package(fields: Mapping[str, str]) -> Package:
+    name, version, architecture, length, sha256 = (fields[name] for name in _FIELDS)
+    return Package(
+        name=name,
+        version=version,
+        architecture=cast("Architecture", architecture),  # checked by the class
+        size=int(length),
+        sha256=sha256,
+    )
+
+
+@contextmanager
+def archive(release: str, host: Host) -> Iterator[Archive]:
+    """The archives of a Debian release, with the lists of packages in a temporary folder. Raises LockError."""
+    if reason := reason_not(host):
+        raise LockError(
+            f"Debian packages cannot be locked on this machine: {reason}",
+            hint="Run `builder lock` on Debian, or in a container of it.",
+        )
+    with TemporaryDirectory(prefix="builder-apt-") as folder:
+        yield Archive(release, host, Path(folder))

@@ -1,0 +1,146 @@
+"""Locks of operating systems: the exact Debian packages of a release and a set of requested ones. Reading and writing.
+
+Cells that request the same packages of the same release share a lock. No lock depends on another, so a new variant
+changes the packages of no other image. `builder.lock.apt` makes locks. They contain no address: any mirror works.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic.dataclasses import dataclass as model
+
+from builder.common import digest
+from builder.common.errors import LockError
+from builder.common.units import counted
+from builder.index.wheels import STRICT, Sha256
+from builder.lock import document
+from builder.matrix import cells
+from builder.matrix.cells import Cell
+from builder.matrix.schema import Matrix
+
+FORMAT: Literal[1] = 1
+PREFIX = "os-"  # begins the file name; groups begin with a framework and a version
+REFRESH = "builder lock --os"
+
+
+def _check_version(value: str) -> str:
+    """Source: Debian Policy, section 5.6.12."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+~:-]{0,99}", value, re.ASCII):
+        raise ValueError("expected the version of a Debian package")
+    return value
+
+
+def _check_name(value: str) -> str:
+    """Source: Debian Policy, section 5.6.1."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]{1,99}", value, re.ASCII):
+        raise ValueError("expected the name of a Debian package")
+    return value
+
+
+Architecture = Literal["amd64", "all"]
+_Name = Annotated[str, AfterValidator(_check_name)]
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
+class Package:
+    """A Debian package; `size` in bytes and `sha256` are those of its .deb file."""
+
+    name: _Name
+    version: Annotated[str, AfterValidator(_check_version)]
+    architecture: Architecture
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
+class OsLock:
+    """The lock of an operating system: all its packages, those of the release itself included, sorted by name."""
+
+    debian: str
+    requested: tuple[_Name, ...]
+    packages: tuple[Package, ...]
+    format: Literal[1] = FORMAT
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {package.name: package.version for package in self.packages}
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class OsRequest:
+    """What a cell requests of its operating system: a Debian release, and the sorted names of packages."""
+
+    debian: str
+    packages: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """The path of its lock in a checkout."""
+        return f"locks/{PREFIX}{self.debian}-{digest.short(digest.of_data(list(self.packages)))[:8]}.json"
+
+
+def request(matrix: Matrix, cell: Cell) -> OsRequest:
+    """What the cell's Python and all its components request, each package once."""
+    return request_of(matrix, cell.python, cells.components(matrix, cell))
+
+
+def request_of(matrix: Matrix, version: str, components: tuple[str, ...]) -> OsRequest:
+    """The same for a Python version and components."""
+    python = matrix.python[version]
+    requested = {*python.packages, *(package for name in components for package in matrix.components[name].apt)}
+    return OsRequest(debian=python.debian, packages=tuple(sorted(requested)))
+
+
+def dump(lock: OsLock) -> str:
+    """The file's text, with one line for each package. `templates/steps/packages.sh` reads these lines."""
+    head = {"format": FORMAT, "debian": lock.debian, "requested": list(lock.requested)}
+    lines = [json.dumps(vars(package)) for package in lock.packages]
+    return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {document.block("[", lines, "]")}\n}}\n'
+
+
+def read(root: Path, wanted: OsRequest) -> OsLock | None:
+    """The lock of a request, or None if it has none. Raises LockError for a damaged file."""
+    text = document.read_text(root / wanted.path, _HINT)
+    return None if text is None else parse(text, wanted)
+
+
+def parse(text: str, wanted: OsRequest) -> OsLock:
+    """The lock of a request from the text of its file. Raises LockError if it is damaged or was edited."""
+    lock = document.validate(_LOCK, text, wanted.path, FORMAT, _HINT)
+    if dump(lock) != text or (lock.debian, lock.requested) != (wanted.debian, wanted.packages):
+        raise LockError(f"{wanted.path} was edited by hand or is incomplete", hint=_HINT)
+    if fault := next(_faults(lock), ""):
+        raise LockError(f"{wanted.path} was edited by hand: {fault}", hint=_HINT)
+    return lock
+
+
+def _faults(lock: OsLock) -> Iterator[str]:
+    names = [package.name for package in lock.packages]
+    if names != sorted(set(names)):
+        yield "packages are not sorted, or one is duplicated"
+    for name in lock.requested:
+        if name not in lock.versions:
+            yield f"missing package {name}"
+
+
+def changes(before: Mapping[OsRequest, OsLock | None], after: Mapping[OsRequest, OsLock]) -> list[str]:
+    """A line for each package that differs: its release, its versions, and in how many of the locks."""
+    counts: dict[str, int] = {}
+    for wanted, lock in after.items():
+        old, new = (present.versions if (present := before[wanted]) else {}), lock.versions
+        for name in sorted(old.keys() | new.keys() if old else ()):
+            if old.get(name) != new.get(name):
+                line = f"{wanted.debian}: {name} {old.get(name, '(new)')} -> {new.get(name, '(removed)')}"
+                counts[line] = counts.get(line, 0) + 1
+    return [f"{line} ({counted(count, 'lock')})" for line, count in sorted(counts.items())]
+
+
+_LOCK = TypeAdapter(OsLock)
+_HINT = f"Restore it with git, or make it again: {REFRESH}"

@@ -1,0 +1,69 @@
+"""The lock step for operating systems: which locks are missing, and writing new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+
+from builder.common import atomic
+from builder.common.errors import LockError
+from builder.index.host import Host
+from builder.lock import apt, os_lock
+from builder.lock.os_lock import OsLock, OsRequest
+from builder.matrix.cells import Cell
+from builder.matrix.project import Project
+
+
+def faults(project: Project, chosen: Iterable[Cell]) -> list[str]:
+    """A line for each missing lock of these cells. Raises LockError for a damaged one."""
+    requests = _requests(project, chosen)
+    return [f"{wanted.path}: missing" for wanted in requests if os_lock.read(project.root, wanted) is None]
+
+
+def update(
+    project: Project, chosen: Sequence[Cell], host: Host, *, refresh: bool, say: Callable[[str], None]
+) -> tuple[list[str], list[LockError]]:
+    """Locks the operating systems of `chosen` that have no lock, or all to `refresh`; the changed paths, and errors.
+
+    Releases that fail do not stop the others.
+    """
+    present = {wanted: _present(project, wanted) for wanted in _requests(project, chosen)}
+    stale = [wanted for wanted, lock in present.items() if refresh or lock is None]
+    new: dict[OsRequest, OsLock] = {}
+    failures: list[LockError] = []
+    for release, requests in groupby(sorted(stale), key=lambda wanted: wanted.debian):
+        say(f"Debian {release}: reading the lists of packages")
+        try:
+            _resolve(release, list(requests), host, new)
+        except LockError as error:
+            failures.append(error)
+    for line in os_lock.changes(present, new):
+        say(line)
+    changed = {wanted.path: lock for wanted, lock in new.items() if lock != present[wanted]}
+    for path, lock in changed.items():
+        atomic.write_text(project.root / path, os_lock.dump(lock))
+    return list(changed), failures
+
+
+def paths(project: Project) -> set[str]:
+    """The paths of the locks of all cells."""
+    return {wanted.path for wanted in _requests(project, project.cells)}
+
+
+def _resolve(release: str, requests: Iterable[OsRequest], host: Host, new: dict[OsRequest, OsLock]) -> None:
+    with apt.archive(release, host) as archive:
+        for wanted in requests:
+            new[wanted] = archive.resolve(wanted)
+
+
+def _requests(project: Project, chosen: Iterable[Cell]) -> Mapping[OsRequest, None]:
+    """The requests of cells, each once, in their order."""
+    return dict.fromkeys(os_lock.request(project.matrix, cell) for cell in chosen)
+
+
+def _present(project: Project, wanted: OsRequest) -> OsLock | None:
+    """The lock of a request; None if it is missing or damaged."""
+    try:
+        return os_lock.read(project.root, wanted)
+    except LockError:
+        return None

@@ -1,0 +1,180 @@
+"""Locks of operating systems: their files, and how they change. (For apt itself, see tests/integration.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from builder.common.errors import LockError, StaleError
+from builder.index.host import Host
+from builder.lock import apt, os_lock, os_update
+from builder.lock import update as locking
+from builder.lock.os_lock import OsLock, OsRequest
+from builder.matrix.project import Project
+from tests.fakes import locks
+
+Edit = Callable[[str, str], Project]
+CELL = "qz-0.5-cu129-py311"
+OLD_CELL = "em-1.9-cu129-py39"
+
+
+def request_of(project: Project, name: str = CELL) -> OsRequest:
+    [cell] = project.select([name])
+    return os_lock.request(project.matrix, cell)
+
+
+def test_what_is_written_is_read(tiny: Project) -> None:
+    wanted = request_of(tiny)
+    lock = locks.os_lock_of(wanted)
+    assert os_lock.parse(os_lock.dump(lock), wanted) == lock
+    assert os_lock.read(tiny.root, wanted) == lock
+    assert os_lock.read(tiny.root, replace(wanted, packages=())) is None
+
+
+def test_cells_with_the_same_packages_share_a_lock(tiny: Project, edit: Edit) -> None:
+    before = request_of(tiny)
+    assert request_of(tiny, f"{CELL}-board").path == before.path
+    assert request_of(tiny, OLD_CELL).path != before.path, "another Debian release"
+    changed = edit("board: {needs: [python]", "board: {apt: [git], needs: [python]")
+    assert request_of(changed, f"{CELL}-board").path != before.path
+    assert request_of(changed) == before
+
+
+DAMAGE: Mapping[str, tuple[str, str, str]] = {
+    "a version": ('"version": "1.0-1"', '"version": "1.0 1"', "is damaged: packages.0.version: .* a Debian package"),
+    "a hash": ('"sha256": "', '"sha256": "0', "is damaged: packages.0.sha256: .*64 hex digits"),
+    "an architecture": ('"amd64"', '"arm64"', "is damaged: packages.0.architecture"),
+    "the format": ('"format": 1', '"format": 2', "has lock format 2; this builder reads format 1"),
+    "another request": ('"requested": [', '"requested": [\n  "a-package",', "was edited by hand or is incomplete"),
+    "another release": ('"newbird"', '"oldbird"', "was edited by hand or is incomplete"),
+    "white space": ('"packages"', ' "packages"', "was edited by hand or is incomplete"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_lock_is_an_error(tiny: Project, damage: str) -> None:
+    old, new, message = DAMAGE[damage]
+    path = tiny.root / request_of(tiny).path
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(LockError, match=message) as caught:
+        os_lock.read(tiny.root, request_of(tiny))
+    assert caught.value.hint == "Restore it with git, or make it again: builder lock --os"
+
+
+def test_a_lock_without_a_requested_package_is_an_error(tiny: Project) -> None:
+    wanted = request_of(tiny)
+    lock = locks.os_lock_of(wanted)
+    for packages, fault in (
+        (tuple(package for package in lock.packages if package.name != "python3"), "missing package python3"),
+        (lock.packages[::-1], "packages are not sorted, or one is duplicated"),
+        (lock.packages + lock.packages[-1:], "packages are not sorted, or one is duplicated"),
+    ):
+        with pytest.raises(LockError, match=f"was edited by hand: {fault}"):
+            os_lock.parse(os_lock.dump(replace(lock, packages=packages)), wanted)
+
+
+@dataclass
+class FakeArchive:
+    """Stands in for `apt.archive`: Debian releases with one version of every package."""
+
+    versions: dict[str, str] = field(default_factory=lambda: {"newbird": "2.0-1", "oldbird": "2.0-1"})
+    broken: str = ""
+    release: str = ""
+    resolved: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def __call__(self, release: str, _: Host) -> Iterator[FakeArchive]:
+        if release == self.broken:
+            raise LockError(f"Debian {release}: apt-get update failed")
+        self.release = release
+        yield self
+
+    def resolve(self, wanted: OsRequest) -> OsLock:
+        assert wanted.debian == self.release
+        self.resolved.append(wanted.path)
+        return locks.os_lock_of(wanted, self.versions[wanted.debian])
+
+
+@pytest.fixture
+def archive(monkeypatch: pytest.MonkeyPatch) -> FakeArchive:
+    fake = FakeArchive()
+    monkeypatch.setattr(apt, "archive", fake)
+    return fake
+
+
+def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[str], list[LockError], list[str]]:
+    """The changed paths, the errors, and what was said."""
+    said: list[str] = []
+    changed, failures = os_update.update(project, project.select(names), Host(), refresh=refresh, say=said.append)
+    return changed, failures, said
+
+
+def test_locks_that_exist_are_kept(tiny: Project, archive: FakeArchive) -> None:
+    assert update(tiny, "*") == ([], [], [])
+    assert archive.resolved == []
+
+
+def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: FakeArchive) -> None:
+    path, old_path = (request_of(tiny, cell).path for cell in (CELL, OLD_CELL))
+    (tiny.root / path).unlink()
+    (tiny.root / old_path).write_text("{}")
+    assert update(tiny, CELL) == ([path], [], ["Debian newbird: reading the lists of packages"])
+    assert update(tiny, "*")[0] == [old_path]
+    assert os_lock.read(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny), "2.0-1")
+
+
+def test_a_refresh_shows_old_and_new_versions(tiny: Project, archive: FakeArchive) -> None:
+    archive.versions["oldbird"] = "1.0-1"
+    wanted = request_of(tiny)
+    changed, failures, said = update(tiny, "*", refresh=True)
+    assert (changed, failures) == ([wanted.path], [])
+    assert said[0] == "Debian newbird: reading the lists of packages"
+    assert said[2:] == [f"newbird: {name} 1.0-1 -> 2.0-1 (1 lock)" for name in sorted({"libc6", *wanted.packages})]
+
+
+def test_new_and_removed_packages_are_shown(tiny: Project) -> None:
+    first, second = request_of(tiny), replace(request_of(tiny), packages=("tini",))
+    before, after = locks.os_lock_of(first), locks.os_lock_of(second)
+    extra = replace(after.packages[0], name="zlib1g", version="1:1.3")
+    lines = os_lock.changes(
+        {first: before, second: after},
+        {
+            first: replace(before, packages=before.packages[1:]),
+            second: replace(after, packages=(*after.packages, extra)),
+        },
+    )
+    assert lines == [
+        f"newbird: {before.packages[0].name} 1.0-1 -> (removed) (1 lock)",
+        "newbird: zlib1g (new) -> 1:1.3 (1 lock)",
+    ]
+    assert os_lock.changes({first: None}, {first: before}) == [], "a new lock has no old versions"
+
+
+def test_a_release_that_fails_does_not_stop_others(tiny: Project, archive: FakeArchive) -> None:
+    archive.broken = "newbird"
+    changed, failures, _ = update(tiny, "*", refresh=True)
+    assert changed == [request_of(tiny, OLD_CELL).path]
+    assert [str(error) for error in failures] == ["Debian newbird: apt-get update failed"]
+
+
+def test_a_missing_lock_is_found_by_check(tiny: Project) -> None:
+    path = request_of(tiny).path
+    locking.check(tiny, tiny.select([CELL]))
+    (tiny.root / path).unlink()
+    with pytest.raises(StaleError, match=f"^locks are out of date:\n  {path}: missing$"):
+        locking.check(tiny, tiny.select([CELL]))
+
+
+def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: FakeArchive, edit: Edit) -> None:
+    path = request_of(tiny).path
+    project = edit("apt: [python3]", "apt: [python3, git]")
+    with pytest.raises(StaleError, match=f"  {path}: belongs to no cell"):
+        locking.check(project, [])
+    changed = locking.update(project, [], Host(), upgrade=False, refresh=False, say=lambda _: None)
+    assert f"{path} (removed: no cell needs it)" in changed
+    assert not (project.root / path).exists()
