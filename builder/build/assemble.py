@@ -89,8 +89,8 @@ class Assembler:
         self._wheels.start(layer for image in images for layer in image.layers if layer.kind == "wheels")
         for image in images:
             for layer in image.layers:
-                if layer.compiled and (key := _bytecode_key(layer, image)) not in self._bytecode:
-                    self._bytecode[key] = self._containers.submit(self._compile, layer, image)
+                if layer.compiled and layer.inputs not in self._bytecode:
+                    self._bytecode[layer.inputs] = self._containers.submit(self._compile, layer, image)
 
     def _start_systems(self, images: Iterable[PlannedImage]) -> None:
         """Makes the operating systems that the store lacks; `images` are one for each."""
@@ -170,7 +170,7 @@ class Assembler:
         if layer.kind == "wheels":
             return self._wheels.layer(layer.inputs)
         if layer.compiled:
-            return self._bytecode[_bytecode_key(layer, image)].result()
+            return self._bytecode[layer.inputs].result()
 
         def write(out: BinaryIO) -> WrittenLayer:
             return splice.write(files.entries(self._files[image.id], system.folders), out)
@@ -178,10 +178,9 @@ class Assembler:
         return wheel_layers.put(self._store, layer, write)
 
     def _compile(self, layer: PlannedLayer, image: PlannedImage) -> Layer:
-        system = self._systems[image.os].result()
-        key = digest.of_data([layer.inputs, system.python])
-        if built := wheel_layers.get(self._store, layer, key):
+        if built := wheel_layers.get(self._store, layer):
             return built
+        system = self._systems[image.os].result()
         below = [self._wheels.layer(inputs) for inputs in layer.compiled]
         compilation = Compilation(
             os_image=self._os_image(image, system),
@@ -194,7 +193,7 @@ class Assembler:
         def write(out: BinaryIO) -> WrittenLayer:
             return bytecode.make(self._work, self._store, compilation, out)
 
-        return wheel_layers.put(self._store, layer, write, key)
+        return wheel_layers.put(self._store, layer, write)
 
     def _os_image(self, image: PlannedImage, system: OsLayer) -> str:
         """Id of an image of the operating system alone, to run its Python."""
@@ -203,8 +202,3 @@ class Assembler:
                 layer = next(layer for layer in image.layers if layer.kind == "os")
                 self._os_images[system.digest] = self._loader.load_bare(system.built(layer))
             return self._os_images[system.digest]
-
-
-def _bytecode_key(layer: PlannedLayer, image: PlannedImage) -> str:
-    """Bytecode depends on the image's Python too, which is known only after its operating system is made."""
-    return digest.of_data([layer.inputs, image.os])

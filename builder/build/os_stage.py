@@ -87,8 +87,7 @@ def make(work: Work, store: Store, stage: OsStage, programs: Programs) -> OsLaye
         layer = _by_mmdebstrap(work, store, stage, programs) if stage.commands else _by_buildkit(work, store, stage)
     except BuildError as error:
         raise locked_packages.explained(work, image, error) from error
-    python = f"{layer.python} uv:{image.uv}" if image.uv else layer.python
-    layer = replace(layer, base=stage.base.name, python=python)
+    layer = replace(layer, base=stage.base.name)
     store.put_record(image.os, asdict(layer))
     return layer
 
@@ -109,7 +108,7 @@ def _by_buildkit(work: Work, store: Store, stage: OsStage) -> OsLayer:
                 work.engine.save(image_id, out)
             paths = os_layer.saved_layers(archive, archive.parent)
             archive.unlink()
-            return store.write(lambda out: os_layer.write(paths, image.cell.python, out))
+            return store.write(lambda out: os_layer.write(paths, out))
     finally:
         work.engine.remove_image(image_id)
 
@@ -134,7 +133,7 @@ def _by_mmdebstrap(work: Work, store: Store, stage: OsStage, programs: Programs)
             hint = f"Full log: {log.relative_to(work.project.root)}   Without mmdebstrap: --os-layer buildkit"
             raise BuildError(f"{name}: {error}", hint=hint) from error
         work.view.note(name, "compressing")
-        return store.write(lambda out: os_layer.write([tar_path], image.cell.python, out))
+        return store.write(lambda out: os_layer.write([tar_path], out))
 
 
 def _unpack(stage: OsStage, folder: Path) -> None:

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import json
 import os
-import re
 import shutil
 import struct
 import tarfile
@@ -44,8 +43,8 @@ _ROOT_FOLDER = (0o755, 0, 0)
 class OsLayer:
     """An `os` layer, as the store records it. `created` is RFC 3339: the time of its newest package.
 
-    `unpacked` is the size of its tar in bytes. `base` is the name of the image below it, `python` Debian's versions of
-    Python and zlib, `taken` the paths below /opt that are not folders, `folders` those that are not 0755 root:root.
+    `unpacked` is the size of its tar in bytes. `base` is the name of the image below it, `taken` the paths below /opt
+    that are not folders, `folders` those that are not 0755 root:root.
     """
 
     digest: str
@@ -54,7 +53,6 @@ class OsLayer:
     unpacked: int
     created: str
     base: str
-    python: str
     taken: tuple[str, ...]
     folders: tuple[str, ...]
 
@@ -108,8 +106,8 @@ class _File:
 _Files = dict[str, _File]  # by path without a leading slash
 
 
-def write(layers: Iterable[Path], python: str, out: BinaryIO) -> OsLayer:
-    """Writes the merged `layers` as one; `python` is the version to look up among Debian's packages. `base` is empty.
+def write(layers: Iterable[Path], out: BinaryIO) -> OsLayer:
+    """Writes the merged `layers` as one; `base` is empty.
 
     The result is a pure function of the files.
     """
@@ -130,7 +128,6 @@ def write(layers: Iterable[Path], python: str, out: BinaryIO) -> OsLayer:
             unpacked=plain.size,
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest)),
             base="",
-            python=" ".join(_package_version(files, name) for name in (f"python{python}-minimal", "zlib1g")),
             taken=tuple(sorted(path for path in files if path.startswith("opt/") and not files[path].info.isdir())),
             folders=tuple(sorted(path for path, file in files.items() if _is_special_folder(file.info))),
         )
@@ -216,12 +213,6 @@ def _newest(files: _Files) -> int:
                 if owned and owned.info.isreg() and not line.startswith("/etc/"):
                     times.append(int(owned.info.mtime))
     return max(times)
-
-
-def _package_version(files: _Files, package: str) -> str:
-    status = _text(files, "var/lib/dpkg/status")
-    entry = re.search(rf"^Package: {re.escape(package)}\n(?:.+\n)*?Version: (\S+)", status, re.MULTILINE)
-    return entry[1] if entry else ""
 
 
 def _text(files: _Files, path: str) -> str:

@@ -16,15 +16,15 @@ from builder.layers.wheel_zip import WheelError
 from builder.plan.layer_order import PlannedLayer
 
 
-def get(store: Store, planned: PlannedLayer, key: str = "") -> Layer | None:
-    """The layer, if the store has it. `key` is needed if its inputs were not all known when it was planned."""
-    record = store.get_record(key or planned.inputs)
+def get(store: Store, planned: PlannedLayer) -> Layer | None:
+    """The layer, if the store has it."""
+    record = store.get_record(planned.inputs)
     if record is None or not {"diff_id", "unpacked"} <= record.keys():
         return None
-    return _layer(record, planned, key)
+    return _layer(record, planned)
 
 
-def put(store: Store, planned: PlannedLayer, write: Callable[[BinaryIO], WrittenLayer], key: str = "") -> Layer:
+def put(store: Store, planned: PlannedLayer, write: Callable[[BinaryIO], WrittenLayer]) -> Layer:
     """Stores the layer that `write` writes, and its record."""
     layer = store.write(write)
     record = {
@@ -35,18 +35,18 @@ def put(store: Store, planned: PlannedLayer, write: Callable[[BinaryIO], Written
         "sources": [[source.path, source.offset, source.length] for source in layer.sources],
         "files": layer.files,
     }
-    store.put_record(key or planned.inputs, record)
-    return _layer(record, planned, key)
+    store.put_record(planned.inputs, record)
+    return _layer(record, planned)
 
 
-def _layer(record: Mapping[str, Any], planned: PlannedLayer, key: str) -> Layer:
+def _layer(record: Mapping[str, Any], planned: PlannedLayer) -> Layer:
     return Layer(
         digest=record["digest"],
         diff_id=record["diff_id"],
         size=record["size"],
         created_by=oci.describe(planned),
         unpacked=record["unpacked"],
-        key=key or planned.inputs,
+        key=planned.inputs,
     )
 
 

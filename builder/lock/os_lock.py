@@ -72,6 +72,10 @@ class OsLock:
     def versions(self) -> dict[str, str]:
         return {package.name: package.version for package in self.packages}
 
+    def interpreter(self, python: str) -> list[str]:
+        """The versions of Debian's packages that make bytecode and compress it; empty for one that is not locked."""
+        return [self.versions.get(name, "") for name in (f"python{python}-minimal", "zlib1g")]
+
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class OsRequest:

@@ -7,7 +7,7 @@ except what is known only after the build.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from typing import Any
@@ -216,8 +216,8 @@ class _Common:
         self.os = cache(self._os)
         self.os_lock = cache(self._os_lock)
         self.request = cache(partial(os_lock.request_of, project.matrix))
-        self.compiler = digest.of_data(self.tree(COMPILER))
-        self.groups: dict[str, _Group] = {}
+        self.compiler = cache(self._compiler)
+        self.groups: dict[tuple[str, str], _Group] = {}
 
     def _tree(self, name: str) -> dict[str, str]:
         """Digests of the files at or below a path, by path."""
@@ -232,16 +232,33 @@ class _Common:
         lock = self.os_lock(wanted)
         return digest.of_data(_os_inputs(self.matrix, python, lock, self.tree)) if lock else ""
 
+    def _compiler(self, version: str, wanted: OsRequest) -> str:
+        """The digest of what compiles bytecode: a program, and the image's Python."""
+        python, lock = self.matrix.python[version], self.os_lock(wanted)
+        interpreter = [python.uv, self.tree(UV_LOCK)] if python.uv else lock.interpreter(version) if lock else []
+        return digest.of_data([self.tree(COMPILER), interpreter])
+
 
 def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...]) -> PlannedImage:
     matrix = common.matrix
     locked = lockfile.of_cell(matrix, cell, lock)
     names = cells.components(matrix, cell)
-    group = common.groups.get(cell.group) or _group(common, cell, lock, locked)
-    common.groups[cell.group] = group
+    wanted = common.request(cell.python, names)
+    compiler = common.compiler(cell.python, wanted)
+    group = common.groups.get((cell.group, compiler)) or _group(common, cell, lock, locked, compiler)
+    common.groups[cell.group, compiler] = group
     files = {name: digests for name in names if (digests := common.tree(f"templates/{name}/files"))}
-    parts = _parts(common, cell, locked, group.foundation, names)
-    parts = replace(parts, files=digest.of_data([layer_order.LAYER_FORMAT, cell.python, files, group.constraints]))
+    parts = Parts(
+        name=cell.variant,
+        framework=cell.framework,
+        foundation=group.foundation,
+        components=names,
+        python=cell.python,
+        wheels=locked.wheels,
+        os=common.os(cell.python, wanted),
+        files=digest.of_data([layer_order.LAYER_FORMAT, cell.python, files, group.constraints]),
+        compiler=compiler,
+    )
     layers = layer_order.stack(cell.id, parts, group.layers)
     python = matrix.python[cell.python]
     base = matrix.debian[python.debian].image
@@ -254,7 +271,7 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         base=base,
         debian=python.debian,
         uv=python.uv or "",
-        system=common.request(cell.python, names),
+        system=wanted,
         os=parts.os,
         digest=_digest(configured, [base, python.debian], layers),
         wheels=locked.wheels,
@@ -279,25 +296,20 @@ def _digest(configured: Settings, base: list[str], layers: Sequence[PlannedLayer
     return digest.of_data(inputs)
 
 
-def _parts(common: _Common, cell: Cell, locked: Locked, foundation: tuple[str, ...], names: tuple[str, ...]) -> Parts:
-    """The parts of an image, without the digest of its files."""
-    return Parts(
+def _group(common: _Common, cell: Cell, lock: Lock, locked: Locked, compiler: str) -> _Group:
+    """The group of a cell; any of its cells with the same `compiler` gives the same."""
+    foundation = cells.foundation(common.matrix, cell)
+    parts = Parts(
         name=cell.variant,
         framework=cell.framework,
         foundation=foundation,
-        components=names,
+        components=foundation,
         python=cell.python,
         wheels=locked.wheels,
-        os=common.os(cell.python, common.request(cell.python, names)),
+        os="",
         files="",
-        compiler=common.compiler,
+        compiler=compiler,
     )
-
-
-def _group(common: _Common, cell: Cell, lock: Lock, locked: Locked) -> _Group:
-    """The group of a cell; any of its cells gives the same."""
-    foundation = cells.foundation(common.matrix, cell)
-    parts = _parts(common, cell, locked, foundation, foundation)
     entries = {entry.name: entry for entry in lock.wheels}
     needed = {component: [entries[name] for name in part.wheels] for component, part in lock.components.items()}
     shared = {

@@ -50,10 +50,10 @@ def of_plan(root: Path, store: Store, image: PlannedImage) -> Expected:
     for number, layer in enumerate(image.layers):
         if layer.kind == "os" and system:
             layers[number] = KnownLayer(digest=system.digest, diff_id=system.diff_id, how="known")
-        elif layer.compiled and system:
-            if record := store.get_record(digest.of_data([layer.inputs, system.python])):
+        elif layer.compiled:
+            if record := store.get_record(layer.inputs):
                 layers[number] = KnownLayer(digest=record["digest"], diff_id=record["diff_id"], how="known")
-        elif layer.kind == "files" and not layer.compiled:
+        elif layer.kind == "files":
             entries = files.entries(files.read(root, image, wheel.environment(image.cell.python)), ())
             with Path(os.devnull).open("wb") as discarded:
                 written = splice.write(entries, discarded)

@@ -18,6 +18,7 @@ from builder.matrix.project import Project
 
 GROUPS = ("em-1.10-cu1210-py311", "qz-0.5-cu129-py311")
 LOCKED = ("em-1.10-cu1210-py311", "em-1.10-cu1210-py311-jupyter", "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board")
+PYTHON = "3.11.2-6"  # version of the Debian package
 CUDA = ("nvidia-cuda-runtime-cu12", "nvidia-sums-cu12")
 
 
@@ -61,24 +62,26 @@ def locks(project: Project) -> dict[str, Lock]:
     return {group: lock_of(project, project.groups[group]) for group in GROUPS if group in project.groups}
 
 
-def os_lock_of(wanted: OsRequest, version: str = "1.0-1") -> OsLock:
-    """The lock of an operating system: the release's `libc6`, and the requested packages."""
+def os_lock_of(wanted: OsRequest, version: str = "1.0-1", python: str = PYTHON) -> OsLock:
+    """The lock of an operating system: the release's `libc6`, the requested packages, and a part of its Python."""
+    versions = {"libc6": version, **dict.fromkeys(wanted.packages, version), "python3.11-minimal": python}
     packages = tuple(
         Package(
             name=name,
-            version=version,
+            version=versions[name],
             architecture="amd64",
             size=1000 + len(name),
-            sha256=hashlib.sha256(f"{wanted.debian} {name} {version}".encode()).hexdigest(),
+            sha256=hashlib.sha256(f"{wanted.debian} {name} {versions[name]}".encode()).hexdigest(),
         )
-        for name in sorted({"libc6", *wanted.packages})
+        for name in sorted(versions)
     )
     return OsLock(debian=wanted.debian, requested=wanted.packages, packages=packages)
 
 
-def write_os_locks(project: Project, version: str = "1.0-1") -> Project:
+def write_os_locks(project: Project, version: str = "1.0-1", python: str = PYTHON) -> Project:
     """Writes the locks of the operating systems of all cells; returns the project."""
     for cell in project.cells:
         wanted = os_lock.request(project.matrix, cell)
-        (project.root / wanted.path).write_text(os_lock.dump(os_lock_of(wanted, version)), encoding="utf-8")
+        lock = os_lock_of(wanted, version, python)
+        (project.root / wanted.path).write_text(os_lock.dump(lock), encoding="utf-8")
     return project

@@ -75,7 +75,7 @@ class World:
     damaged: dict[str, bytes] = field(default_factory=dict)
     more: dict[str, dict[str, bytes]] = field(default_factory=dict)
     packages: str = "1"
-    python: str = "3.11.2-6"
+    python: str = locks.PYTHON
     taken: tuple[str, ...] = ()
     folders: tuple[str, ...] = ("home/user", "workspace")
     broken_systems: dict[str, BuilderError] = field(default_factory=dict)
@@ -113,7 +113,6 @@ class World:
             unpacked=len(content),
             created=f"2026-01-0{self.packages}T00:00:00Z",
             base=stage.base.name,
-            python=self.python,
             taken=self.taken,
             folders=self.folders,
         )
@@ -207,10 +206,10 @@ class Bench:
     def record_tagged(self, cell: str) -> None:
         Assembler(self.work, self.store).record_tagged(self.images(cell)[0])
 
-    def refresh(self) -> None:
+    def refresh(self, python: str = locks.PYTHON) -> None:
         """Locks newer Debian packages, and makes operating systems of them from now on."""
-        self.world.packages = "2"
-        locks.write_os_locks(self.project, "2.0-1")
+        self.world.packages, self.world.python = "2", python
+        locks.write_os_locks(self.project, "2.0-1", python)
 
     def find(self, cell: str) -> str:
         return Assembler(self.work, self.store).find(self.images(cell)[0])

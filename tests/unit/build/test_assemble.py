@@ -329,8 +329,7 @@ def test_the_lock_before_a_refresh_gives_the_system_before_it(bench: Bench) -> N
 def test_another_python_of_debian_compiles_again(bench: Bench) -> None:
     bench.run(EMBER)
     bench.world.did()
-    bench.world.python = "3.11.2-7"
-    bench.refresh()
+    bench.refresh(python="3.11.2-7")
     bench.run(EMBER)
     assert bench.world.did() == ([], [], ["os-newbird-py3.11"], 1)
 

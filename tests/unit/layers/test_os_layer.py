@@ -101,13 +101,13 @@ Write = Callable[..., Flat]
 def write(tmp_path: Path) -> Write:
     """Flattens layers, lowest first."""
 
-    def run(*layers: Items, python: str = "3.11") -> Flat:
+    def run(*layers: Items) -> Flat:
         paths = []
         for number, layer in enumerate(layers):
             paths.append(tmp_path / f"{number}.tar")
             paths[-1].write_bytes(tar_of(layer))
         out = io.BytesIO()
-        return Flat(os_layer.write(paths, python, out), out.getvalue())
+        return Flat(os_layer.write(paths, out), out.getvalue())
 
     return run
 
@@ -301,18 +301,6 @@ def test_without_packages_everything_is_from_1970(write: Write) -> None:
 # ---- facts about the layer
 
 
-@pytest.mark.parametrize(
-    ("python", "version"), [("3.11", "3.11.2-6+deb12u6"), ("3.1", "3.1.9-1"), ("3.13", ""), ("3.", ""), ("...", "")]
-)
-def test_versions_of_python_and_zlib(write: Write, python: str, version: str) -> None:
-    layer = [item("var/lib/dpkg/status", content=STATUS.encode())]
-    assert write(layer, python=python).layer.python == f"{version} 1:1.2.13"
-
-
-def test_no_packages_no_versions(write: Write) -> None:
-    assert write([item("a")]).layer.python.strip() == ""
-
-
 def test_paths_in_opt(write: Write) -> None:
     names = ["opt/", "opt/venv/", "opt/venv/bin/", "opt/venv/bin/python3", "optional", "opt.txt", "usr/", "usr/opt"]
     flat = write([*map(item, names), symlink("opt/venv/lib64", "lib"), hardlink("opt/venv/x", "optional")])
@@ -454,7 +442,7 @@ def test_layers_of_an_archive_plain_and_compressed(tmp_path: Path) -> None:
     paths = os_layer.saved_layers(archive, tmp_path / "scratch")
     assert [path.read_bytes() for path in paths] == [first, second, bytes(1024)]
     assert {path.parent for path in paths} == {tmp_path / "scratch"}
-    flat = Flat(os_layer.write(paths, "3.11", out := io.BytesIO()), out.getvalue())
+    flat = Flat(os_layer.write(paths, out := io.BytesIO()), out.getvalue())
     assert flat.paths == {"a", "b"}
 
 
