@@ -27,6 +27,7 @@ from builder.layers import files, oci, os_layer, splice, wheel, wheel_layers
 from builder.layers import images as stored_images
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
 from builder.layers.images import UNTESTED
+from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.splice import Entry, WrittenLayer
@@ -52,7 +53,8 @@ class Assembler:
         self._programs = Programs()
         self._engine_store = work.engine.info().store
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
-        self._wheels = WheelLayers(work, store)
+        self._known = KnownLayers(work.project.root)
+        self._wheels = WheelLayers(work, store, self._known)
         self._systems: dict[str, Future[OsLayer]] = {}
         self._bytecode: dict[str, Future[Layer]] = {}
         self._os_images: dict[str, str] = {}
@@ -130,6 +132,10 @@ class Assembler:
         stack = tuple(
             replace(self._layer(layer, image, system), created_by=oci.describe(layer)) for layer in image.layers
         )
+        for planned, layer in zip(image.layers, stack, strict=True):
+            if planned.kind != "files" or planned.compiled:
+                self._known.add(planned, layer, system.base)
+        self._known.write()
         named = [(planned.name, layer) for planned, layer in zip(image.layers, stack, strict=True)]
         wheel_layers.check_paths(self._store, image.id, named, set(system.taken))
         sizes = [(name, layer.size, layer.unpacked) for name, layer in named]

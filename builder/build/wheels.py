@@ -13,6 +13,7 @@ from builder.build.work import Work
 from builder.common.console import Meter
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.layers import wheel_layers
+from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Layer
 from builder.layers.store import Store
 from builder.plan.layer_order import PlannedLayer
@@ -24,10 +25,11 @@ _WAITING = 64  # layers that wait for their wheels at once, each in a thread
 class WheelLayers:
     """The layers of wheels of one run, each made once. A failure is raised to whoever waits for that layer."""
 
-    def __init__(self, work: Work, store: Store) -> None:
+    def __init__(self, work: Work, store: Store, known: KnownLayers) -> None:
         self._work = work
         self._store = store
-        self._known: dict[str, Layer] = {}
+        self._known = known
+        self._stored: dict[str, Layer] = {}
         self._layers: dict[str, Future[Layer]] = {}
         self._fetched: dict[str, Future[Path]] = {}
         self._uses: Counter[str] = Counter()
@@ -44,7 +46,7 @@ class WheelLayers:
         missing = []
         for layer in {layer.inputs: layer for layer in layers}.values():
             if built := wheel_layers.get(self._store, layer):
-                self._known[layer.inputs] = built
+                self._stored[layer.inputs] = built
             else:
                 missing.append(layer)
         if not missing:
@@ -60,7 +62,7 @@ class WheelLayers:
 
     def layer(self, inputs: str) -> Layer:
         """The layer with these inputs; waits until it is made. Raises what making it raised."""
-        return self._known[inputs] if inputs in self._known else self._layers[inputs].result()
+        return self._stored[inputs] if inputs in self._stored else self._layers[inputs].result()
 
     def close(self, *, wait: bool) -> None:
         """Stops downloads; with `wait`, returns when layers that are being written are finished."""
@@ -90,7 +92,8 @@ class WheelLayers:
         attempts = ATTEMPTS
         while True:
             try:
-                return wheel_layers.make(self._store, layer, [fetcher.path(wheel) for wheel in layer.wheels])
+                paths = [fetcher.path(wheel) for wheel in layer.wheels]
+                return wheel_layers.make(self._store, layer, paths, self._known.get(layer.inputs))
             except FileNotFoundError:
                 if built := wheel_layers.get(self._store, layer):
                     return built

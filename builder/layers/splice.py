@@ -18,6 +18,7 @@ import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Self
 
@@ -89,19 +90,20 @@ class SpliceError(ValueError):
     """The content of a zip entry does not match the zip's directory."""
 
 
-def write(entries: Iterable[Entry], out: BinaryIO) -> WrittenLayer:
+def write(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -> WrittenLayer:
     """Writes the layer of `entries`, in their order, to `out`. Memory: some 100 MB at most, whatever the sizes.
 
-    Raises SpliceError for an entry whose content does not match its CRC-32 and size, and whatever writing raises.
+    Raises SpliceError for an entry whose content does not match its CRC-32 and size, and whatever writing raises. With
+    a `diff_id`, deflated content is not inflated, and so not checked: the layer's digest must be compared.
     """
-    with _Tar() as tar, _Blob(out) as blob:
+    with _Tar() if not diff_id else nullcontext() as tar, _Blob(out) as blob:
         writer = _Writer(tar, blob)
         for entry in entries:
             writer.add(entry)
         writer.close()
     return WrittenLayer(
         digest="sha256:" + blob.hash.hexdigest(),
-        diff_id="sha256:" + tar.hash.hexdigest(),
+        diff_id="sha256:" + tar.hash.hexdigest() if tar else diff_id,
         size=writer.size,
         unpacked=writer.unpacked,
         sources=tuple(writer.sources),
@@ -112,7 +114,7 @@ def write(entries: Iterable[Entry], out: BinaryIO) -> WrittenLayer:
 class _Writer:
     """Reads entries and lays out both sides: compressed bytes for `blob`, the bytes they inflate to for `tar`."""
 
-    def __init__(self, tar: _Tar, blob: _Blob) -> None:
+    def __init__(self, tar: _Tar | None, blob: _Blob) -> None:
         self._tar = tar
         self._blob = blob
         self._plain = bytearray()  # tar bytes for the next member of stored blocks
@@ -157,8 +159,10 @@ class _Writer:
             inflater = _Inflater(content)
             for chunk in _chunks(content):
                 emit(chunk)
-                self._tar.put(inflater, chunk)
-            self._tar.put(inflater, b"")
+                if self._tar:
+                    self._tar.put(inflater, chunk)
+            if self._tar:
+                self._tar.put(inflater, b"")
             emit(struct.pack("<II", content.crc, content.size & 0xFFFFFFFF))
             return
         for chunk in _checked_chunks(content):
@@ -175,7 +179,8 @@ class _Writer:
             return
         plain = bytes(self._plain)
         self._plain.clear()
-        self._tar.put(None, plain)
+        if self._tar:
+            self._tar.put(None, plain)
         parts = [GZIP_HEADER]
         for at in range(0, len(plain), _STORED_MAX):
             block = plain[at : at + _STORED_MAX]

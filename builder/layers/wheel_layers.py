@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from builder.common.errors import BuildError, FetchError
-from builder.layers import oci, splice, wheel
+from builder.layers import known_layers, oci, splice, wheel
+from builder.layers.known_layers import KnownLayer
 from builder.layers.oci import Layer
 from builder.layers.splice import Source, SpliceError, WrittenLayer
 from builder.layers.store import Store
@@ -88,21 +89,33 @@ def check_paths(store: Store, image_id: str, layers: Iterable[tuple[str, Layer]]
         raise BuildError(f"{image_id}: /{path} is a folder in {folders[path]} and something else in {names[path]}")
 
 
-def write(wheels: Iterable[tuple[str, Path]], python: str, out: BinaryIO) -> WrittenLayer:
+def write(wheels: Iterable[tuple[str, Path]], python: str, out: BinaryIO, *, diff_id: str = "") -> WrittenLayer:
     """Writes a layer of wheels (file name, path), in this order; `python` is empty for CUDA wheels.
+
+    With the `diff_id` of a known layer, nothing is inflated: the caller compares the digest.
 
     Raises WheelError, SpliceError, FileNotFoundError.
     """
     with ExitStack() as stack:
         files = [(name, stack.enter_context(path.open("rb", buffering=splice.CHUNK))) for name, path in wheels]
         place = wheel.environment(python) if python else wheel.CUDA
-        return splice.write(wheel.layer_entries(files, place), out)
+        return splice.write(wheel.layer_entries(files, place), out, diff_id=diff_id)
 
 
-def make(store: Store, planned: PlannedLayer, paths: Sequence[Path]) -> Layer:
-    """Stores a layer of wheels; `paths` are in the order of the layer's wheels. Raises FetchError, DiskError."""
+def make(store: Store, planned: PlannedLayer, paths: Sequence[Path], known: KnownLayer | None = None) -> Layer:
+    """Stores a layer of wheels; `paths` are in the order of the layer's wheels.
+
+    Raises FetchError, DiskError, and BuildError if it is not the `known` one.
+    """
     wheels = [(file.file, path) for file, path in zip(planned.wheels, paths, strict=True)]
+
+    def write_known(out: BinaryIO) -> WrittenLayer:
+        written = write(wheels, planned.python, out, diff_id=known.diff_id if known else "")
+        if known:
+            known_layers.check(planned, known, written)
+        return written
+
     try:
-        return put(store, planned, lambda out: write(wheels, planned.python, out))
+        return put(store, planned, write_known)
     except (WheelError, SpliceError) as error:
         raise FetchError(str(error), hint="The wheel itself is invalid: pin another version.") from error

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from builder.common.errors import LockError
 
+KNOWN_LAYERS = "locks/layers.json"  # not a lock of versions: see builder.layers.known_layers
 _Lock = TypeVar("_Lock")
 
 

@@ -8,7 +8,7 @@ from builder.common import atomic
 from builder.common.errors import LockError, StaleError, join
 from builder.index.host import Host
 from builder.index.wheels import is_cuda_wheel
-from builder.lock import diff, lockfile, os_update
+from builder.lock import diff, document, lockfile, os_update
 from builder.lock.lockfile import Lock
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
@@ -119,7 +119,8 @@ def _write(project: Project, lock: Lock) -> str:
 def _strays(project: Project) -> list[str]:
     """Lock files that belong to no group."""
     files = {f"locks/{file.name}" for file in (project.root / "locks").glob("*.json")}
-    return sorted(files - {f"locks/{group}.json" for group in project.groups} - os_update.paths(project))
+    groups = {f"locks/{group}.json" for group in project.groups}
+    return sorted(files - groups - os_update.paths(project) - {document.KNOWN_LAYERS})
 
 
 def _present(project: Project, group: str) -> Lock | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from builder.layers import oci, wheel_layers
+from builder.layers.known_layers import KnownLayer
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
@@ -20,11 +21,11 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     machines: list[Bench] = []
     make_layer = wheel_layers.make
 
-    def splice(store: Store, layer: PlannedLayer, paths: Sequence[Path]) -> oci.Layer:
+    def splice(store: Store, layer: PlannedLayer, paths: Sequence[Path], known: KnownLayer | None = None) -> oci.Layer:
         world = machines[-1].world
         world.spliced.append(layer.name)
         world.before_splice(layer, paths)
-        return make_layer(store, layer, paths)
+        return make_layer(store, layer, paths, known)
 
     def bench() -> Bench:
         machines.append(Bench(tiny, tmp_path / f"store{len(machines)}", monkeypatch))

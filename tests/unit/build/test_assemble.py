@@ -12,7 +12,9 @@ import pytest
 from builder.build import os_stage
 from builder.build.work import built_ids
 from builder.common import digest
-from builder.layers import garbage, oci, wheel_layers
+from builder.common.errors import BuildError
+from builder.layers import garbage, known_layers, oci, wheel_layers
+from builder.layers import images as stored_images
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
@@ -344,3 +346,34 @@ def test_messages(bench: Bench) -> None:
     assert [line for line in lines if line.startswith("wheels: done in ")]
     assert [line for line in lines if line.startswith(f"{os_stage.row(bench.images(EMBER)[0])}: done: layer ")]
     assert lines.index(f"{EMBER}: assembling") < lines.index(f"{EMBER}: loading")
+
+
+# ---- known layers
+
+
+def test_the_first_build_records_its_layers(bench: Bench) -> None:
+    bench.run(EMBER)
+    known = known_layers.read(bench.project.root)
+    [image] = bench.images(EMBER)
+    stack = dict(zip((layer.inputs for layer in image.layers), bench.stored(EMBER).layers, strict=True))
+    files = image.layers[-1].inputs
+    assert {inputs: layer.digest for inputs, layer in known.items()} == {
+        inputs: layer.digest for inputs, layer in stack.items() if inputs != files
+    }
+
+
+def test_a_known_layer_with_other_bytes_is_an_error(benches: Callable[[], Bench]) -> None:
+    benches().run(EMBER)
+    other = benches()
+    other.world.more["ember"] = {"ember/more.py": b"more"}
+    with pytest.raises(BuildError, match=r"^layer ember: its inputs gave sha256"):
+        other.run(EMBER)
+    assert stored_images.find(other.store, other.images(EMBER)[0]) is None
+
+
+def test_another_operating_system_for_the_same_lock_is_an_error(benches: Callable[[], Bench]) -> None:
+    benches().run(EMBER)
+    other = benches()
+    other.world.packages = "2"
+    with pytest.raises(BuildError, match=r"^layer os: its inputs gave sha256"):
+        other.run(EMBER)

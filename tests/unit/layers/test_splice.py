@@ -62,6 +62,9 @@ def write(entries: Sequence[Entry]) -> tuple[bytes, WrittenLayer]:
     assert layer.size == len(blob)
     assert layer.digest == "sha256:" + hashlib.sha256(blob).hexdigest()
     assert layer.diff_id == "sha256:" + hashlib.sha256(gzip.decompress(blob)).hexdigest()
+    known = io.BytesIO()
+    assert splice.write(entries, known, diff_id=layer.diff_id) == layer, "it is the same without inflating"
+    assert known.getvalue() == blob
     return blob, layer
 
 
