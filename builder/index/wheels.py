@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -64,6 +65,7 @@ class Wheel(Entry):
         return is_cuda_wheel(self.file)
 
 
+@cache
 def is_cuda_wheel(file: str) -> bool:
     """Whether a wheel contains CUDA libraries: from NVIDIA, for any Python, for one platform.
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -62,6 +64,23 @@ class Lock:
     @property
     def versions(self) -> dict[str, str]:
         return {wheel.name: wheel.version for wheel in self.wheels}
+
+    @cached_property
+    def by_component(self) -> dict[tuple[str, bool], list[Wheel]]:
+        """The wheels of each component of a cell; `True` stands for one of `cells.foundation`, whose CUDA is shared.
+
+        Computed once: a group may have thousands of cells.
+        """
+        entries = {entry.name: entry for entry in self.wheels}
+        result: dict[tuple[str, bool], list[Wheel]] = {}
+        for component, part in self.components.items():
+            needed = [entries[name] for name in part.wheels]
+            result[component, False] = [Wheel(component=component, **vars(entry)) for entry in needed]
+            result[component, True] = [
+                Wheel(component=cells.CUDA if is_cuda_wheel(entry.file) else component, **vars(entry))
+                for entry in needed
+            ]
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,18 +169,15 @@ def _short(value: object) -> str:
 
 def of_cell(matrix: Matrix, cell: Cell, lock: Lock) -> Locked:
     """The part of its group's lock that a cell needs. Raises StaleError if the lock lacks one of its components."""
-    by_name = {wheel.name: wheel for wheel in lock.wheels}
     foundation = cells.foundation(matrix, cell)
     wheels: dict[str, Wheel] = {}
     needs = requirements(matrix, cell)
     if missing := [component for component in needs if component not in lock.components]:
         raise StaleError(f"locks/{lock.group}.json has no component {missing[0]}", hint=resolve_hint(lock.group))
     for component in needs:
-        for name in lock.components[component].wheels:
-            is_cuda = component in foundation and is_cuda_wheel(by_name[name].file)
-            wheel = Wheel(component=cells.CUDA if is_cuda else component, **by_name[name].__dict__)
-            wheels.setdefault(name, wheel)
-    ordered = sorted(wheels.values(), key=lambda wheel: (wheel.component, wheel.name))
+        for wheel in lock.by_component[component, component in foundation]:
+            wheels.setdefault(wheel.name, wheel)
+    ordered = sorted(wheels.values(), key=attrgetter("component", "name"))
     return Locked(cell=cell.id, requirements=needs, wheels=tuple(ordered))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from builder.common import digest
@@ -145,5 +146,9 @@ def wheels_key(python: str, wheels: Sequence[Wheel]) -> str:
     File name and size are part of it, although the hash determines them, so that a cached layer never hides a lock
     with a wrong one.
     """
-    entries = [[wheel.file, wheel.size, wheel.sha256] for wheel in wheels]
-    return digest.of_data({"layer": LAYER_FORMAT, "python": python, "wheels": entries})
+    return _wheels_key(LAYER_FORMAT, python, tuple((wheel.file, wheel.size, wheel.sha256) for wheel in wheels))
+
+
+@cache  # images of many variants have the same layers
+def _wheels_key(layer_format: int, python: str, entries: tuple[tuple[str, int, str], ...]) -> str:
+    return digest.of_data({"layer": layer_format, "python": python, "wheels": entries})
