@@ -42,7 +42,7 @@ integration: engine ## integration tests: the real engine, tiny wheels
 facts: .venv/.ready ## check builder/matrix/facts.yaml against the real wheels (asks the index)
 	@$(BUILDER) facts
 
-lock: .venv/.ready ## resolve every cell to exact wheels (asks the index)
+lock: .venv/.ready ## choose the exact wheels and Debian packages of every cell (asks the index and Debian's archives)
 	@$(BUILDER) lock $(CELLS)
 
 plan: .venv/.ready ## what would be built
@@ -54,9 +54,10 @@ render: .venv/.ready ## write images/ from templates/ and locks/
 build: .venv/.ready ## build without testing or tagging
 	@$(BUILDER) build $(CELLS) --start-engine
 
-refresh: .venv/.ready ## lock today's Debian packages, then build and test the images that they change
-	@$(BUILDER) lock --os $(CELLS)
-	@$(BUILDER) images $(CELLS) --start-engine --gpu $(GPU)
+refresh: .venv/.ready ## lock today's Debian packages of the default images, then build and test them (CELLS='*': of all)
+	@$(BUILDER) lock --os $(or $(CELLS),default)
+	@$(BUILDER) render
+	@$(BUILDER) images $(or $(CELLS),default) --start-engine --gpu $(GPU)
 
 push: .venv/.ready ## publish what passed its tests to the registry of matrix.yaml
 	@$(BUILDER) push $(CELLS)

@@ -108,7 +108,7 @@ class Assembler:
             self._systems[stage.image.os] = self._containers.submit(self._make_system, stage)
 
     def _make_system(self, stage: OsStage) -> OsLayer:
-        system = os_stage.make(self._work, self._store, stage, self._programs)
+        system = os_stage.make(self._work, self._store, stage, self._programs, self._known)
         self._work.view.end(stage.name, "done", f"layer {digest.short(system.digest)}")
         return system
 
@@ -199,7 +199,7 @@ class Assembler:
         def write(out: BinaryIO) -> WrittenLayer:
             return bytecode.make(self._work, self._store, compilation, out)
 
-        return wheel_layers.put(self._store, layer, write)
+        return wheel_layers.put(self._store, layer, write, self._known.get(layer))
 
     def _os_image(self, image: PlannedImage, system: OsLayer) -> str:
         """Id of an image of the operating system alone, to run its Python."""

@@ -177,7 +177,8 @@ def _options(bootstrap: Bootstrap, host: Host, scratch: Path) -> list[str]:
         options.append(f"--setup-hook=cp {inside} {canonical}; cp {own} {inside}")
         options.append(f"--customize-hook=cp {canonical} {inside}")
     if bootstrap.lock:
-        options.append(f'--setup-hook=sh {bootstrap.steps}/packages.sh pin "$1" {quote(str(bootstrap.lock))}')
+        program, lock = (quote(str(path)) for path in (bootstrap.steps / "packages.sh", bootstrap.lock))
+        options.append(f'--setup-hook=sh {program} pin "$1" {lock}')
     if host.apt_proxy:
         options.append(f'--aptopt=Acquire::http::Proxy "{host.apt_proxy}";')
     if bootstrap.hook:

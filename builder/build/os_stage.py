@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import join, quote
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from builder.build import base, bootstrap, dockerfile, locked_packages
 from builder.build.base import Base
@@ -23,7 +24,8 @@ from builder.build.programs import Programs
 from builder.build.work import Work
 from builder.common import digest
 from builder.common.errors import BuildError, UsageError
-from builder.layers import os_layer
+from builder.layers import known_layers, os_layer
+from builder.layers.known_layers import KnownLayers
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.plan.plan import STEPS, PlannedImage
@@ -80,15 +82,28 @@ def read(work: Work, images: Sequence[PlannedImage], way: Way) -> list[OsStage]:
     return stages
 
 
-def make(work: Work, store: Store, stage: OsStage, programs: Programs) -> OsLayer:
-    """Makes an `os` layer and records it. Raises BuildError, EngineError or DiskError."""
+def make(work: Work, store: Store, stage: OsStage, programs: Programs, known: KnownLayers) -> OsLayer:
+    """Makes an `os` layer and records it. Raises BuildError, EngineError or DiskError.
+
+    Raises BuildError too if it is not the one that is `known`.
+    """
     image = stage.image
     try:
-        layer = _by_mmdebstrap(work, store, stage, programs) if stage.commands else _by_buildkit(work, store, stage)
+        way = _by_mmdebstrap(work, stage, programs) if stage.commands else _by_buildkit(work, stage)
+        with way as paths:
+            layer = store.write(lambda out: _write(paths, stage, known, out))
     except BuildError as error:
         raise locked_packages.explained(work, image, error) from error
     layer = replace(layer, base=stage.base.name)
     store.put_record(image.os, asdict(layer))
+    return layer
+
+
+def _write(paths: Sequence[Path], stage: OsStage, known: KnownLayers, out: BinaryIO) -> OsLayer:
+    layer = os_layer.write(paths, out)
+    [planned] = [layer for layer in stage.image.layers if layer.kind == "os"]
+    if recorded := known.get(planned, stage.base.name):
+        known_layers.check(planned, recorded, layer.built(planned))
     return layer
 
 
@@ -97,7 +112,9 @@ def row(image: PlannedImage) -> str:
     return f"{ROW}{image.debian}-py{image.cell.python}-{digest.short(image.os)[:6]}"
 
 
-def _by_buildkit(work: Work, store: Store, stage: OsStage) -> OsLayer:
+@contextmanager
+def _by_buildkit(work: Work, stage: OsStage) -> Iterator[list[Path]]:
+    """The tars of the layers, lowest first."""
     image = stage.image
     build = Build(image=image, name=stage.name, context=stage.context, base=stage.base, target="os")
     image_id = dockerfile.run(work, build)
@@ -108,12 +125,14 @@ def _by_buildkit(work: Work, store: Store, stage: OsStage) -> OsLayer:
                 work.engine.save(image_id, out)
             paths = os_layer.saved_layers(archive, archive.parent)
             archive.unlink()
-            return store.write(lambda out: os_layer.write(paths, out))
+            yield paths
     finally:
         work.engine.remove_image(image_id)
 
 
-def _by_mmdebstrap(work: Work, store: Store, stage: OsStage, programs: Programs) -> OsLayer:
+@contextmanager
+def _by_mmdebstrap(work: Work, stage: OsStage, programs: Programs) -> Iterator[list[Path]]:
+    """The tar of the file system."""
     image, name = stage.image, stage.name
     work.view.begin(name, "building")
     log = work.project.logs / f"{name}.log"
@@ -133,7 +152,7 @@ def _by_mmdebstrap(work: Work, store: Store, stage: OsStage, programs: Programs)
             hint = f"Full log: {log.relative_to(work.project.root)}   Without mmdebstrap: --os-layer buildkit"
             raise BuildError(f"{name}: {error}", hint=hint) from error
         work.view.note(name, "compressing")
-        return store.write(lambda out: os_layer.write([tar_path], out))
+        yield [tar_path]
 
 
 def _unpack(stage: OsStage, folder: Path) -> None:

@@ -93,7 +93,7 @@ class WheelLayers:
         while True:
             try:
                 paths = [fetcher.path(wheel) for wheel in layer.wheels]
-                return wheel_layers.make(self._store, layer, paths, self._known.get(layer.inputs))
+                return wheel_layers.make(self._store, layer, paths, self._known.get(layer))
             except FileNotFoundError:
                 if built := wheel_layers.get(self._store, layer):
                     return built

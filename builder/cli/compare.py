@@ -144,11 +144,13 @@ def _at(root: Path, revision: str) -> dict[str, Locked]:
     """The locks of a revision, for the cells of its own matrix.yaml. Raises MatrixError, LockError."""
     located = strict_yaml.parse(_git(root, "show", f"{revision}:./matrix.yaml").encode(), f"{revision}:matrix.yaml")
     matrix = reader.check(located)
+    all_cells = cells.expand(matrix)
+    groups = {cell.group for cell in all_cells}
     names = _git(root, "ls-tree", "-z", "--name-only", _commit(root, revision), "locks/")
-    paths = sorted(PurePosixPath(name) for name in names.split("\0") if name.endswith(".json"))
+    paths = sorted(path for name in names.split("\0") if (path := PurePosixPath(name)).stem in groups)
     texts = {path: _git(root, "show", f"{revision}:./{path}") for path in paths}
     locks = {path.stem: lockfile.parse(text, f"{revision}:{path}", path.stem) for path, text in texts.items()}
-    return _locked(matrix, cells.expand(matrix), locks)
+    return _locked(matrix, all_cells, locks)
 
 
 def _locked(matrix: Matrix, all_cells: Iterable[Cell], locks: Mapping[str, Lock]) -> dict[str, Locked]:

@@ -46,5 +46,5 @@ def lock_command(context: Context, patterns: Sequence[str], check: bool, upgrade
     context.say_written(changed)
     if not changed:
         hints = [] if upgrade else ["--upgrade chooses newer wheels"]
-        hints += [] if refresh else ["--os newer Debian packages"]
+        hints += [] if refresh else ["--os chooses newer Debian packages"]
         context.say("; ".join(["all locks unchanged", *hints]))

@@ -25,7 +25,7 @@ from builder.layers.store import Store, sizes
 @click.option(
     "--fresh",
     is_flag=True,
-    help="If the base image was built on this machine, build it again from today's Debian packages.",
+    help="If the base image was built on this machine, build it again. Images get the locked packages either way.",
 )
 @click.pass_obj
 def base_command(context: Context, release: str | None, fresh: bool) -> None:

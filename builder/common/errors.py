@@ -40,7 +40,7 @@ class MatrixError(BuilderError):
 
 
 class LockError(BuilderError):
-    """A cell cannot be resolved to wheels, or its lock file is damaged."""
+    """A cell cannot be resolved to wheels and Debian packages, or a lock file is damaged."""
 
     exit_code = 4
     title = "lock"

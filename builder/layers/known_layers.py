@@ -38,21 +38,17 @@ _Size = Annotated[int, Field(ge=0)]
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class KnownLayer:
-    """`size` and `unpacked` are bytes of the blob and of the tar in it.
-
-    `base` is what an operating system was made on, empty for other layers: another base gives other bytes.
-    """
+    """`size` and `unpacked` are bytes of the blob and of the tar in it."""
 
     digest: _Digest
     diff_id: _Digest
     size: _Size
     unpacked: _Size
-    base: str = ""
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class _File:
-    layers: dict[_Digest, KnownLayer]
+    layers: dict[str, KnownLayer]
     format: Literal[1] = FORMAT
 
 
@@ -69,8 +65,9 @@ class KnownLayers:
         self._lock = threading.Lock()
         self._layers = read(root)
 
-    def get(self, inputs: str) -> KnownLayer | None:
-        return self._layers.get(inputs)
+    def get(self, planned: PlannedLayer, base: str = "") -> KnownLayer | None:
+        """The layer that must be made; `base` is what an operating system is made on."""
+        return self._layers.get(_key(planned, base))
 
     def add(self, planned: PlannedLayer, layer: Layer, base: str) -> None:
         """Adds a layer, or compares it with the one that is known.
@@ -82,12 +79,10 @@ class KnownLayers:
             diff_id=layer.diff_id,
             size=layer.size,
             unpacked=layer.unpacked,
-            base=base if planned.kind == "os" else "",
         )
         with self._lock:
-            known = self._layers.setdefault(planned.inputs, made)
-        if known.base == made.base:
-            check(planned, known, layer)
+            known = self._layers.setdefault(_key(planned, base), made)
+        check(planned, known, layer)
 
     def write(self) -> None:
         """Writes the file if layers were added."""
@@ -99,14 +94,20 @@ class KnownLayers:
 
 def check(planned: PlannedLayer, known: KnownLayer, layer: Layer) -> None:
     """Raises BuildError if a layer has other bytes than the known one with its inputs."""
+    tar = (layer.diff_id, layer.unpacked) == (known.diff_id, known.unpacked)
+    blob = (layer.digest, layer.size) == (known.digest, known.size)
     # Only operating systems are compressed here, and zlib's successors compress to other bytes.
-    is_same = known.diff_id == layer.diff_id if planned.kind == "os" else known.digest == layer.digest
-    if not is_same:
+    if not tar or not (blob or planned.kind == "os"):
         raise BuildError(
-            f"layer {planned.name}: its inputs gave {layer.digest}, but {known.digest} in {PATH}",
-            hint="The same inputs must give the same bytes. Check the store: builder gc --check. If the recorded layer "
-            f"is wrong, delete its line from {PATH}: {digest.short(planned.inputs)}",
+            f"layer {planned.name} has the digest {layer.digest}, but {PATH} records {known.digest}",
+            hint="The same inputs must give the same bytes. If the recorded layer is wrong, delete its line from "
+            f"{PATH}: {planned.inputs}",
         )
+
+
+def _key(planned: PlannedLayer, base: str) -> str:
+    """An operating system on another base has other bytes."""
+    return f"{planned.inputs} {base}" if planned.kind == "os" else planned.inputs
 
 
 def read(root: Path) -> dict[str, KnownLayer]:
@@ -119,18 +120,14 @@ def read(root: Path) -> dict[str, KnownLayer]:
 
 def dump(layers: dict[str, KnownLayer]) -> str:
     """The file's text, with one line for each layer, sorted by its inputs."""
-    lines = [f"{json.dumps(inputs)}: {json.dumps(_fields(layers[inputs]))}" for inputs in sorted(layers)]
+    lines = [f"{json.dumps(key)}: {json.dumps(vars(layers[key]))}" for key in sorted(layers)]
     return f'{{\n "format": {FORMAT},\n "layers": {document.block("{", lines, "}")}\n}}\n'
-
-
-def _fields(layer: KnownLayer) -> dict[str, object]:
-    return {name: value for name, value in vars(layer).items() if value != ""}
 
 
 def prune(root: Path, inputs: Collection[str]) -> bool:
     """Removes layers that no planned layer needs; returns whether there were any. Raises LockError."""
     before = read(root)
-    after = {name: layer for name, layer in before.items() if name in inputs}
+    after = {key: layer for key, layer in before.items() if key.partition(" ")[0] in inputs}
     if after != before:
         atomic.write_text(root / PATH, dump(after))
     return after != before

@@ -25,9 +25,18 @@ def get(store: Store, planned: PlannedLayer) -> Layer | None:
     return _layer(record, planned)
 
 
-def put(store: Store, planned: PlannedLayer, write: Callable[[BinaryIO], WrittenLayer]) -> Layer:
-    """Stores the layer that `write` writes, and its record."""
-    layer = store.write(write)
+def put(
+    store: Store, planned: PlannedLayer, write: Callable[[BinaryIO], WrittenLayer], known: KnownLayer | None = None
+) -> Layer:
+    """Stores the layer that `write` writes, and its record. Raises BuildError if it is not the `known` one."""
+
+    def write_known(out: BinaryIO) -> WrittenLayer:
+        written = write(out)
+        if known:
+            known_layers.check(planned, known, written)
+        return written
+
+    layer = store.write(write_known)
     record = {
         "digest": layer.digest,
         "diff_id": layer.diff_id,
@@ -108,14 +117,8 @@ def make(store: Store, planned: PlannedLayer, paths: Sequence[Path], known: Know
     Raises FetchError, DiskError, and BuildError if it is not the `known` one.
     """
     wheels = [(file.file, path) for file, path in zip(planned.wheels, paths, strict=True)]
-
-    def write_known(out: BinaryIO) -> WrittenLayer:
-        written = write(wheels, planned.python, out, diff_id=known.diff_id if known else "")
-        if known:
-            known_layers.check(planned, known, written)
-        return written
-
+    diff_id = known.diff_id if known else ""
     try:
-        return put(store, planned, write_known)
+        return put(store, planned, lambda out: write(wheels, planned.python, out, diff_id=diff_id), known)
     except (WheelError, SpliceError) as error:
         raise FetchError(str(error), hint="The wheel itself is invalid: pin another version.") from error

@@ -48,7 +48,9 @@ def reason_not(host: Host) -> str:
         return "apt-get is not installed"
     if not Path(KEYRING).exists():
         return f"{KEYRING} is missing"
-    return "" if host.apt_sources else "its apt has no Debian archive"
+    kinds = {source.kind for source in host.apt_sources}
+    missing = [kind for kind in ("main", "security") if kind not in kinds]
+    return f"its apt does not use Debian's archive `{missing[0]}`" if missing else ""
 
 
 class Archive:
@@ -80,7 +82,10 @@ class Archive:
     def resolve(self, wanted: OsRequest) -> OsLock:
         """The newest packages for a request. Raises LockError, e.g. for a package that does not exist."""
         output = self._run("apt-get", "install", "-s", "-q", *_RELEASE, *wanted.packages)
-        packages = self._packages(dict(_INSTALL.findall(output)))
+        versions = dict(_INSTALL.findall(output))
+        packages = self._packages(versions)
+        if unknown := versions.keys() - packages.keys():
+            raise LockError(f"Debian {self._release}: apt-cache does not show {min(unknown)} {versions[min(unknown)]}")
         if missing := [name for name in wanted.packages if name not in packages]:
             raise LockError(
                 f"Debian {self._release}: {missing[0]} is a virtual package",
@@ -95,6 +100,8 @@ class Archive:
     def missing(self, lock: OsLock) -> list[str]:
         """The locked packages that the archives do not have, each with its version."""
         present = self._packages(lock.versions)
+        if not present:
+            raise LockError(f"Debian {self._release}: apt-cache shows none of the locked packages")
         differ = [package for package in lock.packages if present.get(package.name) != package]
         return [
             f"{package.name} {package.version}" + (" (another file)" if package.name in present else "")

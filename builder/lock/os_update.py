@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from builder.common import atomic
 from builder.common.errors import LockError
+from builder.common.units import counted
 from builder.index.host import Host
 from builder.lock import apt, os_lock
 from builder.lock.os_lock import OsLock, OsRequest
@@ -15,9 +16,15 @@ from builder.matrix.project import Project
 
 
 def faults(project: Project, chosen: Iterable[Cell]) -> list[str]:
-    """A line for each missing lock of these cells. Raises LockError for a damaged one."""
-    requests = _requests(project, chosen)
-    return [f"{wanted.path}: missing" for wanted in requests if os_lock.read(project.root, wanted) is None]
+    """A line for each missing or damaged lock of these cells."""
+    lines = []
+    for wanted in _requests(project, chosen):
+        try:
+            if os_lock.read(project.root, wanted) is None:
+                lines.append(f"{wanted.path}: missing")
+        except LockError as error:
+            lines.append(str(error))
+    return lines
 
 
 def update(
@@ -33,10 +40,10 @@ def update(
     failures: list[LockError] = []
     for release, requests in groupby(sorted(stale), key=lambda wanted: wanted.debian):
         say(f"Debian {release}: reading the lists of packages")
-        try:
-            _resolve(release, list(requests), host, new)
-        except LockError as error:
-            failures.append(error)
+        failures += _resolve(release, requests, host, new)
+    for wanted, lock in new.items():
+        if present[wanted] is None:
+            say(f"{wanted.path}: {counted(len(lock.packages), 'package')}, the newest versions")
     for line in os_lock.changes(present, new):
         say(line)
     changed = {wanted.path: lock for wanted, lock in new.items() if lock != present[wanted]}
@@ -50,10 +57,19 @@ def paths(project: Project) -> set[str]:
     return {wanted.path for wanted in _requests(project, project.cells)}
 
 
-def _resolve(release: str, requests: Iterable[OsRequest], host: Host, new: dict[OsRequest, OsLock]) -> None:
-    with apt.archive(release, host) as archive:
-        for wanted in requests:
-            new[wanted] = archive.resolve(wanted)
+def _resolve(
+    release: str, requests: Iterable[OsRequest], host: Host, new: dict[OsRequest, OsLock]
+) -> Iterator[LockError]:
+    """Adds the locks of requests for a release to `new`; yields the errors of those that fail."""
+    try:
+        with apt.archive(release, host) as archive:
+            for wanted in requests:
+                try:
+                    new[wanted] = archive.resolve(wanted)
+                except LockError as error:
+                    yield error
+    except LockError as error:
+        yield error
 
 
 def _requests(project: Project, chosen: Iterable[Cell]) -> Mapping[OsRequest, None]:

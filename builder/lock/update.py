@@ -46,13 +46,12 @@ def update(
     """
     changed, failures = _update_wheels(project, chosen, host, upgrade=upgrade, say=say)
     systems, os_failures = os_update.update(project, chosen, host, refresh=refresh, say=say)
-    changed += systems
-    for name in _strays(project):
-        (project.root / name).unlink()
-        changed.append(f"{name} (removed: no cell needs it)")
     if failures + os_failures:
-        raise join(failures + os_failures, "groups failed")
-    return changed
+        raise join(failures + os_failures, "locks failed")
+    strays = _strays(project)  # kept after a failure: undoing the change that caused it needs them again
+    for name in strays:
+        (project.root / name).unlink()
+    return [*changed, *systems, *(f"{name} (removed: no cell needs it)" for name in strays)]
 
 
 def _update_wheels(

@@ -23,7 +23,7 @@ SHOWN = 10  # differences
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownLayer:
+class ExpectedLayer:
     """`how` is `derived` from the checkout's files, or `known` from the record of a build in the store."""
 
     digest: str
@@ -39,25 +39,25 @@ class Expected:
     """
 
     image: PlannedImage
-    layers: Mapping[int, KnownLayer]
+    layers: Mapping[int, ExpectedLayer]
     system: OsLayer | None = None
 
 
 def of_plan(root: Path, store: Store, image: PlannedImage) -> Expected:
     """An image of the plan, with its layers from the checkout at `root` and from records of the store."""
     system = os_layer.get(store, image.os)
-    layers: dict[int, KnownLayer] = {}
+    layers: dict[int, ExpectedLayer] = {}
     for number, layer in enumerate(image.layers):
         if layer.kind == "os" and system:
-            layers[number] = KnownLayer(digest=system.digest, diff_id=system.diff_id, how="known")
+            layers[number] = ExpectedLayer(digest=system.digest, diff_id=system.diff_id, how="known")
         elif layer.compiled:
             if record := store.get_record(layer.inputs):
-                layers[number] = KnownLayer(digest=record["digest"], diff_id=record["diff_id"], how="known")
+                layers[number] = ExpectedLayer(digest=record["digest"], diff_id=record["diff_id"], how="known")
         elif layer.kind == "files":
             entries = files.entries(files.read(root, image, wheel.environment(image.cell.python)), ())
             with Path(os.devnull).open("wb") as discarded:
                 written = splice.write(entries, discarded)
-            layers[number] = KnownLayer(digest=written.digest, diff_id=written.diff_id, how="derived")
+            layers[number] = ExpectedLayer(digest=written.digest, diff_id=written.diff_id, how="derived")
     return Expected(image=image, layers=layers, system=system)
 
 

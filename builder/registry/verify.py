@@ -27,7 +27,7 @@ from builder.layers.wheel_zip import WheelError
 from builder.matrix.tags import CELL_LABEL
 from builder.plan.layer_order import LAYER_FORMAT
 from builder.registry import expected
-from builder.registry.expected import Expected, KnownLayer
+from builder.registry.expected import Expected, ExpectedLayer
 
 SHOWN = 6  # wheels of a layer that are named
 CONFIGURATION = "configuration"  # the name of its finding
@@ -143,14 +143,14 @@ def _damage(layer: Layer, source: Source, check: Check) -> Finding | None:
     return Finding(layer=layer.created_by[:40], digest=layer.digest, state="different", detail=reason)
 
 
-def _finding(layer: Layer, known: KnownLayer | None, downloads: Mapping[str, Future[Path]]) -> Finding:
+def _finding(layer: Layer, known: ExpectedLayer | None, downloads: Mapping[str, Future[Path]]) -> Finding:
     of = _wheels(layer)
     name = layer.created_by if of is None else _names([file.split("-")[0] for file, _ in of.wheels])
     state, detail = _look_up(layer, known) if of is None else _rebuild(layer, of, downloads)
     return Finding(layer=name, digest=layer.digest, state=state, detail=detail)
 
 
-def _look_up(layer: Layer, known: KnownLayer | None) -> tuple[State, str]:
+def _look_up(layer: Layer, known: ExpectedLayer | None) -> tuple[State, str]:
     """State and detail of a layer without wheels."""
     if known is None:
         return "unknown", "this store has no record of it"

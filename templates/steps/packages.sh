@@ -15,6 +15,7 @@ locked() {
 
 case $1 in
 pin)
+    [ -r "$3" ]
     mkdir -p "$2/${pins%/*}"
     {
         printf 'Package: *\nPin: release *\nPin-Priority: -1\n'
@@ -46,5 +47,8 @@ check)
         exit 1
     fi
     rm "$differences" "$differences.locked" "$differences.installed"
+    ;;
+*)
+    exit 2
     ;;
 esac

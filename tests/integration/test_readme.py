@@ -17,7 +17,7 @@ BLOCK = re.compile(r"^```(sh|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 300
 NOT_RUN = ("make check", "make browser", ".builder/tools/bin/uv pip compile")  # CI runs the parts of the first
 DOCUMENTS = ("README.md", "docs/matrix.md", "docs/publish.md", "CONTRIBUTING.md")
-RECIPES = {"refresh": ["lock", "images"], "push": ["push"]}  # the builder commands of a target
+RECIPES = {"refresh": ["lock", "render", "images"], "push": ["push"]}  # the builder commands of a target
 HARMLESS = (
     "make lock render",
     "git diff",

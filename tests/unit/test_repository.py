@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 
 import pytest
 from packaging.tags import Tag
@@ -157,3 +160,19 @@ def test_the_commands_of_the_documents_are_those_that_image_tests_run() -> None:
     text = (ROOT / "docs/workstation.md").read_text(encoding="utf-8")
     section = text.split("\n## pip and uv\n")[1].split("\n## ")[0]
     assert [line.split("  #")[0].strip() for line in section.splitlines() if line.startswith("    ")] == DOCUMENTED
+
+
+def test_plain_docker_build_gets_every_file_that_a_dockerfile_mounts() -> None:
+    """`.dockerignore` names what is in the build context."""
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in lines
+    admitted = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    sources = {
+        source
+        for path in ROOT.glob("images/*/*.Dockerfile")
+        for source in re.findall(r"type=bind,source=([^,]+),", path.read_text(encoding="utf-8"))
+    }
+    assert any(source.startswith("locks/os-") for source in sources)
+    for source in sources:
+        parents = [source, *map(str, PurePosixPath(source).parents)]
+        assert any(fnmatchcase(parent, pattern) for parent in parents for pattern in admitted), source

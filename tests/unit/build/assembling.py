@@ -27,6 +27,7 @@ from builder.index.wheels import Wheel
 from builder.layers import images as stored_images
 from builder.layers import oci, splice, wheel_layers
 from builder.layers.blobs import LAYER_TYPE
+from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image
 from builder.layers.os_layer import OsLayer
 from builder.layers.splice import Entry
@@ -96,7 +97,7 @@ class World:
             log.clear()
         return result
 
-    def make_system(self, _: Work, store: Store, stage: OsStage, __: Programs) -> OsLayer:
+    def make_system(self, _: Work, store: Store, stage: OsStage, __: Programs, ___: KnownLayers) -> OsLayer:
         """In place of `os_stage.make`."""
         image = stage.image
         self.systems.append(stage.name.rpartition("-")[0])

@@ -20,6 +20,7 @@ from builder.common.errors import BuildError, DiskError, UsageError
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.layers import oci, os_layer
+from builder.layers.known_layers import KnownLayers
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -65,12 +66,13 @@ class Bench:
         render.write(project.root, render.render(project.root, project.matrix, planned))
         self.image: PlannedImage = planned.images[0]
 
+        self.known = KnownLayers(project.root)
         self.programs = FakePrograms(result=tar(FILES))
         self.engine.add_image(project.matrix.debian[self.image.debian].image)
 
     def make(self, *, way: os_stage.Way = "buildkit") -> OsLayer:
         [stage] = os_stage.read(self.work, [self.image], way)
-        return os_stage.make(self.work, self.store, stage, self.programs)
+        return os_stage.make(self.work, self.store, stage, self.programs, self.known)
 
     @property
     def recorded(self) -> OsLayer | None:
@@ -196,6 +198,18 @@ def test_the_stage_is_removed_from_the_engine_if_the_store_is_full(
     with pytest.raises(DiskError):
         bench.make()
     assert bench.engine.calls[-1].startswith("remove ")
+    assert bench.recorded is None
+
+
+def test_a_layer_with_other_bytes_than_the_known_one_is_not_stored(bench: Bench) -> None:
+    [planned] = [layer for layer in bench.image.layers if layer.kind == "os"]
+    layer = bench.make().built(planned)
+    bench.known.add(planned, replace(layer, diff_id=digest.of_bytes(b"other")), IMAGE)
+    for blob in (bench.store.root / "blobs/sha256").iterdir():
+        blob.unlink()
+    with pytest.raises(BuildError, match=r"^layer os has the digest"):
+        bench.make()
+    assert list((bench.store.root / "blobs/sha256").iterdir()) == []
     assert bench.recorded is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,12 +42,13 @@ def test_the_first_build_writes_what_later_ones_read(root: Path) -> None:
     text = (root / PATH).read_text()
     again = KnownLayers(root)
     wheels = layer()
-    assert again.get(planned().inputs) == KnownLayer(
+    assert again.get(planned()) == KnownLayer(
         digest=wheels.digest, diff_id=wheels.diff_id, size=wheels.size, unpacked=9
     )
-    system = again.get(planned("os", "os").inputs)
+    system = again.get(planned("os", "os"), BASE)
     assert system
-    assert system.base == BASE
+    assert system.digest == layer("2").digest
+    assert again.get(planned("os", "os"), "debian:2") is None
     again.add(planned(), layer(), "debian:2")
     again.write()
     assert (root / PATH).read_text() == text, "a layer of wheels does not depend on the base"
@@ -62,9 +64,11 @@ def test_other_bytes_for_the_same_inputs_are_an_error(root: Path, kind: LayerKin
     known = KnownLayers(root)
     known.add(planned(kind), layer(), BASE)
     known.add(planned(kind), layer(), BASE)
-    with pytest.raises(BuildError, match=f"^layer torch: its inputs gave {layer('2').digest}, but {layer().digest}"):
+    with pytest.raises(
+        BuildError, match=f"^layer torch has the digest {layer('2').digest}, but {PATH} records {layer().digest}"
+    ):
         known.add(planned(kind), layer("2"), BASE)
-    found = known.get(planned(kind).inputs)
+    found = known.get(planned(kind), BASE)
     assert found
     assert found.digest == layer().digest, "the known one stays"
 
@@ -82,15 +86,28 @@ def test_an_operating_system_on_another_base_has_other_bytes(root: Path) -> None
     known = KnownLayers(root)
     known.add(planned("os"), layer(), BASE)
     known.add(planned("os"), layer("2"), "debian:2")
+    for base, content in ((BASE, "2"), ("debian:2", "1")):
+        with pytest.raises(BuildError):
+            known.add(planned("os"), layer(content), base)
+
+
+@pytest.mark.parametrize("change", [{"diff_id": digest.of_bytes(b"x")}, {"size": 1}, {"unpacked": 1}])
+def test_a_recorded_layer_must_be_right_in_all_its_fields(root: Path, change: dict[str, Any]) -> None:
+    """The diff id of a known layer is not computed again."""
+    known = KnownLayers(root)
+    known.add(planned(), replace(layer(), **change), BASE)
+    with pytest.raises(BuildError):
+        known.add(planned(), layer(), BASE)
 
 
 def test_layers_that_no_image_has_are_removed(root: Path) -> None:
     known = KnownLayers(root)
     for name in ("torch", "numpy"):
         known.add(planned(name=name), layer(name), BASE)
+    known.add(planned("os", "torch"), layer("os"), BASE)
     known.write()
     assert known_layers.prune(root, {planned().inputs, "sha256:other"})
-    assert list(known_layers.read(root)) == [planned().inputs]
+    assert list(known_layers.read(root)) == [planned().inputs, f"{planned().inputs} {BASE}"]
     assert not known_layers.prune(root, {planned().inputs})
 
 
@@ -99,7 +116,7 @@ def test_layers_that_no_image_has_are_removed(root: Path) -> None:
     [
         ('"format": 1', '"format": 2', "has lock format 2; this builder reads format 1"),
         ('"size"', '"length"', "is damaged"),
-        ("sha256:", "sha1:", "is damaged"),
+        ('": "sha256:', '": "sha1:', "is damaged"),
         ('"digest"', '<<<<<<< HEAD\n"digest"', "is damaged"),
     ],
 )

@@ -298,7 +298,8 @@ class Desk:
 
     def commit(self, name: str, *locks: Lock, matrix: str = MATRIX) -> None:
         files = {f"locks/{lock.group}.json": lockfile.dump(lock) for lock in locks}
-        self.revisions[name] = {"matrix.yaml": matrix, "locks/uv.txt": "", **files}
+        others = {"locks/uv.txt": "", "locks/layers.json": "{}", "locks/os-newbird-12345678.json": "{}"}
+        self.revisions[name] = {"matrix.yaml": matrix, **others, **files}
 
     def store(self, name: str, *layers: tuple[str, int]) -> None:
         store = Store(self.root / "store")

@@ -84,6 +84,7 @@ class FakeArchive:
 
     versions: dict[str, str] = field(default_factory=lambda: {"newbird": "2.0-1", "oldbird": "2.0-1"})
     broken: str = ""
+    unknown: str = ""
     release: str = ""
     resolved: list[str] = field(default_factory=list)
 
@@ -96,6 +97,8 @@ class FakeArchive:
 
     def resolve(self, wanted: OsRequest) -> OsLock:
         assert wanted.debian == self.release
+        if self.unknown in wanted.packages:
+            raise LockError(f"Unable to locate package {self.unknown}")
         self.resolved.append(wanted.path)
         return locks.os_lock_of(wanted, self.versions[wanted.debian])
 
@@ -123,7 +126,10 @@ def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: FakeArchiv
     path, old_path = (request_of(tiny, cell).path for cell in (CELL, OLD_CELL))
     (tiny.root / path).unlink()
     (tiny.root / old_path).write_text("{}")
-    assert update(tiny, CELL) == ([path], [], ["Debian newbird: reading the lists of packages"])
+    changed, failures, said = update(tiny, CELL)
+    count = len(request_of(tiny).packages) + 2
+    assert (changed, failures) == ([path], [])
+    assert said == ["Debian newbird: reading the lists of packages", f"{path}: {count} packages, the newest versions"]
     assert update(tiny, "*")[0] == [old_path]
     assert os_lock.read(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny), "2.0-1")
 
@@ -175,6 +181,26 @@ def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: FakeArch
     project = edit("apt: [python3]", "apt: [python3, git]")
     with pytest.raises(StaleError, match=f"  {path}: belongs to no cell"):
         locking.check(project, [])
+    archive.broken = "newbird"
+    with pytest.raises(LockError):
+        locking.update(project, project.select([CELL]), Host(), upgrade=False, refresh=True, say=lambda _: None)
+    assert (project.root / path).exists(), "undoing the edit needs it again"
     changed = locking.update(project, [], Host(), upgrade=False, refresh=False, say=lambda _: None)
     assert f"{path} (removed: no cell needs it)" in changed
     assert not (project.root / path).exists()
+
+
+def test_a_set_that_fails_does_not_stop_others(edit: Edit, archive: FakeArchive) -> None:
+    project = edit("board: {needs: [python]", "board: {apt: [no-such-package], needs: [python]")
+    archive.unknown = "no-such-package"
+    changed, failures, _ = update(project, "qz-0.5-cu129-py311*", refresh=True)
+    assert changed == [request_of(project).path]
+    assert [str(error) for error in failures] == ["Unable to locate package no-such-package"]
+
+
+def test_check_names_missing_and_damaged_locks(tiny: Project) -> None:
+    path, old_path = (request_of(tiny, cell).path for cell in (CELL, OLD_CELL))
+    (tiny.root / path).unlink()
+    (tiny.root / old_path).write_text("{}")
+    lines = os_update.faults(tiny, tiny.select([CELL, OLD_CELL]))
+    assert sorted(line.partition(":")[0].partition(" ")[0] for line in lines) == sorted([path, old_path])

@@ -18,7 +18,7 @@ from builder.matrix.project import Project
 from builder.plan import plan, settings
 from builder.plan.plan import PlannedImage
 from builder.registry import expected
-from builder.registry.expected import Expected, KnownLayer
+from builder.registry.expected import Expected, ExpectedLayer
 
 CELL = "qz-0.5-cu129-py311-board"
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
@@ -154,7 +154,7 @@ def test_known_layers(tiny: Project, image: PlannedImage, tmp_path: Any) -> None
     known = expected.of_plan(tiny.root, store, image).layers
     assert set(known) == set(kinds)
     [number] = [number for number, layer in kinds.items() if layer.kind == "os"]
-    assert known[number] == KnownLayer(digest=blob.digest, diff_id="x", how="known")
+    assert known[number] == ExpectedLayer(digest=blob.digest, diff_id="x", how="known")
     assert {known[number].how for number in compiled} == {"known"}
 
     (tiny.root / "templates/base/files/etc/new").write_text("x")

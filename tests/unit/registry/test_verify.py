@@ -23,7 +23,7 @@ from builder.layers import oci, splice, wheel
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.plan.plan import PlannedImage
 from builder.registry import verify
-from builder.registry.expected import Expected, KnownLayer
+from builder.registry.expected import Expected, ExpectedLayer
 from builder.registry.verify import Check, Finding, Source
 from tests.unit.layers import test_wheel
 from tests.unit.layers.test_wheel import pack
@@ -203,7 +203,7 @@ def test_wheels_in_another_order_or_for_another_python(fetcher: FakeFetcher) -> 
 )
 def test_a_layer_without_wheels_is_looked_up(known: dict[str, Any], state: str, detail: str) -> None:
     layer = oci.Layer(digest=SHA256, diff_id=SHA256, size=7, created_by="os")
-    record = KnownLayer(**{"digest": SHA256, "diff_id": SHA256, "how": "known", **known})
+    record = ExpectedLayer(**{"digest": SHA256, "diff_id": SHA256, "how": "known", **known})
     assert verify._look_up(layer, record) == (state, detail)
 
 
