@@ -15,6 +15,7 @@ from builder.build.work import Work
 from builder.common import digest
 from builder.common.errors import EngineError
 from builder.common.reference import ImageRef
+from builder.index import mmdebstrap
 from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS
 
 
@@ -60,7 +61,7 @@ def ensure(work: Work, release: str, *, fresh: bool = False) -> Base:
 
 def _bootstrap(work: Work, local: ImageRef, release: str, pull_error: str) -> None:
     engine = work.engine
-    if reason := bootstrap.install(work.view.say):
+    if reason := mmdebstrap.install(work.view.say):
         raise EngineError(
             f"base: cannot be pulled ({pull_error}), and mmdebstrap cannot build it: {reason}",
             hint="As root on Debian or Ubuntu: apt-get install mmdebstrap debian-archive-keyring",

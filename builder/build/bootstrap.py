@@ -22,6 +22,7 @@ from builder.build.programs import Program, Programs
 from builder.common.errors import FREE_DISK, BuildError, DiskError
 from builder.engine.errors import is_disk_full
 from builder.index.host import KEYRING, Host
+from builder.index.mmdebstrap import install, is_installed
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -29,9 +30,7 @@ CGROUP = Path("/sys/fs/cgroup")
 # apt's sandbox user may not be able to write here, and apt would give its folders to that user.
 _AS_ROOT = 'APT::Sandbox::User "root";'
 TIMEOUT_S = 3600
-INSTALL_S = 600
 _TAIL = 8  # lines of output in a message
-_PACKAGES = ("mmdebstrap", "debian-archive-keyring")
 # dpkg syncs each file to a disk, so the files are written to memory if there is enough.
 TMPFS = 5 << 30
 FREE_MEMORY = TMPFS + (1 << 30)  # bytes that must be available for each file system in memory
@@ -73,7 +72,7 @@ def reason_not() -> str:
     """Why this machine cannot run mmdebstrap; empty if it can, perhaps after `prepare` installed it."""
     if os.geteuid() != 0:
         return "only root can run it"
-    if not _is_installed() and not shutil.which("apt-get"):
+    if not is_installed() and not shutil.which("apt-get"):
         return "it is not installed"
     if not all(map(shutil.which, ("setpriv", "unshare"))):
         return "setpriv and unshare are not installed"
@@ -84,30 +83,6 @@ def reason_not() -> str:
 def prepare(say: Callable[[str], None]) -> str:
     """Installs mmdebstrap if it is missing and this is root; returns why it cannot run, empty if it can."""
     return reason_not() or install(say)
-
-
-def install(say: Callable[[str], None]) -> str:
-    """Returns why mmdebstrap is not installed; empty if it is. Root installs it with apt."""
-    if _is_installed():
-        return ""
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        return "it is not installed"
-    say(f"installing {' and '.join(_PACKAGES)} with apt-get")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    error = ""
-    for arguments in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *_PACKAGES]):
-        try:
-            done = subprocess.run(
-                ["apt-get", *arguments], capture_output=True, text=True, env=environment, timeout=INSTALL_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"apt-get {arguments[0]} took more than {INSTALL_S} s"
-        error = done.stderr.strip().rpartition("\n")[2] if done.returncode else error
-    return "" if _is_installed() else f"apt-get cannot install it: {error}"
-
-
-def _is_installed() -> bool:
-    return shutil.which("mmdebstrap") is not None and Path(KEYRING).exists()
 
 
 def run(bootstrap: Bootstrap, host: Host, scratch: Path, programs: Programs, note: Callable[[str], None]) -> Path:

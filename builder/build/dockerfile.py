@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -63,10 +63,15 @@ class DockerfileBuilder:
 
     def build(self, image: PlannedImage) -> tuple[str, Literal["built"]]:
         """Builds `image` and returns its id. Raises BuildError, EngineError or DiskError, as `run` does."""
-        try:
-            image_id = run(self._work, self._builds[image.id])
-        except BuildError as error:
-            raise locked_packages.explained(self._work, image, error) from error
+        build = self._builds[image.id]
+
+        def attempt(work: Work) -> str:
+            if work is self._work:
+                return run(work, build)
+            tar = context(work.project.root, image, work.host.files(image.debian))
+            return run(work, replace(build, context=tar))
+
+        image_id = locked_packages.build(self._work, image, attempt)
         record_built(self._work.project.state, self._keys[image.id], image_id)
         return image_id, "built"
 

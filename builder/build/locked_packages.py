@@ -1,8 +1,11 @@
-"""Why an operating system could not be made: Debian's archives do not keep all versions of a package."""
+"""Locked Debian packages that the archives no longer have: names them, and takes them from a snapshot archive."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
 from builder.build.work import Work
 from builder.common.errors import BuildError, LockError
@@ -11,18 +14,47 @@ from builder.lock import apt, os_lock
 from builder.plan.plan import PlannedImage
 
 SHOWN = 5
+_Result = TypeVar("_Result")
 # Errors of apt, and of templates/steps/packages.sh, in the output of a step.
 _OF_PACKAGES = re.compile(r"^\s*\|\s*(E: |.*are not the locked ones)", re.MULTILINE)
 
 
-def explained(work: Work, image: PlannedImage, error: BuildError) -> BuildError:
+def build(work: Work, image: PlannedImage, attempt: Callable[[Work], _Result]) -> _Result:
+    """What `attempt` returns, a build of an operating system.
+
+    If it fails because of packages, it is called again with the snapshot archive that matrix.yaml names. Raises what it
+    raises, or BuildError with the locked packages that the archives no longer have.
+    """
+    try:
+        return attempt(work)
+    except BuildError as error:
+        other = _with_snapshot(work, image) if _OF_PACKAGES.search(str(error)) else None
+        if other is None:
+            raise _explained(work, image, error) from error
+        work.view.say(f"{image.id}: packages are missing; trying again with the snapshot archive of {image.debian}")
+    try:
+        return attempt(other)
+    except BuildError as error:
+        raise _explained(other, image, error) from error
+
+
+def _with_snapshot(work: Work, image: PlannedImage) -> Work | None:
+    """The same with the snapshot archive at the time of the lock; None if matrix.yaml names none. Raises LockError."""
+    address = work.project.matrix.debian[image.debian].snapshot
+    lock = os_lock.read(work.project.root, image.system)
+    if not address or not lock:
+        return None
+    return replace(work, host=work.host.with_snapshot(address, lock.time))
+
+
+def _explained(work: Work, image: PlannedImage, error: BuildError) -> BuildError:
     """The error of a build, with the locked packages that the archives no longer have, if that may be its cause."""
-    wanted = image.system
     if not _OF_PACKAGES.search(str(error)):
         return error
+    wanted = image.system
     try:
         lock = os_lock.read(work.project.root, wanted)
-        with apt.archive(wanted.debian, work.host) as archive:
+        with apt.archive(wanted.debian, work.host, work.view.say) as archive:
             missing = archive.missing(lock) if lock else []
     except LockError:  # the archives cannot be asked here; the build's own error says enough
         return error

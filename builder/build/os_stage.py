@@ -63,8 +63,7 @@ def read(work: Work, images: Sequence[PlannedImage], way: Way) -> list[OsStage]:
     stages = []
     bases: dict[str, Base] = {}
     for image in images:
-        host_files = work.host.files(image.debian, with_index=False)  # the stage does not use the package index
-        context = dockerfile.context(work.project.root, image, host_files)
+        context = _context(work, image)
         text = (work.project.root / image.dockerfile).read_text(encoding="utf-8")
         if not reason and (stage_commands := commands(text, "os")):
             stages.append(
@@ -82,18 +81,24 @@ def read(work: Work, images: Sequence[PlannedImage], way: Way) -> list[OsStage]:
     return stages
 
 
+def _context(work: Work, image: PlannedImage) -> bytes:
+    host_files = work.host.files(image.debian, with_index=False)  # the stage does not use the package index
+    return dockerfile.context(work.project.root, image, host_files)
+
+
 def make(work: Work, store: Store, stage: OsStage, programs: Programs, known: KnownLayers) -> OsLayer:
     """Makes an `os` layer and records it. Raises BuildError, EngineError or DiskError.
 
     Raises BuildError too if it is not the one that is `known`.
     """
     image = stage.image
-    try:
-        way = _by_mmdebstrap(work, stage, programs) if stage.commands else _by_buildkit(work, stage)
-        with way as paths:
-            layer = store.write(lambda out: _write(paths, stage, known, out))
-    except BuildError as error:
-        raise locked_packages.explained(work, image, error) from error
+
+    def attempt(current: Work) -> OsLayer:
+        of = stage if current is work else replace(stage, context=_context(current, image))
+        with _by_mmdebstrap(current, of, programs) if of.commands else _by_buildkit(current, of) as paths:
+            return store.write(lambda out: _write(paths, of, known, out))
+
+    layer = locked_packages.build(work, image, attempt)
     layer = replace(layer, base=stage.base.name)
     store.put_record(image.os, asdict(layer))
     return layer

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
@@ -36,6 +36,7 @@ class AptSource:
 
     kind: str
     uri: str
+    is_snapshot: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +94,24 @@ class Host:
         proxies = [value for name, value in self.proxies.items() if name.upper() != "NO_PROXY"]
         return [self.index.url, self.apt_proxy, *(source.uri for source in self.apt_sources), *proxies]
 
+    def with_snapshot(self, address: str, time: str) -> Host:
+        """The same with a snapshot archive instead of this machine's archives, at a time such as 20261122T210000Z."""
+        main, security = (f"{address}/{name}/{time}" for name in ("debian", "debian-security"))
+        sources = (
+            AptSource(kind="main", uri=main, is_snapshot=True),
+            AptSource(kind="updates", uri=main, is_snapshot=True),
+            AptSource(kind="security", uri=security, is_snapshot=True),
+        )
+        return replace(self, read_apt=lambda: Apt(sources=sources, proxy=self.apt_proxy))
+
     def sources_list(self, release: str) -> str:
         """apt's one-line sources for a Debian release from this machine's archives; empty: keep those of the image."""
         suites = {"main": release, "updates": f"{release}-updates", "security": f"{release}-security"}
-        return "".join(
-            f"deb [signed-by={KEYRING}] {source.uri} {suites[source.kind]} main\n" for source in self.apt_sources
-        )
+        lines = []
+        for source in self.apt_sources:
+            expired = "check-valid-until=no " if source.is_snapshot else ""  # as old Release files are
+            lines.append(f"deb [{expired}signed-by={KEYRING}] {source.uri} {suites[source.kind]} main\n")
+        return "".join(lines)
 
     def files(self, release: str, *, with_index: bool = True) -> dict[str, bytes]:
         """Path in the build context -> content. Raises UsageError if a secret would enter the build.

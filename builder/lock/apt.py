@@ -10,13 +10,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
 from builder.common.errors import LockError
+from builder.index import mmdebstrap
 from builder.index.host import KEYRING, Host
 from builder.lock.os_lock import Architecture, OsLock, OsRequest, Package
 
@@ -43,12 +44,14 @@ Acquire::Retries "3";
 
 
 def reason_not(host: Host) -> str:
-    """Why this machine cannot lock Debian packages; empty if it can."""
+    """Why this machine cannot ask Debian's archives for packages; empty if it can."""
     if not shutil.which("apt-get"):
         return "apt-get is not installed"
     if not Path(KEYRING).exists():
         return f"{KEYRING} is missing"
     kinds = {source.kind for source in host.apt_sources}
+    if not kinds:
+        return "" if mmdebstrap.is_installed() else "mmdebstrap is not installed"
     missing = [kind for kind in ("main", "security") if kind not in kinds]
     return f"its apt does not use Debian's archive `{missing[0]}`" if missing else ""
 
@@ -73,14 +76,15 @@ class Archive:
             (folder / "ca.crt").write_bytes(host.ca)
             configuration += f'Acquire::https::CAInfo "{folder}/ca.crt";\n'
         (folder / "apt.conf").write_text(configuration, encoding="utf-8")
-        (folder / "sources.list").write_text(host.sources_list(release), encoding="utf-8")
+        sources = host.sources_list(release) or mmdebstrap.sources_list(release)
+        (folder / "sources.list").write_text(sources, encoding="utf-8")
         (folder / "status").touch()
         for name in ("lists/partial", "cache/archives/partial"):
             (folder / name).mkdir(parents=True)
         self._run("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
 
-    def resolve(self, wanted: OsRequest) -> OsLock:
-        """The newest packages for a request. Raises LockError, e.g. for a package that does not exist."""
+    def resolve(self, wanted: OsRequest, time: str) -> OsLock:
+        """The newest packages for a request, at this time. Raises LockError, e.g. if there is no such package."""
         output = self._run("apt-get", "install", "-s", "-q", *_RELEASE, *wanted.packages)
         versions = dict(_INSTALL.findall(output))
         packages = self._packages(versions)
@@ -93,6 +97,7 @@ class Archive:
             )
         return OsLock(
             debian=wanted.debian,
+            time=time,
             requested=wanted.packages,
             packages=tuple(packages[name] for name in sorted(packages)),
         )
@@ -146,12 +151,18 @@ def _package(fields: Mapping[str, str]) -> Package:
 
 
 @contextmanager
-def archive(release: str, host: Host) -> Iterator[Archive]:
-    """The archives of a Debian release, with the lists of packages in a temporary folder. Raises LockError."""
+def archive(release: str, host: Host, say: Callable[[str], None]) -> Iterator[Archive]:
+    """The archives of a Debian release, with the lists of packages in a temporary folder. Raises LockError.
+
+    On a distribution other than Debian, mmdebstrap is needed, and installed for root.
+    """
+    if not host.apt_sources:
+        mmdebstrap.install(say)
     if reason := reason_not(host):
         raise LockError(
             f"Debian packages cannot be locked on this machine: {reason}",
-            hint="Run `builder lock` on Debian, or in a container of it.",
+            hint="On Debian: add the archive to apt's sources. On Ubuntu, as root: apt-get install mmdebstrap "
+            "debian-archive-keyring",
         )
     with TemporaryDirectory(prefix="builder-apt-") as folder:
         yield Archive(release, host, Path(folder))

@@ -45,6 +45,14 @@ def _check_name(value: str) -> str:
 
 
 Architecture = Literal["amd64", "all"]
+
+
+def _check_time(value: str) -> str:
+    if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", value, re.ASCII):
+        raise ValueError("expected a time such as 20261122T210000Z")
+    return value
+
+
 _Name = Annotated[str, AfterValidator(_check_name)]
 
 
@@ -61,9 +69,13 @@ class Package:
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class OsLock:
-    """The lock of an operating system: all its packages, those of the release itself included, sorted by name."""
+    """The lock of an operating system: all its packages, those of the release itself included, sorted by name.
+
+    `time` is when it was made (UTC), as snapshot archives write it: 20261122T210000Z.
+    """
 
     debian: str
+    time: Annotated[str, AfterValidator(_check_time)]
     requested: tuple[_Name, ...]
     packages: tuple[Package, ...]
     format: Literal[1] = FORMAT
@@ -104,7 +116,7 @@ def request_of(matrix: Matrix, version: str, components: tuple[str, ...]) -> OsR
 
 def dump(lock: OsLock) -> str:
     """The file's text, with one line for each package. `templates/steps/packages.sh` reads these lines."""
-    head = {"format": FORMAT, "debian": lock.debian, "requested": list(lock.requested)}
+    head = {"format": FORMAT, "debian": lock.debian, "time": lock.time, "requested": list(lock.requested)}
     lines = [json.dumps(vars(package)) for package in lock.packages]
     return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {document.block("[", lines, "]")}\n}}\n'
 

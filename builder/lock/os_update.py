@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 
 from builder.common import atomic
@@ -38,15 +40,18 @@ def update(
     stale = [wanted for wanted, lock in present.items() if refresh or lock is None]
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for release, requests in groupby(sorted(stale), key=lambda wanted: wanted.debian):
         say(f"Debian {release}: reading the lists of packages")
-        failures += _resolve(release, requests, host, new)
+        address = project.matrix.debian[release].snapshot
+        archives = apt.archive(release, host.with_snapshot(address, now) if address else host, say)
+        failures += _resolve(archives, requests, now, new)
     for wanted, lock in new.items():
         if present[wanted] is None:
             say(f"{wanted.path}: {counted(len(lock.packages), 'package')}, the newest versions")
     for line in os_lock.changes(present, new):
         say(line)
-    changed = {wanted.path: lock for wanted, lock in new.items() if lock != present[wanted]}
+    changed = {wanted.path: lock for wanted, lock in new.items() if _differs(present[wanted], lock)}
     for path, lock in changed.items():
         atomic.write_text(project.root / path, os_lock.dump(lock))
     return list(changed), failures
@@ -57,15 +62,23 @@ def paths(project: Project) -> set[str]:
     return {wanted.path for wanted in _requests(project, project.cells)}
 
 
+def _differs(before: OsLock | None, after: OsLock) -> bool:
+    """Whether a lock has other packages; its time alone changes nothing."""
+    return before is None or before.packages != after.packages
+
+
 def _resolve(
-    release: str, requests: Iterable[OsRequest], host: Host, new: dict[OsRequest, OsLock]
+    archives: AbstractContextManager[apt.Archive],
+    requests: Iterable[OsRequest],
+    now: str,
+    new: dict[OsRequest, OsLock],
 ) -> Iterator[LockError]:
-    """Adds the locks of requests for a release to `new`; yields the errors of those that fail."""
+    """Adds the locks of requests for one Debian release to `new`; yields the errors of those that fail."""
     try:
-        with apt.archive(release, host) as archive:
+        with archives as archive:
             for wanted in requests:
                 try:
-                    new[wanted] = archive.resolve(wanted)
+                    new[wanted] = archive.resolve(wanted, now)
                 except LockError as error:
                     yield error
     except LockError as error:

@@ -100,6 +100,12 @@ Source = Annotated[
 ]
 
 
+Archive = Annotated[
+    str,
+    AfterValidator(_matches(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*", "the address of an archive")),
+]
+
+
 class StrictModel(BaseModel):
     """A frozen model without unknown keys or conversions."""
 
@@ -107,8 +113,11 @@ class StrictModel(BaseModel):
 
 
 class Debian(StrictModel):
+    """`snapshot` is the address of an archive with all versions of all packages, by time."""
+
     image: PinnedImage
     glibc: Minor
+    snapshot: Archive = ""
 
 
 class Python(StrictModel):

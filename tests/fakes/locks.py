@@ -18,6 +18,7 @@ from builder.matrix.project import Project
 
 GROUPS = ("em-1.10-cu1210-py311", "qz-0.5-cu129-py311")
 LOCKED = ("em-1.10-cu1210-py311", "em-1.10-cu1210-py311-jupyter", "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board")
+TIME = "20261122T210000Z"
 PYTHON = "3.11.2-6"  # version of the Debian package
 CUDA = ("nvidia-cuda-runtime-cu12", "nvidia-sums-cu12")
 
@@ -75,7 +76,7 @@ def os_lock_of(wanted: OsRequest, version: str = "1.0-1", python: str = PYTHON) 
         )
         for name in sorted(versions)
     )
-    return OsLock(debian=wanted.debian, requested=wanted.packages, packages=packages)
+    return OsLock(debian=wanted.debian, time=TIME, requested=wanted.packages, packages=packages)
 
 
 def write_os_locks(project: Project, version: str = "1.0-1", python: str = PYTHON) -> Project:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from builder.build import base, bootstrap
+from builder.build import base
 from builder.build.work import Work
 from builder.common.console import View
 from builder.common.errors import BuilderError, DiskError, EngineError
@@ -41,7 +41,8 @@ def mmdebstrap(monkeypatch: pytest.MonkeyPatch) -> FakePrograms:
     """A machine with mmdebstrap that works."""
     programs = FakePrograms()
     monkeypatch.setattr(base, "Programs", lambda: programs)
-    monkeypatch.setattr(bootstrap, "KEYRING", "/dev/null")
+    for module in ("builder.build.bootstrap", "builder.index.mmdebstrap"):
+        monkeypatch.setattr(f"{module}.KEYRING", "/dev/null")
     monkeypatch.setattr("subprocess.run", Programs(lambda _: (0, "", "")))
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     return programs

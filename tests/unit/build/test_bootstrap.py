@@ -37,6 +37,7 @@ class Machine:
         monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if name in self.programs else None)
         monkeypatch.setattr("subprocess.run", self.commands)
         monkeypatch.setattr(bootstrap, "KEYRING", str(self.keyring))
+        monkeypatch.setattr("builder.index.mmdebstrap.KEYRING", str(self.keyring))
         monkeypatch.setattr(bootstrap, "MEMINFO", folder / "meminfo")
         monkeypatch.setattr(bootstrap, "CGROUP", folder)
 

@@ -16,13 +16,14 @@ from builder.build import bootstrap, os_stage
 from builder.build.work import Work
 from builder.common import digest
 from builder.common.console import View
-from builder.common.errors import BuildError, DiskError, UsageError
+from builder.common.errors import BuildError, DiskError, LockError, UsageError
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.layers import oci, os_layer
 from builder.layers.known_layers import KnownLayers
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
+from builder.lock import apt
 from builder.matrix.project import Project
 from builder.plan import plan, render
 from builder.plan.plan import PlannedImage
@@ -86,7 +87,12 @@ def bench(tiny: Project, tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch) -> None:
-    """mmdebstrap can run."""
+    """mmdebstrap can run; the archives cannot be asked for packages."""
+
+    def archive(*_: object) -> None:
+        raise LockError("apt-get is not installed")
+
+    monkeypatch.setattr(apt, "archive", archive)
     monkeypatch.setattr(bootstrap, "reason_not", lambda: "")
     monkeypatch.setattr(bootstrap, "install", lambda _: "")
 

@@ -86,21 +86,22 @@ class FakeArchive:
     broken: str = ""
     unknown: str = ""
     release: str = ""
+    sources: str = ""
     resolved: list[str] = field(default_factory=list)
 
     @contextmanager
-    def __call__(self, release: str, _: Host) -> Iterator[FakeArchive]:
+    def __call__(self, release: str, host: Host, _: object) -> Iterator[FakeArchive]:
         if release == self.broken:
             raise LockError(f"Debian {release}: apt-get update failed")
-        self.release = release
+        self.release, self.sources = release, host.sources_list(release)
         yield self
 
-    def resolve(self, wanted: OsRequest) -> OsLock:
+    def resolve(self, wanted: OsRequest, time: str) -> OsLock:
         assert wanted.debian == self.release
         if self.unknown in wanted.packages:
             raise LockError(f"Unable to locate package {self.unknown}")
         self.resolved.append(wanted.path)
-        return locks.os_lock_of(wanted, self.versions[wanted.debian])
+        return replace(locks.os_lock_of(wanted, self.versions[wanted.debian]), time=time)
 
 
 @pytest.fixture
@@ -131,7 +132,10 @@ def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: FakeArchiv
     assert (changed, failures) == ([path], [])
     assert said == ["Debian newbird: reading the lists of packages", f"{path}: {count} packages, the newest versions"]
     assert update(tiny, "*")[0] == [old_path]
-    assert os_lock.read(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny), "2.0-1")
+    lock = os_lock.read(tiny.root, request_of(tiny))
+    assert lock
+    assert lock.packages == locks.os_lock_of(request_of(tiny), "2.0-1").packages
+    assert lock.time >= "20261122T000000Z"
 
 
 def test_a_refresh_shows_old_and_new_versions(tiny: Project, archive: FakeArchive) -> None:
@@ -141,6 +145,22 @@ def test_a_refresh_shows_old_and_new_versions(tiny: Project, archive: FakeArchiv
     assert (changed, failures) == ([wanted.path], [])
     assert said[0] == "Debian newbird: reading the lists of packages"
     assert said[2:] == [f"newbird: {name} 1.0-1 -> 2.0-1 (1 lock)" for name in sorted({"libc6", *wanted.packages})]
+
+
+def test_a_refresh_without_new_packages_changes_nothing(tiny: Project, archive: FakeArchive) -> None:
+    """Not even the time of the lock."""
+    archive.versions = dict.fromkeys(archive.versions, "1.0-1")
+    assert update(tiny, "*", refresh=True)[0] == []
+
+
+def test_a_lock_is_made_from_the_snapshot_archive_if_there_is_one(edit: Edit, archive: FakeArchive) -> None:
+    project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
+    [path] = update(project, CELL, refresh=True)[0]
+    lock = os_lock.read(project.root, request_of(project))
+    assert lock
+    assert lock.time != locks.TIME
+    assert f"http://snapshot.example.test/archive/debian/{lock.time} newbird main" in archive.sources
+    assert path == request_of(project).path
 
 
 def test_new_and_removed_packages_are_shown(tiny: Project) -> None:

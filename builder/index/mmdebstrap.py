@@ -1,0 +1,53 @@
+"""Installs mmdebstrap and Debian's keys, and asks it for the addresses of Debian's archives."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryDirectory
+
+from builder.index.host import KEYRING
+
+INSTALL_S = 600
+_PACKAGES = ("mmdebstrap", "debian-archive-keyring")
+
+
+def install(say: Callable[[str], None]) -> str:
+    """Returns why mmdebstrap is not installed; empty if it is. Root installs it with apt."""
+    if is_installed():
+        return ""
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        return "it is not installed"
+    say(f"installing {' and '.join(_PACKAGES)} with apt-get")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    error = ""
+    for arguments in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *_PACKAGES]):
+        try:
+            done = subprocess.run(
+                ["apt-get", *arguments], capture_output=True, text=True, env=environment, timeout=INSTALL_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"apt-get {arguments[0]} took more than {INSTALL_S} s"
+        error = done.stderr.strip().rpartition("\n")[2] if done.returncode else error
+    return "" if is_installed() else f"apt-get cannot install it: {error}"
+
+
+def is_installed() -> bool:
+    """Whether mmdebstrap and Debian's keys are on this machine."""
+    return shutil.which("mmdebstrap") is not None and Path(KEYRING).exists()
+
+
+def sources_list(release: str) -> str:
+    """apt's one-line sources with Debian's own addresses, as mmdebstrap writes them; empty if it cannot run."""
+    with TemporaryDirectory(prefix="builder-sources-") as folder:
+        copied = Path(folder) / "sources.list"
+        hook = f'cp "$1/etc/apt/sources.list" {quote(str(copied))}; exit 1'  # ends it before anything is downloaded
+        command = ["mmdebstrap", "--quiet", "--variant=custom", "--format=null", f"--setup-hook={hook}"]
+        subprocess.run([*command, release, "/dev/null"], capture_output=True, check=False)
+        text = copied.read_text(encoding="utf-8") if copied.exists() else ""
+    return re.sub(r"^deb (\[[^]]*\] )?", f"deb [signed-by={KEYRING}] ", text, flags=re.MULTILINE)

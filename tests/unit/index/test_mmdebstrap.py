@@ -1,0 +1,41 @@
+"""The addresses of Debian's archives, as mmdebstrap knows them. (For its installation, see build/test_bootstrap.py.)"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from builder.index import mmdebstrap
+from builder.index.host import KEYRING
+from tests.fakes.engine import Programs
+
+WRITTEN = """\
+deb http://archive.example.test/debian newbird main
+deb [signed-by="/x.gpg"] http://archive.example.test/debian-security newbird-security main
+"""
+
+
+def test_the_addresses_that_mmdebstrap_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hook copies them and ends it, before it has downloaded anything."""
+
+    def answer(command: list[str]) -> tuple[int, str, str]:
+        hook = next(word for word in command if word.startswith("--setup-hook="))
+        copied = re.search(r" (\S+/sources\.list); exit 1$", hook)
+        assert copied
+        Path(copied[1]).write_text(WRITTEN)
+        return 1, "", "E: command failed"
+
+    programs = Programs(answer)
+    monkeypatch.setattr("subprocess.run", programs)
+    assert mmdebstrap.sources_list("newbird").splitlines() == [
+        f"deb [signed-by={KEYRING}] http://archive.example.test/debian newbird main",
+        f"deb [signed-by={KEYRING}] http://archive.example.test/debian-security newbird-security main",
+    ]
+    assert programs.calls[0][-2:] == ["newbird", "/dev/null"]
+
+
+def test_there_are_none_if_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.run", Programs(lambda _: (25, "", "E: mount failed")))
+    assert mmdebstrap.sources_list("newbird") == ""
