@@ -54,7 +54,7 @@ render: .venv/.ready ## write images/ from templates/ and locks/
 build: .venv/.ready ## build without testing or tagging
 	@$(BUILDER) build $(CELLS) --start-engine
 
-refresh: .venv/.ready ## lock today's Debian packages of the default images, then build and test them (CELLS='*': of all)
+refresh: .venv/.ready ## lock today's Debian packages of the default images, then build and test them (CELLS=all: of all)
 	@$(BUILDER) lock --os $(or $(CELLS),default)
 	@$(BUILDER) render
 	@$(BUILDER) images $(or $(CELLS),default) --start-engine --gpu $(GPU)

@@ -63,7 +63,7 @@ def _bootstrap(work: Work, local: ImageRef, release: str, pull_error: str) -> No
     engine = work.engine
     if reason := mmdebstrap.install(work.view.say):
         raise EngineError(
-            f"base: cannot be pulled ({pull_error}), and mmdebstrap cannot build it: {reason}",
+            f"base: cannot be pulled ({pull_error}), and mmdebstrap cannot build it: {work.host.hide(reason)}",
             hint="As root on Debian or Ubuntu: apt-get install mmdebstrap debian-archive-keyring",
         )
     log = work.project.logs / f"base-{release}.log"

@@ -68,8 +68,9 @@ class DockerfileBuilder:
         def attempt(work: Work) -> str:
             if work is self._work:
                 return run(work, build)
-            tar = context(work.project.root, image, work.host.files(image.debian))
-            return run(work, replace(build, context=tar))
+            root = work.project.root
+            locked_packages.check_same(build.context, context(root, image, self._work.host.files(image.debian)))
+            return run(work, replace(build, context=context(root, image, work.host.files(image.debian))))
 
         image_id = locked_packages.build(self._work, image, attempt)
         record_built(self._work.project.state, self._keys[image.id], image_id)

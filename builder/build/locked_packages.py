@@ -15,8 +15,13 @@ from builder.plan.plan import PlannedImage
 
 SHOWN = 5
 _Result = TypeVar("_Result")
-# Errors of apt, and of templates/steps/packages.sh, in the output of a step.
-_OF_PACKAGES = re.compile(r"^\s*\|\s*(E: |.*are not the locked ones)", re.MULTILINE)
+# Errors of apt, and lines of templates/steps/packages.sh, in the output of a step.
+_OF_PACKAGES = re.compile(
+    r"^\s*\|.*(no installation candidate|version .* was not found|unable to locate package|failed to fetch"
+    r"|hash sum mismatch|held broken packages|unmet dependencies|does not have a release file|are not the locked ones"
+    r"|[<>] \S+ \S+ (amd64|all) [0-9a-f]{64})",
+    re.MULTILINE | re.IGNORECASE,
+)
 
 
 def build(work: Work, image: PlannedImage, attempt: Callable[[Work], _Result]) -> _Result:
@@ -30,12 +35,18 @@ def build(work: Work, image: PlannedImage, attempt: Callable[[Work], _Result]) -
     except BuildError as error:
         other = _with_snapshot(work, image) if _OF_PACKAGES.search(str(error)) else None
         if other is None:
-            raise _explained(work, image, error) from error
-        work.view.say(f"{image.id}: packages are missing; trying again with the snapshot archive of {image.debian}")
+            raise _explained(work, image, error) from error.__cause__
+        work.view.say(f"{image.id}: apt failed; trying again with the snapshot archive of {image.debian}")
     try:
         return attempt(other)
     except BuildError as error:
-        raise _explained(other, image, error) from error
+        raise _explained(other, image, error) from error.__cause__
+
+
+def check_same(before: bytes, now: bytes) -> None:
+    """Raises BuildError if the build context changed since the first attempt: it belongs to another plan."""
+    if before != now:
+        raise BuildError("files of the checkout changed during the build", hint="Run the same command again.")
 
 
 def _with_snapshot(work: Work, image: PlannedImage) -> Work | None:
@@ -63,6 +74,6 @@ def _explained(work: Work, image: PlannedImage, error: BuildError) -> BuildError
     names = ", ".join(missing[:SHOWN]) + (" ..." if len(missing) > SHOWN else "")
     packages = counted(len(missing), "locked package")
     return BuildError(
-        f"{image.id}: Debian's archives no longer have {packages} of {wanted.path}: {names}\n{error}",
+        f"{image.id}: the archives no longer have {packages} of {wanted.path}: {names}\n{error}",
         hint=f"Lock the current versions, and build and test with them: make refresh CELLS='{image.id}'   {error.hint}",
     )

@@ -57,7 +57,7 @@ def read(work: Work, images: Sequence[PlannedImage], way: Way) -> list[OsStage]:
 
     Raises UsageError if mmdebstrap is required and cannot make one, and EngineError if there is no base image.
     """
-    reason = "" if not images else "it was not chosen" if way == "buildkit" else bootstrap.prepare(work.view.say)
+    reason = "" if not images else "it was not chosen" if way == "buildkit" else _reason_not(work)
     if reason and way == "auto":
         work.view.say(f"operating systems: BuildKit builds them, mmdebstrap cannot: {reason}")
     stages = []
@@ -81,6 +81,11 @@ def read(work: Work, images: Sequence[PlannedImage], way: Way) -> list[OsStage]:
     return stages
 
 
+def _reason_not(work: Work) -> str:
+    """Why mmdebstrap cannot run here; empty if it can."""
+    return work.host.hide(bootstrap.prepare(work.view.say))
+
+
 def _context(work: Work, image: PlannedImage) -> bytes:
     host_files = work.host.files(image.debian, with_index=False)  # the stage does not use the package index
     return dockerfile.context(work.project.root, image, host_files)
@@ -94,9 +99,15 @@ def make(work: Work, store: Store, stage: OsStage, programs: Programs, known: Kn
     image = stage.image
 
     def attempt(current: Work) -> OsLayer:
-        of = stage if current is work else replace(stage, context=_context(current, image))
-        with _by_mmdebstrap(current, of, programs) if of.commands else _by_buildkit(current, of) as paths:
-            return store.write(lambda out: _write(paths, of, known, out))
+        current_stage = stage
+        if current is not work:
+            locked_packages.check_same(stage.context, _context(work, image))
+            current_stage = replace(stage, context=_context(current, image))
+        way = (
+            _by_mmdebstrap(current, current_stage, programs) if stage.commands else _by_buildkit(current, current_stage)
+        )
+        with way as paths:
+            return store.write(lambda out: _write(paths, stage, known, out))
 
     layer = locked_packages.build(work, image, attempt)
     layer = replace(layer, base=stage.base.name)

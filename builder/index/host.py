@@ -36,7 +36,7 @@ class AptSource:
 
     kind: str
     uri: str
-    is_snapshot: bool = False
+    is_past: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +94,16 @@ class Host:
         proxies = [value for name, value in self.proxies.items() if name.upper() != "NO_PROXY"]
         return [self.index.url, self.apt_proxy, *(source.uri for source in self.apt_sources), *proxies]
 
-    def with_snapshot(self, address: str, time: str) -> Host:
-        """The same with a snapshot archive instead of this machine's archives, at a time such as 20261122T210000Z."""
+    def with_snapshot(self, address: str, time: str, *, is_past: bool = True) -> Host:
+        """The same with a snapshot archive instead of this machine's archives, at a time such as 20261122T210000Z.
+
+        `is_past`: apt accepts Release files that have expired.
+        """
         main, security = (f"{address}/{name}/{time}" for name in ("debian", "debian-security"))
         sources = (
-            AptSource(kind="main", uri=main, is_snapshot=True),
-            AptSource(kind="updates", uri=main, is_snapshot=True),
-            AptSource(kind="security", uri=security, is_snapshot=True),
+            AptSource(kind="main", uri=main, is_past=is_past),
+            AptSource(kind="updates", uri=main, is_past=is_past),
+            AptSource(kind="security", uri=security, is_past=is_past),
         )
         return replace(self, read_apt=lambda: Apt(sources=sources, proxy=self.apt_proxy))
 
@@ -109,7 +112,7 @@ class Host:
         suites = {"main": release, "updates": f"{release}-updates", "security": f"{release}-security"}
         lines = []
         for source in self.apt_sources:
-            expired = "check-valid-until=no " if source.is_snapshot else ""  # as old Release files are
+            expired = "check-valid-until=no " if source.is_past else ""
             lines.append(f"deb [{expired}signed-by={KEYRING}] {source.uri} {suites[source.kind]} main\n")
         return "".join(lines)
 

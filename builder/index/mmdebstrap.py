@@ -8,12 +8,12 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from shlex import quote
-from tempfile import TemporaryDirectory
 
 from builder.index.host import KEYRING
 
 INSTALL_S = 600
+SOURCES_S = 60
+_MARK = "sources.list: "
 _PACKAGES = ("mmdebstrap", "debian-archive-keyring")
 
 
@@ -44,10 +44,14 @@ def is_installed() -> bool:
 
 def sources_list(release: str) -> str:
     """apt's one-line sources with Debian's own addresses, as mmdebstrap writes them; empty if it cannot run."""
-    with TemporaryDirectory(prefix="builder-sources-") as folder:
-        copied = Path(folder) / "sources.list"
-        hook = f'cp "$1/etc/apt/sources.list" {quote(str(copied))}; exit 1'  # ends it before anything is downloaded
-        command = ["mmdebstrap", "--quiet", "--variant=custom", "--format=null", f"--setup-hook={hook}"]
-        subprocess.run([*command, release, "/dev/null"], capture_output=True, check=False)
-        text = copied.read_text(encoding="utf-8") if copied.exists() else ""
-    return re.sub(r"^deb (\[[^]]*\] )?", f"deb [signed-by={KEYRING}] ", text, flags=re.MULTILINE)
+    # The hook ends it before anything is downloaded.
+    hook = f'sed "s/^/{_MARK}/" "$1/etc/apt/sources.list" >&2; exit 1'
+    command = ["mmdebstrap", "--quiet", "--variant=custom", "--format=null", f"--setup-hook={hook}"]
+    try:
+        done = subprocess.run(
+            [*command, release, "/dev/null"], capture_output=True, text=True, timeout=SOURCES_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    lines = [line.removeprefix(_MARK) for line in done.stderr.splitlines() if line.startswith(_MARK)]
+    return "".join(re.sub(r"^deb (\[[^]]*\] )?", f"deb [signed-by={KEYRING}] ", line) + "\n" for line in lines)

@@ -74,18 +74,18 @@ class KnownLayers:
 
         `base` is that of the image's operating system. Raises BuildError if the same inputs gave other bytes.
         """
-        made = KnownLayer(
+        recorded = KnownLayer(
             digest=layer.digest,
             diff_id=layer.diff_id,
             size=layer.size,
             unpacked=layer.unpacked,
         )
         with self._lock:
-            known = self._layers.setdefault(_key(planned, base), made)
+            known = self._layers.setdefault(_key(planned, base), recorded)
         check(planned, known, layer)
 
     def write(self) -> None:
-        """Writes the file if layers were added."""
+        """Writes the file, if it differs."""
         with self._lock:
             text = dump(self._layers)
             if self._layers and (not self._path.exists() or self._path.read_text(encoding="utf-8") != text):
@@ -98,8 +98,11 @@ def check(planned: PlannedLayer, known: KnownLayer, layer: Layer) -> None:
     blob = (layer.digest, layer.size) == (known.digest, known.size)
     # Only operating systems are compressed here, and zlib's successors compress to other bytes.
     if not tar or not (blob or planned.kind == "os"):
+        what = ("digest", layer.digest, known.digest)
+        if planned.kind == "os" or layer.digest == known.digest:
+            what = ("diff id", layer.diff_id, known.diff_id)
         raise BuildError(
-            f"layer {planned.name} has the digest {layer.digest}, but {PATH} records {known.digest}",
+            f"layer {planned.name} has the {what[0]} {what[1]}, but {PATH} records {what[2]}",
             hint="The same inputs must give the same bytes. If the recorded layer is wrong, delete its line from "
             f"{PATH}: {planned.inputs}",
         )

@@ -77,6 +77,11 @@ class Archive:
             configuration += f'Acquire::https::CAInfo "{folder}/ca.crt";\n'
         (folder / "apt.conf").write_text(configuration, encoding="utf-8")
         sources = host.sources_list(release) or mmdebstrap.sources_list(release)
+        if not sources:
+            raise LockError(
+                f"Debian {release}: mmdebstrap does not name Debian's archives",
+                hint="Run it as root, or on Debian.",
+            )
         (folder / "sources.list").write_text(sources, encoding="utf-8")
         (folder / "status").touch()
         for name in ("lists/partial", "cache/archives/partial"):
@@ -156,9 +161,8 @@ def archive(release: str, host: Host, say: Callable[[str], None]) -> Iterator[Ar
 
     On a distribution other than Debian, mmdebstrap is needed, and installed for root.
     """
-    if not host.apt_sources:
-        mmdebstrap.install(say)
-    if reason := reason_not(host):
+    problem = "" if host.apt_sources else host.hide(mmdebstrap.install(say))
+    if reason := problem or reason_not(host):
         raise LockError(
             f"Debian packages cannot be locked on this machine: {reason}",
             hint="On Debian: add the archive to apt's sources. On Ubuntu, as root: apt-get install mmdebstrap "

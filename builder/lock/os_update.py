@@ -44,7 +44,7 @@ def update(
     for release, requests in groupby(sorted(stale), key=lambda wanted: wanted.debian):
         say(f"Debian {release}: reading the lists of packages")
         address = project.matrix.debian[release].snapshot
-        archives = apt.archive(release, host.with_snapshot(address, now) if address else host, say)
+        archives = apt.archive(release, host.with_snapshot(address, now, is_past=False) if address else host, say)
         failures += _resolve(archives, requests, now, new)
     for wanted, lock in new.items():
         if present[wanted] is None:

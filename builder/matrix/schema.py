@@ -102,7 +102,12 @@ Source = Annotated[
 
 Archive = Annotated[
     str,
-    AfterValidator(_matches(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*", "the address of an archive")),
+    AfterValidator(  # a new operating system has no certificates yet; apt checks signatures
+        _matches(
+            r"http://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*",
+            "an http address such as http://snapshot.example.com/archive, without a slash at the end",
+        )
+    ),
 ]
 
 

@@ -131,10 +131,11 @@ def test_locked_packages_that_the_archives_do_not_have(
     edited = json.dumps(json.loads(line.strip(" ,")) | change)
     path.write_text(current.replace(line.strip(" ,"), edited), encoding="utf-8")
     output = fails(checkout, 7, method=method)
-    assert f"Debian's archives no longer have 1 locked package of locks/{path.name}: tini" in output
+    assert f"the archives no longer have 1 locked package of locks/{path.name}: tini" in output
     assert words in output
     assert f"make refresh CELLS='{PLAIN}'" in output
 
     output = checkout.builder("lock", "--os", PLAIN)
     assert f"written: locks/{path.name}" in output
-    assert path.read_text(encoding="utf-8") == current
+    requested = '"requested"'  # what follows the time of the lock
+    assert path.read_text(encoding="utf-8").partition(requested)[2] == current.partition(requested)[2]

@@ -26,6 +26,10 @@ CELL = "qz-0.5-cu129-py311"
 SNAPSHOT = "http://snapshot.example.test/archive"
 OF_APT = BuildError("os: mmdebstrap failed\n  | E: Package 'tini' has no installation candidate", hint="Full log: x")
 OF_CHECK = BuildError("os: failed at os.sh\n  | The installed packages (>) are not the locked ones (<):\n  | < tini")
+OF_CHECK_CUT = BuildError(
+    "\n".join(["os: failed at os.sh", *[f"  | > p{number} 1.0 all {'0' * 64}" for number in range(15)]])
+)
+OF_A_HOOK = BuildError("os: mmdebstrap failed\n  | E: command failed: /x/run-commands\n  | E: mmdebstrap failed to run")
 OF_PIP = BuildError("image: failed at wheels.sh\n  | error: Hash mismatch for tini")
 
 
@@ -75,7 +79,7 @@ def with_snapshot(edit: Edit) -> Project:
     return edit('    glibc: "2.36"\n', f'    glibc: "2.36"\n    snapshot: {SNAPSHOT}\n')
 
 
-@pytest.mark.parametrize("error", [OF_APT, OF_CHECK])
+@pytest.mark.parametrize("error", [OF_APT, OF_CHECK, OF_CHECK_CUT])
 def test_packages_that_are_gone_are_named(tiny: Project, archive: FakeArchive, error: BuildError) -> None:
     archive.gone = [f"p{number} 1.0" for number in range(7)]
     with pytest.raises(BuildError) as caught:
@@ -83,7 +87,7 @@ def test_packages_that_are_gone_are_named(tiny: Project, archive: FakeArchive, e
     image = plan.make_locked(tiny, tiny.select([CELL])).images[0]
     lines = str(caught.value).splitlines()
     assert lines[0] == (
-        f"{CELL}: Debian's archives no longer have 7 locked packages of {image.system.path}: "
+        f"{CELL}: the archives no longer have 7 locked packages of {image.system.path}: "
         "p0 1.0, p1 1.0, p2 1.0, p3 1.0, p4 1.0 ..."
     )
     assert lines[1:] == str(error).splitlines(), "the output of the step stays"
@@ -91,7 +95,9 @@ def test_packages_that_are_gone_are_named(tiny: Project, archive: FakeArchive, e
     assert caught.value.hint.endswith(error.hint)
 
 
-@pytest.mark.parametrize(("error", "gone"), [(OF_PIP, ["tini 1.0"]), (OF_APT, []), (OF_APT, None)])
+@pytest.mark.parametrize(
+    ("error", "gone"), [(OF_PIP, ["tini 1.0"]), (OF_A_HOOK, ["tini 1.0"]), (OF_APT, []), (OF_APT, None)]
+)
 def test_other_errors_stay_as_they_are(
     tiny: Project, archive: FakeArchive, error: BuildError, gone: list[str] | None
 ) -> None:
@@ -113,7 +119,7 @@ def test_a_snapshot_archive_is_used_after_a_failure(with_snapshot: Project, arch
         f"{SNAPSHOT}/debian-security/{TIME} newbird-security main",
     ]
     assert all("check-valid-until=no" in line for line in lines)
-    assert said == f"{CELL}: packages are missing; trying again with the snapshot archive of newbird\n"
+    assert said == f"{CELL}: apt failed; trying again with the snapshot archive of newbird\n"
 
 
 def test_the_second_failure_is_the_last(with_snapshot: Project, archive: FakeArchive) -> None:

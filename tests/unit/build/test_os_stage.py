@@ -213,7 +213,7 @@ def test_a_layer_with_other_bytes_than_the_known_one_is_not_stored(bench: Bench)
     bench.known.add(planned, replace(layer, diff_id=digest.of_bytes(b"other")), IMAGE)
     for blob in (bench.store.root / "blobs/sha256").iterdir():
         blob.unlink()
-    with pytest.raises(BuildError, match=r"^layer os has the digest"):
+    with pytest.raises(BuildError, match=r"^layer os has the diff id"):
         bench.make()
     assert list((bench.store.root / "blobs/sha256").iterdir()) == []
     assert bench.recorded is None
