@@ -62,10 +62,10 @@ def _explained(work: Work, image: PlannedImage, error: BuildError) -> BuildError
     """The error of a build, with the locked packages that the archives no longer have, if that may be its cause."""
     if not _OF_PACKAGES.search(str(error)):
         return error
-    wanted = image.system
+    request = image.system
     try:
-        lock = os_lock.read(work.project.root, wanted)
-        with apt.archive(wanted.debian, work.host, work.view.say) as archive:
+        lock = os_lock.read(work.project.root, request)
+        with apt.archive(request.debian, work.host, work.view.say) as archive:
             missing = archive.missing(lock) if lock else []
     except LockError:  # the archives cannot be asked here; the build's own error says enough
         return error
@@ -74,6 +74,6 @@ def _explained(work: Work, image: PlannedImage, error: BuildError) -> BuildError
     names = ", ".join(missing[:SHOWN]) + (" ..." if len(missing) > SHOWN else "")
     packages = counted(len(missing), "locked package")
     return BuildError(
-        f"{image.id}: the archives no longer have {packages} of {wanted.path}: {names}\n{error}",
+        f"{image.id}: the archives no longer have {packages} of {request.path}: {names}\n{error}",
         hint=f"Lock the current versions, and build and test with them: make refresh CELLS='{image.id}'   {error.hint}",
     )

@@ -38,7 +38,7 @@ def lock_command(context: Context, patterns: Sequence[str], check: bool, upgrade
     chosen = project.select(patterns or ("*",))
     if check:
         locking.check(project, chosen)
-        systems = {os_lock.request(project.matrix, cell) for cell in chosen}
+        systems = {os_lock.request_of_cell(project.matrix, cell) for cell in chosen}
         context.say(f"{counted(len({cell.group for cell in chosen}) + len(systems), 'lock')} up to date")
         return
     with context.locked(project, "lock"):

@@ -88,22 +88,22 @@ class Archive:
             (folder / name).mkdir(parents=True)
         self._run("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
 
-    def resolve(self, wanted: OsRequest, time: str) -> OsLock:
+    def resolve(self, request: OsRequest, time: str) -> OsLock:
         """The newest packages for a request, at this time. Raises LockError, e.g. if there is no such package."""
-        output = self._run("apt-get", "install", "-s", "-q", *_RELEASE, *wanted.packages)
+        output = self._run("apt-get", "install", "-s", "-q", *_RELEASE, *request.packages)
         versions = dict(_INSTALL.findall(output))
         packages = self._packages(versions)
         if unknown := versions.keys() - packages.keys():
             raise LockError(f"Debian {self._release}: apt-cache does not show {min(unknown)} {versions[min(unknown)]}")
-        if missing := [name for name in wanted.packages if name not in packages]:
+        if missing := [name for name in request.packages if name not in packages]:
             raise LockError(
                 f"Debian {self._release}: {missing[0]} is a virtual package",
                 hint="Name the package that provides it in matrix.yaml.",
             )
         return OsLock(
-            debian=wanted.debian,
+            debian=request.debian,
             time=time,
-            requested=wanted.packages,
+            requested=request.packages,
             packages=tuple(packages[name] for name in sorted(packages)),
         )
 

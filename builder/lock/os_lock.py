@@ -23,11 +23,12 @@ from builder.index.wheels import STRICT, Sha256
 from builder.lock import document
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import AptPackage, Matrix
 
 FORMAT: Literal[1] = 1
 PREFIX = "os-"  # begins the file name; groups begin with a framework and a version
 REFRESH = "builder lock --os"
+Architecture = Literal["amd64", "all"]
 
 
 def _check_version(value: str) -> str:
@@ -37,30 +38,17 @@ def _check_version(value: str) -> str:
     return value
 
 
-def _check_name(value: str) -> str:
-    """Source: Debian Policy, section 5.6.1."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]{1,99}", value, re.ASCII):
-        raise ValueError("expected the name of a Debian package")
-    return value
-
-
-Architecture = Literal["amd64", "all"]
-
-
 def _check_time(value: str) -> str:
     if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", value, re.ASCII):
         raise ValueError("expected a time such as 20261122T210000Z")
     return value
 
 
-_Name = Annotated[str, AfterValidator(_check_name)]
-
-
 @model(frozen=True, kw_only=True, config=STRICT)
 class Package:
     """A Debian package; `size` in bytes and `sha256` are those of its .deb file."""
 
-    name: _Name
+    name: AptPackage
     version: Annotated[str, AfterValidator(_check_version)]
     architecture: Architecture
     size: Annotated[int, Field(ge=0)]
@@ -76,7 +64,7 @@ class OsLock:
 
     debian: str
     time: Annotated[str, AfterValidator(_check_time)]
-    requested: tuple[_Name, ...]
+    requested: tuple[AptPackage, ...]
     packages: tuple[Package, ...]
     format: Literal[1] = FORMAT
 
@@ -102,7 +90,7 @@ class OsRequest:
         return f"locks/{PREFIX}{self.debian}-{digest.short(digest.of_data(list(self.packages)))[:8]}.json"
 
 
-def request(matrix: Matrix, cell: Cell) -> OsRequest:
+def request_of_cell(matrix: Matrix, cell: Cell) -> OsRequest:
     """What the cell's Python and all its components request, each package once."""
     return request_of(matrix, cell.python, cells.components(matrix, cell))
 
@@ -121,19 +109,19 @@ def dump(lock: OsLock) -> str:
     return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {document.block("[", lines, "]")}\n}}\n'
 
 
-def read(root: Path, wanted: OsRequest) -> OsLock | None:
+def read(root: Path, request: OsRequest) -> OsLock | None:
     """The lock of a request, or None if it has none. Raises LockError for a damaged file."""
-    text = document.read_text(root / wanted.path, _HINT)
-    return None if text is None else parse(text, wanted)
+    text = document.read_text(root / request.path, _HINT)
+    return None if text is None else parse(text, request)
 
 
-def parse(text: str, wanted: OsRequest) -> OsLock:
+def parse(text: str, request: OsRequest) -> OsLock:
     """The lock of a request from the text of its file. Raises LockError if it is damaged or was edited."""
-    lock = document.validate(_LOCK, text, wanted.path, FORMAT, _HINT)
-    if dump(lock) != text or (lock.debian, lock.requested) != (wanted.debian, wanted.packages):
-        raise LockError(f"{wanted.path} was edited by hand or is incomplete", hint=_HINT)
+    lock = document.validate(_LOCK, text, request.path, FORMAT, _HINT)
+    if dump(lock) != text or (lock.debian, lock.requested) != (request.debian, request.packages):
+        raise LockError(f"{request.path} was edited by hand or is incomplete", hint=_HINT)
     if fault := next(_faults(lock), ""):
-        raise LockError(f"{wanted.path} was edited by hand: {fault}", hint=_HINT)
+        raise LockError(f"{request.path} was edited by hand: {fault}", hint=_HINT)
     return lock
 
 
@@ -149,11 +137,11 @@ def _faults(lock: OsLock) -> Iterator[str]:
 def changes(before: Mapping[OsRequest, OsLock | None], after: Mapping[OsRequest, OsLock]) -> list[str]:
     """A line for each package that differs: its release, its versions, and in how many of the locks."""
     counts: dict[str, int] = {}
-    for wanted, lock in after.items():
-        old, new = (present.versions if (present := before[wanted]) else {}), lock.versions
+    for request, lock in after.items():
+        old, new = (present.versions if (present := before[request]) else {}), lock.versions
         for name in sorted(old.keys() | new.keys() if old else ()):
             if old.get(name) != new.get(name):
-                line = f"{wanted.debian}: {name} {old.get(name, '(new)')} -> {new.get(name, '(removed)')}"
+                line = f"{request.debian}: {name} {old.get(name, '(new)')} -> {new.get(name, '(removed)')}"
                 counts[line] = counts.get(line, 0) + 1
     return [f"{line} ({counted(count, 'lock')})" for line, count in sorted(counts.items())]
 

@@ -20,10 +20,10 @@ from builder.matrix.project import Project
 def faults(project: Project, chosen: Iterable[Cell]) -> list[str]:
     """A line for each missing or damaged lock of these cells."""
     lines = []
-    for wanted in _requests(project, chosen):
+    for request in _requests(project, chosen):
         try:
-            if os_lock.read(project.root, wanted) is None:
-                lines.append(f"{wanted.path}: missing")
+            if os_lock.read(project.root, request) is None:
+                lines.append(f"{request.path}: missing")
         except LockError as error:
             lines.append(str(error))
     return lines
@@ -36,22 +36,22 @@ def update(
 
     Releases that fail do not stop the others.
     """
-    present = {wanted: _present(project, wanted) for wanted in _requests(project, chosen)}
-    stale = [wanted for wanted, lock in present.items() if refresh or lock is None]
+    present = {request: _present(project, request) for request in _requests(project, chosen)}
+    stale = [request for request, lock in present.items() if refresh or lock is None]
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    for release, requests in groupby(sorted(stale), key=lambda wanted: wanted.debian):
+    for release, requests in groupby(sorted(stale), key=lambda request: request.debian):
         say(f"Debian {release}: reading the lists of packages")
         address = project.matrix.debian[release].snapshot
         archives = apt.archive(release, host.with_snapshot(address, now, is_past=False) if address else host, say)
         failures += _resolve(archives, requests, now, new)
-    for wanted, lock in new.items():
-        if present[wanted] is None:
-            say(f"{wanted.path}: {counted(len(lock.packages), 'package')}, the newest versions")
+    for request, lock in new.items():
+        if present[request] is None:
+            say(f"{request.path}: {counted(len(lock.packages), 'package')}, the newest versions")
     for line in os_lock.changes(present, new):
         say(line)
-    changed = {wanted.path: lock for wanted, lock in new.items() if _differs(present[wanted], lock)}
+    changed = {request.path: lock for request, lock in new.items() if _differs(present[request], lock)}
     for path, lock in changed.items():
         atomic.write_text(project.root / path, os_lock.dump(lock))
     return list(changed), failures
@@ -59,7 +59,7 @@ def update(
 
 def paths(project: Project) -> set[str]:
     """The paths of the locks of all cells."""
-    return {wanted.path for wanted in _requests(project, project.cells)}
+    return {request.path for request in _requests(project, project.cells)}
 
 
 def _differs(before: OsLock | None, after: OsLock) -> bool:
@@ -76,9 +76,9 @@ def _resolve(
     """Adds the locks of requests for one Debian release to `new`; yields the errors of those that fail."""
     try:
         with archives as archive:
-            for wanted in requests:
+            for request in requests:
                 try:
-                    new[wanted] = archive.resolve(wanted, now)
+                    new[request] = archive.resolve(request, now)
                 except LockError as error:
                     yield error
     except LockError as error:
@@ -87,12 +87,12 @@ def _resolve(
 
 def _requests(project: Project, chosen: Iterable[Cell]) -> Mapping[OsRequest, None]:
     """The requests of cells, each once, in their order."""
-    return dict.fromkeys(os_lock.request(project.matrix, cell) for cell in chosen)
+    return dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in chosen)
 
 
-def _present(project: Project, wanted: OsRequest) -> OsLock | None:
+def _present(project: Project, request: OsRequest) -> OsLock | None:
     """The lock of a request; None if it is missing or damaged."""
     try:
-        return os_lock.read(project.root, wanted)
+        return os_lock.read(project.root, request)
     except LockError:
         return None

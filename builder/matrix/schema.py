@@ -83,7 +83,7 @@ Distribution = Annotated[str, AfterValidator(_matches(_DISTRIBUTION, "the name o
 ImageName = Annotated[str, AfterValidator(_matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda"))]
 Bytes = Annotated[str, AfterValidator(_matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB"))]
 Release = Annotated[str, AfterValidator(_matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 'a full version such as "2.9.1"'))]
-AptPackage = Annotated[str, AfterValidator(_matches(r"[a-z0-9][a-z0-9+.-]{1,60}", "the name of a Debian package"))]
+AptPackage = Annotated[str, AfterValidator(_matches(r"[a-z0-9][a-z0-9+.-]{1,99}", "the name of a Debian package"))]
 PackageName = Annotated[str, AfterValidator(_requirement)]
 Constraint = Annotated[str, AfterValidator(_constraint)]
 Word = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters"))]

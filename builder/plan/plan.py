@@ -172,8 +172,8 @@ def make(project: Project, selected: Sequence[Cell]) -> Plan:
     images, unlocked = [], []
     for cell in selected:
         lock = locks[cell.group]
-        wanted = common.request(cell.python, cells.components(project.matrix, cell))
-        if lock is None or common.os_lock(wanted) is None:
+        request = common.request(cell.python, cells.components(project.matrix, cell))
+        if lock is None or common.os_lock(request) is None:
             unlocked.append(cell.id)
             continue
         if reason := lockfile.stale_reason(project.matrix, lock, [cell]):
@@ -224,17 +224,17 @@ class _Common:
         path = self._root / name
         return digest.of_tree(self._root, path) if path.exists() else {}
 
-    def _os_lock(self, wanted: OsRequest) -> OsLock | None:
-        return os_lock.read(self._root, wanted)
+    def _os_lock(self, request: OsRequest) -> OsLock | None:
+        return os_lock.read(self._root, request)
 
-    def _os(self, python: str, wanted: OsRequest) -> str:
+    def _os(self, python: str, request: OsRequest) -> str:
         """The digest of the inputs of an operating system; empty if it is not locked."""
-        lock = self.os_lock(wanted)
+        lock = self.os_lock(request)
         return digest.of_data(_os_inputs(self.matrix, python, lock, self.tree)) if lock else ""
 
-    def _compiler(self, version: str, wanted: OsRequest) -> str:
+    def _compiler(self, version: str, request: OsRequest) -> str:
         """The digest of what compiles bytecode: a program, and the image's Python."""
-        python, lock = self.matrix.python[version], self.os_lock(wanted)
+        python, lock = self.matrix.python[version], self.os_lock(request)
         interpreter = [python.uv, self.tree(UV_LOCK)] if python.uv else lock.interpreter(version) if lock else []
         return digest.of_data([self.tree(COMPILER), interpreter])
 
@@ -243,8 +243,8 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
     matrix = common.matrix
     locked = lockfile.of_cell(matrix, cell, lock)
     names = cells.components(matrix, cell)
-    wanted = common.request(cell.python, names)
-    compiler = common.compiler(cell.python, wanted)
+    request = common.request(cell.python, names)
+    compiler = common.compiler(cell.python, request)
     group = common.groups.get((cell.group, compiler)) or _group(common, cell, lock, locked, compiler)
     common.groups[cell.group, compiler] = group
     files = {name: digests for name in names if (digests := common.tree(f"templates/{name}/files"))}
@@ -255,7 +255,7 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         components=names,
         python=cell.python,
         wheels=locked.wheels,
-        os=common.os(cell.python, wanted),
+        os=common.os(cell.python, request),
         files=digest.of_data([layer_order.LAYER_FORMAT, cell.python, files, group.constraints]),
         compiler=compiler,
     )
@@ -271,7 +271,7 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         base=base,
         debian=python.debian,
         uv=python.uv or "",
-        system=wanted,
+        system=request,
         os=parts.os,
         digest=_digest(configured, [base, python.debian], layers),
         wheels=locked.wheels,

@@ -63,26 +63,26 @@ def locks(project: Project) -> dict[str, Lock]:
     return {group: lock_of(project, project.groups[group]) for group in GROUPS if group in project.groups}
 
 
-def os_lock_of(wanted: OsRequest, version: str = "1.0-1", python: str = PYTHON) -> OsLock:
+def os_lock_of(request: OsRequest, version: str = "1.0-1", python: str = PYTHON) -> OsLock:
     """The lock of an operating system: the release's `libc6`, the requested packages, and a part of its Python."""
-    versions = {"libc6": version, **dict.fromkeys(wanted.packages, version), "python3.11-minimal": python}
+    versions = {"libc6": version, **dict.fromkeys(request.packages, version), "python3.11-minimal": python}
     packages = tuple(
         Package(
             name=name,
             version=versions[name],
             architecture="amd64",
             size=1000 + len(name),
-            sha256=hashlib.sha256(f"{wanted.debian} {name} {versions[name]}".encode()).hexdigest(),
+            sha256=hashlib.sha256(f"{request.debian} {name} {versions[name]}".encode()).hexdigest(),
         )
         for name in sorted(versions)
     )
-    return OsLock(debian=wanted.debian, time=TIME, requested=wanted.packages, packages=packages)
+    return OsLock(debian=request.debian, time=TIME, requested=request.packages, packages=packages)
 
 
 def write_os_locks(project: Project, version: str = "1.0-1", python: str = PYTHON) -> Project:
     """Writes the locks of the operating systems of all cells; returns the project."""
     for cell in project.cells:
-        wanted = os_lock.request(project.matrix, cell)
-        lock = os_lock_of(wanted, version, python)
-        (project.root / wanted.path).write_text(os_lock.dump(lock), encoding="utf-8")
+        request = os_lock.request_of_cell(project.matrix, cell)
+        lock = os_lock_of(request, version, python)
+        (project.root / request.path).write_text(os_lock.dump(lock), encoding="utf-8")
     return project

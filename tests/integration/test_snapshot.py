@@ -105,9 +105,9 @@ def test_packages_that_are_gone_are_taken_from_a_snapshot(
     checkout.builder("lock", APT_CONFIG=apt_config)
     checkout.builder("render")
     [path] = (checkout.root / "locks").glob("os-*.json")
-    found = re.search(r'"time": "([^"]+)"', path.read_text(encoding="utf-8"))
-    assert found
-    dated = f"/archive/debian/{found[1]}/"
+    time = re.search(r'"time": "([^"]+)"', path.read_text(encoding="utf-8"))
+    assert time
+    dated = f"/archive/debian/{time[1]}/"
     assert [name for name in archives.requests if name.startswith(f"{dated}dists/")], "it is locked from the snapshot"
     assert not [name for name in archives.requests if name.startswith(f"{dated}pool/")]
 

@@ -23,15 +23,15 @@ OLD_CELL = "em-1.9-cu129-py39"
 
 def request_of(project: Project, name: str = CELL) -> OsRequest:
     [cell] = project.select([name])
-    return os_lock.request(project.matrix, cell)
+    return os_lock.request_of_cell(project.matrix, cell)
 
 
 def test_what_is_written_is_read(tiny: Project) -> None:
-    wanted = request_of(tiny)
-    lock = locks.os_lock_of(wanted)
-    assert os_lock.parse(os_lock.dump(lock), wanted) == lock
-    assert os_lock.read(tiny.root, wanted) == lock
-    assert os_lock.read(tiny.root, replace(wanted, packages=())) is None
+    request = request_of(tiny)
+    lock = locks.os_lock_of(request)
+    assert os_lock.parse(os_lock.dump(lock), request) == lock
+    assert os_lock.read(tiny.root, request) == lock
+    assert os_lock.read(tiny.root, replace(request, packages=())) is None
 
 
 def test_cells_with_the_same_packages_share_a_lock(tiny: Project, edit: Edit) -> None:
@@ -67,15 +67,15 @@ def test_a_damaged_lock_is_an_error(tiny: Project, damage: str) -> None:
 
 
 def test_a_lock_without_a_requested_package_is_an_error(tiny: Project) -> None:
-    wanted = request_of(tiny)
-    lock = locks.os_lock_of(wanted)
+    request = request_of(tiny)
+    lock = locks.os_lock_of(request)
     for packages, fault in (
         (tuple(package for package in lock.packages if package.name != "python3"), "missing package python3"),
         (lock.packages[::-1], "packages are not sorted, or one is duplicated"),
         (lock.packages + lock.packages[-1:], "packages are not sorted, or one is duplicated"),
     ):
         with pytest.raises(LockError, match=f"was edited by hand: {fault}"):
-            os_lock.parse(os_lock.dump(replace(lock, packages=packages)), wanted)
+            os_lock.parse(os_lock.dump(replace(lock, packages=packages)), request)
 
 
 @dataclass
@@ -96,12 +96,12 @@ class FakeArchive:
         self.release, self.sources = release, host.sources_list(release)
         yield self
 
-    def resolve(self, wanted: OsRequest, time: str) -> OsLock:
-        assert wanted.debian == self.release
-        if self.unknown in wanted.packages:
+    def resolve(self, request: OsRequest, time: str) -> OsLock:
+        assert request.debian == self.release
+        if self.unknown in request.packages:
             raise LockError(f"Unable to locate package {self.unknown}")
-        self.resolved.append(wanted.path)
-        return replace(locks.os_lock_of(wanted, self.versions[wanted.debian]), time=time)
+        self.resolved.append(request.path)
+        return replace(locks.os_lock_of(request, self.versions[request.debian]), time=time)
 
 
 @pytest.fixture
@@ -140,11 +140,11 @@ def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: FakeArchiv
 
 def test_a_refresh_shows_old_and_new_versions(tiny: Project, archive: FakeArchive) -> None:
     archive.versions["oldbird"] = "1.0-1"
-    wanted = request_of(tiny)
+    request = request_of(tiny)
     changed, failures, said = update(tiny, "*", refresh=True)
-    assert (changed, failures) == ([wanted.path], [])
+    assert (changed, failures) == ([request.path], [])
     assert said[0] == "Debian newbird: reading the lists of packages"
-    assert said[2:] == [f"newbird: {name} 1.0-1 -> 2.0-1 (1 lock)" for name in sorted({"libc6", *wanted.packages})]
+    assert said[2:] == [f"newbird: {name} 1.0-1 -> 2.0-1 (1 lock)" for name in sorted({"libc6", *request.packages})]
 
 
 def test_a_refresh_without_new_packages_changes_nothing(tiny: Project, archive: FakeArchive) -> None:
