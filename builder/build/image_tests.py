@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +28,7 @@ from builder.engine.client import SOCKET
 from builder.matrix import facts
 from builder.plan.plan import PlannedImage
 from builder.registry import evidence
-from builder.registry.evidence import Evidence
+from builder.registry.evidence import GPU_TESTS, Evidence
 
 TIMEOUT_S = 1800
 NOT_APPLICABLE = "not applicable"  # an outcome of a GPU test
@@ -54,6 +56,7 @@ class _GpuRun:
     state: Literal["passed", "failed", "not run"] = "not run"
     reason: str = ""
     results: Results = Results()
+    machine: Mapping[str, str] = field(default_factory=dict)
 
 
 class Tester:
@@ -76,14 +79,14 @@ class Tester:
 
     def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
         """Earlier evidence of a pass that is still valid, from no less hardware than there is now."""
-        earlier = evidence.read(self._project.state, image_id)
-        if earlier is None or evidence.why_invalid(self._project.state, earlier, image.digest, self._suite):
+        earlier = self._read(image_id)
+        if earlier is None or evidence.why_invalid(self._read, earlier, image.digest, self._suite):
             return None
         return None if earlier.gpu == "not run" and not self._why_no_gpu(image) else earlier
 
     def _earlier(self, image: PlannedImage, image_id: str) -> Evidence | None:
         """Earlier evidence, a pass or not, if it is of this image and the current test suite."""
-        earlier = evidence.read(self._project.state, image_id)
+        earlier = self._read(image_id)
         return None if evidence.why_outdated(earlier, image.digest, self._suite) else earlier
 
     def check(self, images: Sequence[PlannedImage]) -> None:
@@ -97,23 +100,33 @@ class Tester:
         if reasons:
             raise errors.join([_no_gpu_test(", ".join(ids), reason) for reason, ids in reasons.items()], "reasons")
 
-    def test(self, image: PlannedImage, image_id: str, reusable: Mapping[str, str] = MappingProxyType({})) -> Evidence:
+    def test(
+        self, image: PlannedImage, image_id: str, reusable: Mapping[str, str] = MappingProxyType({}), *,
+        only_missing: bool = False,
+    ) -> Evidence:  # fmt: skip
         """Runs the tests and writes the evidence; raises ImageTestError unless every one passed.
 
-        Leaves out the thorough ones among the `reusable` tests: test -> id of the image that passed it.
+        Leaves out the thorough ones among the `reusable` tests: test -> id of the image that passed it. With
+        `only_missing`, runs only GPU tests if earlier evidence of a pass lacks nothing else.
         """
         self._view.begin(image.id, "testing")
-        files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
-        if missing := [path.name for path in files if not path.is_file()]:
-            raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
-        results = self._run(image, image_id, "test", files, reusable=reusable)
+        earlier = self._earlier(image, image_id)
+        if only_missing and earlier and not evidence.why_invalid(self._read, earlier, image.digest, self._suite):
+            results, reused = _part(earlier, on_gpu=False), earlier.reused
+        else:
+            results = self._run(image, image_id, "test", self._files(image), reusable=reusable)
+            reused = {
+                other: tuple(name for name in results.reused if reusable[name] == other)
+                for other in dict.fromkeys(reusable[name] for name in results.reused)
+            }
         gpu = self._run_on_gpu(image, image_id)
         if results.failed or gpu.results.failed:
             self._engine.info()  # raises EngineError if that is why they failed
         if self._programs.stopped:
             raise ImageTestError(f"{image.id}: the tests were interrupted")
-        if gpu.state == "not run":
-            gpu = self._earlier_gpu_run(image, image_id) or gpu
+        # A result must not become `not run` because no GPU is free now.
+        if gpu.state == "not run" and earlier and earlier.gpu != "not run":
+            gpu = _GpuRun(state=earlier.gpu, results=_part(earlier, on_gpu=True), machine=earlier.machine)
         result = Evidence(
             image_id=image_id,
             cell=image.id,
@@ -124,26 +137,46 @@ class Tester:
             gpu=gpu.state,
             gpu_reason=gpu.reason,
             not_applicable=gpu.results.not_applicable,
-            reused={
-                other: tuple(name for name in results.reused if reusable[name] == other)
-                for other in dict.fromkeys(reusable[name] for name in results.reused)
-            },
+            reused=reused,
             seconds={**results.seconds, **gpu.results.seconds},
+            figures=gpu.results.figures,
+            machine=gpu.machine or self._machine(),
+            finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
-        evidence.write_figures(self._project.state, image_id, gpu.results.figures)
         evidence.write(self._project.state, result)
         if not result.is_pass:
-            log = self._log(image, "test" if results.failed else "gpu")
-            reasons = {**results.reasons, **gpu.results.reasons}
-            raise ImageTestError(
-                f"{image.id}: {len(result.failed)} of {len(result.failed + result.passed)} tests failed\n"
-                + "\n".join(f"  {name}{_because(reasons.get(name, ''))}" for name in result.failed[:12]),
-                hint=f"Full log: {log.relative_to(self._project.root)}   "
-                f"To inspect the image: docker run --rm -it {image_id[7:19]} bash",
-            )
+            raise self._failure(image, result, {**results.reasons, **gpu.results.reasons}, on_gpu=not results.failed)
         if gpu.reason and self._gpu_mode == gpus.REQUIRE and not image.cell.is_cpu:
             raise _no_gpu_test(image.id, gpu.reason)  # there was one before the build
         return result
+
+    def _files(self, image: PlannedImage) -> list[Path]:
+        """The test files of the image's components. Raises ImageTestError if one is missing."""
+        files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
+        if missing := [path.name for path in files if not path.is_file()]:
+            raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
+        return files
+
+    def _read(self, image_id: str) -> Evidence | None:
+        return evidence.read(self._project.state, image_id)
+
+    def _machine(self, leased: Sequence[Gpu] = ()) -> dict[str, str]:
+        """Where the tests ran."""
+        machine = {"engine": self._engine.info().version, "kernel": platform.release()}
+        if leased:
+            machine |= {"gpu": ", ".join(gpu.name for gpu in leased), "driver": self._pool.read()[0]}
+        return machine
+
+    def _failure(
+        self, image: PlannedImage, result: Evidence, reasons: Mapping[str, str], *, on_gpu: bool
+    ) -> ImageTestError:
+        log = self._log(image, "gpu" if on_gpu else "test")
+        return ImageTestError(
+            f"{image.id}: {len(result.failed)} of {len(result.failed + result.passed)} tests failed\n"
+            + "\n".join(f"  {name}{_because(reasons.get(name, ''))}" for name in result.failed[:12]),
+            hint=f"Full log: {log.relative_to(self._project.root)}   "
+            f"To inspect the image: docker run --rm -it {result.image_id[7:19]} bash",
+        )
 
     def stop(self) -> None:
         self._programs.stop()
@@ -159,20 +192,9 @@ class Tester:
             if not leased:
                 return _GpuRun(reason=self._why_no_gpu(image) or "no GPU became free")
             results = self._run(image, image_id, "gpu", [path for path in files if path.is_file()], leased)
-        return _GpuRun(state="passed" if results.passed and not results.failed else "failed", results=results)
-
-    def _earlier_gpu_run(self, image: PlannedImage, image_id: str) -> _GpuRun | None:
-        """The GPU part of earlier evidence: a result must not become `not run` because no GPU is free now."""
-        earlier = self._earlier(image, image_id)
-        if earlier is None or earlier.gpu == "not run":
-            return None
-        results = Results(
-            passed=tuple(name for name in earlier.passed if name.startswith("tests/gpu/")),
-            failed=tuple(name for name in earlier.failed if name.startswith("tests/gpu/")),
-            not_applicable=earlier.not_applicable,
-            figures=tuple(evidence.read_figures(self._project.state, image_id)),
-        )
-        return _GpuRun(state=earlier.gpu, results=results)
+            machine = self._machine(leased)
+        state: Literal["passed", "failed"] = "passed" if results.passed and not results.failed else "failed"
+        return _GpuRun(state=state, results=results, machine=machine)
 
     def _why_no_gpu(self, image: PlannedImage) -> str:
         """Why the image's GPU tests cannot run now; empty if they can."""
@@ -274,6 +296,21 @@ def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, obj
         "wheels": {wheel.name: wheel.version for wheel in image.wheels},
         "cuda_wheels": [wheel.name for wheel in image.wheels if wheel.is_cuda],
     }
+
+
+def _part(earlier: Evidence, *, on_gpu: bool) -> Results:
+    """The results of earlier evidence in GPU tests, or in all others."""
+
+    def chosen(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name.startswith(f"{GPU_TESTS}/") == on_gpu)
+
+    return Results(
+        passed=chosen(earlier.passed),
+        failed=chosen(earlier.failed),
+        not_applicable=chosen(earlier.not_applicable),
+        figures=earlier.figures if on_gpu else (),
+        seconds={name: earlier.seconds[name] for name in chosen(earlier.seconds)},
+    )
 
 
 def untested(files: Sequence[Path], root: Path, tests: Sequence[str]) -> list[str]:

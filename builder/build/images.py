@@ -244,7 +244,7 @@ class _Run:
             return replace(outcome, origin=origin)
         proof = self.tester.known(image, image_id)
         tested = proof is None
-        proof = proof or self.tester.test(image, image_id, self.reused.reusable(image, image_id))
+        proof = proof or self.tester.test(image, image_id, self.reused.reusable(image, image_id), only_missing=True)
         self.passed(image, proof)
         for reference in reversed(image.references):  # the full tag last: it says that everything is done
             self.work.engine.tag(image_id, ImageRef.parse(reference))

@@ -72,7 +72,8 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
     store = context.store
     with store.used():
         chosen = publish.targets(project, store, images, registry)
-        result = publish.publish(host.read(), View(context.err), store, chosen, day=_today(), roll_back=roll_back)
+        request = publish.Request(day=today(), roll_back=roll_back)
+        result = publish.publish(host.read(), View(context.err), store, chosen, request)
     seconds = time.monotonic() - began
     if form == "json":
         data = {
@@ -91,7 +92,7 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
         context.say(f"{sent} in the registry, {changed} changed ({duration(seconds)})")
 
 
-def _today() -> str:
+def today() -> str:
     """The stamp of a release today, in UTC."""
     return time.strftime("%Y%m%d", time.gmtime())
 

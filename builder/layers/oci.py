@@ -220,8 +220,8 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
     Raises VerifyError for a manifest or configuration that is not one of an image for one platform, or if the two do
     not match; and what `read_blob` raises.
     """
-    blobs = _parse(_Manifest, content, "manifest")
-    config = _parse(_Config, read_blob(blobs.config.digest), "configuration")
+    blobs = parse(_Manifest, content, "manifest")
+    config = parse(_Config, read_blob(blobs.config.digest), "configuration")
     diff_ids, lines = config.diff_ids, [line.created_by for line in config.history if not line.empty_layer]
     if not len(blobs.layers) == len(diff_ids) == len(lines):
         raise VerifyError(
@@ -241,14 +241,14 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
 
 def read_labels(content: bytes, read_blob: Callable[[str], bytes]) -> dict[str, str]:
     """The labels of the image of a manifest, whatever else is wrong with it. Raises as `read_image`."""
-    config = read_blob(_parse(_ConfigOnly, content, "manifest").config.digest)
-    labels = _parse(_LabelsOnly, config, "configuration").labels or {}
+    config = read_blob(parse(_ConfigOnly, content, "manifest").config.digest)
+    labels = parse(_LabelsOnly, config, "configuration").labels or {}
     return {name: value for name, value in labels.items() if isinstance(value, str)}
 
 
 def platform_manifest(content: bytes) -> str | None:
     """Digest of the manifest for our platform in the index of an image for several platforms. Raises VerifyError."""
-    manifests = _parse(_Platforms, content, "index").manifests
+    manifests = parse(_Platforms, content, "index").manifests
     return next(
         (entry.digest for entry in manifests if (entry.os, entry.architecture) == ("linux", ARCHITECTURE)), None
     )
@@ -256,7 +256,7 @@ def platform_manifest(content: bytes) -> str | None:
 
 def read_blobs(content: bytes) -> dict[str, int]:
     """Digest -> size of the configuration and the layers of a manifest, the configuration first. Raises VerifyError."""
-    blobs = _parse(_Manifest, content, "manifest")
+    blobs = parse(_Manifest, content, "manifest")
     return {blob.digest: blob.size for blob in (blobs.config, *blobs.layers)}
 
 
@@ -264,19 +264,22 @@ def read_index(content: bytes) -> dict[str, Descriptor]:
     """Name -> manifest of each image in the index of a store. Raises VerifyError."""
     return {
         entry.name: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
-        for entry in _parse(_Index, content, "index").manifests
+        for entry in parse(_Index, content, "index").manifests
     }
 
 
-def _parse(model: type[_Model], content: bytes, what: str) -> _Model:
+_HINT = "Use an image for one platform that this builder made."
+
+
+def parse(model: type[_Model], content: bytes, what: str, hint: str = _HINT) -> _Model:
+    """A JSON document of a registry or a store. Raises VerifyError, which shows nothing of its text."""
     try:
         return model.model_validate_json(content)
     except ValidationError as error:  # its input may hold anything: not shown
         first = error.errors(include_url=False, include_input=False)[0]
         place = ascii(".".join(map(str, first["loc"]))[:100])[1:-1]
         raise VerifyError(
-            f"invalid {what}: {place + ': ' if place else ''}{first['msg'].lower()}",
-            hint="Use an image for one platform that this builder made.",
+            f"invalid {what}: {place + ': ' if place else ''}{first['msg'].lower()}", hint=hint
         ) from error
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
 from builder.common import digest as digests
@@ -26,6 +26,8 @@ from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request, R
 from builder.registry.upload import Transfer, Upload
 
 DOCKER_HUB = ("", "docker.io", "index.docker.io")
+NO_REFERRERS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)  # answers of registries without this API
+PAGES = 100  # of a list that are read
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.oci.image.index.v1+json",
@@ -120,6 +122,23 @@ class Registry:
 
     def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
         """Downloads a blob; whether its bytes match digest and size. Calls `read` with the number of bytes read."""
+        return self._download(digest, size, lambda piece: read(len(piece)))
+
+    def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
+        """Writes a blob to `out`. Calls `read` with the number of bytes of each piece.
+
+        Raises RegistryError for a missing blob, and for one that does not match digest and size: discard `out` then.
+        """
+
+        def write(piece: bytes) -> None:
+            out.write(piece)
+            read(len(piece))
+
+        if not self._download(digest, size, write):
+            raise self._damaged(self._blob_action("reading", digest))
+
+    def _download(self, digest: str, size: int, take: Callable[[bytes], None]) -> bool:
+        """Calls `take` with each piece of a blob, in order; returns whether all of it matches digest and size."""
         hasher, position = hashlib.sha256(), 0
 
         def download() -> None:
@@ -135,14 +154,29 @@ class Registry:
                     new = piece[skip:]
                     skip -= len(piece) - len(new)
                     hasher.update(new)
-                    read(len(new))
+                    take(new)
                     position += len(new)
 
         try:
-            self._http.retry(download)
+            self._http.retry(download, progress=lambda: position)
         except TooLongError:
             return False
         return position == size and f"sha256:{hasher.hexdigest()}" == digest
+
+    def referrers(self, digest: str) -> list[bytes] | None:
+        """The index, in pages, of the artifacts that refer to a manifest; None if the registry has no such API.
+
+        Source: OCI distribution specification 1.1, "Listing Referrers".
+        """
+        action, url = f"listing what refers to {digests.short(digest)}", f"{self._http.url}/referrers/{digest}"
+        pages: list[bytes] = []
+        while url and len(pages) < PAGES:
+            answer = self._http.send(Request(action=action, method="GET", url=url, expect=(200, *NO_REFERRERS)))
+            if answer.status in NO_REFERRERS:
+                return None
+            pages.append(answer.body)
+            url = self._http.next_page(answer)
+        return pages
 
     def digest_of(self, reference: str) -> str | None:
         """The digest of the manifest of a tag (or digest); None without one."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from builder.common import atomic, digest
 from builder.layers.oci import Image
 
-SUITES = ("tests/images", "tests/gpu")
+IMAGE_TESTS, GPU_TESTS = "tests/images", "tests/gpu"
 PROGRAM = Path(__file__).parents[1]
 # The modules that decide whether an image passes: they run the tests, assign GPUs and start containers.
 RUNNERS = (
@@ -30,7 +29,9 @@ class Evidence(BaseModel):
 
     `gpu` is never `passed` without a GPU; `gpu_reason` says why GPU tests were not run. `not_applicable` are tests
     with nothing to check on that GPU: they count neither as passed nor as failed. `reused` are thorough tests that
-    another image passed, by its id, and were not run again. `seconds` are durations by test.
+    another image passed, by its id, and were not run again. `seconds` are durations by test, `figures` what GPU tests
+    measured. `machine` is where the tests ran: engine, kernel, and GPUs and driver if there were any. `finished` is
+    RFC 3339.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,6 +47,9 @@ class Evidence(BaseModel):
     not_applicable: tuple[str, ...] = ()
     reused: dict[str, tuple[str, ...]] = {}
     seconds: dict[str, float] = {}
+    figures: tuple[dict[str, Any], ...] = ()
+    machine: dict[str, str] = {}
+    finished: str = ""
 
     @property
     def slowest(self) -> list[tuple[str, float]]:
@@ -77,10 +81,12 @@ def why_outdated(evidence: Evidence | None, plan: str, suite: Mapping[str, str])
     return ""
 
 
-def why_invalid(state: Path, evidence: Evidence | None, plan: str, suite: Mapping[str, str]) -> str:
+def why_invalid(
+    lookup: Callable[[str], Evidence | None], evidence: Evidence | None, plan: str, suite: Mapping[str, str]
+) -> str:
     """Why evidence does not prove that a plan's image passes the current test suite; empty if it does.
 
-    `state` has the evidence of the images that passed reused tests: without it, those tests did not pass.
+    `lookup` returns the evidence of the images that passed reused tests: without it, those tests did not pass.
     """
     reason = why_outdated(evidence, plan, suite)
     if reason or evidence is None:
@@ -88,7 +94,7 @@ def why_invalid(state: Path, evidence: Evidence | None, plan: str, suite: Mappin
     if not evidence.is_pass:
         return "tests failed"
     for image_id, tests in evidence.reused.items():
-        other = read(state, image_id)
+        other = lookup(image_id)
         if other is None or changed(other.suite, suite) or not (other.is_pass and set(tests) <= set(other.passed)):
             return f"it relies on tests of {other.cell if other else image_id}, whose evidence is no longer valid"
     return ""
@@ -118,28 +124,7 @@ def of_stored(state: Path, stored: Image) -> Evidence | None:
 
 def why_not_publishable(state: Path, stored: Image, plan: str, suite: Mapping[str, str]) -> str:
     """Why an image of the store may not be published; empty if it may."""
-    return why_invalid(state, of_stored(state, stored), plan, suite)
-
-
-def figures_path(state: Path, image_id: str) -> Path:
-    """Measurements of the GPU tests, beside the evidence."""
-    return state / "evidence" / f"{image_id.replace(':', '-')}.gpu.json"
-
-
-def write_figures(state: Path, image_id: str, figures: Sequence[dict[str, Any]]) -> None:
-    """Writes the JSON of every GPU check; without any, deletes those of an earlier run."""
-    if figures:
-        atomic.write_text(figures_path(state, image_id), json.dumps(list(figures), indent=1) + "\n")
-    else:
-        figures_path(state, image_id).unlink(missing_ok=True)
-
-
-def read_figures(state: Path, image_id: str) -> list[dict[str, Any]]:
-    """Empty if there are none or they cannot be read."""
-    try:
-        return list(json.loads(figures_path(state, image_id).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return []
+    return why_invalid(lambda image_id: read(state, image_id), of_stored(state, stored), plan, suite)
 
 
 def suite(root: Path) -> dict[str, str]:
@@ -147,7 +132,12 @@ def suite(root: Path) -> dict[str, str]:
 
     Other files (an editor's swap file) and file modes change no test.
     """
-    paths = [path for folder in SUITES for path in digest.tree(root / folder) if path.suffix in (".py", ".ipy")]
+    paths = [
+        path
+        for folder in (IMAGE_TESTS, GPU_TESTS)
+        for path in digest.tree(root / folder)
+        if path.suffix in (".py", ".ipy")
+    ]
     files = {path.relative_to(root).as_posix(): path for path in paths}
     files |= {f"builder/{name}": PROGRAM / name for name in RUNNERS}
     return {name: digest.of_bytes(path.read_bytes()) for name, path in sorted(files.items())}

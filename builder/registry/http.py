@@ -164,6 +164,12 @@ class Connection:
         """The URL of an answer's Location header; the request's own without one."""
         return self._safe_url(answer.request.action, answer.request.url, answer.headers.get("Location", ""))
 
+    def next_page(self, answer: Answer) -> str:
+        """The URL of the next page of a list; empty for the last one. Source: RFC 5988."""
+        links = requests.utils.parse_header_links(answer.headers.get("Link", ""))
+        target = next((link["url"] for link in links if link.get("rel") == "next"), "")
+        return self._safe_url(answer.request.action, answer.request.url, target) if target else ""
+
     def _pause(self, error: TransientError, failed: int) -> None:
         """Waits before the next try. Raises RegistryError instead if there is none."""
         if error.wait > self.policy.longest_s:

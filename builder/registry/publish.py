@@ -1,4 +1,4 @@
-"""Publishes tested images of the store: blobs and manifests of all images first, then tags.
+"""Publishes tested images of the store or of staging: blobs and manifests of all images first, then tags.
 
 Each image gets the tag of this release, which never moves. The other tags move when all images are in the registry, so
 they never name half a release.
@@ -7,8 +7,9 @@ they never name half a release.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from builder.common import errors
@@ -33,19 +34,21 @@ from builder.registry.tagging import Age, TagChange
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A stored image, its evidence, and the references to publish it under, the full tag first."""
+    """An image, its evidence, and the references to publish it under, the full tag first.
+
+    `source` is a repository of the same registry that has its blobs, empty if there is none.
+    """
 
     image: PlannedImage
     stored: Image
+    manifest: Manifest
     evidence: Evidence
     references: tuple[ImageRef, ...]
+    source: str = ""
 
     @property
     def digest(self) -> str:
-        return self.stored.manifest.digest
-
-    def manifest(self, store: Store) -> Manifest:
-        return Manifest(digest=self.digest, media_type=MANIFEST_TYPE, content=store.read(self.digest))
+        return self.manifest.digest
 
 
 def targets(project: Project, store: Store, plan: Plan, registry: str) -> list[Target]:
@@ -57,12 +60,22 @@ def targets(project: Project, store: Store, plan: Plan, registry: str) -> list[T
         raise UsageError(
             "no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there, or use --to.'
         )
-    suite = evidence.suite(project.root)
     chosen: list[Target] = []
+    tested = Tested(project, store)
     failures: list[BuilderError] = []
     for image in plan.images:
         try:
-            chosen.append(_target(project, store, image, suite, registry))
+            stored, proof = tested.get(image)
+            manifest = Manifest.of(store.read(stored.manifest.digest), MANIFEST_TYPE)
+            chosen.append(
+                Target(
+                    image=image,
+                    stored=stored,
+                    manifest=manifest,
+                    evidence=proof,
+                    references=references(image, registry),
+                )
+            )
         except (DamagedError, ImageTestError) as error:
             failures.append(type(error)(f"{image.id}: {error}", hint=f"builder images {image.id}"))
     if failures:
@@ -70,19 +83,31 @@ def targets(project: Project, store: Store, plan: Plan, registry: str) -> list[T
     return chosen
 
 
-def _target(project: Project, store: Store, image: PlannedImage, suite: Mapping[str, str], registry: str) -> Target:
-    """Raises DamagedError or ImageTestError if the image may not be published."""
-    stored = stored_images.find(store, image)
-    if stored is None:
-        raise ImageTestError("not built")
-    tests = evidence.of_stored(project.state, stored)
-    reason = evidence.why_invalid(project.state, tests, image.digest, suite)
-    if tests is None or reason:
-        raise ImageTestError(reason)
-    references = [ImageRef.parse(text) for text in image.references]
-    if registry:
-        references = [replace(reference, registry=registry) for reference in references]
-    return Target(image=image, stored=stored, evidence=tests, references=tuple(references))
+def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
+    """The references of an image, the full tag first; `registry` overrides the one in matrix.yaml."""
+    parsed = (ImageRef.parse(text) for text in image.references)
+    return tuple(replace(reference, registry=registry) if registry else reference for reference in parsed)
+
+
+class Tested:
+    """The images of the store that passed their tests."""
+
+    def __init__(self, project: Project, store: Store) -> None:
+        self._store = store
+        self._suite = evidence.suite(project.root)
+        self._read = partial(evidence.read, project.state)
+        self._state = project.state
+
+    def get(self, image: PlannedImage) -> tuple[Image, Evidence]:
+        """An image and its evidence. Raises DamagedError, or ImageTestError if it is not built or has not passed."""
+        stored = stored_images.find(self._store, image)
+        if stored is None:
+            raise ImageTestError("not built")
+        proof = evidence.of_stored(self._state, stored)
+        reason = evidence.why_invalid(self._read, proof, image.digest, self._suite)
+        if proof is None or reason:
+            raise ImageTestError(reason)
+        return stored, proof
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,17 +147,27 @@ class Published:
         return [change for change in self.tags if change.is_change]
 
 
-def publish(
-    host: Host, view: View, store: Store, chosen: Sequence[Target], *, day: str, roll_back: bool = False
-) -> Published:
-    """Pushes every target, then sets its tags; `day` stamps the release. `roll_back` lets tags move to older images.
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """`day` stamps the release. `roll_back` lets tags move to older images.
+
+    `attach` is called for each image when it is in the registry, before it has a tag.
+    """
+
+    day: str
+    roll_back: bool = False
+    attach: Callable[[Registry, Target], None] = lambda *_: None
+
+
+def publish(host: Host, view: View, store: Store, chosen: Sequence[Target], request: Request) -> Published:
+    """Pushes every target, then sets its tags.
 
     All tags are read first. So if the registry does not respond, or a tag would move back, nothing is changed.
     """
-    release = _Release(view, store)
+    release = _Release(view, store, request)
     error: BuilderError | None = None
     try:
-        release.publish(host, chosen, day, roll_back=roll_back)
+        release.publish(host, chosen)
     except BuilderError as failure:
         error = _with_changes(failure, release.changes)
     except BaseException:  # Ctrl-C: the only place that knows what was changed
@@ -168,22 +203,23 @@ class _Tagged:
 class _Release:
     """One push of several images. `sent` and `changes` are its results so far."""
 
-    def __init__(self, view: View, store: Store) -> None:
+    def __init__(self, view: View, store: Store, request: Request) -> None:
         self._view = view
         self._store = store
+        self._request = request
         self._images: list[_Tagged] = []
         self.sent: list[Sent] = []
         self.changes: list[TagChange] = []
 
-    def publish(self, host: Host, chosen: Sequence[Target], day: str, *, roll_back: bool) -> None:
+    def publish(self, host: Host, chosen: Sequence[Target]) -> None:
         self._images = [_Tagged(host, target) for target in chosen]
-        if not roll_back:
+        if not self._request.roll_back:
             self._check_forward()
-        stamp = self._stamp(day)
+        stamp = self._stamp(self._request.day)
         with self._view.live():
             self._push_all(stamp)
         for image in self._images:
-            tagging.tag(image.registry, image.target.manifest(self._store), self.changes, image.moving)
+            tagging.tag(image.registry, image.target.manifest, self.changes, image.moving)
         for registry in {image.registry.name: image.registry for image in self._images}.values():
             tagging.confirm(registry, [change for change in self.changes if change.name == registry.name])
 
@@ -213,11 +249,12 @@ class _Release:
             target, began = image.target, time.monotonic()
             try:
                 pushed = self._push(image, repositories)
+                self._request.attach(image.registry, target)
                 self.sent.append(Sent(target=target, pushed=pushed, seconds=time.monotonic() - began))
                 if not image.is_released:
                     # The tag was free or ours when the stamp was chosen: if it is neither now, another push set it.
                     before = {image.stamped(stamp): None}
-                    tagging.tag(image.registry, target.manifest(self._store), self.changes, before)
+                    tagging.tag(image.registry, target.manifest, self.changes, before)
             except BuilderError as error:
                 failures.append(error)
                 self._view.end(target.image.id, "failed")
@@ -226,17 +263,22 @@ class _Release:
 
     def _push(self, image: _Tagged, repositories: Sequence[str]) -> Pushed:
         target = image.target
+        sources = {*repositories, target.source} - {target.references[0].repository, ""}
         descriptors = (target.stored.config, *(layer.descriptor for layer in target.stored.layers))
         blobs = {
-            blob.digest: Blob(digest=blob.digest, size=blob.size, path=self._store.path(blob.digest))
+            blob.digest: Blob(
+                digest=blob.digest,
+                size=blob.size,
+                path=path if (path := self._store.path(blob.digest)).exists() else None,
+            )
             for blob in descriptors
         }.values()
         meter = Meter(self._view, target.image.id, "checked or sent", sum(blob.size for blob in blobs))
         return push.push(
             image.registry,
-            target.manifest(self._store),
+            target.manifest,
             blobs,
-            mount_from=[name for name in repositories if name != target.references[0].repository],
+            mount_from=sorted(sources, key=lambda name: name != target.source),
             progress=meter.add,
         )
 

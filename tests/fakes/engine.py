@@ -319,7 +319,10 @@ class FakeTester(Tester):
         proof = self.evidence.get(image_id)
         return proof if proof and proof.is_pass else None
 
-    def test(self, image: PlannedImage, image_id: str, reusable: Mapping[str, str] = MappingProxyType({})) -> Evidence:
+    def test(
+        self, image: PlannedImage, image_id: str, reusable: Mapping[str, str] = MappingProxyType({}), *,
+        only_missing: bool = False,
+    ) -> Evidence:  # fmt: skip
         self.fake.calls.append(f"test {image.id}")
         self.reusable[image.id] = dict(reusable)
         bad = image.id in self.failing

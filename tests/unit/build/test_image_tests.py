@@ -278,7 +278,8 @@ def test_gpu(
     assert bool(proof.gpu_reason) is bool(reason)
     assert child.leased == ([""] if state == "not run" else ["", "GPU-1"])
     assert proof.not_applicable == ((node("test_quartz", "gpu"),) if result == "not applicable" else ())
-    assert evidence.figures_path(tiny.state, ID).exists() is (state != "not run")
+    assert bool(proof.figures) is (state != "not run")
+    assert proof.machine.get("gpu", "") == ("" if state == "not run" else H100.name)
 
 
 @pytest.mark.usefixtures("on_gpu", "child")
@@ -287,7 +288,8 @@ def test_a_gpu_result_stays_valid_where_no_gpu_is_free(tiny: Project, image: Pla
     again = tester(H100, mode=gpus.OFF).test(image, ID)
     assert (again.gpu, again.gpu_reason) == ("passed", "")
     assert sorted(again.passed) == sorted(first.passed)
-    assert json.loads(evidence.figures_path(tiny.state, ID).read_text()) == [{"driver": "570.86.10"}]
+    assert again.figures == ({"driver": "570.86.10"},)
+    assert again.machine["gpu"] == H100.name, "where the GPU tests ran"
 
 
 @pytest.mark.usefixtures("on_gpu")

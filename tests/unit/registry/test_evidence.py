@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,9 @@ def test_a_file_that_cannot_be_read_is_no_evidence(tmp_path: Path, blob: bytes |
 )
 def test_valid_evidence_is_a_pass_of_this_plan_and_suite(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     tests = evidence_with(**changes)
-    assert evidence.why_invalid(tmp_path, tests, "p", GOOD["suite"]) == reason
+    assert evidence.why_invalid(partial(evidence.read, tmp_path), tests, "p", GOOD["suite"]) == reason
     assert evidence.why_outdated(tests, "p", GOOD["suite"]) == ("" if reason == "tests failed" else reason)
-    assert evidence.why_invalid(tmp_path, None, "p", GOOD["suite"]) == "not tested"
+    assert evidence.why_invalid(partial(evidence.read, tmp_path), None, "p", GOOD["suite"]) == "not tested"
 
 
 OTHER = "sha256:" + "b" * 64
@@ -101,24 +101,15 @@ def test_evidence_is_valid_only_with_that_of_the_image_whose_results_it_reuses(
 ) -> None:
     if changes is not None:
         evidence.write(tmp_path, evidence_with(**{"image_id": OTHER, "passed": ("t", "thorough"), **changes}))
-    reason = evidence.why_invalid(tmp_path, evidence_with(reused={OTHER: ("thorough",)}), "p", GOOD["suite"])
+    reason = evidence.why_invalid(
+        partial(evidence.read, tmp_path), evidence_with(reused={OTHER: ("thorough",)}), "p", GOOD["suite"]
+    )
     assert reason == (f"it relies on tests of {name}, whose evidence is no longer valid" if name else "")
 
 
 def test_the_gpu_status_has_the_reason() -> None:
     assert evidence_with(gpu_reason="no driver").gpu_status == "not run (no driver)"
     assert evidence_with(gpu="passed").gpu_status == "passed"
-
-
-def test_figures_are_beside_the_evidence_until_there_are_none(tmp_path: Path) -> None:
-    evidence.write_figures(tmp_path, ID, [])
-    assert not list(tmp_path.rglob("*.json"))
-    evidence.write_figures(tmp_path, ID, [{"driver": "570.1"}])
-    path = evidence.figures_path(tmp_path, ID)
-    assert path.parent == evidence.path(tmp_path, ID).parent
-    assert json.loads(path.read_text()) == [{"driver": "570.1"}]
-    evidence.write_figures(tmp_path, ID, [])
-    assert not path.exists()
 
 
 def test_gpu_has_three_states() -> None:

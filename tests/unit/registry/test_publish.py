@@ -23,7 +23,7 @@ from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, publish, push
 from builder.registry.client import Manifest
 from builder.registry.evidence import Evidence
-from builder.registry.publish import Published, Target
+from builder.registry.publish import Published, Request, Target
 from builder.registry.push import Blob, Pushed
 from tests.fakes.engine import MemoryConsole
 from tests.unit.registry.test_push import FakeRegistry
@@ -102,7 +102,7 @@ class Bench:
     def publish(self, registry: str = "", *, roll_back: bool = False) -> Published:
         """Raises the error that ended it."""
         self.result = publish.publish(
-            Host(), View(self.console), self.store, self.targets(registry), day=DAY, roll_back=roll_back
+            Host(), View(self.console), self.store, self.targets(registry), Request(day=DAY, roll_back=roll_back)
         )
         if self.result.error:
             raise self.result.error

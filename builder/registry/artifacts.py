@@ -1,0 +1,178 @@
+"""Documents attached to images in a registry: artifacts that name an image as their subject.
+
+Registries without the referrers API list the artifacts of an image in an index under a tag. No registry can compare
+and swap a tag, so whoever adds to this index reads it again afterwards. Source: OCI distribution specification 1.1,
+"Referrers Tag Schema"; OCI image specification 1.1, "Guidelines for Artifact Usage".
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from builder.common import digest as digests
+from builder.common.errors import RegistryError
+from builder.layers import oci
+from builder.layers.blobs import MANIFEST_TYPE, Descriptor
+from builder.layers.oci import INDEX_TYPE
+from builder.registry import push
+from builder.registry.client import Manifest, Registry
+from builder.registry.push import Blob
+
+EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
+# Another writer may replace the index with one that it read before: longer than it takes to read and write it.
+CONFIRM_S = 1.0
+ATTEMPTS = 30
+_HINT = "Delete it in the registry, then run this again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """A document of an artifact."""
+
+    media_type: str
+    content: bytes
+
+
+class _Blob(BaseModel, frozen=True):
+    media_type: str = Field(alias="mediaType", max_length=200)
+    digest: Annotated[str, Field(pattern=f"^sha256:{digests.HEX}$")]
+    size: Annotated[int, Field(ge=0, strict=True)]
+
+
+class _Entry(_Blob, frozen=True):
+    artifact_type: str = Field("", alias="artifactType")
+    annotations: dict[str, str] | None = None
+
+
+class _Index(BaseModel, frozen=True):
+    manifests: tuple[_Entry, ...]
+
+
+class _Artifact(BaseModel, frozen=True):
+    artifact_type: str = Field("", alias="artifactType")
+    layers: tuple[_Blob, ...]
+    subject: _Blob | None = None
+    annotations: dict[str, str] | None = None
+
+
+def manifest(
+    artifact_type: str, files: Sequence[File], annotations: Mapping[str, str], subject: Descriptor | None = None
+) -> Manifest:
+    """The manifest of an artifact."""
+    empty = Descriptor(media_type=EMPTY_TYPE, digest=digests.of_bytes(EMPTY), size=len(EMPTY))
+    data: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "artifactType": artifact_type,
+        "config": empty.as_data(),
+        "layers": [_descriptor(file.content, file.media_type).as_data() for file in files],
+        "annotations": dict(annotations),
+    }
+    if subject:
+        data["subject"] = subject.as_data()
+    return Manifest.of(json.dumps(data, separators=(",", ":"), sort_keys=True).encode(), MANIFEST_TYPE)
+
+
+def put(registry: Registry, artifact: Manifest, files: Sequence[File]) -> None:
+    """Stores an artifact by its digest."""
+    with TemporaryDirectory() as folder:
+        blobs: list[Blob] = []
+        for content in dict.fromkeys([EMPTY, *(file.content for file in files)]):
+            path = Path(folder) / str(len(blobs))
+            path.write_bytes(content)
+            blobs.append(Blob(digest=digests.of_bytes(content), size=len(content), path=path))
+        push.push(registry, artifact, blobs)
+
+
+def attach(
+    registry: Registry, subject: Descriptor, artifact_type: str, files: Sequence[File], annotations: Mapping[str, str]
+) -> str:
+    """Attaches documents to the image `subject`, as one artifact; returns its digest. Attaching it again is no error.
+
+    Raises RegistryError if others replace the list of the image's artifacts again and again.
+    """
+    artifact = manifest(artifact_type, files, annotations, subject)
+    put(registry, artifact, files)
+    if registry.referrers(subject.digest) is None:
+        entry = {
+            **_descriptor(artifact.content, MANIFEST_TYPE).as_data(),
+            "artifactType": artifact_type,
+            "annotations": dict(annotations),
+        }
+        _list_by_tag(registry, subject.digest, entry)
+    return artifact.digest
+
+
+def attached(registry: Registry, subject: str, artifact_type: str) -> list[str]:
+    """The digests of the artifacts of one type that are attached to an image. Raises RegistryError."""
+    pages = registry.referrers(subject)
+    if pages is None:
+        pages = [json.dumps({"manifests": _listed_by_tag(registry, subject)}).encode()]
+    entries = [
+        entry
+        for page in pages
+        for entry in oci.parse(_Index, page, f"list of artifacts in {registry.name}", hint=_HINT).manifests
+    ]
+    return list(dict.fromkeys(entry.digest for entry in entries if entry.artifact_type == artifact_type))
+
+
+def read(registry: Registry, reference: str, artifact_type: str, subject: str = "") -> dict[str, bytes] | None:
+    """The documents of an artifact (a tag or a digest) by media type; None without one.
+
+    Raises RegistryError for a manifest of another type, or of another subject.
+    """
+    stored = registry.manifest(reference)
+    if stored is None:
+        return None
+    artifact = oci.parse(_Artifact, stored.content, f"artifact {registry.name}:{reference}", hint=_HINT)
+    if artifact.artifact_type != artifact_type:
+        raise RegistryError(f"{registry.name}: {reference} is not {artifact_type}")
+    if subject != (artifact.subject.digest if artifact.subject else ""):
+        raise RegistryError(f"{registry.name}: artifact {reference} is not attached to {subject}")
+    return {blob.media_type: registry.read_blob(blob.digest) for blob in artifact.layers}
+
+
+def _descriptor(content: bytes, media_type: str) -> Descriptor:
+    return Descriptor(media_type=media_type, digest=digests.of_bytes(content), size=len(content))
+
+
+def _tag(subject: str) -> str:
+    return subject.replace(":", "-")
+
+
+def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
+    """The entries of the index under the image's tag, as they are."""
+    stored = registry.manifest(_tag(subject))
+    if stored is None:
+        return []
+    oci.parse(_Index, stored.content, f"index {registry.name}:{_tag(subject)}", hint=_HINT)
+    return list(json.loads(stored.content)["manifests"])
+
+
+def _list_by_tag(registry: Registry, subject: str, entry: dict[str, Any]) -> None:
+    """Adds an entry to the index under the image's tag, until it stays there."""
+    is_stored = False
+    for _ in range(ATTEMPTS):
+        entries = _listed_by_tag(registry, subject)
+        if any(other["digest"] == entry["digest"] for other in entries):
+            if is_stored:
+                return
+            is_stored = True
+            time.sleep(CONFIRM_S)
+            continue
+        is_stored = False
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*entries, entry]}
+        registry.put_manifest(_tag(subject), json.dumps(index, separators=(",", ":")).encode(), INDEX_TYPE)
+        time.sleep(random.uniform(0, CONFIRM_S / 4))  # noqa: S311  no secret depends on it
+    raise RegistryError(
+        f"{registry.name}: other programs replace the list of what is attached to {subject}", hint="Run this again."
+    )
