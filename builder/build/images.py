@@ -15,7 +15,7 @@ from builder.build.image_tests import Tester
 from builder.build.reused_tests import ReusedTests
 from builder.build.work import Work
 from builder.common import errors
-from builder.common.errors import BuilderError, EngineError
+from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.reference import ImageRef
 from builder.common.units import counted, duration
 from builder.compat import gpus
@@ -185,6 +185,35 @@ def retest(work: Work, method: Method, plan: Plan, options: Options) -> list[Out
     run = _Run.start(work, method, plan, options)
     with work.view.live():
         done = run.each(plan.images, run.retest)
+    return [done[image.id] for image in plan.images]
+
+
+class TestedElsewhere(Method, Protocol):
+    """Images that other machines test, too."""
+
+    def record_tested(self, image: PlannedImage, image_id: str) -> None:
+        """Called when the tests of the image ended with a result."""
+
+
+def complete(work: Work, method: TestedElsewhere, plan: Plan, options: Options) -> list[Outcome]:
+    """Runs the tests that evidence lacks; tags nothing. Returns what was done for each image."""
+    _check_client()
+    run = _Run.start(work, method, plan, options)
+
+    def test(image: PlannedImage) -> Outcome:
+        image_id, origin = method.build(image)
+        known = run.tester.known(image, image_id)
+        try:
+            proof = known or run.tester.test(image, image_id, only_missing=True)
+        except ImageTestError:
+            method.record_tested(image, image_id)
+            raise
+        method.record_tested(image, image_id)
+        work.view.end(image.id, "done", _tests(proof))
+        return Outcome(image=image, image_id=image_id, origin=origin, proof=proof, tested=known is None)
+
+    with work.view.live():
+        done = run.each(plan.images, test)
     return [done[image.id] for image in plan.images]
 
 

@@ -25,8 +25,10 @@ COMMANDS = {
     "lock": ("lock", "Choose the exact wheels and Debian packages of CELLS."),
     "plan": ("plan", "Show what would be built: cells, tags, layers, sizes."),
     "push": ("push", "Publish images that passed their tests."),
+    "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),
     "render": ("render", "Write images/ from templates/ and locks/."),
-    "test": ("images", "Run the tests of built images again."),
+    "stage": ("release", "Push images that passed their tests to staging, with the results."),
+    "test": ("images", "Run the tests of built or staged images."),
     "verify": ("push", "Check that IMAGE matches the plan of this checkout."),
 }
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from rich.text import Text
 
 from builder.cli import push
 from builder.cli.context import Context, new_table
-from builder.common import strict_yaml
+from builder.common import git, strict_yaml
 from builder.common.errors import StaleError, UsageError, did_you_mean
 from builder.common.units import counted, size
 from builder.index import host
@@ -129,10 +127,10 @@ def _locks(project: Project, name: str) -> _Locks | None:
         return _Locks(name=HERE, by_cell=_in_tree(project), cell=name)
     revision, _, cell = name.rpartition(":")
     if revision and cells.ID.fullmatch(cell):
-        if not _commit(project.root, revision):
+        if not git.commit(project.root, revision):
             raise UsageError(f"no git revision {revision!r}", hint="`git log --oneline` lists revisions.")
         return _Locks(name=revision, by_cell=_at(project.root, revision), cell=cell)
-    return _Locks(name=name, by_cell=_at(project.root, name)) if _commit(project.root, name) else None
+    return _Locks(name=name, by_cell=_at(project.root, name)) if git.commit(project.root, name) else None
 
 
 def _in_tree(project: Project) -> dict[str, Locked]:
@@ -142,13 +140,13 @@ def _in_tree(project: Project) -> dict[str, Locked]:
 
 def _at(root: Path, revision: str) -> dict[str, Locked]:
     """The locks of a revision, for the cells of its own matrix.yaml. Raises MatrixError, LockError."""
-    located = strict_yaml.parse(_git(root, "show", f"{revision}:./matrix.yaml").encode(), f"{revision}:matrix.yaml")
+    located = strict_yaml.parse(git.run(root, "show", f"{revision}:./matrix.yaml").encode(), f"{revision}:matrix.yaml")
     matrix = reader.check(located)
     all_cells = cells.expand(matrix)
     groups = {cell.group for cell in all_cells}
-    names = _git(root, "ls-tree", "-z", "--name-only", _commit(root, revision), "locks/")
+    names = git.run(root, "ls-tree", "-z", "--name-only", git.commit(root, revision), "locks/")
     paths = sorted(path for name in names.split("\0") if (path := PurePosixPath(name)).stem in groups)
-    texts = {path: _git(root, "show", f"{revision}:./{path}") for path in paths}
+    texts = {path: git.run(root, "show", f"{revision}:./{path}") for path in paths}
     locks = {path.stem: lockfile.parse(text, f"{revision}:{path}", path.stem) for path, text in texts.items()}
     return _locked(matrix, all_cells, locks)
 
@@ -163,38 +161,13 @@ def _locked(matrix: Matrix, all_cells: Iterable[Cell], locks: Mapping[str, Lock]
     return result
 
 
-def _commit(root: Path, revision: str) -> str:
-    """The commit id of a revision, empty if there is no such revision."""
-    if not revision or revision.startswith("-"):
-        return ""
-    return _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", default="").strip()
-
-
 def _revision(root: Path) -> str:
     """`a git revision`, with the reason if this checkout can have none."""
     if not shutil.which("git"):
         return "a git revision (git is not installed: apt-get install git)"
-    if not _git(root, "rev-parse", "--git-dir", default=""):
+    if not git.run(root, "rev-parse", "--git-dir", default=""):
         return f"a git revision ({root} is not a git checkout)"
     return "a git revision"
-
-
-def _git(root: Path, *arguments: str, default: str | None = None) -> str:
-    """The output of git. If git fails, returns `default` if it is given, or else raises UsageError."""
-    try:
-        process = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, encoding="utf-8", check=False,
-            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},
-        )  # fmt: skip
-    except FileNotFoundError:
-        error = UsageError("git is not installed", hint="Install it: apt-get install git")
-    else:
-        if process.returncode == 0:
-            return process.stdout
-        error = UsageError(f"git {arguments[0]}: {process.stderr.strip()[:500]}")
-    if default is None:
-        raise error
-    return default
 
 
 # ---- output

@@ -16,16 +16,19 @@ from builder.build import disk, images, os_stage
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Method, Options, Outcome
+from builder.build.staged_tests import StagedImages
 from builder.build.work import Work
 from builder.cli import engine
 from builder.cli.context import Context
-from builder.cli.options import CELLS_HELP, Size, cells_argument, jobs_option
-from builder.common.errors import BuilderError, ImageTestError, UsageError
+from builder.cli.options import CELLS_HELP, Size, cells_argument, jobs_option, sign_option, staging_option
+from builder.cli.release import place_of
+from builder.common.errors import BuilderError, ImageTestError, StaleError, UsageError
 from builder.common.units import duration
 from builder.compat import gpus
 from builder.layers import garbage
 from builder.plan import current
 from builder.plan.plan import Plan
+from builder.registry.signing import Signer
 
 ASSEMBLE, DOCKERFILE = "assemble", "dockerfile"
 
@@ -83,6 +86,16 @@ _REPORT = (
 )  # fmt: skip
 
 
+_STAGED = (
+    click.option(
+        "--staged", "stamp", default="", metavar="STAMP", help="Test a staged release: its stamp, or `newest`."
+    ),
+    staging_option,
+    sign_option,
+)
+NEWEST = "newest"
+
+
 def _command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., None]], click.Command]:
     """A command for CELLS, with --jobs, --start-engine and these options."""
 
@@ -97,10 +110,13 @@ def _command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[...,
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """A command that makes images, with its options."""
+    """A command that makes images, with its options. `stamp` is a release at the staging `place` to test."""
 
     command: str
     options: Options
+    stamp: str = ""
+    place: str = ""
+    signer: Signer | None = None
     method: str = ASSEMBLE
     os_way: os_stage.Way = "auto"
     max_disk: int = 0
@@ -139,17 +155,23 @@ def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -
     _run(context, patterns, _Request.of("build", values | {"test": False}))
 
 
-@_command("test", _METHOD, _GPU, *_REPORT)
+@_command("test", _METHOD, _GPU, *_REPORT, *_STAGED)
 def test_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
-    """Run the tests of built images again."""
-    _run(context, patterns, _Request.of("test", values))
+    """Run the tests of built or staged images.
+
+    Without --staged, runs all tests of built images again. With it, downloads the images of a release from staging, runs the tests that their reports lack (on a machine
+    with a GPU, the GPU tests), and attaches the results. CELLS are then those of the release; default: all. Several
+    machines may test different cells at the same time.
+    """
+    request = _Request.of("test", values)
+    _run(context, patterns or (("*",) if request.stamp else ()), request)
 
 
 def _run(context: Context, patterns: Sequence[str], request: _Request) -> None:
     began = time.monotonic()
     project = context.project
     chosen = project.select(patterns)
-    step = _retest if request.command == "test" else _make
+    step = _test_staged if request.stamp else _retest if request.command == "test" else _make
     with context.locked(project, request.command):
         planned = current.make(project, chosen)
         work = engine.connect(context, project, start=request.start_engine)
@@ -172,6 +194,24 @@ def _run(context: Context, patterns: Sequence[str], request: _Request) -> None:
 def _retest(context: Context, work: Work, planned: Plan, request: _Request) -> list[Outcome]:
     with _method(context, work, planned, request) as method:
         return images.retest(work, method, planned, request.options)
+
+
+def _test_staged(context: Context, work: Work, planned: Plan, request: _Request) -> list[Outcome]:
+    where = place_of(work.project, request.place)
+    release = where.read("" if request.stamp == NEWEST else request.stamp)
+    staged = {image.cell: image for image in release.images}
+    chosen = tuple(image for image in planned.images if image.id in staged)
+    if other := [image.id for image in chosen if staged[image.id].plan != image.digest]:
+        raise StaleError(
+            f"{other[0]}: staged from another plan than that of this checkout",
+            hint=f"Check out revision {release.revision or 'it was staged from'}.",
+        )
+    if not chosen:
+        raise UsageError(f"release {release.stamp} has none of these cells", hint=f"It has: {', '.join(staged)}")
+    store = context.store
+    with store.used():
+        method = StagedImages(work, store, where, staged, request.signer)
+        return images.complete(work, method, Plan(images=chosen), request.options)
 
 
 def _make(context: Context, work: Work, planned: Plan, request: _Request) -> list[Outcome]:

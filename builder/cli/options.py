@@ -24,6 +24,45 @@ jobs_option = click.option(
 )
 
 
+def _registry(context: click.Context, option: click.Parameter, value: str) -> str:
+    from builder.common.reference import ImageRef  # noqa: PLC0415  --help does not need it
+
+    try:
+        return ImageRef(registry=value, repository="x").registry
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _signer(context: click.Context, option: click.Parameter, value: str) -> Any:
+    from builder.registry.signing import Signer  # noqa: PLC0415
+
+    return Signer(key=value) if value else None
+
+
+to_option = click.option(
+    "--to",
+    "registry",
+    default="",
+    metavar="HOST[:PORT]",
+    callback=_registry,
+    help="Publish to this registry instead of the one in matrix.yaml.",
+)
+staging_option = click.option(
+    "--staging", "place", default="", metavar="PLACE", help="Stage here instead of `staging` in matrix.yaml."
+)
+sign_option = click.option(
+    "--sign",
+    "signer",
+    default="",
+    metavar="KEY",
+    envvar="GPU_IMAGES_SIGN",
+    show_envvar=True,
+    callback=_signer,
+    help="Sign with cosign: the file or KMS address of a private key, or `keyless` for the identity of a CI job. The "
+    "password of a key is read from COSIGN_PASSWORD. Default: nothing is signed.",
+)
+
+
 class Size(click.ParamType[int]):
     """Bytes, given as 40GB, 1.5G or plain digits."""
 

@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from builder.cli.context import Context
-from builder.cli.options import CELLS_HELP, cells_argument
+from builder.cli.options import CELLS_HELP, cells_argument, to_option
 from builder.common import digest
 from builder.common.console import Meter, View
 from builder.common.errors import FetchError, RegistryError, StaleError, UsageError, VerifyError
@@ -23,6 +23,7 @@ from builder.index.download import Fetcher
 from builder.index.host import Host
 from builder.layers import images as stored_images
 from builder.layers.store import Store
+from builder.matrix import tags
 from builder.plan import current, plan
 from builder.registry import expected, publish, verify
 from builder.registry.client import Registry
@@ -41,13 +42,7 @@ _STYLES = {
 
 @click.command(name="push", epilog=CELLS_HELP)
 @cells_argument
-@click.option(
-    "--to",
-    "registry",
-    default="",
-    metavar="HOST[:PORT]",
-    help="Push to this registry instead of the one in matrix.yaml.",
-)
+@to_option
 @click.option("--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages.")
 @click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
@@ -63,31 +58,21 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
     """
     began = time.monotonic()
     project = context.project
-    if registry:
-        try:
-            ImageRef(registry=registry, repository="x")
-        except ValueError as error:
-            raise UsageError(f"--to: {error}") from error
+    publish.require_registry(project, registry)
     images = current.make(project, project.select(patterns))
     store = context.store
     with store.used():
         chosen = publish.targets(project, store, images, registry)
-        request = publish.Request(day=today(), roll_back=roll_back)
+        request = publish.Request(stamps=tags.stamps(today()), roll_back=roll_back)
         result = publish.publish(host.read(), View(context.err), store, chosen, request)
     seconds = time.monotonic() - began
     if form == "json":
-        data = {
-            "images": [sent.as_data() for sent in result.images],
-            "tags": [change.as_data() for change in result.tags],
-            "seconds": round(seconds, 1),
-            "error": str(result.error) if result.error else None,
-        }
-        click.echo(json.dumps(data, indent=1))
+        click.echo(json.dumps(result.as_data() | {"seconds": round(seconds, 1)}, indent=1))
     if result.error:
         raise result.error
     if form == "text":
-        for line in (*result.images, *(change for change in result.tags if change.is_change)):
-            context.say(str(line))
+        for line in result.lines:
+            context.say(line)
         sent, changed = counted(len(chosen), "image"), counted(len(result.changed), "tag")
         context.say(f"{sent} in the registry, {changed} changed ({duration(seconds)})")
 

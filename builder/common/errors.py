@@ -146,6 +146,13 @@ class RefusedError(BuilderError):
     title = "refused"
 
 
+class SigningError(BuilderError):
+    """A signature cannot be made or checked."""
+
+    exit_code = 17
+    title = "signing"
+
+
 class Terminated(BaseException):
     """The process received SIGTERM."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from builder.common import strict_yaml
 from builder.common.reference import ImageRef
@@ -61,6 +61,12 @@ def _registry(value: str) -> str:
     return value
 
 
+def _staging(value: str) -> str:
+    if value:
+        ImageRef.parse(f"{value}/x")
+    return value
+
+
 def _namespace(value: str) -> str:
     ImageRef(repository=value)
     return value
@@ -84,6 +90,12 @@ ImageName = Annotated[str, AfterValidator(_matches(r"[a-z0-9]+(-[a-z0-9]+)*", "a
 Bytes = Annotated[str, AfterValidator(_matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB"))]
 Release = Annotated[str, AfterValidator(_matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 'a full version such as "2.9.1"'))]
 AptPackage = Annotated[str, AfterValidator(_matches(r"[a-z0-9][a-z0-9+.-]{1,99}", "the name of a Debian package"))]
+File = Annotated[
+    str, AfterValidator(_matches(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}", "a file of the checkout such as keys/ci.pub"))
+]
+Address = Annotated[
+    str, AfterValidator(_matches(r"[A-Za-z0-9][A-Za-z0-9@:/._~+-]{3,299}", "an address such as https://example.com"))
+]
 PackageName = Annotated[str, AfterValidator(_requirement)]
 Constraint = Annotated[str, AfterValidator(_constraint)]
 Word = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters"))]
@@ -94,6 +106,7 @@ Pattern = Annotated[
 Reason = Annotated[str, AfterValidator(_matches(r"[^\x00-\x1f\x7f]{10,300}", "a reason of one line"))]
 PinnedImage = Annotated[str, AfterValidator(_pinned)]
 Registry = Annotated[str, AfterValidator(_registry)]
+Staging = Annotated[str, AfterValidator(_staging)]
 Namespace = Annotated[str, AfterValidator(_namespace)]
 Source = Annotated[
     str, AfterValidator(_matches(r"(https://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)+/?)?", "an https address"))
@@ -209,6 +222,24 @@ class Budget(StrictModel):
     unpacked: Bytes | None = None
 
 
+class Trusted(StrictModel):
+    """Whose signatures count: of a public `key` in the checkout, or of an OIDC `identity` with its `issuer`."""
+
+    key: File = ""
+    identity: Address = ""
+    issuer: Address = ""
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if bool(self.key) == bool(self.identity) or bool(self.identity) != bool(self.issuer):
+            raise ValueError("expected a key, or an identity with its issuer")
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.key or self.identity
+
+
 class Matrix(StrictModel):
     """The whole of matrix.yaml."""
 
@@ -217,6 +248,8 @@ class Matrix(StrictModel):
     registry: Registry
     namespace: Namespace
     source: Source = ""
+    staging: Staging = ""
+    evidence: list[Trusted] = []
     debian: dict[Name, Debian] = Field(min_length=1)
     python: dict[Minor, Python] = Field(min_length=1)
     cuda: dict[CudaName, Cuda] = Field(min_length=1)

@@ -58,6 +58,12 @@ def stamps(day: str) -> Iterator[str]:
         yield f"{day}.{number}"
 
 
+def stamp_order(stamp: str) -> tuple[str, int]:
+    """The key to sort stamps by: the newest last."""
+    day, _, number = stamp.partition(".")
+    return day, int(number) if number.isascii() and number.isdigit() else 0
+
+
 def _tags(matrix: Matrix, cell: Cell) -> list[str]:
     entry = matrix.frameworks[cell.framework].versions[cell.line]
     # The name of the image already has the cpu.

@@ -82,8 +82,8 @@ def manifest(
     return Manifest.of(json.dumps(data, separators=(",", ":"), sort_keys=True).encode(), MANIFEST_TYPE)
 
 
-def put(registry: Registry, artifact: Manifest, files: Sequence[File]) -> None:
-    """Stores an artifact by its digest."""
+def put(registry: Registry, artifact: Manifest, files: Sequence[File], reference: str = "") -> None:
+    """Stores an artifact, under its digest or under a tag."""
     with TemporaryDirectory() as folder:
         blobs: list[Blob] = []
         for content in dict.fromkeys([EMPTY, *(file.content for file in files)]):
@@ -91,25 +91,34 @@ def put(registry: Registry, artifact: Manifest, files: Sequence[File]) -> None:
             path.write_bytes(content)
             blobs.append(Blob(digest=digests.of_bytes(content), size=len(content), path=path))
         push.push(registry, artifact, blobs)
+    if reference:
+        registry.put_manifest(reference, artifact.content, artifact.media_type)
 
 
-def attach(
-    registry: Registry, subject: Descriptor, artifact_type: str, files: Sequence[File], annotations: Mapping[str, str]
-) -> str:
-    """Attaches documents to the image `subject`, as one artifact; returns its digest. Attaching it again is no error.
+def attach(registry: Registry, subject: str, artifact: Manifest, files: Sequence[File]) -> None:
+    """Stores an artifact whose manifest names the image `subject`. Attaching it again is no error.
 
     Raises RegistryError if others replace the list of the image's artifacts again and again.
     """
-    artifact = manifest(artifact_type, files, annotations, subject)
     put(registry, artifact, files)
-    if registry.referrers(subject.digest) is None:
+    if registry.referrers(subject) is None:
+        data = oci.parse(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
         entry = {
             **_descriptor(artifact.content, MANIFEST_TYPE).as_data(),
-            "artifactType": artifact_type,
-            "annotations": dict(annotations),
+            "artifactType": data.artifact_type,
+            "annotations": data.annotations or {},
         }
-        _list_by_tag(registry, subject.digest, entry)
-    return artifact.digest
+        _list_by_tag(registry, subject, entry)
+
+
+def copy(source: Registry, target: Registry, subject: str, artifact: str) -> None:
+    """Attaches an artifact of an image to the same image in another repository."""
+    stored = source.manifest(artifact)
+    if stored is None:
+        raise RegistryError(f"{source.name}: artifact {artifact} is missing", hint="Run this again.")
+    blobs = oci.parse(_Artifact, stored.content, f"artifact {source.name}@{artifact}", hint=_HINT).layers
+    files = [File(media_type=blob.media_type, content=source.read_blob(blob.digest)) for blob in blobs]
+    attach(target, subject, stored, files)
 
 
 def attached(registry: Registry, subject: str, artifact_type: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -168,13 +169,28 @@ class Registry:
 
         Source: OCI distribution specification 1.1, "Listing Referrers".
         """
-        action, url = f"listing what refers to {digests.short(digest)}", f"{self._http.url}/referrers/{digest}"
-        pages: list[bytes] = []
+        expect = (200, *NO_REFERRERS)
+        pages = self._pages(f"listing what refers to {digests.short(digest)}", f"/referrers/{digest}", expect)
+        return None if pages[0].status in NO_REFERRERS else [page.body for page in pages]
+
+    def list_tags(self) -> list[str]:
+        """All tags; none for a repository that does not exist. Raises RegistryError for an invalid answer."""
+        names: list[str] = []
+        for page in self._pages(f"listing the tags of {self._repository}", "/tags/list", (200, 404)):
+            if page.status == HTTPStatus.OK:
+                try:
+                    names += [str(tag) for tag in json.loads(page.body)["tags"] or ()]
+                except (ValueError, KeyError, TypeError) as error:
+                    raise RegistryError(f"{self._http.registry}: {page.request.action}: invalid answer") from error
+        return names
+
+    def _pages(self, action: str, path: str, expect: tuple[int, ...]) -> list[Answer]:
+        """A list, as the pages that the registry answers with."""
+        pages: list[Answer] = []
+        url = f"{self._http.url}{path}"
         while url and len(pages) < PAGES:
-            answer = self._http.send(Request(action=action, method="GET", url=url, expect=(200, *NO_REFERRERS)))
-            if answer.status in NO_REFERRERS:
-                return None
-            pages.append(answer.body)
+            answer = self._http.send(Request(action=action, method="GET", url=url, expect=expect))
+            pages.append(answer)
             url = self._http.next_page(answer)
         return pages
 

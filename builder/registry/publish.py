@@ -7,7 +7,7 @@ they never name half a release.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,12 +34,13 @@ from builder.registry.tagging import Age, TagChange
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An image, its evidence, and the references to publish it under, the full tag first.
+    """The image of a cell and a plan, its evidence, and the references to publish it under, the full tag first.
 
     `source` is a repository of the same registry that has its blobs, empty if there is none.
     """
 
-    image: PlannedImage
+    cell: str
+    plan: str
     stored: Image
     manifest: Manifest
     evidence: Evidence
@@ -51,15 +52,19 @@ class Target:
         return self.manifest.digest
 
 
-def targets(project: Project, store: Store, plan: Plan, registry: str) -> list[Target]:
-    """The images to publish; `registry` overrides the one in matrix.yaml.
-
-    Raises UsageError without a registry, and one error for all images that are not built or have not passed.
-    """
+def require_registry(project: Project, registry: str) -> None:
+    """Raises UsageError without a registry to publish to; `registry` overrides the one in matrix.yaml."""
     if not (registry or project.matrix.registry):
         raise UsageError(
             "no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there, or use --to.'
         )
+
+
+def targets(project: Project, store: Store, plan: Plan, registry: str = "") -> list[Target]:
+    """The images of the store that passed their tests; `registry` overrides the one in matrix.yaml.
+
+    Raises one error for all images that are not built or have not passed.
+    """
     chosen: list[Target] = []
     tested = Tested(project, store)
     failures: list[BuilderError] = []
@@ -69,7 +74,8 @@ def targets(project: Project, store: Store, plan: Plan, registry: str) -> list[T
             manifest = Manifest.of(store.read(stored.manifest.digest), MANIFEST_TYPE)
             chosen.append(
                 Target(
-                    image=image,
+                    cell=image.id,
+                    plan=image.digest,
                     stored=stored,
                     manifest=manifest,
                     evidence=proof,
@@ -87,6 +93,15 @@ def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
     """The references of an image, the full tag first; `registry` overrides the one in matrix.yaml."""
     parsed = (ImageRef.parse(text) for text in image.references)
     return tuple(replace(reference, registry=registry) if registry else reference for reference in parsed)
+
+
+def blobs_of(store: Store, image: Image) -> list[Blob]:
+    """The configuration and the layers of an image; those that the store lacks must be in the registry."""
+    descriptors = dict.fromkeys((image.config, *(layer.descriptor for layer in image.layers)))
+    return [
+        Blob(digest=blob.digest, size=blob.size, path=path if (path := store.path(blob.digest)).exists() else None)
+        for blob in descriptors
+    ]
 
 
 class Tested:
@@ -121,12 +136,12 @@ class Sent:
     def __str__(self) -> str:
         parts = [(self.pushed.sent, "sent"), (self.pushed.mounted, "mounted"), (self.pushed.present, "already present")]
         sizes = ", ".join(f"{size(count)} {state}" for count, state in parts if count)
-        return f"{self.target.image.id}: {self.pushed.digest}, {sizes}, gpu: {self.target.evidence.gpu_status}"
+        return f"{self.target.cell}: {self.pushed.digest}, {sizes}, gpu: {self.target.evidence.gpu_status}"
 
     def as_data(self) -> dict[str, Any]:
         """For `--format json`."""
         return {
-            "cell": self.target.image.id,
+            "cell": self.target.cell,
             "digest": self.pushed.digest,
             "bytes": {"sent": self.pushed.sent, "mounted": self.pushed.mounted, "present": self.pushed.present},
             "gpu": self.target.evidence.gpu_status,
@@ -146,15 +161,28 @@ class Published:
     def changed(self) -> list[TagChange]:
         return [change for change in self.tags if change.is_change]
 
+    @property
+    def lines(self) -> list[str]:
+        """What was sent and changed."""
+        return list(map(str, (*self.images, *self.changed)))
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--format json`."""
+        return {
+            "images": [sent.as_data() for sent in self.images],
+            "tags": [change.as_data() for change in self.tags],
+            "error": str(self.error) if self.error else None,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """`day` stamps the release. `roll_back` lets tags move to older images.
+    """The release gets the first of the `stamps` that no other image has. `roll_back` lets tags move to older images.
 
     `attach` is called for each image when it is in the registry, before it has a tag.
     """
 
-    day: str
+    stamps: Iterable[str]
     roll_back: bool = False
     attach: Callable[[Registry, Target], None] = lambda *_: None
 
@@ -215,7 +243,7 @@ class _Release:
         self._images = [_Tagged(host, target) for target in chosen]
         if not self._request.roll_back:
             self._check_forward()
-        stamp = self._stamp(self._request.day)
+        stamp = self._stamp()
         with self._view.live():
             self._push_all(stamp)
         for image in self._images:
@@ -235,11 +263,15 @@ class _Release:
                 hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags back.",
             )
 
-    def _stamp(self, day: str) -> str:
-        """The first stamp of the day that no other image has; empty if all images are released."""
+    def _stamp(self) -> str:
+        """The first stamp that no other image has; empty if all images are released. Raises RegistryError."""
         new = [image for image in self._images if not image.is_released]
-        free = (stamp for stamp in tags.stamps(day) if all(image.is_free(stamp) for image in new))
-        return next(free, "") if new else ""
+        stamp = next((stamp for stamp in self._request.stamps if all(image.is_free(stamp) for image in new)), None)
+        if new and stamp is None:
+            raise RegistryError(
+                "nothing was pushed: other images have the tags of this release", hint="Stage the images again."
+            )
+        return stamp if new and stamp else ""
 
     def _push_all(self, stamp: str) -> None:
         """Pushes every image and sets its stamped tag. Raises one error for all failures at the end."""
@@ -257,23 +289,15 @@ class _Release:
                     tagging.tag(image.registry, target.manifest, self.changes, before)
             except BuilderError as error:
                 failures.append(error)
-                self._view.end(target.image.id, "failed")
+                self._view.end(target.cell, "failed")
         if failures:
             raise errors.join(failures)
 
     def _push(self, image: _Tagged, repositories: Sequence[str]) -> Pushed:
         target = image.target
         sources = {*repositories, target.source} - {target.references[0].repository, ""}
-        descriptors = (target.stored.config, *(layer.descriptor for layer in target.stored.layers))
-        blobs = {
-            blob.digest: Blob(
-                digest=blob.digest,
-                size=blob.size,
-                path=path if (path := self._store.path(blob.digest)).exists() else None,
-            )
-            for blob in descriptors
-        }.values()
-        meter = Meter(self._view, target.image.id, "checked or sent", sum(blob.size for blob in blobs))
+        blobs = blobs_of(self._store, target.stored)
+        meter = Meter(self._view, target.cell, "checked or sent", sum(blob.size for blob in blobs))
         return push.push(
             image.registry,
             target.manifest,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from builder.index import host
+from builder.lock.apt import Archive
 from tests.integration.checkout import ROOT
 
 TIMEOUT_S = 300
@@ -21,6 +26,20 @@ def one_at_a_time() -> Iterator[None]:
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def install_from(release: str, package: str) -> None:
+    """Installs a package of a newer Debian release, which needs no other one from there."""
+    with one_at_a_time():
+        if shutil.which(package):
+            return
+        with TemporaryDirectory() as folder:
+            Archive(release, host.read(), Path(folder))
+            environment = {**os.environ, "APT_CONFIG": f"{folder}/apt.conf"}
+            options = {"cwd": folder, "env": environment, "timeout": TIMEOUT_S, "check": True, "capture_output": True}
+            subprocess.run(["apt-get", "download", "-q", package], **options)  # type: ignore[call-overload]
+            subprocess.run(["dpkg", "-i", *map(str, Path(folder).glob("*.deb"))], capture_output=True, check=True)
+    assert shutil.which(package), f"`dpkg -i` did not install {package}"
 
 
 def install(program: str) -> None:

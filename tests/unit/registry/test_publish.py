@@ -17,6 +17,7 @@ from builder.index.host import Host
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
+from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
@@ -102,7 +103,11 @@ class Bench:
     def publish(self, registry: str = "", *, roll_back: bool = False) -> Published:
         """Raises the error that ended it."""
         self.result = publish.publish(
-            Host(), View(self.console), self.store, self.targets(registry), Request(day=DAY, roll_back=roll_back)
+            Host(),
+            View(self.console),
+            self.store,
+            self.targets(registry),
+            Request(stamps=tags.stamps(DAY), roll_back=roll_back),
         )
         if self.result.error:
             raise self.result.error
@@ -147,10 +152,10 @@ def bench(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ben
 
 def test_the_references_of_targets(bench: Bench) -> None:
     targets = bench.targets()
-    assert [target.image.id for target in targets] == [EMBER, BOARD]
+    assert [target.cell for target in targets] == [EMBER, BOARD]
     for target in targets:
-        assert tuple(map(str, target.references)) == target.image.references
-        assert target.stored == bench.stored[target.image.id]
+        assert tuple(map(str, target.references)) == bench.image(target.cell).references
+        assert target.stored == bench.stored[target.cell]
         assert {reference.registry for reference in target.references} == {REGISTRY}
 
 
@@ -158,14 +163,15 @@ def test_another_registry(bench: Bench) -> None:
     for target in bench.targets("other.example.test"):
         assert {reference.registry for reference in target.references} == {"other.example.test"}
         names = [str(reference).partition("/")[2] for reference in target.references]
-        assert names == [name.partition("/")[2] for name in target.image.references]
+        assert names == [name.partition("/")[2] for name in bench.image(target.cell).references]
 
 
 def test_without_a_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
     bench = Bench(edit(f"registry: {REGISTRY}", 'registry: ""'), tmp_path / "store", monkeypatch)
     with pytest.raises(UsageError, match="no registry in matrix") as caught:
-        bench.targets()
+        publish.require_registry(bench.project, "")
     assert "--to" in caught.value.hint
+    publish.require_registry(bench.project, "other.example.test")
     assert len(bench.targets("other.example.test")) == 2
 
 

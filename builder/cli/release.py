@@ -1,0 +1,129 @@
+"""The commands stage, release and status."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from builder.cli.context import Context
+from builder.cli.options import CELLS_HELP, cells_argument, sign_option, staging_option, to_option
+from builder.cli.push import today
+from builder.common import git
+from builder.common.console import View
+from builder.common.units import counted, duration, size
+from builder.index import host
+from builder.matrix.project import Project
+from builder.plan import current
+from builder.registry import publish, reports, staging
+from builder.registry.client import Registry
+from builder.registry.publish import Target
+from builder.registry.release import Options, Releaser
+from builder.registry.signing import Signer
+from builder.registry.staging import Place
+
+_FORMAT = click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="json: print the result to standard output.",
+)  # fmt: skip
+
+
+def place_of(project: Project, text: str) -> Place:
+    """Where the images of a project are staged; `text` overrides matrix.yaml."""
+    return Place(text or project.matrix.staging, project.matrix.registry, host.read())
+
+
+@click.command(name="stage", epilog=CELLS_HELP)
+@cells_argument
+@staging_option
+@sign_option
+@_FORMAT
+@click.pass_obj
+def stage_command(context: Context, patterns: Sequence[str], place: str, signer: Signer | None, form: str) -> None:
+    """Push images that passed their tests to staging, with the results.
+
+    Sets no public tag. The images are pushed by digest, with their test results attached, and listed as one release
+    with today's date as its stamp. Other machines can test it (`builder test --staged`) and publish it (`builder
+    release`). Uses the credentials of `docker login`.
+    """
+    began = time.monotonic()
+    project = context.project
+    where = place_of(project, place)
+    planned = current.make(project, project.select(patterns))
+    store = context.store
+    with store.used():
+        # The references are those of matrix.yaml, which may have no registry yet.
+        chosen = publish.targets(project, store, planned)
+
+        def attach(registry: Registry, target: Target) -> None:
+            report = reports.of_evidence(project, target.stored, target.evidence)
+            reports.write(registry, target.stored, report, signer)
+
+        staged, sent = staging.stage(View(context.err), store, where, chosen, attach)
+    written = where.write(today(), git.state(project.root), staged)
+    if form == "json":
+        click.echo(json.dumps(written.model_dump(mode="json") | {"sent": sent}, indent=1))
+        return
+    images = counted(len(staged), "image")
+    context.say(f"release {written.stamp}: {images} staged, {size(sent)} sent ({duration(time.monotonic() - began)})")
+    context.say(f"  -> builder release {written.stamp}")
+
+
+@click.command(name="release")
+@click.argument("stamp", default="")
+@staging_option
+@to_option
+@sign_option
+@click.option(
+    "--allow-untested-gpu",
+    is_flag=True,
+    help="Release images for GPUs whose GPU tests were not run. The release records it.",
+)
+@click.option(
+    "--allow-unsigned",
+    is_flag=True,
+    help="Accept test results without a signature that matrix.yaml trusts. The release records it.",
+)
+@click.option("--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages.")
+@click.option("--check", is_flag=True, help="Only check whether the release may be published.")
+@_FORMAT
+@click.pass_obj
+def release_command(
+    context: Context, /, stamp: str, place: str, registry: str, check: bool, form: str, **options: Any
+) -> None:
+    """Publish the staged release STAMP: sign it, then set its tags. Default: the newest.
+
+    Needs the checkout that the images were staged from, and the registry; no engine and no store. Checks every image:
+    its configuration and known layers against the plan, and its test results, which must be of exactly this image and
+    these tests, and signed by somebody whom `evidence` in matrix.yaml names, or made on this machine. Images for GPUs
+    need GPU tests: run `builder test --staged` on a machine with a GPU.
+
+    Run it again to finish a release that was interrupted.
+    """
+    began = time.monotonic()
+    project = context.project
+    where = place_of(project, place)
+    publish.require_registry(project, registry)
+    planned = {image.id: image for image in current.make(project, project.cells).images}
+    releaser = Releaser(project, where, planned, Options(registry=registry, **options))
+    chosen = where.read(stamp)
+    candidates = releaser.check(chosen)
+    if check:
+        context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")
+        return
+    store = context.store
+    with store.used():
+        result = releaser.publish(host.read(), View(context.err), store, chosen, candidates)
+    seconds = time.monotonic() - began
+    if form == "json":
+        click.echo(json.dumps(result.as_data() | {"stamp": chosen.stamp, "seconds": round(seconds, 1)}, indent=1))
+    if result.error:
+        raise result.error
+    if form == "text":
+        for line in result.lines:
+            context.say(line)
+        images, changed = counted(len(candidates), "image"), counted(len(result.changed), "tag")
+        context.say(f"release {chosen.stamp}: {images}, {changed} changed ({duration(seconds)})")

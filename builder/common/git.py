@@ -1,0 +1,41 @@
+"""The git repository of a checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from builder.common.errors import UsageError
+
+
+def run(root: Path, *arguments: str, default: str | None = None) -> str:
+    """The output of git. If git fails, returns `default` if it is given, or else raises UsageError."""
+    try:
+        process = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, encoding="utf-8", check=False,
+            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+    except FileNotFoundError:
+        error = UsageError("git is not installed", hint="Install it: apt-get install git")
+    else:
+        if process.returncode == 0:
+            return process.stdout
+        error = UsageError(f"git {arguments[0]}: {process.stderr.strip()[:500]}")
+    if default is None:
+        raise error
+    return default
+
+
+def commit(root: Path, revision: str) -> str:
+    """The commit id of a revision; empty if there is no such revision."""
+    if not revision or revision.startswith("-"):
+        return ""
+    return run(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", default="").strip()
+
+
+def state(root: Path) -> str:
+    """The commit of the checkout, with `+changes` if its files differ from it; empty outside a repository."""
+    head = commit(root, "HEAD")
+    changes = run(root, "status", "--porcelain", "--untracked-files=no", "--", ".", default="").strip() if head else ""
+    return f"{head}+changes" if changes else head

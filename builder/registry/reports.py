@@ -1,0 +1,164 @@
+"""Test results in a registry, attached to the image that they are about, and whether they cover it.
+
+A report counts if it is about exactly this image, this plan and the test files of this checkout, and if somebody whom
+`evidence` in matrix.yaml names has signed it. An unsigned one counts if this machine ran the tests itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from builder.common import digest
+from builder.common.errors import ImageTestError
+from builder.layers.oci import Image
+from builder.matrix.project import Project
+from builder.plan.plan import PlannedImage
+from builder.registry import artifacts, evidence, signing
+from builder.registry.artifacts import File
+from builder.registry.client import Registry
+from builder.registry.evidence import Evidence
+from builder.registry.signing import Signer
+
+TYPE = "application/vnd.gpu-images.evidence.v1+json"
+SIGNATURE_TYPE = "application/vnd.gpu-images.signature.v1+json"  # a bundle of cosign
+
+
+class Report(BaseModel):
+    """Test results of the image whose manifest has the digest `image`.
+
+    `reused` is the evidence of other images whose results count for this one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    image: str
+    evidence: Evidence
+    reused: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A report in a registry, by the digest of its artifact, and who signed it: empty for nobody who is trusted."""
+
+    artifact: str
+    report: Report
+    signer: str
+
+    @property
+    def evidence(self) -> Evidence:
+        return self.report.evidence
+
+    @property
+    def gpu(self) -> str:
+        """The GPUs that the tests ran on; empty without one."""
+        return self.evidence.machine.get("gpu", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readings:
+    """The reports of an image that count, the oldest first, and why the others do not."""
+
+    counted: tuple[Reading, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+class _RefusedError(Exception):
+    """A report that does not count."""
+
+
+def write(registry: Registry, image: Image, report: Report, signer: Signer | None) -> None:
+    """Attaches a report to an image in a registry, unless it is attached; signed if there is a signer."""
+    content, subject = report.model_dump_json().encode(), image.manifest.digest
+    for artifact in artifacts.attached(registry, subject, TYPE):
+        documents = artifacts.read(registry, artifact, TYPE, subject) or {}
+        if documents.get(TYPE) == content and (SIGNATURE_TYPE in documents or not signer):
+            return
+    files = [File(media_type=TYPE, content=content)]
+    files += [File(media_type=SIGNATURE_TYPE, content=signer.sign(content))] if signer else []
+    proof = report.evidence
+    notes = {
+        "gpu-images.cell": proof.cell,
+        "gpu-images.tests": "passed" if proof.is_pass else "failed",
+        "gpu-images.gpu": proof.gpu_status,
+        "org.opencontainers.image.created": proof.finished,
+    }
+    artifacts.attach(registry, subject, artifacts.manifest(TYPE, files, notes, image.manifest), files)
+
+
+def of_evidence(project: Project, image: Image, proof: Evidence) -> Report:
+    """The report of an image, from the evidence on this machine."""
+    others = (evidence.read(project.state, image_id) for image_id in proof.reused)
+    return Report(image=image.manifest.digest, evidence=proof, reused=tuple(filter(None, others)))
+
+
+class Reader:
+    """Reads the reports of images in a registry. `allow_unsigned` accepts those without a trusted signature."""
+
+    def __init__(self, project: Project, *, allow_unsigned: bool = False) -> None:
+        self._project = project
+        self._suite = evidence.suite(project.root)
+        self._allow_unsigned = allow_unsigned
+
+    def read(self, registry: Registry, planned: PlannedImage, image: Image) -> Readings:
+        """All reports that are attached to an image. Raises RegistryError, SigningError."""
+        counted, refused = [], []
+        for artifact in artifacts.attached(registry, image.manifest.digest, TYPE):
+            try:
+                counted.append(self._read(registry, artifact, planned, image))
+            except _RefusedError as error:
+                refused.append(f"report {digest.short(artifact)} does not count: {error}")
+        counted.sort(key=lambda reading: reading.evidence.finished)
+        return Readings(counted=tuple(counted), refused=tuple(refused))
+
+    def _read(self, registry: Registry, artifact: str, planned: PlannedImage, image: Image) -> Reading:
+        documents = artifacts.read(registry, artifact, TYPE, image.manifest.digest) or {}
+        try:
+            report = Report.model_validate_json(documents.get(TYPE, b""))
+        except ValidationError as error:
+            raise _RefusedError("it cannot be read") from error
+        self._check_subject(report, planned, image)
+        signature, signer = documents.get(SIGNATURE_TYPE), ""
+        if signature:
+            trusted = self._project.matrix.evidence
+            signer = signing.signer_of(self._project.root, documents[TYPE], signature, trusted)
+        own = evidence.read(self._project.state, report.evidence.image_id)
+        if not (signer or self._allow_unsigned or own == report.evidence):
+            reason = (
+                "its signature is of nobody whom `evidence` in matrix.yaml names" if signature else "it is unsigned"
+            )
+            raise _RefusedError(f"{reason}, and this machine did not run these tests")
+        return Reading(artifact=artifact, report=report, signer=signer)
+
+    def _check_subject(self, report: Report, planned: PlannedImage, image: Image) -> None:
+        """Raises _RefusedError for a report that is not about this image and the tests of this checkout."""
+        proof = report.evidence
+        if report.image != image.manifest.digest or proof.image_id not in (image.manifest.digest, image.config.digest):
+            raise _RefusedError("it is about another image")
+        if proof.cell != planned.id:
+            raise _RefusedError(f"it is about the cell {proof.cell[:100]!a}")
+        if proof.plan != planned.digest:
+            raise _RefusedError("it is about another plan")
+        if reason := evidence.why_outdated(proof, planned.digest, self._suite):
+            raise _RefusedError(reason)
+
+    def proof(self, readings: Readings, cell: str) -> Reading:
+        """The report to rely on: of a pass, with GPU tests if one has them.
+
+        Raises ImageTestError if no report counts, or if the newest one from some GPU is not of a pass.
+        """
+        newest = {reading.gpu: reading for reading in readings.counted}
+        if not newest:
+            raise ImageTestError("\n  ".join([f"{cell}: no test results that count", *readings.refused]))
+        for gpu, reading in newest.items():
+            if reason := self.why_failed(reading.report):
+                raise ImageTestError(f"{cell}: {reason}{f' on {gpu}' if gpu else ''}")
+        return max(newest.values(), key=lambda reading: (reading.evidence.gpu == "passed", reading.evidence.finished))
+
+    def why_failed(self, report: Report) -> str:
+        """Why a report that counts does not prove that all tests passed; empty if it does."""
+        others = {other.image_id: other for other in report.reused}
+        return evidence.why_invalid(others.get, report.evidence, report.evidence.plan, self._suite)

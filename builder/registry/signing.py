@@ -1,0 +1,128 @@
+"""Signatures of documents and images, by the program `cosign`.
+
+A key pair works offline: nothing is sent to a public log. `keyless` signs with the identity of the CI job (OIDC) and
+needs Sigstore's public services. Source: cosign 2.5, `cosign sign-blob --help`; Sigstore bundle format 0.3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from builder.common.errors import SigningError
+from builder.common.reference import ImageRef
+from builder.index import settings as index
+from builder.matrix.schema import Trusted
+
+KEYLESS = "keyless"
+TIMEOUT_S = 300
+_OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
+_WARNING = "WARNING: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signer:
+    """`key` is a private key as cosign names it (a file or the address of a KMS), or KEYLESS."""
+
+    key: str = field(repr=False)
+
+    def sign(self, content: bytes) -> bytes:
+        """A bundle with the signature of a document. Raises SigningError."""
+        with TemporaryDirectory() as folder:
+            document, bundle = Path(folder) / "document", Path(folder) / "bundle"
+            document.write_bytes(content)
+            _cosign("sign-blob", "--yes", *self._options, f"--bundle={bundle}", str(document))
+            return bundle.read_bytes()
+
+    def sign_image(self, image: ImageRef, annotations: Mapping[str, str]) -> None:
+        """Signs an image, given by its digest, unless it has this signature. Raises SigningError."""
+        notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
+        if not self._is_signed(image, notes):
+            _cosign("sign", "--yes", *self._options, *notes, *_transport(image), str(image))
+
+    def _is_signed(self, image: ImageRef, notes: Sequence[str]) -> bool:
+        if self.key == KEYLESS:
+            return False
+        with TemporaryDirectory() as folder:
+            public = Path(folder) / "key.pub"
+            public.write_text(_cosign("public-key", f"--key={self.key}"), encoding="utf-8")
+            try:
+                _cosign("verify", f"--key={public}", _OFFLINE, *notes, *_transport(image), str(image))
+            except SigningError:
+                return False
+        return True
+
+    @property
+    def _options(self) -> list[str]:
+        return [] if self.key == KEYLESS else [f"--key={self.key}", "--tlog-upload=false"]
+
+
+def signer_of(root: Path, content: bytes, bundle: bytes, trusted: Sequence[Trusted]) -> str:
+    """Whose signature of a document a bundle has: the first of the trusted ones; empty if it is nobody's.
+
+    `root` is the checkout, which has the public keys. Raises SigningError if cosign cannot run or a key is missing.
+    """
+    for who in trusted:
+        if who.key and not (root / who.key).is_file():
+            raise SigningError(f"{who.key} is missing", hint="`evidence` in matrix.yaml names this public key.")
+    with TemporaryDirectory() as folder:
+        document = Path(folder) / "document"
+        document.write_bytes(content)
+        for who in trusted:
+            try:
+                _cosign("verify-blob", *_proof(root, who, bundle, Path(folder) / "bundle"), str(document))
+            except _RejectedError:
+                continue
+            return who.name
+    return ""
+
+
+def _proof(root: Path, who: Trusted, bundle: bytes, path: Path) -> list[str]:
+    """The options that name a signature and who must have made it. Raises _RejectedError for an invalid bundle."""
+    path.write_bytes(bundle)
+    try:
+        data = json.loads(bundle)
+        is_new = "mediaType" in data  # of cosign 3; cosign 2 reads it only with access to Sigstore, even for a key
+        signature = data["messageSignature"]["signature"] if is_new else data["base64Signature"]
+        if not isinstance(signature, str) or not signature:
+            raise _RejectedError("no signature")
+    except (ValueError, KeyError, TypeError) as error:
+        raise _RejectedError("not a bundle") from error
+    if who.key:
+        return [f"--key={root / who.key}", _OFFLINE, f"--signature={signature}"]
+    options = [f"--certificate-identity={who.identity}", f"--certificate-oidc-issuer={who.issuer}", f"--bundle={path}"]
+    return [*options, "--new-bundle-format"] if is_new else options
+
+
+class _RejectedError(SigningError):
+    """cosign ended with an error."""
+
+
+def _transport(image: ImageRef) -> list[str]:
+    return ["--allow-http-registry"] if index.is_loopback(image.registry) else []
+
+
+def _cosign(*arguments: str) -> str:
+    """Runs cosign; returns its output. Raises SigningError, without the names of keys."""
+    if not shutil.which("cosign"):
+        raise SigningError(
+            "the program cosign is not installed", hint="Debian 13: apt-get install cosign. Or see docs/pipeline.md."
+        )
+    environment = {"COSIGN_PASSWORD": "", **os.environ}  # without it, cosign would ask for the password of a key
+    try:
+        result = subprocess.run(
+            ["cosign", *arguments],
+            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SigningError(f"cosign {arguments[0]}: {type(error).__name__}") from error
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line and not line.startswith(_WARNING)]
+        raise _RejectedError(f"cosign {arguments[0]}: {lines[0][:300] if lines else 'failed'}")
+    return result.stdout

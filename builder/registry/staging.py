@@ -1,0 +1,189 @@
+"""Staged releases: tested images in a registry by digest, without tags, and a document that lists them.
+
+An image is in the repository <staging>/<its name>, with its reports attached. The document is in <staging>/releases, as
+an artifact with the tag `release-<stamp>`. Other machines need nothing else to test and to release the images.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from builder.common import digest, errors
+from builder.common.console import Meter, View
+from builder.common.errors import BuilderError, RegistryError, UsageError, VerifyError
+from builder.common.reference import ImageRef
+from builder.common.units import size
+from builder.index.host import Host
+from builder.layers import oci
+from builder.layers.oci import Image
+from builder.layers.store import Store
+from builder.matrix import tags
+from builder.registry import artifacts, push
+from builder.registry.artifacts import File
+from builder.registry.client import Manifest, Registry
+from builder.registry.publish import Target, blobs_of
+
+TYPE = "application/vnd.gpu-images.release.v1+json"
+INDEX, PREFIX = "releases", "release-"
+_HINT = "Stage the images again."
+_Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")]
+
+
+class StagedImage(BaseModel):
+    """`repository` is the image's name in staging, `gpu` the state of the GPU tests when it was staged."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cell: _Text
+    repository: _Text
+    digest: Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
+    plan: Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
+    gpu: Annotated[str, StringConstraints(max_length=300)]
+
+
+class Release(BaseModel):
+    """`revision` is the commit of the checkout, with `+changes` if files differed from it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    stamp: _Text
+    revision: _Text
+    images: tuple[StagedImage, ...]
+
+
+class Place:
+    """Where images are staged: a registry, or a registry and the beginning of the names of repositories."""
+
+    def __init__(self, text: str, registry: str, host: Host) -> None:
+        """`text` is `staging` of matrix.yaml, `registry` the registry if it names none. Raises UsageError."""
+        if not text:
+            raise UsageError(
+                "no staging in matrix.yaml",
+                hint='Set `staging: "registry.example.com/staging"` there, or use --staging.',
+            )
+        try:
+            parsed = ImageRef.parse(f"{text}/x")
+        except ValueError as error:
+            raise UsageError(f"staging: {error}") from error
+        self._registry = parsed.registry or registry
+        self._prefix = parsed.repository.rpartition("/")[0]
+        self._host = host
+        if not self._registry:
+            raise UsageError(f"staging: {text} names no registry", hint='For example "registry.example.com/staging".')
+
+    def repository(self, name: str) -> ImageRef:
+        """The repository of images of this name."""
+        return ImageRef(registry=self._registry, repository=f"{self._prefix}/{name}".lstrip("/"))
+
+    def open(self, name: str, *, write: bool = False) -> Registry:
+        return Registry(self.repository(name), host=self._host, write=write)
+
+    # ---- releases
+
+    def stamps(self) -> list[str]:
+        """The stamps of all staged releases, the newest first."""
+        names = [tag.removeprefix(PREFIX) for tag in self.open(INDEX).list_tags() if tag.startswith(PREFIX)]
+        return sorted(names, key=tags.stamp_order, reverse=True)
+
+    def read(self, stamp: str = "") -> Release:
+        """A staged release, by default the newest. Raises RegistryError, VerifyError."""
+        if not stamp:
+            stamps = self.stamps()
+            if not stamps:
+                raise RegistryError(f"nothing is staged in {self.repository(INDEX)}", hint="builder stage")
+            stamp = stamps[0]
+        try:
+            reference = ImageRef(repository=INDEX, tag=f"{PREFIX}{stamp}").tag
+        except ValueError as error:
+            raise UsageError(f"{stamp[:100]!r} is not a stamp", hint="For example 20261122.") from error
+        documents = artifacts.read(self.open(INDEX), reference, TYPE)
+        if documents is None:
+            raise RegistryError(f"no staged release {stamp}", hint=f"Staged: {', '.join(self.stamps()[:5]) or 'none'}.")
+        release = oci.parse(Release, documents.get(TYPE, b""), f"release {stamp}", hint=_HINT)
+        if release.stamp != stamp:
+            raise VerifyError(f"the release under {reference} has the stamp {release.stamp}", hint=_HINT)
+        return release
+
+    def write(self, day: str, revision: str, images: Sequence[StagedImage]) -> Release:
+        """Writes a release under the first free stamp of the day, or returns the one that is the same."""
+        registry = self.open(INDEX, write=True)
+        for stamp in tags.stamps(day):
+            release = Release(stamp=stamp, revision=revision, images=tuple(images))
+            files = [File(media_type=TYPE, content=release.model_dump_json().encode())]
+            artifact = artifacts.manifest(TYPE, files, {})
+            tag = f"{PREFIX}{stamp}"
+            present = registry.digest_of(tag)
+            if present is None:
+                artifacts.put(registry, artifact, files, tag)
+                time.sleep(artifacts.CONFIRM_S)  # another machine may have set the same tag at the same time
+                present = registry.digest_of(tag)
+            if present == artifact.digest:
+                return release
+        raise AssertionError("stamps are endless")
+
+
+def name_of(reference: ImageRef) -> str:
+    """The name of a public repository in staging: its last part."""
+    return reference.repository.rpartition("/")[2]
+
+
+def stage(
+    view: View, store: Store, place: Place, chosen: Sequence[Target], attach: Callable[[Registry, Target], None]
+) -> tuple[list[StagedImage], int]:
+    """Pushes images of the store by digest; calls `attach` for each that is in the registry.
+
+    Returns them with the number of bytes that were sent. Raises one error for all failures at the end.
+    """
+    staged, sent = [], 0
+    failures: list[BuilderError] = []
+    repositories = sorted({place.repository(name_of(target.references[0])).repository for target in chosen})
+    with view.live():
+        for target in chosen:
+            name = name_of(target.references[0])
+            registry = place.open(name, write=True)
+            try:
+                blobs = blobs_of(store, target.stored)
+                meter = Meter(view, target.cell, "checked or sent", sum(blob.size for blob in blobs))
+                others = [other for other in repositories if other != place.repository(name).repository]
+                pushed = push.push(registry, target.manifest, blobs, mount_from=others, progress=meter.add)
+                attach(registry, target)
+            except BuilderError as error:
+                failures.append(error)
+                view.end(target.cell, "failed")
+                continue
+            view.end(target.cell, "staged", f"{size(pushed.sent)} sent, gpu: {target.evidence.gpu_status}")
+            sent += pushed.sent
+            staged.append(
+                StagedImage(
+                    cell=target.cell,
+                    repository=name,
+                    digest=target.digest,
+                    plan=target.plan,
+                    gpu=target.evidence.gpu_status,
+                )
+            )
+    if failures:
+        raise errors.join(failures)
+    return staged, sent
+
+
+def image_of(place: Place, staged: StagedImage) -> tuple[Image, Manifest]:
+    """A staged image and its manifest. Raises RegistryError, VerifyError."""
+    registry = place.open(staged.repository)
+    manifest = registry.manifest(staged.digest)
+    if manifest is None:
+        raise RegistryError(f"{staged.cell}: {registry.name} has no {staged.digest}", hint=_HINT)
+    return oci.read_image(manifest.content, registry.read_blob), manifest
+
+
+def select(release: Release, ids: Iterable[str]) -> list[StagedImage]:
+    """The images of these cells; all without any. Raises UsageError for a cell that is not in the release."""
+    chosen = set(ids)
+    if missing := sorted(chosen - {image.cell for image in release.images}):
+        raise UsageError(f"release {release.stamp} has no {missing[0]}")
+    return [image for image in release.images if image.cell in chosen or not chosen]

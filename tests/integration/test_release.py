@@ -1,0 +1,281 @@
+"""`builder stage`, `builder test --staged` and `builder release`, with a real registry and real signatures.
+
+A machine is a copy of the checkout with a store of its own and without evidence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.common.reference import ImageRef
+from builder.index.host import Host
+from builder.layers.blobs import Descriptor
+from builder.registry import artifacts, reports
+from builder.registry.client import Registry
+from builder.registry.signing import Signer
+from tests.integration import programs
+from tests.integration import registry as registries
+from tests.integration.checkout import EXTRA, PLAIN, Checkout
+from tests.integration.registry import Fault, Proxy, Server, Trouble
+
+KEY = "keys/ci"  # the names of a key pair in a checkout
+TODAY = time.strftime("%Y%m%d", time.gmtime())
+UNTESTED_GPU = "--allow-untested-gpu"
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two key pairs of cosign, `ours` and `theirs`."""
+    programs.install_from("trixie", "cosign")
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("ours", "theirs"):
+        subprocess.run(
+            ["cosign", "generate-key-pair", f"--output-key-prefix={name}"],
+            cwd=folder, env={"COSIGN_PASSWORD": "", "PATH": "/usr/bin:/usr/local/bin", "HOME": str(folder)},
+            capture_output=True, timeout=60, check=True,
+        )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[Proxy]:
+    """An empty registry, behind a proxy."""
+    registries.install()
+    with Server(folder=tmp_path / "registry").serving() as server, Proxy(server).serving() as running:
+        yield running
+
+
+@pytest.fixture
+def ours(released: Checkout, proxy: Proxy, keys: Path) -> Checkout:
+    """The machine that built the images; its matrix.yaml names staging, and trusts our key."""
+    (released.root / "keys").mkdir()
+    shutil.copy2(keys / "ours.pub", released.root / "keys/ours.pub")
+    trusted = f'registry: ""\nstaging: {proxy.address}/staging\nevidence: [{{key: keys/ours.pub}}]'
+    released.edit("matrix.yaml", 'registry: ""', trusted)
+    return released
+
+
+def elsewhere(checkout: Checkout, folder: Path) -> Checkout:
+    """Another machine with the same checkout: an empty store and no evidence."""
+    shutil.copytree(checkout.root, folder / "checkout", symlinks=True, ignore=shutil.ignore_patterns(".builder"))
+    environ = {**checkout.environ, "GPU_IMAGES_STORE": str(folder / "store")}
+    return dataclasses.replace(checkout, root=folder / "checkout", environ=environ)
+
+
+def stage(checkout: Checkout, *arguments: str) -> str:
+    """Stages both images; returns the stamp."""
+    release = json.loads(checkout.builder("stage", *arguments, "--format", "json").partition("\n{")[2].join(["{", ""]))
+    return str(release["stamp"])
+
+
+def repository(checkout: Checkout, proxy: Proxy, name: str) -> Registry:
+    return Registry(ImageRef(registry=proxy.address, repository=name), host=Host(), write=True)
+
+
+def public(checkout: Checkout, proxy: Proxy) -> Registry:
+    return repository(checkout, proxy, f"{checkout.namespace}/ty-cuda")
+
+
+def release(checkout: Checkout, proxy: Proxy, *arguments: str, code: int = 0) -> str:
+    return checkout.builder("release", "--to", proxy.address, *arguments, code=code)
+
+
+def tags(checkout: Checkout, proxy: Proxy) -> dict[str, str | None]:
+    """Digests by tag, of all tags for people."""
+    there = public(checkout, proxy)
+    return {tag: there.digest_of(tag) for tag in there.list_tags() if not tag.startswith("sha256-")}
+
+
+def test_what_was_tested_on_one_machine_is_released_by_another(
+    ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path
+) -> None:
+    stamp = stage(ours, "--sign", str(keys / "ours.key"))
+    assert stamp == TODAY
+    assert tags(ours, proxy) == {}, "staging sets no tag"
+    other = elsewhere(ours, tmp_path / "other")
+    output = release(other, proxy, code=8)
+    assert f"{PLAIN}: gpu: not run (" in output
+    assert f"builder test --staged {TODAY} --gpu require" in output
+    assert tags(ours, proxy) == {}
+
+    output = release(other, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
+    digests = ours.stored()
+    expected: dict[str, str | None] = {}
+    for suffix in ("", "-extra"):
+        full, *aliases = [name.rpartition(":")[2] for name in ours.references(suffix)]
+        expected |= dict.fromkeys([full, f"{full}-{TODAY}", *aliases], digests[ours.references(suffix)[0]])
+    assert tags(ours, proxy) == expected
+    assert not list((Path(other.environ["GPU_IMAGES_STORE"]) / "blobs/sha256").iterdir()), "nothing is downloaded"
+    for suffix, cell in (("", PLAIN), ("-extra", EXTRA)):
+        verified = subprocess.run(
+            [
+                "cosign", "verify", f"--key={keys}/ours.pub", "--insecure-ignore-tlog=true", "--allow-http-registry",
+                "-a", f"cell={cell}", f"{proxy.address}/{ours.references(suffix)[0]}",
+            ],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert digests[ours.references(suffix)[0]] in verified.stdout
+        assert len(artifacts.attached(public(ours, proxy), digests[ours.references(suffix)[0]], reports.TYPE)) == 1
+    recorded = artifacts.read(
+        repository(ours, proxy, "staging/releases"), f"released-{TODAY}", "application/vnd.gpu-images.released.v1+json"
+    )
+    assert recorded
+    [document] = map(json.loads, recorded.values())
+    assert document["allowed"] == ["untested-gpu"]
+    assert {image["signer"] for image in document["images"]} == {"keys/ours.pub"}
+    assert all(image["gpu"].startswith("not run") for image in document["images"])
+
+
+def test_results_of_another_machine_are_attached(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
+    """Without reports that count, the other machine runs all tests itself."""
+    stage(ours)
+    other = elsewhere(ours, tmp_path / "other")
+    output = other.builder("test", "--staged", "newest", PLAIN, "--sign", str(keys / "ours.key"))
+    assert "it is unsigned, and this machine did not run these tests" in output
+    assert "1 image loaded from the store and tested" in output
+    output = release(other, proxy, UNTESTED_GPU, code=8)
+    assert f"{EXTRA}: no test results that count" in output
+    assert PLAIN + ":" not in output
+    again = other.builder("test", "--staged", TODAY, PLAIN)
+    assert "tested" not in again.splitlines()[-1]
+    staged = repository(ours, proxy, "staging/ty-cuda")
+    assert len(artifacts.attached(staged, ours.stored()[ours.references()[0]], reports.TYPE)) == 2
+
+
+def test_a_failure_elsewhere_prevents_the_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
+    ours.write_tests({"tiny": 'def test_it():\n    import os\n    assert "TINY_FAILS" not in os.environ\n'})
+    ours.builder("images")
+    stage(ours)
+    other = elsewhere(ours, tmp_path / "other")
+    output = other.builder("test", "--staged", TODAY, "--sign", str(keys / "ours.key"), PLAIN, code=8, TINY_FAILS="1")
+    assert "1 of" in output
+    output = release(ours, proxy, UNTESTED_GPU, code=8)
+    assert f"{PLAIN}: tests failed" in output
+    assert tags(ours, proxy) == {}
+
+
+def forge(checkout: Checkout, proxy: Proxy, content: dict[str, Any], cell: str, files: list[artifacts.File]) -> None:
+    """Attaches a report to the staged image of a cell, in place of the one that it has."""
+    staged = repository(checkout, proxy, "staging/ty-cuda")
+    suffix = "-extra" if cell == EXTRA else ""
+    digest = checkout.stored()[checkout.references(suffix)[0]]
+    manifest = staged.manifest(digest)
+    assert manifest
+    subject = Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
+    document = artifacts.File(media_type=reports.TYPE, content=json.dumps(content).encode())
+    everything = [document, *files]
+    artifacts.attach(staged, digest, artifacts.manifest(reports.TYPE, everything, {}, subject), everything)
+    index = json.loads((staged.manifest(digest.replace(":", "-")) or manifest).content)
+    index["manifests"] = index["manifests"][-1:]
+    staged.put_manifest(digest.replace(":", "-"), json.dumps(index).encode(), "application/vnd.oci.image.index.v1+json")
+
+
+@pytest.mark.parametrize("what", ["edited", "another digest", "another key", "an older test suite", "another cell"])
+def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path, what: str) -> None:
+    stage(ours, "--sign", str(keys / "ours.key"))
+    staged = repository(ours, proxy, "staging/ty-cuda")
+    plain, extra = (ours.stored()[ours.references(suffix)[0]] for suffix in ("", "-extra"))
+
+    def report(digest: str) -> tuple[dict[str, Any], bytes]:
+        [artifact] = artifacts.attached(staged, digest, reports.TYPE)
+        documents = artifacts.read(staged, artifact, reports.TYPE, digest)
+        assert documents
+        return json.loads(documents[reports.TYPE]), documents[reports.SIGNATURE_TYPE]
+
+    def signed(content: dict[str, Any], key: str) -> bytes:
+        return Signer(key=str(keys / f"{key}.key")).sign(json.dumps(content).encode())
+
+    content, signature = report(plain)
+    reason = "its signature is of nobody whom `evidence` in matrix.yaml names"
+    if what == "edited":
+        content["evidence"]["gpu"] = "passed"
+    elif what == "another key":
+        signature = signed(content, "theirs")
+    elif what == "an older test suite":
+        content["evidence"]["suite"]["tests/images/test_tiny.py"] = "sha256:" + "0" * 64
+        signature, reason = signed(content, "ours"), "test suite changed since it was tested: tests/images/test_tiny.py"
+    elif what == "another digest":
+        content["image"] = content["evidence"]["image_id"] = extra
+        signature, reason = signed(content, "ours"), "it is about another image"
+    else:
+        other, _ = report(extra)
+        content["evidence"]["cell"] = other["evidence"]["cell"]
+        signature, reason = signed(content, "ours"), f"it is about the cell '{EXTRA}'"
+    forge(ours, proxy, content, PLAIN, [artifacts.File(media_type=reports.SIGNATURE_TYPE, content=signature)])
+    output = release(elsewhere(ours, tmp_path / "other"), proxy, UNTESTED_GPU, code=8)
+    assert f"{PLAIN}: no test results that count" in output
+    assert reason in output
+    assert tags(ours, proxy) == {}
+
+
+def test_a_staged_image_that_differs_from_the_plan_is_refused(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
+    """Its labels say one thing, and the tag would say another."""
+    stage(ours)
+    staged = repository(ours, proxy, "staging/releases")
+    manifest = artifacts.read(staged, f"release-{TODAY}", "application/vnd.gpu-images.release.v1+json")
+    assert manifest
+    [content] = manifest.values()
+    listed = json.loads(content)
+    listed["images"][0]["digest"] = listed["images"][1]["digest"]
+    files = [
+        artifacts.File(media_type="application/vnd.gpu-images.release.v1+json", content=json.dumps(listed).encode())
+    ]
+    artifacts.put(staged, artifacts.manifest(files[0].media_type, files, {}), files, f"release-{TODAY}")
+    output = release(ours, proxy, UNTESTED_GPU, code=15)
+    assert f"{PLAIN}: the staged image differs from the plan" in output
+    assert tags(ours, proxy) == {}
+
+
+def test_a_release_that_stopped_is_finished_by_running_it_again(ours: Checkout, proxy: Proxy) -> None:
+    stage(ours)
+    full = ours.references()[1].rpartition(":")[2]
+    proxy.troubles.append(
+        Trouble(fault=Fault.STATUS_500, method="PUT", path=rf"/ty-cuda/manifests/{full}$", times=10**6)
+    )
+    release(ours, proxy, UNTESTED_GPU, code=14)
+    half = tags(ours, proxy)
+    assert f"{ours.references()[0].rpartition(':')[2]}-{TODAY}" in half
+    assert full not in half
+    proxy.heal()
+    release(ours, proxy, UNTESTED_GPU)
+    assert full in tags(ours, proxy)
+    assert "0 tags changed" in release(ours, proxy, UNTESTED_GPU)
+
+
+def test_nothing_is_staged_twice(ours: Checkout, proxy: Proxy) -> None:
+    assert stage(ours) == TODAY
+    proxy.heal()
+    assert stage(ours) == TODAY
+    assert proxy.got["PATCH"] == 0
+    assert stage(ours, PLAIN) == f"{TODAY}.1"
+    assert "no staged release 20200101" in ours.builder("release", "20200101", "--to", proxy.address, code=14)
+
+
+def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> None:
+    """docker-registry 2.8 has no referrers API: eight writers share one index."""
+    stage(ours)
+    staged = repository(ours, proxy, "staging/ty-cuda")
+    digest = ours.stored()[ours.references()[0]]
+    stored = staged.manifest(digest)
+    assert stored
+    subject = Descriptor(media_type=stored.media_type, digest=digest, size=len(stored.content))
+
+    def attach(number: int) -> None:
+        files = [artifacts.File(media_type="text/plain", content=f"document {number}".encode())]
+        registry = repository(ours, proxy, "staging/ty-cuda")
+        artifacts.attach(registry, digest, artifacts.manifest("application/x-test", files, {}, subject), files)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(attach, range(8)))
+    assert len(artifacts.attached(staged, digest, "application/x-test")) == 8
+    assert len(artifacts.attached(staged, digest, reports.TYPE)) == 1
