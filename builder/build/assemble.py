@@ -17,6 +17,7 @@ from builder.build import bytecode, disk, os_stage
 from builder.build.bytecode import Compilation
 from builder.build.os_stage import OsStage
 from builder.build.programs import Programs
+from builder.build.registry_layers import RegistryLayers
 from builder.build.wheels import WheelLayers
 from builder.build.work import Work, record_built
 from builder.common import digest
@@ -55,6 +56,7 @@ class Assembler:
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
         self._known = KnownLayers(work.project.root)
         self._wheels = WheelLayers(work, store, self._known)
+        self._remote = RegistryLayers(work, store, self._known)
         self._systems: dict[str, Future[OsLayer]] = {}
         self._bytecode: dict[str, Future[Layer]] = {}
         self._os_images: dict[str, str] = {}
@@ -102,10 +104,22 @@ class Assembler:
             if system := os_layer.get(self._store, image.os):
                 self._systems[image.os] = Future()
                 self._systems[image.os].set_result(system)
+            elif self._remote.has_system(image.os):
+                self._systems[image.os] = self._containers.submit(self._download_system, image)
             else:
                 missing.append(image)
         for stage in os_stage.read(work, missing, self._os_way):
             self._systems[stage.image.os] = self._containers.submit(self._make_system, stage)
+
+    def _download_system(self, image: PlannedImage) -> OsLayer:
+        """Downloads an operating system that a registry reported; makes it if that fails."""
+        name = os_stage.row(image)
+        self._work.view.begin(name, "downloading")
+        if system := self._remote.system(name, image.os):
+            self._work.view.end(name, "done", f"layer {digest.short(system.digest)}, from the registry")
+            return system
+        [stage] = os_stage.read(self._work, [image], self._os_way)
+        return self._make_system(stage)
 
     def _make_system(self, stage: OsStage) -> OsLayer:
         system = os_stage.make(self._work, self._store, stage, self._programs, self._known)
@@ -186,6 +200,8 @@ class Assembler:
     def _compile(self, layer: PlannedLayer, image: PlannedImage) -> Layer:
         if built := wheel_layers.get(self._store, layer):
             return built
+        if downloaded := self._remote.bytecode(layer):
+            return downloaded
         system = self._systems[image.os].result()
         below = [self._wheels.layer(inputs) for inputs in layer.compiled]
         compilation = Compilation(

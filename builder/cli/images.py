@@ -135,6 +135,8 @@ class _Request:
             raise UsageError("--max-disk needs --method assemble: the store has no images built from a Dockerfile")
         if request.os_way != "auto" and request.method == DOCKERFILE:
             raise UsageError("--os-layer needs --method assemble: Dockerfiles use the base image of matrix.yaml")
+        if request.stamp and request.method == DOCKERFILE:
+            raise UsageError("--staged needs --method assemble: staged images are assembled")
         if request.prune_cache and not request.max_disk:
             raise UsageError("--prune-cache needs --max-disk")
         return request
@@ -159,7 +161,9 @@ def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -
 def test_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Run the tests of built or staged images.
 
-    Without --staged, runs all tests of built images again. With it, downloads the images of a release from staging, runs the tests that their reports lack (on a machine
+    Without --staged, runs all tests of built images again.
+
+    With --staged, downloads the images of a release from staging, runs the tests that their reports lack (on a machine
     with a GPU, the GPU tests), and attaches the results. CELLS are then those of the release; default: all. Several
     machines may test different cells at the same time.
     """

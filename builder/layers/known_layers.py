@@ -69,6 +69,11 @@ class KnownLayers:
         """The layer that must be made; `base` is what an operating system is made on."""
         return self._layers.get(_key(planned, base))
 
+    def systems(self, inputs: str) -> list[tuple[str, KnownLayer]]:
+        """The known operating systems with these inputs, each with the name of what it is made on."""
+        keys = (key for key in self._layers if key.partition(" ")[0] == inputs and " " in key)
+        return [(key.partition(" ")[2], self._layers[key]) for key in sorted(keys)]
+
     def add(self, planned: PlannedLayer, layer: Layer, base: str) -> None:
         """Adds a layer, or compares it with the one that is known.
 

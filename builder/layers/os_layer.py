@@ -22,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, BinaryIO, Protocol, Self, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -121,16 +122,32 @@ def write(layers: Iterable[Path], out: BinaryIO) -> OsLayer:
                 # Links last: a hard link needs its target before it.
                 for path in sorted(files, key=lambda path: (files[path].info.islnk(), path)):
                     tar.addfile(*_entry(files, path, newest))
-        return OsLayer(
-            digest=packed.digest,
-            diff_id=plain.digest,
-            size=packed.size,
-            unpacked=plain.size,
-            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest)),
-            base="",
-            taken=tuple(sorted(path for path in files if path.startswith("opt/") and not files[path].info.isdir())),
-            folders=tuple(sorted(path for path, file in files.items() if _is_special_folder(file.info))),
-        )
+        layer = Layer(digest=packed.digest, diff_id=plain.digest, size=packed.size, unpacked=plain.size)
+        return _describe(files, layer, newest, "")
+
+
+def read(store: Store, layer: Layer, base: str) -> OsLayer:
+    """A layer that was written elsewhere, whose blob the store has. Raises DamagedError if it is not gzip."""
+    with TemporaryFile(dir=store.root / "tmp") as plain:
+        for chunk in store.inflated(layer.digest):
+            plain.write(chunk)
+        plain.seek(0)
+        with tarfile.open(fileobj=plain) as tar:
+            files = _merge([tar])
+            return _describe(files, layer, _newest(files), base)
+
+
+def _describe(files: _Files, layer: Layer, newest: int, base: str) -> OsLayer:
+    return OsLayer(
+        digest=layer.digest,
+        diff_id=layer.diff_id,
+        size=layer.size,
+        unpacked=layer.unpacked,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest)),
+        base=base,
+        taken=tuple(sorted(path for path in files if path.startswith("opt/") and not files[path].info.isdir())),
+        folders=tuple(sorted(path for path, file in files.items() if _is_special_folder(file.info))),
+    )
 
 
 def _is_special_folder(info: tarfile.TarInfo) -> bool:

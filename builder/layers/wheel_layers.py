@@ -49,6 +49,13 @@ def put(
     return _layer(record, planned)
 
 
+def put_known(store: Store, planned: PlannedLayer, known: KnownLayer) -> Layer:
+    """Records a layer of bytecode whose blob the store has. Its paths are those of the layers that it was made from."""
+    record = {**vars(known), "sources": [], "files": []}
+    store.put_record(planned.inputs, record)
+    return _layer(record, planned)
+
+
 def _layer(record: Mapping[str, Any], planned: PlannedLayer) -> Layer:
     return Layer(
         digest=record["digest"],

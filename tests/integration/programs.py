@@ -36,8 +36,8 @@ def install_from(release: str, package: str) -> None:
         with TemporaryDirectory() as folder:
             Archive(release, host.read(), Path(folder))
             environment = {**os.environ, "APT_CONFIG": f"{folder}/apt.conf"}
-            options = {"cwd": folder, "env": environment, "timeout": TIMEOUT_S, "check": True, "capture_output": True}
-            subprocess.run(["apt-get", "download", "-q", package], **options)  # type: ignore[call-overload]
+            options = {"cwd": folder, "env": environment, "timeout": TIMEOUT_S, "capture_output": True}
+            subprocess.run(["apt-get", "download", "-q", package], check=True, **options)  # type: ignore[call-overload]
             subprocess.run(["dpkg", "-i", *map(str, Path(folder).glob("*.deb"))], capture_output=True, check=True)
     assert shutil.which(package), f"`dpkg -i` did not install {package}"
 

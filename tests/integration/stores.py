@@ -67,3 +67,9 @@ def flip(store: Path, digest: str) -> Path:
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
     return damaged
+
+
+def os_records(store: Path) -> list[dict[str, Any]]:
+    """The records of operating systems."""
+    records = (json.loads(path.read_text(encoding="utf-8")) for path in sorted((store / "layers").glob("*.json")))
+    return [record for record in records if "taken" in record]

@@ -23,7 +23,7 @@ from builder.layers.blobs import Descriptor
 from builder.registry import artifacts, reports
 from builder.registry.client import Registry
 from builder.registry.signing import Signer
-from tests.integration import programs
+from tests.integration import programs, stores
 from tests.integration import registry as registries
 from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.registry import Fault, Proxy, Server, Trouble
@@ -279,3 +279,24 @@ def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> 
         list(pool.map(attach, range(8)))
     assert len(artifacts.attached(staged, digest, "application/x-test")) == 8
     assert len(artifacts.attached(staged, digest, reports.TYPE)) == 1
+
+
+def test_a_new_machine_downloads_known_layers(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
+    """Operating systems and bytecode; wheels are taken from the index."""
+    stage(ours)
+    proxy.heal()
+    other = elsewhere(ours, tmp_path / "other")
+    ours.docker("image", "rm", "-f", *set(ours.tags().values()))
+    output = other.builder("build")
+    assert "from the registry" in output
+    assert not list((other.root / ".builder/logs").glob("os-*.log")), "no operating system is built"
+    assert other.stored() == ours.stored()
+    assert proxy.count("GET", "/blobs/") == 3, "the operating system, and the bytecode of both components"
+    for record in stores.os_records(ours.store):
+        assert record in stores.os_records(other.store)
+
+    third = elsewhere(ours, tmp_path / "third")
+    proxy.troubles.append(Trouble(fault=Fault.STATUS_500, method="HEAD", path="/blobs/", times=10**6))
+    output = third.builder("build")
+    assert output.count("layers are made here, because the registry failed") == 1
+    assert third.stored() == ours.stored()

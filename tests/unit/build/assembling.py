@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from builder.build import bootstrap, bytecode, os_stage, wheels
+from builder.build import bootstrap, bytecode, os_stage, registry_layers, wheels
 from builder.build.assemble import Assembler
 from builder.build.bytecode import Compilation
 from builder.build.os_stage import OsStage
@@ -21,7 +21,8 @@ from builder.build.programs import Programs
 from builder.build.work import Work
 from builder.common import digest
 from builder.common.console import View
-from builder.common.errors import BuilderError
+from builder.common.errors import BuilderError, RegistryError
+from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.index.wheels import Wheel
 from builder.layers import images as stored_images
@@ -89,6 +90,9 @@ class World:
     compiled: list[list[str]] = field(default_factory=list)
     programs: set[bytes] = field(default_factory=set)
     contexts: set[bytes] = field(default_factory=set)
+    registry: dict[str, bytes] = field(default_factory=dict)
+    registry_error: RegistryError | None = None
+    downloaded: list[str] = field(default_factory=list)
 
     def did(self) -> tuple[list[str], list[str], list[str], int]:
         """Wheels fetched, layers of wheels made, systems built, layers of bytecode, since the last call of this."""
@@ -129,6 +133,27 @@ class World:
         self.programs.add(compilation.program)
         content = self.python.encode()
         return splice.write([Entry(path=f"{path}c", mode=0o644, content=content) for path in paths], out)
+
+
+@dataclass
+class FakeRepository:
+    """A repository with the blobs of the world's registry. Downloads are listed in `downloaded`."""
+
+    world: World
+    name: str
+
+    def has_blob(self, digest: str) -> bool:
+        if self.world.registry_error:
+            raise self.world.registry_error
+        return digest in self.world.registry
+
+    def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
+        self.world.downloaded.append(self.name)
+        content = self.world.registry[digest]
+        if len(content) != size:
+            raise RegistryError(f"content does not match {digest}")
+        out.write(content)
+        read(size)
 
 
 @dataclass
@@ -173,9 +198,14 @@ class Bench:
         monkeypatch.setattr(bootstrap, "install", lambda _: "")
         monkeypatch.setattr(os_stage, "make", self.world.make_system)
         monkeypatch.setattr(bytecode, "make", self.world.compile)
+        monkeypatch.setattr(registry_layers, "Registry", self._repository)
 
     def _fetcher(self, _: object, folder: Path, *, progress: Callable[[int], None]) -> FakeFetcher:
         return FakeFetcher(self.world, folder, progress)
+
+    def _repository(self, reference: ImageRef, *, host: Host, write: bool) -> FakeRepository:
+        assert not write
+        return FakeRepository(self.world, str(reference))
 
     @property
     def work(self) -> Work:

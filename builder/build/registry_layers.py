@@ -1,0 +1,101 @@
+"""Known layers of operating systems and of bytecode that a registry has: they are downloaded, not made again.
+
+Layers of wheels are made from the index: they have as many bytes as their wheels, and take little more time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cached_property
+
+from builder.build.work import Work
+from builder.common.console import Meter
+from builder.common.errors import RegistryError
+from builder.common.reference import ImageRef
+from builder.layers import os_layer, wheel_layers
+from builder.layers.blobs import LAYER_TYPE, Descriptor
+from builder.layers.known_layers import KnownLayer, KnownLayers
+from builder.layers.oci import Layer
+from builder.layers.os_layer import OsLayer
+from builder.layers.store import Store
+from builder.plan.layer_order import PlannedLayer
+from builder.registry import pull
+from builder.registry.client import Registry
+from builder.registry.staging import Place
+
+
+class RegistryLayers:
+    """The known layers in staging and in the public repositories of matrix.yaml. Thread-safe.
+
+    A registry that fails is not asked again in this run: layers are then made here.
+    """
+
+    def __init__(self, work: Work, store: Store, known: KnownLayers) -> None:
+        self._work = work
+        self._store = store
+        self._known = known
+        self._failed = threading.Event()
+
+    def bytecode(self, planned: PlannedLayer) -> Layer | None:
+        """A layer of bytecode, if a registry has it."""
+        known = self._known.get(planned)
+        if known is None or not self._download(planned.component, known):
+            return None
+        return wheel_layers.put_known(self._store, planned, known)
+
+    def system(self, name: str, inputs: str) -> OsLayer | None:
+        """An operating system, if a registry has it; `name` is its row in the view."""
+        for base, known in self._known.systems(inputs):
+            if self._download(name, known):
+                system = os_layer.read(self._store, Layer(**vars(known)), base)
+                self._store.put_record(inputs, asdict(system))
+                return system
+        return None
+
+    def has_system(self, inputs: str) -> bool:
+        """Whether a registry reports an operating system that is known."""
+        return any(self._find(known) for _, known in self._known.systems(inputs))
+
+    def _download(self, name: str, known: KnownLayer) -> bool:
+        registry = self._find(known)
+        if registry is None:
+            return False
+        blob = Descriptor(media_type=LAYER_TYPE, digest=known.digest, size=known.size)
+        try:
+            pull.fetch(registry, self._store, [blob], Meter(self._work.view, name, "downloaded", known.size).add)
+        except RegistryError as error:
+            self._give_up(error)
+            return False
+        return True
+
+    def _find(self, known: KnownLayer) -> Registry | None:
+        """A repository that has the layer; None without one."""
+        if self._failed.is_set():
+            return None
+        try:
+            return next((registry for registry in self._repositories if registry.has_blob(known.digest)), None)
+        except RegistryError as error:
+            self._give_up(error)
+            return None
+
+    def _give_up(self, error: RegistryError) -> None:
+        if not self._failed.is_set():
+            self._failed.set()
+            self._work.view.say(f"layers are made here, because the registry failed: {error}")
+
+    @cached_property
+    def _repositories(self) -> list[Registry]:
+        return [Registry(reference, host=self._work.host, write=False) for reference in self._references()]
+
+    def _references(self) -> Iterator[ImageRef]:
+        matrix = self._work.project.matrix
+        frameworks = matrix.frameworks.values()
+        names = dict.fromkeys(name for each in frameworks for name in (each.image, each.cpu_image) if name)
+        if matrix.staging:
+            place = Place(matrix.staging, matrix.registry, self._work.host)
+            yield from map(place.repository, names)
+        if matrix.registry:
+            for name in names:
+                yield ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{name}")
