@@ -6,7 +6,7 @@ GPU ?= auto
 PRUNE_CACHE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help images nightly test lint unit mutations integration browser facts lock plan render build refresh push retest check doctor engine bench bench-frameworks clean
+.PHONY: help images nightly test lint unit mutations integration browser facts lock plan render build refresh stage test-staged release status push retest check doctor engine bench bench-frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -59,7 +59,19 @@ refresh: .venv/.ready ## lock today's Debian packages of the default images, the
 	@$(BUILDER) render
 	@$(BUILDER) images $(or $(CELLS),default) --start-engine --gpu $(GPU)
 
-push: .venv/.ready ## publish what passed its tests to the registry of matrix.yaml
+stage: .venv/.ready ## push what passed its tests to staging, by digest, with the test results
+	@$(BUILDER) stage $(CELLS)
+
+test-staged: .venv/.ready ## run the tests that staged images lack, such as GPU tests, and attach the results (STAMP=20261122)
+	@$(BUILDER) test $(CELLS) --staged $(or $(STAMP),newest) --start-engine --gpu $(GPU)
+
+release: .venv/.ready ## publish a staged release whose images are all tested: sign them, set the tags (STAMP=20261122)
+	@$(BUILDER) release $(STAMP)
+
+status: .venv/.ready ## how far each cell is: locked, built, tested, staged, released
+	@$(BUILDER) status $(CELLS)
+
+push: .venv/.ready ## publish what passed its tests here to the registry of matrix.yaml, without staging
 	@$(BUILDER) push $(CELLS)
 
 retest: .venv/.ready ## run the image tests again on what is built

@@ -69,7 +69,12 @@ def cli(
       build   build images, without tests or tags       -> store, Docker
       test    run the tests of built images             -> test results
       images  build, test and tag, in one command       skips what is up to date
-      push    publish images that passed their tests    store -> registry
+      stage   push tested images, with their results    store -> registry, by digest
+      release publish what is tested and staged         -> signatures, tags in the registry
+
+    \b
+    `test --staged` tests staged images on another machine, such as one with a GPU; `push` publishes without staging;
+    `status` shows how far each cell is.
 
     \b
     To find out more: explain (does a combination work, and if not, why), diff (what changed),

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from rich.text import Text
 
-from builder.cli.context import Context
+from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, cells_argument, sign_option, staging_option, to_option
 from builder.cli.push import today
 from builder.common import git
@@ -17,13 +18,14 @@ from builder.common.console import View
 from builder.common.units import counted, duration, size
 from builder.index import host
 from builder.matrix.project import Project
-from builder.plan import current
-from builder.registry import publish, reports, staging
+from builder.plan import current, plan
+from builder.registry import publish, reports, staging, status
 from builder.registry.client import Registry
 from builder.registry.publish import Target
 from builder.registry.release import Options, Releaser
 from builder.registry.signing import Signer
 from builder.registry.staging import Place
+from builder.registry.status import Where
 
 _FORMAT = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
@@ -127,3 +129,46 @@ def release_command(
             context.say(line)
         images, changed = counted(len(candidates), "image"), counted(len(result.changed), "tag")
         context.say(f"release {chosen.stamp}: {images}, {changed} changed ({duration(seconds)})")
+
+
+@click.command(name="status", epilog=CELLS_HELP.replace("the set `default`", "all cells"))
+@cells_argument
+@staging_option
+@to_option
+@_FORMAT
+@click.pass_obj
+def status_command(context: Context, patterns: Sequence[str], place: str, registry: str, form: str) -> None:
+    """Show how far each cell is: locked, built, tested, staged, released.
+
+    BUILT and TESTED are those of this machine, STAGED and RELEASED those of the registry. RELEASED compares the tag
+    with the newest staged image, or without one, with the image that was built here. PACKAGES is the age of the locked
+    Debian packages.
+    """
+    project = context.project
+    planned = plan.make(project, project.select(patterns or ("*",)))
+    staging_place = place_of(project, place) if place or project.matrix.staging else None
+    where = Where(project=project, store=context.store, host=host.read(), place=staging_place, registry=registry)
+    rows = list(status.read(where, planned))
+    if form == "json":
+        click.echo(json.dumps([each.as_data() for each in rows], indent=1))
+        return
+    table = new_table("CELL", "LOCKED", "BUILT", "TESTED", "GPU", "STAGED", "RELEASED", "SIGNED", "PACKAGES")
+    for each in rows:
+        age = "-" if each.packages is None else counted(each.packages, "day")
+        table.add_row(
+            *map(
+                Text,
+                [
+                    each.cell,
+                    each.locked,
+                    each.built,
+                    each.tested,
+                    each.gpu,
+                    each.staged,
+                    each.released,
+                    each.signed,
+                    age,
+                ],
+            )
+        )
+    context.out.print(table)
