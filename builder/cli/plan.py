@@ -6,29 +6,42 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from pathlib import Path
 
 import click
 from rich.table import Table
 from rich.text import Text
 
 from builder.cli.context import Context, new_table
-from builder.cli.options import CELLS_HELP, cells_argument
+from builder.cli.options import CELLS_HELP, Size, cells_argument
+from builder.common import git
+from builder.common.errors import BuilderError, LockError
 from builder.common.units import counted, size
-from builder.plan import plan
+from builder.matrix.project import Project
+from builder.plan import plan, shards
 from builder.plan.plan import Plan
 
 
 @click.command(name="plan", epilog=CELLS_HELP)
 @cells_argument
 @click.option(
-    "--format", "form", type=click.Choice(["table", "json", "ids"]), default="table", show_default=True,
-    help="json: all details, for scripts. ids: only the cell ids.",
+    "--format", "form", type=click.Choice(["table", "json", "ids", "github"]), default="table", show_default=True,
+    help="json: all details, for scripts. ids: only the cell ids. github: the matrix of a GitHub Actions job, in parts "
+    "that fit on the disk.",
+)  # fmt: skip
+@click.option(
+    "--changed-since", "revision", default="", metavar="REVISION",
+    help="Only the images whose plan differs from that of a git revision.",
+)  # fmt: skip
+@click.option(
+    "--disk", type=Size(positive=True), default="14GB", show_default=True,
+    help="Disk of the machine that builds one part, for --format github.",
 )  # fmt: skip
 @click.option(
     "--layers", is_flag=True, help="Show the layers and all tags of each image. This is the default for a single image."
 )
 @click.pass_obj
-def plan_command(context: Context, patterns: Sequence[str], form: str, layers: bool) -> None:
+def plan_command(context: Context, patterns: Sequence[str], form: str, revision: str, disk: int, layers: bool) -> None:
     """Show what would be built: cells, tags, layers, sizes. Needs no engine and no network.
 
     SIZE is the download size of the wheels. ADDS is the part of it that is in no image above it in the table; OWN is
@@ -36,13 +49,32 @@ def plan_command(context: Context, patterns: Sequence[str], form: str, layers: b
     """
     project = context.project
     chosen = project.select(patterns)
-    if form == "ids":
+    if form == "ids" and not revision:
         click.echo("\n".join(cell.id for cell in chosen))
         return
     planned = plan.make(project, chosen)
+    if revision:
+        images = shards.changed(_digests(context, project, revision), planned.images)
+        planned = Plan(images=tuple(images), unlocked=planned.unlocked)
+    if form == "ids":
+        click.echo("\n".join(image.id for image in planned.images))
+        return
+    if form == "github":
+        _print_parts(planned, disk)
+        return
     if form == "json":
         click.echo(json.dumps(planned.as_data(), indent=1))
         return
+    _print_tables(context, planned, layers=layers)
+
+
+def _print_parts(planned: Plan, disk: int) -> None:
+    if planned.unlocked:
+        raise LockError(f"not locked: {', '.join(planned.unlocked)}", hint="builder lock")
+    click.echo(json.dumps(shards.for_github(shards.split(planned.images, disk))))
+
+
+def _print_tables(context: Context, planned: Plan, *, layers: bool) -> None:
     if len(planned.images) == 1 or (planned.images and layers):
         context.out.print(_layer_table(planned))
     elif planned.images:
@@ -51,6 +83,18 @@ def plan_command(context: Context, patterns: Sequence[str], form: str, layers: b
         context.out.print(_sums(planned), soft_wrap=True)
     if planned.unlocked:
         context.say(f"not locked: {', '.join(planned.unlocked)}   (builder lock)")
+
+
+def _digests(context: Context, project: Project, revision: str) -> dict[str, str]:
+    """Cell id -> digest of its plan in a revision; empty for a revision that this program cannot read."""
+    with project.scratch() as folder:
+        git.export(project.root, revision, Path(folder))
+        try:
+            before = Project(Path(folder))
+            return {image.id: image.digest for image in plan.make(before, before.cells).images}
+        except BuilderError as error:
+            context.say(f"{revision} cannot be planned, so all images count as changed: {error}")
+            return {}
 
 
 def _image_rows(planned: Plan) -> Iterator[tuple[str, ...]]:

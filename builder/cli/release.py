@@ -19,11 +19,10 @@ from builder.common.units import counted, duration, size
 from builder.index import host
 from builder.matrix.project import Project
 from builder.plan import current, plan
-from builder.registry import publish, reports, staging, status
-from builder.registry.client import Registry
-from builder.registry.publish import Target
+from builder.registry import publish, status
 from builder.registry.release import Options, Releaser
 from builder.registry.signing import Signer
+from builder.registry.stager import Stager
 from builder.registry.staging import Place
 from builder.registry.status import Where
 
@@ -42,14 +41,21 @@ def place_of(project: Project, text: str) -> Place:
 @cells_argument
 @staging_option
 @sign_option
+@click.option(
+    "--images-only", is_flag=True, help="Do not list the images as a release: another machine will, by `builder stage`."
+)
 @_FORMAT
 @click.pass_obj
-def stage_command(context: Context, patterns: Sequence[str], place: str, signer: Signer | None, form: str) -> None:
+def stage_command(
+    context: Context, patterns: Sequence[str], place: str, signer: Signer | None, images_only: bool, form: str
+) -> None:
     """Push images that passed their tests to staging, with the results.
 
     Sets no public tag. The images are pushed by digest, with their test results attached, and listed as one release
     with today's date as its stamp. Other machines can test it (`builder test --staged`) and publish it (`builder
     release`). Uses the credentials of `docker login`.
+
+    Images that this machine does not have are listed too, if another machine staged them for the same plan.
     """
     began = time.monotonic()
     project = context.project
@@ -57,20 +63,19 @@ def stage_command(context: Context, patterns: Sequence[str], place: str, signer:
     planned = current.make(project, project.select(patterns))
     store = context.store
     with store.used():
-        # The references are those of matrix.yaml, which may have no registry yet.
-        chosen = publish.targets(project, store, planned)
-
-        def attach(registry: Registry, target: Target) -> None:
-            report = reports.of_evidence(project, target.stored, target.evidence)
-            reports.write(registry, target.stored, report, signer)
-
-        staged, sent = staging.stage(View(context.err), store, where, chosen, attach)
-    written = where.write(today(), git.state(project.root), staged)
-    if form == "json":
-        click.echo(json.dumps(written.model_dump(mode="json") | {"sent": sent}, indent=1))
+        staged = Stager(project=project, store=store, view=View(context.err), place=where, signer=signer).stage(planned)
+    if images_only:
+        context.say(f"{counted(len(staged.here), 'image')} staged, {size(staged.sent)} sent, not listed as a release")
         return
-    images = counted(len(staged), "image")
-    context.say(f"release {written.stamp}: {images} staged, {size(sent)} sent ({duration(time.monotonic() - began)})")
+    written = where.write(today(), git.state(project.root), staged.images)
+    if form == "json":
+        click.echo(json.dumps(written.model_dump(mode="json") | {"sent": staged.sent}, indent=1))
+        return
+    others = f", {len(staged.elsewhere)} of them by another machine" if staged.elsewhere else ""
+    context.say(
+        f"release {written.stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
+        f"({duration(time.monotonic() - began)})"
+    )
     context.say(f"  -> builder release {written.stamp}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 
 from builder.common.errors import UsageError
@@ -32,6 +33,15 @@ def commit(root: Path, revision: str) -> str:
     if not revision or revision.startswith("-"):
         return ""
     return run(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", default="").strip()
+
+
+def export(root: Path, revision: str, folder: Path) -> None:
+    """Writes the files of the checkout as they are in a revision. Raises UsageError."""
+    archive = folder / "revision.tar"
+    run(root, "archive", "--format=tar", f"--output={archive}", commit(root, revision) or revision, "--", ".")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="tar")  # components have absolute links, which "data" refuses
+    archive.unlink()
 
 
 def state(root: Path) -> str:

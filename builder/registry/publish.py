@@ -7,7 +7,7 @@ they never name half a release.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -65,28 +65,49 @@ def targets(project: Project, store: Store, plan: Plan, registry: str = "") -> l
 
     Raises one error for all images that are not built or have not passed.
     """
+    chosen, failures = collect(project, store, plan, registry)
+    if failures:
+        raise errors.join(list(failures.values()), "images cannot be pushed")
+    return chosen
+
+
+def collect(
+    project: Project, store: Store, plan: Plan, registry: str = ""
+) -> tuple[list[Target], dict[str, BuilderError]]:
+    """As `targets`, with the errors by cell."""
     chosen: list[Target] = []
-    tested = Tested(project, store)
-    failures: list[BuilderError] = []
+    failures: dict[str, BuilderError] = {}
+    suite = evidence.suite(project.root)
     for image in plan.images:
         try:
-            stored, proof = tested.get(image)
+            stored, proof = _tested(project, store, image, suite)
             manifest = Manifest.of(store.read(stored.manifest.digest), MANIFEST_TYPE)
-            chosen.append(
-                Target(
-                    cell=image.id,
-                    plan=image.digest,
-                    stored=stored,
-                    manifest=manifest,
-                    evidence=proof,
-                    references=references(image, registry),
-                )
-            )
         except (DamagedError, ImageTestError) as error:
-            failures.append(type(error)(f"{image.id}: {error}", hint=f"builder images {image.id}"))
-    if failures:
-        raise errors.join(failures, "images cannot be pushed")
-    return chosen
+            failures[image.id] = type(error)(f"{image.id}: {error}", hint=f"builder images {image.id}")
+            continue
+        chosen.append(
+            Target(
+                cell=image.id,
+                plan=image.digest,
+                stored=stored,
+                manifest=manifest,
+                evidence=proof,
+                references=references(image, registry),
+            )
+        )
+    return chosen, failures
+
+
+def _tested(project: Project, store: Store, image: PlannedImage, suite: Mapping[str, str]) -> tuple[Image, Evidence]:
+    """An image of the store and its evidence. Raises DamagedError, or ImageTestError if it has not passed."""
+    stored = stored_images.find(store, image)
+    if stored is None:
+        raise ImageTestError("not built")
+    proof = evidence.of_stored(project.state, stored)
+    reason = evidence.why_invalid(partial(evidence.read, project.state), proof, image.digest, suite)
+    if proof is None or reason:
+        raise ImageTestError(reason)
+    return stored, proof
 
 
 def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
@@ -102,27 +123,6 @@ def blobs_of(store: Store, image: Image) -> list[Blob]:
         Blob(digest=blob.digest, size=blob.size, path=path if (path := store.path(blob.digest)).exists() else None)
         for blob in descriptors
     ]
-
-
-class Tested:
-    """The images of the store that passed their tests."""
-
-    def __init__(self, project: Project, store: Store) -> None:
-        self._store = store
-        self._suite = evidence.suite(project.root)
-        self._read = partial(evidence.read, project.state)
-        self._state = project.state
-
-    def get(self, image: PlannedImage) -> tuple[Image, Evidence]:
-        """An image and its evidence. Raises DamagedError, or ImageTestError if it is not built or has not passed."""
-        stored = stored_images.find(self._store, image)
-        if stored is None:
-            raise ImageTestError("not built")
-        proof = evidence.of_stored(self._state, stored)
-        reason = evidence.why_invalid(self._read, proof, image.digest, self._suite)
-        if proof is None or reason:
-            raise ImageTestError(reason)
-        return stored, proof
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,25 +7,21 @@ an artifact with the tag `release-<stamp>`. Other machines need nothing else to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from builder.common import digest, errors
-from builder.common.console import Meter, View
-from builder.common.errors import BuilderError, RegistryError, UsageError, VerifyError
+from builder.common import digest
+from builder.common.errors import RegistryError, UsageError, VerifyError
 from builder.common.reference import ImageRef
-from builder.common.units import size
 from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.oci import Image
-from builder.layers.store import Store
 from builder.matrix import tags
-from builder.registry import artifacts, push
+from builder.registry import artifacts
 from builder.registry.artifacts import File
 from builder.registry.client import Manifest, Registry
-from builder.registry.publish import Target, blobs_of
 
 TYPE = "application/vnd.gpu-images.release.v1+json"
 INDEX, PREFIX = "releases", "release-"
@@ -34,7 +30,7 @@ _Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")]
 
 
 class StagedImage(BaseModel):
-    """`repository` is the image's name in staging, `gpu` the state of the GPU tests when it was staged."""
+    """`repository` is the image's name in staging, `digest` that of its manifest."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,7 +38,6 @@ class StagedImage(BaseModel):
     repository: _Text
     digest: Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
     plan: Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
-    gpu: Annotated[str, StringConstraints(max_length=300)]
 
 
 class Release(BaseModel):
@@ -132,44 +127,9 @@ def name_of(reference: ImageRef) -> str:
     return reference.repository.rpartition("/")[2]
 
 
-def stage(
-    view: View, store: Store, place: Place, chosen: Sequence[Target], attach: Callable[[Registry, Target], None]
-) -> tuple[list[StagedImage], int]:
-    """Pushes images of the store by digest; calls `attach` for each that is in the registry.
-
-    Returns them with the number of bytes that were sent. Raises one error for all failures at the end.
-    """
-    staged, sent = [], 0
-    failures: list[BuilderError] = []
-    repositories = sorted({place.repository(name_of(target.references[0])).repository for target in chosen})
-    with view.live():
-        for target in chosen:
-            name = name_of(target.references[0])
-            registry = place.open(name, write=True)
-            try:
-                blobs = blobs_of(store, target.stored)
-                meter = Meter(view, target.cell, "checked or sent", sum(blob.size for blob in blobs))
-                others = [other for other in repositories if other != place.repository(name).repository]
-                pushed = push.push(registry, target.manifest, blobs, mount_from=others, progress=meter.add)
-                attach(registry, target)
-            except BuilderError as error:
-                failures.append(error)
-                view.end(target.cell, "failed")
-                continue
-            view.end(target.cell, "staged", f"{size(pushed.sent)} sent, gpu: {target.evidence.gpu_status}")
-            sent += pushed.sent
-            staged.append(
-                StagedImage(
-                    cell=target.cell,
-                    repository=name,
-                    digest=target.digest,
-                    plan=target.plan,
-                    gpu=target.evidence.gpu_status,
-                )
-            )
-    if failures:
-        raise errors.join(failures)
-    return staged, sent
+def plan_tag(plan: str) -> str:
+    """The tag of the image that was staged for a plan, for machines that did not make it."""
+    return f"plan-{plan.removeprefix('sha256:')}"
 
 
 def image_of(place: Place, staged: StagedImage) -> tuple[Image, Manifest]:
@@ -179,11 +139,3 @@ def image_of(place: Place, staged: StagedImage) -> tuple[Image, Manifest]:
     if manifest is None:
         raise RegistryError(f"{staged.cell}: {registry.name} has no {staged.digest}", hint=_HINT)
     return oci.read_image(manifest.content, registry.read_blob), manifest
-
-
-def select(release: Release, ids: Iterable[str]) -> list[StagedImage]:
-    """The images of these cells; all without any. Raises UsageError for a cell that is not in the release."""
-    chosen = set(ids)
-    if missing := sorted(chosen - {image.cell for image in release.images}):
-        raise UsageError(f"release {release.stamp} has no {missing[0]}")
-    return [image for image in release.images if image.cell in chosen or not chosen]

@@ -110,7 +110,8 @@ def check(command: str, clone: Path) -> None:
         assert '"id"' in listed
         run([".venv/bin/builder", "render", "--check"], clone)
     elif words[0] == "make" and words[1] in RECIPES:
-        # For real in test_build_failures.py, test_publish.py and test_release.py: here it would be with this machine's own images.
+        # For real in test_build_failures.py, test_publish.py and test_release.py:
+        # here it would be with this machine's own images.
         recipe = run(["make", "--dry-run", *words[1:]], clone).splitlines()
         commands = [line.split()[:2] for line in recipe if line.startswith(".venv/bin/builder ")]
         assert commands == [[".venv/bin/builder", name] for name in RECIPES[words[1]]]

@@ -300,3 +300,35 @@ def test_a_new_machine_downloads_known_layers(ours: Checkout, proxy: Proxy, tmp_
     output = third.builder("build")
     assert output.count("layers are made here, because the registry failed") == 1
     assert third.stored() == ours.stored()
+
+
+def test_what_several_machines_staged_is_listed_as_one_release(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
+    output = ours.builder("stage", PLAIN, "--images-only")
+    assert "1 image staged" in output
+    assert "not listed" in output
+    other = elsewhere(ours, tmp_path / "other")
+    assert f"{EXTRA}: not built" in other.builder("stage", code=8)
+    ours.builder("stage", EXTRA, "--images-only")
+    assert f"release {TODAY}: 2 images staged, 2 of them by another machine, 0 B sent" in other.builder("stage")
+    release(ours, proxy, UNTESTED_GPU)
+    assert set(tags(ours, proxy).values()) == set(ours.stored().values())
+
+
+def test_tags_move_back_to_an_earlier_release_of_its_commit(ours: Checkout, proxy: Proxy) -> None:
+    stage(ours)
+    release(ours, proxy, UNTESTED_GPU)
+    first = tags(ours, proxy)
+    template = (ours.root / "templates/os.j2").read_text(encoding="utf-8")
+    (ours.root / "templates/os.j2").write_text(f"{template}RUN touch /etc/patched\n", encoding="utf-8")
+    ours.builder("render")
+    ours.builder("images")
+    assert stage(ours) == f"{TODAY}.1"
+    release(ours, proxy, UNTESTED_GPU)
+    second = tags(ours, proxy)
+    assert not set(first.values()) & {second[name.rpartition(":")[2]] for name in ours.references()}
+
+    assert f"{PLAIN}: staged from another plan" in release(ours, proxy, TODAY, UNTESTED_GPU, "--roll-back", code=5)
+    (ours.root / "templates/os.j2").write_text(template, encoding="utf-8")
+    ours.builder("render")
+    release(ours, proxy, TODAY, UNTESTED_GPU, "--roll-back")
+    assert tags(ours, proxy) == second | first

@@ -1,0 +1,60 @@
+"""Parts of a plan for machines with little disk."""
+
+from __future__ import annotations
+
+import pytest
+
+from builder.matrix.project import Project
+from builder.plan import plan, shards
+from builder.plan.plan import PlannedImage
+
+HUGE = 10**15
+
+
+@pytest.fixture
+def images(tiny: Project) -> list[PlannedImage]:
+    return list(plan.make(tiny, tiny.cells).images)
+
+
+def need(part: list[PlannedImage]) -> float:
+    return sum({layer.inputs: layer.bytes for image in part for layer in image.layers}.values()) * shards.ON_DISK
+
+
+def test_changed_images(images: list[PlannedImage]) -> None:
+    before = {image.id: image.digest for image in images}
+    assert shards.changed(before, images) == []
+    del before[images[0].id]
+    before[images[1].id] = "sha256:other"
+    assert shards.changed(before, images) == images[:2]
+
+
+def test_parts_fit_and_have_every_image_once(images: list[PlannedImage]) -> None:
+    largest = max(need([image]) for image in images)
+    for disk in (largest, largest * 1.5):
+        parts = shards.split(images, int(disk) + 1)
+        assert sorted(image.id for part in parts for image in part) == sorted(image.id for image in images)
+        assert max(map(need, parts)) <= disk + 1
+    assert len(shards.split(images, int(largest) + 1)) > 1
+    assert len(shards.split(images[: shards.IMAGES], HUGE)) == 1
+
+
+def test_a_part_has_few_images(images: list[PlannedImage]) -> None:
+    assert [len(part) for part in shards.split([images[0]] * 25, HUGE)] == [10, 10, 5]
+
+
+def test_an_image_that_is_too_large_is_a_part_of_its_own(images: list[PlannedImage]) -> None:
+    assert all(len(part) == 1 or need(part) == 0 for part in shards.split(images, 1))
+
+
+def test_images_of_a_group_are_in_one_part_where_they_fit(images: list[PlannedImage]) -> None:
+    """They share most of their layers."""
+    groups = {image.cell.group for image in images}
+    for group in groups:
+        members = [image for image in images if image.cell.group == group]
+        assert len(shards.split(members, int(need(members)) + 1)) == 1
+
+
+def test_the_matrix_of_a_github_job(images: list[PlannedImage]) -> None:
+    [entry] = shards.for_github([images[:2]])["include"]
+    assert entry == {"name": f"{images[0].id} (2 images)", "cells": f"{images[0].id} {images[1].id}"}
+    assert shards.for_github([]) == {"include": []}
