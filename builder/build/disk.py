@@ -17,6 +17,7 @@ from builder.common.units import counted, size
 from builder.engine.model import ImageInfo
 from builder.layers import images as stored_image
 from builder.layers import wheel_layers
+from builder.layers.blobs import Descriptor
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.tags import CELL_LABEL, CUDA_LABEL, PLAN_LABEL
@@ -75,7 +76,7 @@ def check_assemble(work: Work, store: Store, images: Sequence[PlannedImage]) -> 
     needed = engine_bytes(_unloaded(store, images, diff_ids))
     if Path(info.root).stat().st_dev == store.root.stat().st_dev:
         needed += store_bytes(store, images)
-    _check_free(info.root, needed, len(images))
+    _check_free(info.root, needed, f"building {counted(len(images), 'image')}")
 
 
 def check_dockerfile(work: Work, images: Sequence[PlannedImage]) -> None:
@@ -83,14 +84,23 @@ def check_dockerfile(work: Work, images: Sequence[PlannedImage]) -> None:
     info = work.engine.info()
     if info.is_local:
         needed = dockerfile_bytes(Plan(images=tuple(images)), work.engine.cache_bytes())
-        _check_free(info.root, needed, len(images))
+        _check_free(info.root, needed, f"building {counted(len(images), 'image')}")
 
 
-def _check_free(folder: str, needed: int, count: int) -> None:
+def check_download(work: Work, store: Store, blobs: Sequence[Descriptor]) -> None:
+    """Raises DiskError if a local engine and the store have too little room for an image of these blobs."""
+    info = work.engine.info()
+    missing = sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size))
+    if missing and info.is_local:
+        is_shared = Path(info.root).stat().st_dev == store.root.stat().st_dev
+        _check_free(info.root, int(missing * (UNPACKED + is_shared)) + SPARE, "downloading an image")
+
+
+def _check_free(folder: str, needed: int, action: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DiskError(
-            f"building {counted(count, 'image')} takes about {size(needed)} in {folder}, which has {size(free)} free",
+            f"{action} takes about {size(needed)} in {folder}, which has {size(free)} free",
             hint=FREE_DISK,
         )
 

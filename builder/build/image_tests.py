@@ -164,7 +164,8 @@ class Tester:
         """Where the tests ran."""
         machine = {"engine": self._engine.info().version, "kernel": platform.release()}
         if leased:
-            machine |= {"gpu": ", ".join(gpu.name for gpu in leased), "driver": self._pool.read()[0]}
+            names = ", ".join(sorted({gpu.name for gpu in leased}))
+            machine |= {"gpu": names, "gpus": str(len(leased)), "driver": self._pool.read()[0]}
         return machine
 
     def _failure(

@@ -23,7 +23,11 @@ from builder.layers.store import Store
 from builder.plan.layer_order import PlannedLayer
 from builder.registry import pull
 from builder.registry.client import Registry
+from builder.registry.failures import RejectedError
+from builder.registry.http import RetryPolicy
 from builder.registry.staging import Place
+
+POLICY = RetryPolicy(connect_s=5, read_s=30, retries=1)  # a build does not need the registry
 
 
 class RegistryLayers:
@@ -74,11 +78,16 @@ class RegistryLayers:
         """A repository that has the layer; None without one."""
         if self._failed.is_set():
             return None
-        try:
-            return next((registry for registry in self._repositories if registry.has_blob(known.digest)), None)
-        except RegistryError as error:
-            self._give_up(error)
-            return None
+        for registry in self._repositories:
+            try:
+                if registry.has_blob(known.digest):
+                    return registry
+            except RejectedError:
+                continue  # no such repository, or no permission to read it
+            except RegistryError as error:
+                self._give_up(error)
+                return None
+        return None
 
     def _give_up(self, error: RegistryError) -> None:
         if not self._failed.is_set():
@@ -87,7 +96,9 @@ class RegistryLayers:
 
     @cached_property
     def _repositories(self) -> list[Registry]:
-        return [Registry(reference, host=self._work.host, write=False) for reference in self._references()]
+        return [
+            Registry(reference, host=self._work.host, write=False, policy=POLICY) for reference in self._references()
+        ]
 
     def _references(self) -> Iterator[ImageRef]:
         matrix = self._work.project.matrix

@@ -1,7 +1,7 @@
 """Tests staged images on another machine: downloads each by its digest, runs the tests that its reports lack.
 
-The reports on the registry that count (see `builder.registry.reports`) are taken over as evidence, so a machine with a
-GPU runs only the GPU tests. Its own results are attached to the same image, also those of a failure.
+A report of a pass that counts (see `builder.registry.reports`) is taken over as evidence, so a machine with a GPU runs
+only the GPU tests. Its own results are attached to the same image, also those of a failure.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
+from builder.build import disk
 from builder.build.images import Origin
-from builder.build.work import Work
+from builder.build.work import Work, record_built
 from builder.common.console import Meter
+from builder.common.errors import ImageTestError
 from builder.engine.load import Loader
+from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image
 from builder.layers.store import Store
+from builder.matrix.tags import BASE_LABEL
 from builder.plan.plan import PlannedImage
-from builder.registry import evidence, pull, reports, staging
-from builder.registry.reports import Reader
+from builder.registry import evidence, expected, pull, reports, staging
+from builder.registry.client import Manifest
+from builder.registry.reports import Reader, Report
 from builder.registry.signing import Signer
 from builder.registry.staging import Place, StagedImage
 
@@ -36,6 +41,7 @@ class StagedImages:
         self._staged = staged
         self._signer = signer
         self._reader = Reader(work.project)
+        self._known = KnownLayers(work.project.root)
         self._images: dict[str, Image] = {}
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
         self._loading = threading.Lock()
@@ -53,22 +59,45 @@ class StagedImages:
         work.view.begin(image.id, "downloading")
         registry = self._place.open(staged.repository)
         stored, manifest = staging.image_of(self._place, staged)
+        report = self._report(image, stored, manifest)
         blobs = [stored.config, *(layer.descriptor for layer in stored.layers)]
-        missing = sum(blob.size for blob in blobs if not self._store.has(blob.digest, blob.size))
-        pull.fetch(registry, self._store, blobs, Meter(work.view, image.id, "downloaded", missing).add)
+        disk.check_download(work, self._store, blobs)
+        pull.fetch(registry, self._store, blobs, Meter(work.view, image.id, "downloaded", 0).add)
         self._store.put(manifest.content, stored.manifest.media_type)
         with self._loading:
             work.view.begin(image.id, "loading")
             image_id = self._loader.load(stored, Meter(work.view, image.id, "loaded", 0).add)
         self._images[image.id] = stored
+        record_built(work.project.state, f"staged-{image_id}", image_id)
+        if report:
+            self._take_over(report, image_id)
+        return image_id, "loaded"
+
+    def _report(self, image: PlannedImage, stored: Image, manifest: Manifest) -> Report | None:
+        """The report of a pass to rely on, if there is one.
+
+        Raises VerifyError for an image that is not the planned one: without a report that counts, this machine alone
+        would vouch for it.
+        """
+        registry = self._place.open(self._staged[image.id].repository)
         readings = self._reader.read(registry, image, stored)
         for line in readings.refused:
-            work.view.say(f"{image.id}: {line}")
-        if readings.counted and not evidence.read(work.project.state, image_id):
-            report = max(readings.counted, key=lambda reading: reading.evidence.is_pass).report
-            for proof in (*report.reused, report.evidence.model_copy(update={"image_id": image_id})):
-                evidence.write(work.project.state, proof)
-        return image_id, "loaded"
+            self._work.view.say(f"{image.id}: {line}")
+        base = stored.labels.get(BASE_LABEL, "")
+        promised = expected.of_known(self._work.project.root, self._known, image, base)
+        config = registry.read_blob(stored.config.digest)
+        expected.check(promised, stored, manifest.content, config, is_vouched=bool(readings.counted))
+        try:
+            return self._reader.proof(readings, image.id).report
+        except ImageTestError:  # none, or a failure: all tests are run here
+            return None
+
+    def _take_over(self, report: Report, image_id: str) -> None:
+        """Writes the evidence of a report where this machine has none."""
+        state = self._work.project.state
+        for proof in (*report.reused, report.evidence.model_copy(update={"image_id": image_id})):
+            if evidence.read(state, proof.image_id) is None:
+                evidence.write(state, proof)
 
     def record_tagged(self, image: PlannedImage) -> None:
         """Staged images get no tag."""

@@ -28,7 +28,7 @@ COMMANDS = {
     "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),
     "render": ("render", "Write images/ from templates/ and locks/."),
     "stage": ("release", "Push images that passed their tests to staging, with the results."),
-    "status": ("release", "Show how far each cell is: locked, built, tested, staged, released."),
+    "status": ("release", "Show how far each cell is on its way to a release."),
     "test": ("images", "Run the tests of built or staged images."),
     "verify": ("push", "Check that IMAGE matches the plan of this checkout."),
 }

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -110,11 +110,15 @@ def _command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[...,
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """A command that makes images, with its options. `stamp` is a release at the staging `place` to test."""
+    """A command that makes images, with its options. `stamp` is a release at the staging `place` to test.
+
+    `names`: the command line names cells, all of which must be in the release.
+    """
 
     command: str
     options: Options
     stamp: str = ""
+    names: bool = False
     place: str = ""
     signer: Signer | None = None
     method: str = ASSEMBLE
@@ -167,7 +171,7 @@ def test_command(context: Context, /, patterns: Sequence[str], **values: Any) ->
     with a GPU, the GPU tests), and attaches the results. CELLS are then those of the release; default: all. Several
     machines may test different cells at the same time.
     """
-    request = _Request.of("test", values)
+    request = replace(_Request.of("test", values), names=bool(patterns))
     _run(context, patterns or (("*",) if request.stamp else ()), request)
 
 
@@ -205,13 +209,13 @@ def _test_staged(context: Context, work: Work, planned: Plan, request: _Request)
     release = where.read("" if request.stamp == NEWEST else request.stamp)
     staged = {image.cell: image for image in release.images}
     chosen = tuple(image for image in planned.images if image.id in staged)
+    if request.names and (missing := [image.id for image in planned.images if image.id not in staged]):
+        raise UsageError(f"release {release.stamp} does not have {missing[0]}", hint=f"It has: {', '.join(staged)}")
     if other := [image.id for image in chosen if staged[image.id].plan != image.digest]:
         raise StaleError(
             f"{other[0]}: staged from another plan than that of this checkout",
             hint=f"Check out revision {release.revision or 'it was staged from'}.",
         )
-    if not chosen:
-        raise UsageError(f"release {release.stamp} has none of these cells", hint=f"It has: {', '.join(staged)}")
     store = context.store
     with store.used():
         method = StagedImages(work, store, where, staged, request.signer)

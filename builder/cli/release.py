@@ -64,19 +64,20 @@ def stage_command(
     store = context.store
     with store.used():
         staged = Stager(project=project, store=store, view=View(context.err), place=where, signer=signer).stage(planned)
+    stamp = "" if images_only else where.write(today(), git.state(project.root), staged.images).stamp
+    if form == "json":
+        images = [image.model_dump() for image in staged.images]
+        click.echo(json.dumps({"stamp": stamp, "images": images, "sent": staged.sent}, indent=1))
+        return
     if images_only:
         context.say(f"{counted(len(staged.here), 'image')} staged, {size(staged.sent)} sent, not listed as a release")
         return
-    written = where.write(today(), git.state(project.root), staged.images)
-    if form == "json":
-        click.echo(json.dumps(written.model_dump(mode="json") | {"sent": staged.sent}, indent=1))
-        return
     others = f", {len(staged.elsewhere)} of them by another machine" if staged.elsewhere else ""
     context.say(
-        f"release {written.stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
+        f"release {stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
         f"({duration(time.monotonic() - began)})"
     )
-    context.say(f"  -> builder release {written.stamp}")
+    context.say(f"  -> builder release {stamp}")
 
 
 @click.command(name="release")
@@ -143,11 +144,11 @@ def release_command(
 @_FORMAT
 @click.pass_obj
 def status_command(context: Context, patterns: Sequence[str], place: str, registry: str, form: str) -> None:
-    """Show how far each cell is: locked, built, tested, staged, released.
+    """Show how far each cell is on its way to a release.
 
-    BUILT and TESTED are those of this machine, STAGED and RELEASED those of the registry. RELEASED compares the tag
-    with the newest staged image, or without one, with the image that was built here. PACKAGES is the age of the locked
-    Debian packages.
+    TESTED and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED is whether
+    the tag names that image. SIGNATURE is whether it has one; `cosign verify` checks it. PACKAGES is the age of the
+    locked Debian packages.
     """
     project = context.project
     planned = plan.make(project, project.select(patterns or ("*",)))
@@ -157,7 +158,7 @@ def status_command(context: Context, patterns: Sequence[str], place: str, regist
     if form == "json":
         click.echo(json.dumps([each.as_data() for each in rows], indent=1))
         return
-    table = new_table("CELL", "LOCKED", "BUILT", "TESTED", "GPU", "STAGED", "RELEASED", "SIGNED", "PACKAGES")
+    table = new_table("CELL", "LOCKED", "BUILT", "TESTED", "GPU", "STAGED", "RELEASED", "SIGNATURE", "PACKAGES")
     for each in rows:
         age = "-" if each.packages is None else counted(each.packages, "day")
         table.add_row(
@@ -171,7 +172,7 @@ def status_command(context: Context, patterns: Sequence[str], place: str, regist
                     each.gpu,
                     each.staged,
                     each.released,
-                    each.signed,
+                    each.signature,
                     age,
                 ],
             )

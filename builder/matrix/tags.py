@@ -8,6 +8,7 @@ to the newest release, which has security fixes. The full tag with the stamp of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
@@ -58,10 +59,15 @@ def stamps(day: str) -> Iterator[str]:
         yield f"{day}.{number}"
 
 
+def is_stamp(text: str) -> bool:
+    """Whether a text is the stamp of a release."""
+    return re.fullmatch(r"[0-9]{8}(\.[1-9][0-9]{0,3})?", text, re.ASCII) is not None
+
+
 def stamp_order(stamp: str) -> tuple[str, int]:
     """The key to sort stamps by: the newest last."""
     day, _, number = stamp.partition(".")
-    return day, int(number) if number.isascii() and number.isdigit() else 0
+    return day, int(number or 0)
 
 
 def _tags(matrix: Matrix, cell: Cell) -> list[str]:

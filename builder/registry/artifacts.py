@@ -11,6 +11,7 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,12 +20,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from builder.common import digest as digests
-from builder.common.errors import RegistryError
+from builder.common.errors import RegistryError, VerifyError
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import INDEX_TYPE
 from builder.registry import push
 from builder.registry.client import Manifest, Registry
+from builder.registry.failures import TransientError
 from builder.registry.push import Blob
 
 EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
@@ -82,8 +84,8 @@ def manifest(
     return Manifest.of(json.dumps(data, separators=(",", ":"), sort_keys=True).encode(), MANIFEST_TYPE)
 
 
-def put(registry: Registry, artifact: Manifest, files: Sequence[File], reference: str = "") -> None:
-    """Stores an artifact, under its digest or under a tag."""
+def put(registry: Registry, artifact: Manifest, files: Sequence[File]) -> None:
+    """Stores an artifact under its digest."""
     with TemporaryDirectory() as folder:
         blobs: list[Blob] = []
         for content in dict.fromkeys([EMPTY, *(file.content for file in files)]):
@@ -91,8 +93,6 @@ def put(registry: Registry, artifact: Manifest, files: Sequence[File], reference
             path.write_bytes(content)
             blobs.append(Blob(digest=digests.of_bytes(content), size=len(content), path=path))
         push.push(registry, artifact, blobs)
-    if reference:
-        registry.put_manifest(reference, artifact.content, artifact.media_type)
 
 
 def attach(registry: Registry, subject: str, artifact: Manifest, files: Sequence[File]) -> None:
@@ -137,16 +137,16 @@ def attached(registry: Registry, subject: str, artifact_type: str) -> list[str]:
 def read(registry: Registry, reference: str, artifact_type: str, subject: str = "") -> dict[str, bytes] | None:
     """The documents of an artifact (a tag or a digest) by media type; None without one.
 
-    Raises RegistryError for a manifest of another type, or of another subject.
+    Raises VerifyError for an invalid manifest, one of another type or of another subject; RegistryError.
     """
     stored = registry.manifest(reference)
     if stored is None:
         return None
     artifact = oci.parse(_Artifact, stored.content, f"artifact {registry.name}:{reference}", hint=_HINT)
     if artifact.artifact_type != artifact_type:
-        raise RegistryError(f"{registry.name}: {reference} is not {artifact_type}")
+        raise VerifyError(f"{registry.name}: {reference} is not {artifact_type}")
     if subject != (artifact.subject.digest if artifact.subject else ""):
-        raise RegistryError(f"{registry.name}: artifact {reference} is not attached to {subject}")
+        raise VerifyError(f"{registry.name}: artifact {reference} is not attached to {subject}")
     return {blob.media_type: registry.read_blob(blob.digest) for blob in artifact.layers}
 
 
@@ -169,19 +169,15 @@ def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
 
 def _list_by_tag(registry: Registry, subject: str, entry: dict[str, Any]) -> None:
     """Adds an entry to the index under the image's tag, until it stays there."""
-    is_stored = False
     for _ in range(ATTEMPTS):
         entries = _listed_by_tag(registry, subject)
         if any(other["digest"] == entry["digest"] for other in entries):
-            if is_stored:
-                return
-            is_stored = True
-            time.sleep(CONFIRM_S)
-            continue
-        is_stored = False
+            return
         index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*entries, entry]}
-        registry.put_manifest(_tag(subject), json.dumps(index, separators=(",", ":")).encode(), INDEX_TYPE)
-        time.sleep(random.uniform(0, CONFIRM_S / 4))  # noqa: S311  no secret depends on it
+        # Another attempt would write entries that may be old by then.
+        with suppress(TransientError):
+            registry.put_manifest_once(_tag(subject), json.dumps(index, separators=(",", ":")).encode(), INDEX_TYPE)
+        time.sleep(CONFIRM_S * random.uniform(1, 1.25))  # noqa: S311  no secret depends on it
     raise RegistryError(
         f"{registry.name}: other programs replace the list of what is attached to {subject}", hint="Run this again."
     )

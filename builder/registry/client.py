@@ -28,7 +28,7 @@ from builder.registry.upload import Transfer, Upload
 
 DOCKER_HUB = ("", "docker.io", "index.docker.io")
 NO_REFERRERS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)  # answers of registries without this API
-PAGES = 100  # of a list that are read
+PAGES = 100  # of a list
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.oci.image.index.v1+json",
@@ -180,7 +180,7 @@ class Registry:
             if page.status == HTTPStatus.OK:
                 try:
                     names += [str(tag) for tag in json.loads(page.body)["tags"] or ()]
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise RegistryError(f"{self._http.registry}: {page.request.action}: invalid answer") from error
         return names
 
@@ -192,6 +192,8 @@ class Registry:
             answer = self._http.send(Request(action=action, method="GET", url=url, expect=expect))
             pages.append(answer)
             url = self._http.next_page(answer)
+        if url:
+            raise RegistryError(f"{self._http.registry}: {action}: the list has more than {PAGES} pages")
         return pages
 
     def digest_of(self, reference: str) -> str | None:
@@ -201,6 +203,11 @@ class Registry:
     def manifest(self, reference: str) -> Manifest | None:
         """The manifest of a tag (or digest), hash-checked; None without one."""
         return self._manifest(reference, self._http.send)
+
+    def put_manifest_once(self, reference: str, content: bytes, media_type: str) -> None:
+        """Stores a manifest without another attempt after a failure. Raises TransientError."""
+        options = {"headers": {"Content-Type": media_type}, "body": content}
+        self._http.send_once(self._manifest_request("PUT", "writing", reference, (201,), **options))
 
     def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
         """Stores a manifest under a tag or its digest; returns its digest.
@@ -272,8 +279,8 @@ class Registry:
     def _blob_action(self, verb: str, digest: str) -> str:
         return f"{verb} blob {digests.short(digest)} of {self._repository}"
 
-    def _damaged(self, action: str) -> RegistryError:
-        return RegistryError(
+    def _damaged(self, action: str) -> RejectedError:
+        return RejectedError(
             f"{self._http.registry}: {action}: content does not match its digest",
             hint="Delete it on the registry, then push again.",
         )

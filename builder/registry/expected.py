@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from builder.common import digest
-from builder.layers import files, oci, os_layer, splice, wheel
+from builder.common.errors import VerifyError
+from builder.layers import files, known_layers, oci, os_layer, splice, wheel
 from builder.layers.blobs import CONFIG_TYPE, Descriptor
-from builder.layers.oci import Layer
+from builder.layers.known_layers import KnownLayers
+from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
+from builder.lock.document import KNOWN_LAYERS
 from builder.matrix.tags import BASE_LABEL, PLAN_LABEL
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
@@ -54,11 +57,44 @@ def of_plan(root: Path, store: Store, image: PlannedImage) -> Expected:
             if record := store.get_record(layer.inputs):
                 layers[number] = ExpectedLayer(digest=record["digest"], diff_id=record["diff_id"], how="known")
         elif layer.kind == "files":
-            entries = files.entries(files.read(root, image, wheel.environment(image.cell.python)), ())
-            with Path(os.devnull).open("wb") as discarded:
-                written = splice.write(entries, discarded)
-            layers[number] = ExpectedLayer(digest=written.digest, diff_id=written.diff_id, how="derived")
+            layers[number] = _files(root, image)
     return Expected(image=image, layers=layers, system=system)
+
+
+def of_known(root: Path, known: KnownLayers, image: PlannedImage, base: str) -> Expected:
+    """An image of the plan, with its layers from the checkout alone. `base` is what its operating system is made on."""
+    layers: dict[int, ExpectedLayer] = {}
+    for number, layer in enumerate(image.layers):
+        if layer.kind == "files" and not layer.compiled:
+            layers[number] = _files(root, image)
+        elif recorded := known.get(layer, base):
+            layers[number] = ExpectedLayer(digest=recorded.digest, diff_id=recorded.diff_id, how="known")
+    return Expected(image=image, layers=layers)
+
+
+def _files(root: Path, image: PlannedImage) -> ExpectedLayer:
+    entries = files.entries(files.read(root, image, wheel.environment(image.cell.python)), ())
+    with Path(os.devnull).open("wb") as discarded:
+        written = splice.write(entries, discarded)
+    return ExpectedLayer(digest=written.digest, diff_id=written.diff_id, how="derived")
+
+
+def check(expected: Expected, image: Image, manifest: bytes, config: bytes, *, is_vouched: bool) -> None:
+    """Raises VerifyError unless an image has the configuration of the plan and the expected layers.
+
+    Unless somebody who is trusted vouches for the image, every layer must be expected.
+    """
+    lines = differences(expected, manifest, config)
+    for number, (planned, layer) in enumerate(zip(expected.image.layers, image.layers, strict=False)):
+        same = expected.layers.get(number)
+        if same is None and not is_vouched:
+            lines.append(
+                f"layer {planned.name} is not in {KNOWN_LAYERS}: commit it on the machine that built the image"
+            )
+        elif same and not known_layers.is_same(planned, same, layer.digest, layer.diff_id):
+            lines.append(f"layer {planned.name} is {digest.short(layer.digest)}, expected {digest.short(same.digest)}")
+    if lines:
+        raise VerifyError(f"{expected.image.id}: the staged image differs from the plan: {'; '.join(_first(lines))}")
 
 
 def differences(expected: Expected, manifest: bytes, config: bytes) -> list[str]:
@@ -68,7 +104,9 @@ def differences(expected: Expected, manifest: bytes, config: bytes) -> list[str]
     """
     image = expected.image
     actual, actual_manifest = json.loads(config), json.loads(manifest)
-    labels = (actual.get("config") or {}).get("Labels") or {}
+    inner = actual.get("config")
+    labels = inner.get("Labels") if isinstance(inner, dict) else None
+    labels = labels if isinstance(labels, dict) else {}
     plan = labels.get(PLAN_LABEL)
     if plan != image.digest:
         return [
@@ -82,8 +120,8 @@ def differences(expected: Expected, manifest: bytes, config: bytes) -> list[str]
         base, created = system.base, system.created
     built = built_labels(image.digest, base, created)
     if len(layers) != len(image.layers):
-        inner = json.loads(oci.config(image.settings, [], created=created, labels=built))["config"]
-        more = _compare("config", inner, actual.get("config"))
+        planned = json.loads(oci.config(image.settings, [], created=created, labels=built))["config"]
+        more = _compare("config", planned, inner)
         return _first([f"{len(layers)} layers, expected {len(image.layers)}", *more])
     stack = [
         Layer(digest=layer["digest"], diff_id=diff_id, size=layer["size"], created_by=oci.describe(planned))

@@ -52,6 +52,10 @@ class Target:
         return self.manifest.digest
 
 
+class NotBuiltError(ImageTestError):
+    """The store does not have the image."""
+
+
 def require_registry(project: Project, registry: str) -> None:
     """Raises UsageError without a registry to publish to; `registry` overrides the one in matrix.yaml."""
     if not (registry or project.matrix.registry):
@@ -102,7 +106,7 @@ def _tested(project: Project, store: Store, image: PlannedImage, suite: Mapping[
     """An image of the store and its evidence. Raises DamagedError, or ImageTestError if it has not passed."""
     stored = stored_images.find(store, image)
     if stored is None:
-        raise ImageTestError("not built")
+        raise NotBuiltError("not built")
     proof = evidence.of_stored(project.state, stored)
     reason = evidence.why_invalid(partial(evidence.read, project.state), proof, image.digest, suite)
     if proof is None or reason:

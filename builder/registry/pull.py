@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import BinaryIO
 
 from builder.layers.blobs import Descriptor
@@ -21,14 +22,20 @@ def fetch(
     `progress` is called with numbers of bytes. Raises RegistryError, DiskError.
     """
     missing = {blob.digest: blob for blob in blobs if not store.has(blob.digest, blob.size)}.values()
+    stop = threading.Event()
+    source = registry.stoppable(stop)
     pool = ThreadPoolExecutor(PARALLEL, "pull")
-    ordered = sorted(missing, key=lambda blob: -blob.size)
-    futures = [pool.submit(_fetch, registry, store, blob, progress) for blob in ordered]
+    futures = [
+        pool.submit(_fetch, source, store, blob, progress) for blob in sorted(missing, key=lambda blob: -blob.size)
+    ]
     try:
-        for future in futures:
+        for future in as_completed(futures):
             future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    except BaseException as error:
+        stop.set()
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    pool.shutdown()
     return sum(blob.size for blob in missing)
 
 

@@ -1,64 +1,32 @@
 """Releases staged images: reads the reports of each from the registry, and publishes them if all are covered.
 
-Only the checkout and the registry are needed. What was released is recorded beside the staged release, as an artifact
-with the tag `released-<stamp>`.
+Only the checkout and the registry are needed. What is published is recorded beside the staged release, before the first
+tag, as an artifact with the tag `released-<stamp>`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from itertools import dropwhile
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
-
-from builder.common import digest, errors
+from builder.common import errors
 from builder.common.console import Meter, View
-from builder.common.errors import BuilderError, ImageTestError, StaleError, VerifyError
+from builder.common.errors import BuilderError, ImageTestError, RegistryError, StaleError
 from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers.known_layers import KnownLayers
-from builder.layers.oci import Image
 from builder.layers.store import Store
+from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.tags import BASE_LABEL
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, expected, publish, pull, staging
-from builder.registry.artifacts import File
-from builder.registry.client import Manifest, Registry
-from builder.registry.expected import Expected
+from builder.registry.client import Registry
 from builder.registry.publish import Published, Target
 from builder.registry.reports import Reader, Readings
 from builder.registry.signing import Signer
-from builder.registry.staging import Place, Release, StagedImage
-
-TYPE = "application/vnd.gpu-images.released.v1+json"
-PREFIX = "released-"
-_Line = Annotated[str, StringConstraints(max_length=600)]
-
-
-class ReleasedImage(BaseModel):
-    """`references` are its tags, `gpu` the state of its GPU tests, `signer` who signed the report; empty for nobody."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    cell: _Line
-    digest: _Line
-    references: tuple[_Line, ...]
-    gpu: _Line
-    signer: _Line
-
-
-class Released(BaseModel):
-    """What a release published, and the checks that it was told to leave out."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    format: Literal[1] = 1
-    stamp: _Line
-    revision: _Line
-    images: tuple[ReleasedImage, ...]
-    allowed: tuple[_Line, ...] = ()
+from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +87,10 @@ class Releaser:
             )
         image, manifest = staging.image_of(self._place, staged)
         registry = self._place.open(staged.repository)
-        self._check_truth(planned, image, manifest, registry.read_blob(image.config.digest))
+        promised = expected.of_known(self._project.root, self._known, planned, image.labels.get(BASE_LABEL, ""))
+        # The report that is required below vouches for layers that are not known.
+        config = registry.read_blob(image.config.digest)
+        expected.check(promised, image, manifest.content, config, is_vouched=True)
         readings = self._reader.read(registry, planned, image)
         proof = self._reader.proof(readings, staged.cell)
         if not (planned.cell.is_cpu or proof.evidence.gpu == "passed" or self._options.allow_untested_gpu):
@@ -139,19 +110,6 @@ class Releaser:
         )
         return Candidate(target=target, readings=readings, signer=proof.signer)
 
-    def _check_truth(self, planned: PlannedImage, image: Image, manifest: Manifest, config: bytes) -> None:
-        """Raises VerifyError unless labels, configuration and known layers are those that the tags promise."""
-        lines = expected.differences(Expected(image=planned, layers={}), manifest.content, config)
-        base = image.labels.get(BASE_LABEL, "")
-        for layer, stored in zip(planned.layers, image.layers, strict=False):
-            known = self._known.get(layer, base)
-            if known and (known.digest, known.diff_id) != (stored.digest, stored.diff_id):
-                lines.append(
-                    f"layer {layer.name} is {digest.short(stored.digest)}, expected {digest.short(known.digest)}"
-                )
-        if lines:
-            raise VerifyError(f"{planned.id}: the staged image differs from the plan: {'; '.join(lines)}")
-
     def publish(
         self, host: Host, view: View, store: Store, release: Release, candidates: Sequence[Candidate]
     ) -> Published:
@@ -168,12 +126,30 @@ class Releaser:
                 image = ImageRef(registry=full.registry, repository=full.repository, digest=target.digest)
                 self._options.signer.sign_image(image, {"cell": target.cell, "tag": full.tag})
 
+        if not self._options.roll_back:
+            self._check_newest(release, candidates)
         targets = [self._reachable(view, store, candidate.target) for candidate in candidates]
-        request = publish.Request(stamps=[release.stamp], roll_back=self._options.roll_back, attach=attach)
-        result = publish.publish(host, view, store, targets, request)
-        if result.error is None:
-            self._record(release, candidates)
-        return result
+        self._record(release, candidates)
+        request = publish.Request(stamps=_stamps(release.stamp), roll_back=self._options.roll_back, attach=attach)
+        return publish.publish(host, view, store, targets, request)
+
+    def _check_newest(self, release: Release, candidates: Sequence[Candidate]) -> None:
+        """Raises RegistryError if a newer release published other images of these cells."""
+        digests = {candidate.target.cell: candidate.target.digest for candidate in candidates}
+        for stamp in self._place.released_stamps():
+            if tags.stamp_order(stamp) <= tags.stamp_order(release.stamp):
+                return
+            newer = self._place.released(stamp)
+            cells = (
+                [image.cell for image in newer.images if digests.get(image.cell, image.digest) != image.digest]
+                if newer
+                else []
+            )
+            if cells:
+                raise RegistryError(
+                    f"nothing was published: release {stamp} is newer and has other images of {', '.join(cells)}",
+                    hint="Stage the images again, or use --roll-back to move the tags back.",
+                )
 
     def _reachable(self, view: View, store: Store, target: Target) -> Target:
         """The target, with its blobs in the store if staging is another registry: it cannot mount them from there."""
@@ -197,9 +173,14 @@ class Releaser:
             )
             for candidate in candidates
         ]
-        released = Released(
-            stamp=release.stamp, revision=release.revision, images=tuple(images), allowed=self._options.allowed
+        before = self._place.released(release.stamp)
+        allowed = dict.fromkeys((*(before.allowed if before else ()), *self._options.allowed))
+        self._place.record(
+            Released(stamp=release.stamp, revision=release.revision, images=tuple(images), allowed=tuple(allowed))
         )
-        files = [File(media_type=TYPE, content=released.model_dump_json().encode())]
-        registry = self._place.open(staging.INDEX, write=True)
-        artifacts.put(registry, artifacts.manifest(TYPE, files, {}), files, f"{PREFIX}{release.stamp}")
+
+
+def _stamps(stamp: str) -> Iterator[str]:
+    """The stamps of its day, from this one on: another release may have the tags of this one."""
+    day = stamp.partition(".")[0]
+    return dropwhile(lambda other: other != stamp, tags.stamps(day))

@@ -6,13 +6,14 @@ A report counts if it is about exactly this image, this plan and the test files 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from builder.common import digest
-from builder.common.errors import ImageTestError
+from builder.common.errors import ImageTestError, VerifyError
 from builder.layers.oci import Image
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
@@ -20,6 +21,7 @@ from builder.registry import artifacts, evidence, signing
 from builder.registry.artifacts import File
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
+from builder.registry.failures import RejectedError
 from builder.registry.signing import Signer
 
 TYPE = "application/vnd.gpu-images.evidence.v1+json"
@@ -74,7 +76,9 @@ def write(registry: Registry, image: Image, report: Report, signer: Signer | Non
     """Attaches a report to an image in a registry, unless it is attached; signed if there is a signer."""
     content, subject = report.model_dump_json().encode(), image.manifest.digest
     for artifact in artifacts.attached(registry, subject, TYPE):
-        documents = artifacts.read(registry, artifact, TYPE, subject) or {}
+        documents: dict[str, bytes] = {}
+        with suppress(VerifyError, RejectedError):  # a damaged one: this one is attached beside it
+            documents = artifacts.read(registry, artifact, TYPE, subject) or {}
         if documents.get(TYPE) == content and (SIGNATURE_TYPE in documents or not signer):
             return
     files = [File(media_type=TYPE, content=content)]
@@ -109,7 +113,7 @@ class Reader:
         for artifact in artifacts.attached(registry, image.manifest.digest, TYPE):
             try:
                 counted.append(self._read(registry, artifact, planned, image))
-            except _RefusedError as error:
+            except (_RefusedError, VerifyError, RejectedError) as error:
                 refused.append(f"report {digest.short(artifact)} does not count: {error}")
         counted.sort(key=lambda reading: reading.evidence.finished)
         return Readings(counted=tuple(counted), refused=tuple(refused))
@@ -126,7 +130,8 @@ class Reader:
             trusted = self._project.matrix.evidence
             signer = signing.signer_of(self._project.root, documents[TYPE], signature, trusted)
         own = evidence.read(self._project.state, report.evidence.image_id)
-        if not (signer or self._allow_unsigned or own == report.evidence):
+        is_own = own is not None and of_evidence(self._project, image, own) == report
+        if not (signer or self._allow_unsigned or is_own):
             reason = (
                 "its signature is of nobody whom `evidence` in matrix.yaml names" if signature else "it is unsigned"
             )

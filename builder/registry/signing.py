@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -90,12 +91,14 @@ def _proof(root: Path, who: Trusted, bundle: bytes, path: Path) -> list[str]:
         data = json.loads(bundle)
         is_new = "mediaType" in data  # of cosign 3; cosign 2 reads it only with access to Sigstore, even for a key
         signature = data["messageSignature"]["signature"] if is_new else data["base64Signature"]
-        if not isinstance(signature, str) or not signature:
-            raise _RejectedError("no signature")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _RejectedError("not a bundle") from error
+    # cosign would take other text for the name of a file, or for an address.
+    if not (isinstance(signature, str) and re.fullmatch(r"[A-Za-z0-9+/]{1,2000}={0,2}", signature, re.ASCII)):
+        raise _RejectedError("not a signature")
     if who.key:
-        return [f"--key={root / who.key}", _OFFLINE, f"--signature={signature}"]
+        path.write_text(signature, encoding="ascii")
+        return [f"--key={root / who.key}", _OFFLINE, f"--signature={path}"]
     options = [f"--certificate-identity={who.identity}", f"--certificate-oidc-issuer={who.issuer}", f"--bundle={path}"]
     return [*options, "--new-bundle-format"] if is_new else options
 
@@ -112,7 +115,7 @@ def _cosign(*arguments: str) -> str:
     """Runs cosign; returns its output. Raises SigningError, without the names of keys."""
     if not shutil.which("cosign"):
         raise SigningError(
-            "the program cosign is not installed", hint="Debian 13: apt-get install cosign. Or see docs/pipeline.md."
+            "the program cosign is not installed", hint="Debian 13: apt-get install cosign. See docs/publish.md."
         )
     environment = {"COSIGN_PASSWORD": "", **os.environ}  # without it, cosign would ask for the password of a key
     try:

@@ -13,7 +13,7 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import publish, push, reports
-from builder.registry.publish import Target
+from builder.registry.publish import NotBuiltError, Target
 from builder.registry.signing import Signer
 from builder.registry.staging import Place, StagedImage, name_of, plan_tag
 
@@ -48,7 +48,8 @@ class Stager:
         for all images that are neither here nor there, before anything is sent, and one for all that failed.
         """
         targets, failures = publish.collect(self.project, self.store, plan)
-        elsewhere = [image for planned in plan.images if planned.id in failures and (image := self._look_up(planned))]
+        not_built = [image for image in plan.images if isinstance(failures.get(image.id), NotBuiltError)]
+        elsewhere = [image for planned in not_built if (image := self._look_up(planned))]
         missing = failures.keys() - {image.cell for image in elsewhere}
         if missing:
             raise errors.join([failures[cell] for cell in sorted(missing)], "images cannot be staged")

@@ -1,7 +1,8 @@
-"""Staged releases: tested images in a registry by digest, without tags, and a document that lists them.
+"""Staged releases: tested images in a registry by digest, without public tags, and a document that lists them.
 
-An image is in the repository <staging>/<its name>, with its reports attached. The document is in <staging>/releases, as
-an artifact with the tag `release-<stamp>`. Other machines need nothing else to test and to release the images.
+An image is in the repository <staging>/<its name>, with its reports attached and the tag of its plan. The document is
+in <staging>/releases, as an artifact with the tag `release-<stamp>`. Other machines need nothing else to test and to
+release the images.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from builder.registry.artifacts import File
 from builder.registry.client import Manifest, Registry
 
 TYPE = "application/vnd.gpu-images.release.v1+json"
-INDEX, PREFIX = "releases", "release-"
+RELEASED_TYPE = "application/vnd.gpu-images.released.v1+json"
+INDEX, PREFIX, RELEASED = "releases", "release-", "released-"
 _HINT = "Stage the images again."
+_Line = Annotated[str, StringConstraints(max_length=600)]
 _Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")]
 
 
@@ -35,7 +38,7 @@ class StagedImage(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     cell: _Text
-    repository: _Text
+    repository: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+){0,20}$", max_length=100)]
     digest: Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
     plan: Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
 
@@ -49,6 +52,30 @@ class Release(BaseModel):
     stamp: _Text
     revision: _Text
     images: tuple[StagedImage, ...]
+
+
+class ReleasedImage(BaseModel):
+    """`references` are its tags, `gpu` the state of its GPU tests, `signer` who signed the report; empty for nobody."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cell: _Line
+    digest: _Line
+    references: tuple[_Line, ...]
+    gpu: _Line
+    signer: _Line
+
+
+class Released(BaseModel):
+    """What a release publishes, written before its first tag, and the checks that it was told to leave out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    stamp: _Line
+    revision: _Line
+    images: tuple[ReleasedImage, ...]
+    allowed: tuple[_Line, ...] = ()
 
 
 class Place:
@@ -82,8 +109,11 @@ class Place:
 
     def stamps(self) -> list[str]:
         """The stamps of all staged releases, the newest first."""
-        names = [tag.removeprefix(PREFIX) for tag in self.open(INDEX).list_tags() if tag.startswith(PREFIX)]
-        return sorted(names, key=tags.stamp_order, reverse=True)
+        return self._stamps(PREFIX)
+
+    def _stamps(self, prefix: str) -> list[str]:
+        names = [tag.removeprefix(prefix) for tag in self.open(INDEX).list_tags() if tag.startswith(prefix)]
+        return sorted(filter(tags.is_stamp, names), key=tags.stamp_order, reverse=True)
 
     def read(self, stamp: str = "") -> Release:
         """A staged release, by default the newest. Raises RegistryError, VerifyError."""
@@ -92,10 +122,9 @@ class Place:
             if not stamps:
                 raise RegistryError(f"nothing is staged in {self.repository(INDEX)}", hint="builder stage")
             stamp = stamps[0]
-        try:
-            reference = ImageRef(repository=INDEX, tag=f"{PREFIX}{stamp}").tag
-        except ValueError as error:
-            raise UsageError(f"{stamp[:100]!r} is not a stamp", hint="For example 20261122.") from error
+        if not tags.is_stamp(stamp):
+            raise UsageError(f"{stamp[:100]!r} is not a stamp", hint="For example 20261122.")
+        reference = f"{PREFIX}{stamp}"
         documents = artifacts.read(self.open(INDEX), reference, TYPE)
         if documents is None:
             raise RegistryError(f"no staged release {stamp}", hint=f"Staged: {', '.join(self.stamps()[:5]) or 'none'}.")
@@ -103,6 +132,24 @@ class Place:
         if release.stamp != stamp:
             raise VerifyError(f"the release under {reference} has the stamp {release.stamp}", hint=_HINT)
         return release
+
+    def released(self, stamp: str) -> Released | None:
+        """What was published of a release; None if nothing was. Raises RegistryError, VerifyError."""
+        documents = artifacts.read(self.open(INDEX), f"{RELEASED}{stamp}", RELEASED_TYPE)
+        return (
+            oci.parse(Released, documents.get(RELEASED_TYPE, b""), f"release {stamp}", hint="") if documents else None
+        )
+
+    def released_stamps(self) -> list[str]:
+        """The stamps of all releases of which something was published, the newest first."""
+        return self._stamps(RELEASED)
+
+    def record(self, released: Released) -> None:
+        """Writes what a release publishes, beside the staged release."""
+        files = [File(media_type=RELEASED_TYPE, content=released.model_dump_json().encode())]
+        artifact, registry = artifacts.manifest(RELEASED_TYPE, files, {}), self.open(INDEX, write=True)
+        artifacts.put(registry, artifact, files)
+        registry.put_manifest(f"{RELEASED}{released.stamp}", artifact.content, artifact.media_type)
 
     def write(self, day: str, revision: str, images: Sequence[StagedImage]) -> Release:
         """Writes a release under the first free stamp of the day, or returns the one that is the same."""
@@ -114,7 +161,10 @@ class Place:
             tag = f"{PREFIX}{stamp}"
             present = registry.digest_of(tag)
             if present is None:
-                artifacts.put(registry, artifact, files, tag)
+                artifacts.put(registry, artifact, files)
+                present = registry.digest_of(tag)
+            if present is None:
+                registry.put_manifest(tag, artifact.content, artifact.media_type)
                 time.sleep(artifacts.CONFIRM_S)  # another machine may have set the same tag at the same time
                 present = registry.digest_of(tag)
             if present == artifact.digest:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from builder.common.errors import ImageTestError
 from builder.index.host import Host
 from builder.layers import images as stored_images
+from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.lock import os_lock
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, publish
+from builder.registry import evidence, publish, staging
 from builder.registry.client import Registry
-from builder.registry.staging import Place, StagedImage
+from builder.registry.evidence import Evidence
+from builder.registry.reports import Reader
+from builder.registry.staging import Place, Release, StagedImage
 
 NO, YES, NONE = "no", "yes", "-"
 PARALLEL = 8  # images that are looked up at once
@@ -28,9 +32,10 @@ _SIGNATURE = "{}.sig"  # the tag of cosign's signatures of an image
 class Status:
     """The state of one cell; `-` for what does not apply, or was not looked up.
 
-    `tested` is the number of tests that passed, or why the image does not count as tested; `staged` is a stamp;
-    `released` is whether the full tag names the staged image (without staging: the one built here); `packages` is the
-    age of the lock of its Debian packages in days, None if it is not locked.
+    `tested` is the number of tests that passed, or why the image does not count as tested: of the staged image, else of
+    the one built here. `gpu` is the state of its GPU tests. `staged` is a stamp; `released` is whether the full tag
+    names that image, with the checks that its release left out; `signature` is whether that has one, which is not
+    checked. `packages` is the age of the lock of its Debian packages in days, None if it is not locked.
     """
 
     cell: str
@@ -40,7 +45,7 @@ class Status:
     gpu: str = NONE
     staged: str = NONE
     released: str = NONE
-    signed: str = NONE
+    signature: str = NONE
     packages: int | None = None
 
     def as_data(self) -> dict[str, Any]:
@@ -60,60 +65,85 @@ class Where:
 
 
 def read(where: Where, plan: Plan) -> Iterator[Status]:
-    """The status of each image of the plan, and of each cell that is not locked. Raises RegistryError."""
-    suite = evidence.suite(where.project.root)
-    staged, stamp = _staged(where.place)
-    of_image = partial(_of_image, where, suite=suite, staged=staged, stamp=stamp)
+    """The status of each image of the plan, and of each cell that is not locked. Raises RegistryError, SigningError."""
+    look_up = _LookUp(where)
     with ThreadPoolExecutor(PARALLEL, "status") as pool:
-        yield from pool.map(of_image, plan.images)
+        yield from pool.map(look_up.status, plan.images)
     for cell in plan.unlocked:
         yield Status(cell=cell)
 
 
-def _staged(place: Place | None) -> tuple[Mapping[str, StagedImage], str]:
-    """The images of the newest staged release by cell, and its stamp."""
-    stamps = place.stamps() if place else []
-    if place is None or not stamps:
-        return {}, ""
-    return {image.cell: image for image in place.read(stamps[0]).images}, stamps[0]
+class _LookUp:
+    """Looks up the status of images. `staged` are those of the newest staged release, by cell."""
+
+    def __init__(self, where: Where) -> None:
+        self._where = where
+        self._reader = Reader(where.project)
+        self._suite = evidence.suite(where.project.root)
+        self._release: Release | None = None
+        self._allowed: dict[str, tuple[str, ...]] = {}  # by digest
+        if (place := where.place) is not None:
+            self._release = place.read(stamps[0]) if (stamps := place.stamps()) else None
+            for stamp in reversed(place.released_stamps()):
+                if released := place.released(stamp):
+                    self._allowed |= {image.digest: released.allowed for image in released.images}
+
+    def status(self, planned: PlannedImage) -> Status:
+        images = self._release.images if self._release else ()
+        staged = next((image for image in images if image.cell == planned.id), None)
+        is_current = staged is not None and staged.plan == planned.digest
+        stored = stored_images.find(self._where.store, planned)
+        tested, gpu = NONE, NONE
+        if staged and is_current:
+            tested, gpu = self._tests_in_registry(planned, staged)
+        elif stored:
+            tested, gpu = self._tests_here(planned, stored)
+        expected = staged.digest if staged and is_current else stored.manifest.digest if stored else ""
+        released, signature = self._released(planned, expected)
+        stamp = self._release.stamp if self._release else ""
+        return Status(
+            cell=planned.id,
+            locked=YES,
+            built=YES if stored else NO,
+            tested=tested,
+            gpu="cpu" if planned.cell.is_cpu else gpu,
+            staged=(stamp if is_current else f"{stamp}, another plan") if staged else NONE,
+            released=released,
+            signature=signature,
+            packages=_age(self._where.project, planned),
+        )
+
+    def _tests_here(self, planned: PlannedImage, stored: Image) -> tuple[str, str]:
+        state = self._where.project.state
+        proof = evidence.of_stored(state, stored)
+        reason = evidence.why_invalid(partial(evidence.read, state), proof, planned.digest, self._suite)
+        return (reason, NONE) if reason or proof is None else _passed(proof)
+
+    def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> tuple[str, str]:
+        assert self._where.place is not None
+        image, _ = staging.image_of(self._where.place, staged)
+        readings = self._reader.read(self._where.place.open(staged.repository), planned, image)
+        try:
+            return _passed(self._reader.proof(readings, planned.id).evidence)
+        except ImageTestError as error:
+            return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), NONE
+
+    def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str]:
+        """Whether the full tag names the image `expected`, and whether what it names has a signature."""
+        full = publish.references(planned, self._where.registry)[0]
+        if not full.registry:
+            return NONE, NONE
+        registry = Registry(full, host=self._where.host, write=False)
+        digest = registry.digest_of(full.tag)
+        if digest is None:
+            return NO, NONE
+        allowed = "".join(f", {name} allowed" for name in self._allowed.get(digest, ()))
+        signature = registry.digest_of(_SIGNATURE.format(digest.replace(":", "-")))
+        return (YES if digest == expected else "another image") + allowed, YES if signature else NO
 
 
-def _of_image(
-    where: Where, image: PlannedImage, *, suite: Mapping[str, str], staged: Mapping[str, StagedImage], stamp: str
-) -> Status:
-    state = where.project.state
-    stored = stored_images.find(where.store, image)
-    proof = evidence.of_stored(state, stored) if stored else None
-    reason = evidence.why_invalid(partial(evidence.read, state), proof, image.digest, suite)
-    tested = NONE if stored is None else reason or f"{len(proof.passed)} passed" if proof else "not tested"
-    there = staged.get(image.id)
-    is_current = there is not None and there.plan == image.digest
-    expected = there.digest if there and is_current else stored.manifest.digest if stored else ""
-    released, signed = _released(where, image, expected)
-    return Status(
-        cell=image.id,
-        locked=YES,
-        built=YES if stored else NO,
-        tested=tested,
-        gpu="cpu" if image.cell.is_cpu else proof.gpu if proof and not reason else NONE,
-        staged=(stamp if is_current else f"{stamp}, another plan") if there else NONE,
-        released=released,
-        signed=signed,
-        packages=_age(where.project, image),
-    )
-
-
-def _released(where: Where, image: PlannedImage, expected: str) -> tuple[str, str]:
-    """Whether the full tag names the image `expected`, and whether what it names is signed."""
-    full = publish.references(image, where.registry)[0]
-    if not full.registry:
-        return NONE, NONE
-    registry = Registry(full, host=where.host, write=False)
-    digest = registry.digest_of(full.tag)
-    if digest is None:
-        return NO, NONE
-    signed = registry.digest_of(_SIGNATURE.format(digest.replace(":", "-")))
-    return YES if digest == expected else "another image", YES if signed else NO
+def _passed(proof: Evidence) -> tuple[str, str]:
+    return f"{len(proof.passed) + proof.reused_count} passed", proof.gpu
 
 
 def _age(project: Project, image: PlannedImage) -> int | None:

@@ -28,7 +28,6 @@ from tests.integration import registry as registries
 from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.registry import Fault, Proxy, Server, Trouble
 
-KEY = "keys/ci"  # the names of a key pair in a checkout
 TODAY = time.strftime("%Y%m%d", time.gmtime())
 UNTESTED_GPU = "--allow-untested-gpu"
 
@@ -136,6 +135,49 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     assert all(image["gpu"].startswith("not run") for image in document["images"])
 
 
+def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
+    stage(ours, PLAIN)
+    other = elsewhere(ours, tmp_path / "other")
+
+    def status(checkout: Checkout) -> dict[str, dict[str, Any]]:
+        output = checkout.builder("status", "--to", proxy.address, "--format", "json")
+        return {row["cell"]: row for row in json.loads(output)}
+
+    assert status(ours)[EXTRA]["staged"] == "-"
+    plain = status(ours)[PLAIN]
+    assert (plain["built"], plain["gpu"], plain["staged"], plain["released"]) == ("yes", "not run", TODAY, "no")
+    assert plain["tested"].endswith(" passed")
+    plain = status(other)[PLAIN]
+    assert (plain["built"], plain["tested"]) == ("no", "no test results that count")
+    release(ours, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
+    plain = status(other)[PLAIN]
+    assert plain["released"] == "yes, untested-gpu allowed"
+    assert plain["signature"] == "yes"
+    assert plain["packages"] == 0 or plain["packages"] == 1
+
+
+def test_a_newer_release_is_not_replaced_by_an_older_one(ours: Checkout, proxy: Proxy) -> None:
+    """The job of an older commit may end later."""
+    stage(ours)
+    ours.write_tests({"tiny": "def test_more():\n    assert True\n"})
+    template = (ours.root / "templates/os.j2").read_text(encoding="utf-8")
+    (ours.root / "templates/os.j2").write_text(f"{template}RUN touch /etc/newer\n", encoding="utf-8")
+    ours.builder("render")
+    ours.builder("images")
+    assert stage(ours) == f"{TODAY}.1"
+    release(ours, proxy, UNTESTED_GPU)
+    newest = tags(ours, proxy)
+    (ours.root / "templates/os.j2").write_text(template, encoding="utf-8")
+    ours.builder("render")
+    output = release(ours, proxy, TODAY, UNTESTED_GPU, "--allow-unsigned", code=8)
+    assert "test suite changed" in output
+    ours.builder("images")
+    ours.builder("stage", "--images-only")
+    output = release(ours, proxy, TODAY, UNTESTED_GPU, code=14)
+    assert f"release {TODAY}.1 is newer and has other images of {PLAIN}, {EXTRA}" in output
+    assert tags(ours, proxy) == newest
+
+
 def test_results_of_another_machine_are_attached(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
     """Without reports that count, the other machine runs all tests itself."""
     stage(ours)
@@ -230,7 +272,9 @@ def test_a_staged_image_that_differs_from_the_plan_is_refused(ours: Checkout, pr
     files = [
         artifacts.File(media_type="application/vnd.gpu-images.release.v1+json", content=json.dumps(listed).encode())
     ]
-    artifacts.put(staged, artifacts.manifest(files[0].media_type, files, {}), files, f"release-{TODAY}")
+    artifact = artifacts.manifest(files[0].media_type, files, {})
+    artifacts.put(staged, artifact, files)
+    staged.put_manifest(f"release-{TODAY}", artifact.content, artifact.media_type)
     output = release(ours, proxy, UNTESTED_GPU, code=15)
     assert f"{PLAIN}: the staged image differs from the plan" in output
     assert tags(ours, proxy) == {}

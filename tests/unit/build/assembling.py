@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,6 +38,7 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
+from builder.registry.http import RetryPolicy
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.unit.build.test_context import members
@@ -147,6 +149,9 @@ class FakeRepository:
             raise self.world.registry_error
         return digest in self.world.registry
 
+    def stoppable(self, _: threading.Event) -> FakeRepository:
+        return self
+
     def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
         self.world.downloaded.append(self.name)
         content = self.world.registry[digest]
@@ -203,7 +208,7 @@ class Bench:
     def _fetcher(self, _: object, folder: Path, *, progress: Callable[[int], None]) -> FakeFetcher:
         return FakeFetcher(self.world, folder, progress)
 
-    def _repository(self, reference: ImageRef, *, host: Host, write: bool) -> FakeRepository:
+    def _repository(self, reference: ImageRef, *, host: Host, write: bool, policy: RetryPolicy) -> FakeRepository:
         assert not write
         return FakeRepository(self.world, str(reference))
 

@@ -293,6 +293,32 @@ def test_a_gpu_result_stays_valid_where_no_gpu_is_free(tiny: Project, image: Pla
 
 
 @pytest.mark.usefixtures("on_gpu")
+def test_only_what_is_missing_is_run(image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
+    first = tester(mode=gpus.OFF).test(image, ID)
+    runs = len(child.runs)
+    both = tester(H100).test(image, ID, only_missing=True)
+    assert len(child.runs) == runs + 1, "the GPU tests"
+    assert both.gpu == "passed"
+    assert set(both.passed) == {*first.passed, node("test_quartz", "gpu")}
+    assert both.machine["gpu"] == H100.name
+    tester(H100).test(image, ID)
+    assert len(child.runs) == runs + 3, "all tests again"
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_failure_is_not_kept_when_a_gpu_is_found(
+    image: PlannedImage, child: type[Child], tester: MakeTester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "results", {node("test_quartz"): "failed"})
+    with pytest.raises(ImageTestError):
+        tester(mode=gpus.OFF).test(image, ID)
+    monkeypatch.setattr(child, "results", {})
+    runs = len(child.runs)
+    assert tester(H100).test(image, ID, only_missing=True).is_pass
+    assert len(child.runs) == runs + 2
+
+
+@pytest.mark.usefixtures("on_gpu")
 def test_a_failure_on_a_gpu_stays_valid_where_no_gpu_is_free(
     image: PlannedImage, child: type[Child], tester: MakeTester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import ssl
@@ -19,9 +20,9 @@ from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.registry import http
 from builder.registry.client import Manifest
-from builder.registry.failures import StoppedError, retry_after
+from builder.registry.failures import RejectedError, StoppedError, TransientError, retry_after
 from builder.registry.http import RetryPolicy
-from tests.fakes.wire import CONTENT, DIGEST, HOST, Reply, Sent, broken, connect, errors
+from tests.fakes.wire import CONTENT, DIGEST, HOST, Reply, Sent, broken, connect, errors, part
 from tests.unit.registry.conftest import Lay
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
@@ -396,3 +397,73 @@ def test_stopped_during_a_download(lay: Lay, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(StoppedError):
         connect().stoppable(stop).blob_matches(DIGEST, len(CONTENT), count)
     assert read == [100]
+
+
+def test_referrers_and_tags_are_read_page_by_page(lay: Lay) -> None:
+    def answer(sent: Sent) -> Reply:
+        if sent.path.endswith("last=2"):
+            return Reply(body=b'{"tags": ["c"]}')
+        return Reply(body=b'{"tags": ["a", "b"]}', headers={"Link": '</v2/a/b/tags/list?last=2>; rel="next"'})
+
+    wire = lay(answer)
+    assert connect().list_tags() == ["a", "b", "c"]
+    assert wire.lines == ["GET /v2/a/b/tags/list", "GET /v2/a/b/tags/list?last=2"]
+    assert connect().referrers(DIGEST) == [b'{"tags": ["a", "b"]}', b'{"tags": ["c"]}']
+
+
+def test_a_list_without_an_end(lay: Lay) -> None:
+    lay(lambda _: Reply(body=b'{"tags": []}', headers={"Link": '</v2/a/b/tags/list?again>; rel="next"'}))
+    with pytest.raises(RegistryError, match="more than 100 pages"):
+        connect().list_tags()
+
+
+def test_the_next_page_is_never_read_without_tls(lay: Lay) -> None:
+    lay(lambda _: Reply(body=b"{}", headers={"Link": '<http://elsewhere.example.test/>; rel="next"'}))
+    with pytest.raises(RegistryError, match="not https"):
+        connect().referrers(DIGEST)
+
+
+@pytest.mark.parametrize("status", [404, 405])
+def test_a_registry_without_the_referrers_api(lay: Lay, status: int) -> None:
+    lay(lambda _: Reply(status=status))
+    assert connect().referrers(DIGEST) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"tags": 1}', b"{}", b"[" * 100_000])
+def test_a_list_of_tags_that_cannot_be_read(lay: Lay, body: bytes) -> None:
+    lay(lambda _: Reply(body=body))
+    with pytest.raises(RegistryError, match="invalid answer"):
+        connect().list_tags()
+
+
+def test_a_repository_without_tags(lay: Lay) -> None:
+    lay(lambda _: Reply(body=b'{"tags": null}'))
+    assert connect().list_tags() == []
+    lay(lambda _: Reply(status=404))
+    assert connect().list_tags() == []
+
+
+def test_a_manifest_is_stored_once_without_a_retry(lay: Lay) -> None:
+    wire = lay(lambda _: Reply(status=500))
+    with pytest.raises(TransientError):
+        connect().put_manifest_once("tag", b"{}", IMAGE)
+    assert wire.lines == ["PUT /v2/a/b/manifests/tag"]
+
+
+def test_a_download_continues_where_it_was_cut(lay: Lay) -> None:
+    def answer(sent: Sent) -> Reply:
+        return part(CONTENT, sent) if "Range" in sent.headers else Reply(body=CONTENT[:400], broken=True)
+
+    lay(answer)
+    out = io.BytesIO()
+    counts: list[int] = []
+    connect().download(DIGEST, len(CONTENT), out, counts.append)
+    assert out.getvalue() == CONTENT
+    assert sum(counts) == len(CONTENT)
+
+
+@pytest.mark.parametrize("content", [b"other", CONTENT + b"more", CONTENT[:-1]], ids=["other", "longer", "shorter"])
+def test_a_download_of_other_bytes(lay: Lay, content: bytes) -> None:
+    lay(lambda sent: Reply(status=416) if "Range" in sent.headers else Reply(body=content))
+    with pytest.raises(RejectedError):
+        connect().download(DIGEST, len(CONTENT), io.BytesIO(), lambda _: None)

@@ -1,0 +1,179 @@
+"""Documents attached to images: with the referrers API, and in an index under a tag."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.common.digest import of_bytes
+from builder.common.errors import RegistryError, VerifyError
+from builder.layers.blobs import MANIFEST_TYPE, Descriptor
+from builder.registry import artifacts
+from builder.registry.artifacts import File
+from builder.registry.client import Manifest
+from builder.registry.failures import RejectedError, TransientError
+from tests.unit.registry.test_push import FakeRegistry
+
+SUBJECT = Descriptor(media_type=MANIFEST_TYPE, digest=of_bytes(b"image"), size=5)
+TAG = SUBJECT.digest.replace(":", "-")
+TYPE = "application/x-test"
+
+
+class Memory(FakeRegistry):
+    """Keeps blobs too; `api` is what its referrers API answers, None without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.api: list[bytes] | None = None
+        self.before_put: list[Callable[[], object]] = []
+
+    def upload(self, digest: str, path: Path, size: int, sent: Callable[[int], None]) -> None:
+        super().upload(digest, path, size, sent)
+        self.contents[digest] = path.read_bytes()
+        self.has.add(digest)
+
+    def referrers(self, digest: str) -> list[bytes] | None:
+        return self.api
+
+    def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
+        self.put_manifest_once(reference, content, media_type)
+        return of_bytes(content)
+
+    def put_manifest_once(self, reference: str, content: bytes, media_type: str) -> None:
+        if reference == TAG and self.before_put:
+            self.before_put.pop(0)()
+        self.calls.append(f"put {reference}")
+        self.contents[of_bytes(content)] = content
+        self.tags[reference] = of_bytes(content)
+
+    def listed(self) -> list[dict[str, Any]]:
+        return list(json.loads(self.contents[self.tags[TAG]])["manifests"])
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
+    return Memory()
+
+
+def document(text: str) -> tuple[Manifest, list[File]]:
+    files = [File(media_type=TYPE, content=text.encode())]
+    return artifacts.manifest(TYPE, files, {"note": text}, SUBJECT), files
+
+
+def attach(registry: Memory, text: str) -> str:
+    artifact, files = document(text)
+    artifacts.attach(registry, SUBJECT.digest, artifact, files)
+    return artifact.digest
+
+
+def test_without_the_api_an_index_lists_what_is_attached(registry: Memory) -> None:
+    first, second = attach(registry, "first"), attach(registry, "second")
+    assert artifacts.attached(registry, SUBJECT.digest, TYPE) == [first, second]
+    assert artifacts.attached(registry, SUBJECT.digest, "application/x-other") == []
+    assert registry.listed()[0] == {
+        "mediaType": MANIFEST_TYPE,
+        "digest": first,
+        "size": len(document("first")[0].content),
+        "artifactType": TYPE,
+        "annotations": {"note": "first"},
+    }
+    assert artifacts.read(registry, second, TYPE, SUBJECT.digest) == {TYPE: b"second"}
+
+
+def test_attaching_it_again_writes_nothing(registry: Memory) -> None:
+    attach(registry, "first")
+    registry.calls.clear()
+    attach(registry, "first")
+    assert f"put {TAG}" not in registry.calls
+    assert len(registry.listed()) == 1
+
+
+def test_with_the_api_there_is_no_index(registry: Memory) -> None:
+    registry.api = []
+    artifact = attach(registry, "first")
+    assert TAG not in registry.tags
+    entry = {"mediaType": MANIFEST_TYPE, "digest": artifact, "size": 1, "artifactType": TYPE}
+    registry.api = [b'{"manifests": []}', json.dumps({"manifests": [entry]}).encode()]
+    assert artifacts.attached(registry, SUBJECT.digest, TYPE) == [artifact]
+
+
+def test_an_entry_that_another_writer_removed_is_added_again(registry: Memory) -> None:
+    """The other writer read the index before, and replaces it after."""
+    other = attach(registry, "other")
+    stale = registry.contents[registry.tags[TAG]]
+    original = registry.put_manifest_once
+    crossed: list[str] = []
+
+    def put(reference: str, content: bytes, media_type: str) -> None:
+        original(reference, content, media_type)
+        if reference == TAG and not crossed:
+            crossed.append(reference)
+            original(TAG, stale, media_type)
+
+    registry.put_manifest_once = put  # type: ignore[method-assign]
+    ours = attach(registry, "ours")
+    assert [entry["digest"] for entry in registry.listed()] == [other, ours]
+    assert crossed
+
+
+def test_an_index_is_read_again_after_a_failure(registry: Memory) -> None:
+    """Another attempt with the old index would remove what was added meanwhile."""
+    first, added = attach(registry, "first"), document("added")[0].digest
+
+    def fail() -> None:
+        attach(registry, "added")
+        raise TransientError("no response")
+
+    registry.before_put = [fail]
+    ours = attach(registry, "ours")
+    assert [entry["digest"] for entry in registry.listed()] == [first, added, ours]
+
+
+def test_writers_that_never_stop(registry: Memory) -> None:
+    def fail() -> None:
+        raise TransientError("no response")
+
+    registry.before_put = [fail] * 1000
+    with pytest.raises(RegistryError, match="other programs replace the list"):
+        attach(registry, "ours")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"artifactType": "application/x-other"}, "is not application/x-test"),
+        ({"subject": {**SUBJECT.as_data(), "digest": of_bytes(b"another")}}, "is not attached to"),
+        ({"subject": None}, "is not attached to"),
+        ({"layers": "x"}, "invalid artifact"),
+        ({"layers": [{"mediaType": "x", "digest": "../../etc", "size": 1}]}, "invalid artifact"),
+    ],
+    ids=str,
+)
+def test_an_artifact_of_something_else(registry: Memory, change: dict[str, Any], message: str) -> None:
+    content = json.dumps({**json.loads(document("x")[0].content), **change}).encode()
+    registry.put_manifest("tag", content, MANIFEST_TYPE)
+    with pytest.raises(VerifyError, match=message):
+        artifacts.read(registry, "tag", TYPE, SUBJECT.digest)
+
+
+def test_missing_artifacts(registry: Memory) -> None:
+    assert artifacts.read(registry, "tag", TYPE) is None
+    artifact = attach(registry, "first")
+    del registry.contents[of_bytes(b"first")]
+    with pytest.raises(RejectedError, match="no such blob"):
+        artifacts.read(registry, artifact, TYPE, SUBJECT.digest)
+
+
+def test_a_copy_has_the_same_digest(registry: Memory) -> None:
+    artifact = attach(registry, "first")
+    target = Memory()
+    artifacts.copy(registry, target, SUBJECT.digest, artifact)
+    assert artifacts.attached(target, SUBJECT.digest, TYPE) == [artifact]
+    assert artifacts.read(target, artifact, TYPE, SUBJECT.digest) == {TYPE: b"first"}
+    with pytest.raises(RegistryError, match="is missing"):
+        artifacts.copy(registry, target, SUBJECT.digest, of_bytes(b"unknown"))

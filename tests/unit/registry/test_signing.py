@@ -1,0 +1,135 @@
+"""Signatures: what cosign is given, and what is never given to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from builder.common.errors import SigningError
+from builder.common.reference import ImageRef
+from builder.matrix.schema import Trusted
+from builder.registry import signing
+from builder.registry.signing import Signer
+from tests.fakes.engine import Programs
+
+SIGNATURE = "MEUCIQDnINRMbEwoViFHj9ZzJHDkbxNC+/=="
+OLD = json.dumps({"base64Signature": SIGNATURE}).encode()
+NEW = json.dumps({"mediaType": "x", "messageSignature": {"signature": SIGNATURE}}).encode()
+KEY = Trusted(key="keys/ci.pub")
+IDENTITY = Trusted(identity="https://example.test/workflow@main", issuer="https://issuer.example.test")
+
+
+class Cosign:
+    """Stands in for the program; `accepts` is a word of the commands that succeed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+        self.accepts = ""
+        self.programs = Programs(self._answer)
+        self.root = root
+        (root / "keys").mkdir()
+        (root / "keys/ci.pub").write_text("public")
+        monkeypatch.setattr(subprocess, "run", self.programs)
+        monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/cosign")
+
+    def _answer(self, command: list[str]) -> tuple[int, str, str]:
+        is_accepted = any(self.accepts in word for word in command)
+        return (0, "", "") if is_accepted else (1, "", "WARNING: insecure\nError: no matching signatures\nmore")
+
+    def signer(self, bundle: bytes, *trusted: Trusted) -> str:
+        return signing.signer_of(self.root, b"{}", bundle, trusted)
+
+
+@pytest.fixture
+def cosign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cosign:
+    return Cosign(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("bundle", [OLD, NEW])
+def test_the_signature_of_a_key_is_checked_offline(cosign: Cosign, bundle: bytes) -> None:
+    assert cosign.signer(bundle, KEY) == "keys/ci.pub"
+    [command] = cosign.programs.calls
+    assert command[:4] == ["cosign", "verify-blob", f"--key={cosign.root}/keys/ci.pub", "--insecure-ignore-tlog=true"]
+    assert SIGNATURE in cosign.programs.files.values()
+
+
+def test_an_identity_needs_its_issuer(cosign: Cosign) -> None:
+    cosign.accepts = "--certificate-oidc-issuer=https://issuer.example.test"
+    assert cosign.signer(NEW, KEY, IDENTITY) == IDENTITY.identity
+    assert "--new-bundle-format" in cosign.programs.calls[-1]
+    assert cosign.signer(OLD, IDENTITY) == IDENTITY.identity
+    assert "--new-bundle-format" not in cosign.programs.calls[-1]
+    assert "--insecure-ignore-tlog=true" not in cosign.programs.calls[-1]
+
+
+def test_a_signature_of_nobody_who_is_trusted(cosign: Cosign) -> None:
+    cosign.accepts = "nothing"
+    assert cosign.signer(OLD, KEY, IDENTITY) == ""
+    assert cosign.signer(OLD) == ""
+
+
+@pytest.mark.parametrize(
+    "bundle",
+    [
+        b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"base64Signature": 1}', b'{"mediaType": "x"}',
+        *(
+            json.dumps({"base64Signature": text}).encode()
+            for text in ("", "http://127.0.0.1/latest", "AAAA\x00", "AAAA\n", "A" * 200_000, "../x")
+        ),
+    ],
+)  # fmt: skip
+def test_a_hostile_bundle_is_not_given_to_cosign(cosign: Cosign, bundle: bytes) -> None:
+    """cosign reads a signature that is the name of a file or an address."""
+    assert cosign.signer(bundle, KEY) == ""
+    assert cosign.programs.calls == []
+
+
+def test_a_signature_that_is_a_path_is_only_text(cosign: Cosign) -> None:
+    cosign.signer(b'{"base64Signature": "/etc/passwd"}', KEY)
+    [command] = cosign.programs.calls
+    assert not [word for word in command if word.endswith("/etc/passwd")]
+    assert "/etc/passwd" in cosign.programs.files.values()
+
+
+def test_a_key_that_is_missing(cosign: Cosign) -> None:
+    with pytest.raises(SigningError, match=r"keys/none\.pub is missing"):
+        cosign.signer(OLD, Trusted(key="keys/none.pub"))
+
+
+def test_without_cosign(cosign: Cosign, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(SigningError, match="cosign is not installed"):
+        Signer(key="key").sign(b"{}")
+
+
+def test_the_first_line_of_an_error(cosign: Cosign) -> None:
+    cosign.accepts = "nothing"
+    with pytest.raises(SigningError) as caught:
+        Signer(key="secret-key").sign(b"{}")
+    assert str(caught.value) == "cosign sign-blob: Error: no matching signatures"
+    assert "secret-key" not in repr(Signer(key="secret-key"))
+
+
+IMAGE = ImageRef(registry="127.0.0.1:5000", repository="a/b", digest="sha256:" + "a" * 64)
+
+
+def test_an_image_is_signed_once(cosign: Cosign) -> None:
+    Signer(key="key").sign_image(IMAGE, {"cell": "c"})
+    assert [command[1] for command in cosign.programs.calls] == ["public-key", "verify"]
+    cosign.programs.calls.clear()
+    original = cosign._answer
+    cosign.programs.answer = lambda command: (1, "", "no") if command[1] == "verify" else original(command)
+    Signer(key="key").sign_image(IMAGE, {"cell": "c"})
+    command = cosign.programs.calls[-1]
+    assert command[:2] == ["cosign", "sign"]
+    assert {"--key=key", "--tlog-upload=false", "--annotations=cell=c", "--allow-http-registry"} <= set(command)
+    assert command[-1] == str(IMAGE)
+
+
+def test_without_a_key_the_log_is_used(cosign: Cosign) -> None:
+    registry = ImageRef(registry="registry.example.test", repository="a/b", digest=IMAGE.digest)
+    Signer(key="keyless").sign_image(registry, {})
+    [command] = cosign.programs.calls
+    assert not [word for word in command if word.startswith(("--key", "--tlog", "--allow-http"))]

@@ -1,0 +1,120 @@
+"""Where images are staged, and the documents of releases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from builder.common.errors import RegistryError, UsageError, VerifyError
+from builder.index.host import Host
+from builder.registry import artifacts, staging
+from builder.registry.artifacts import File
+from builder.registry.staging import Place, Release, Released, StagedImage
+from tests.unit.registry.test_artifacts import Memory
+
+DIGEST = "sha256:" + "a" * 64
+IMAGE = StagedImage(cell="c", repository="pt-cuda", digest=DIGEST, plan=DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("text", "registry", "expected"),
+    [
+        ("registry.example.test/staging", "", "registry.example.test/staging/pt-cuda"),
+        ("registry.example.test:5000", "", "registry.example.test:5000/pt-cuda"),
+        ("staging", "registry.example.test", "registry.example.test/staging/pt-cuda"),
+        ("a/b", "registry.example.test", "registry.example.test/a/b/pt-cuda"),
+    ],
+)
+def test_the_repository_of_an_image(text: str, registry: str, expected: str) -> None:
+    assert str(Place(text, registry, Host()).repository("pt-cuda")) == expected
+
+
+@pytest.mark.parametrize("text", ["", "staging", "UPPER/x", "a b", "registry.example.test/"])
+def test_places_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError):
+        Place(text, "", Host())
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """The repository of the documents."""
+    memory = Memory()
+    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
+    monkeypatch.setattr(staging, "Registry", lambda *_, **__: memory)
+    monkeypatch.setattr(memory, "list_tags", lambda: list(memory.tags))
+    return memory
+
+
+@pytest.fixture
+def place(registry: Memory) -> Place:
+    return Place("registry.example.test/staging", "", Host())
+
+
+def test_stamps_count_up_unless_the_release_is_the_same(place: Place) -> None:
+    first = place.write("20261122", "abc", [IMAGE])
+    assert first == Release(stamp="20261122", revision="abc", images=(IMAGE,))
+    assert place.write("20261122", "abc", [IMAGE]) == first
+    for number in range(1, 12):
+        assert place.write("20261122", f"abc{number}", [IMAGE]).stamp == f"20261122.{number}"
+    assert place.stamps()[:2] == ["20261122.11", "20261122.10"]
+    assert place.read().stamp == "20261122.11"
+    assert place.read("20261122") == first
+
+
+def test_a_stamp_that_another_machine_sets_at_the_same_time(place: Place, registry: Memory) -> None:
+    other = "sha256:" + "b" * 64
+    registry.on_put = lambda tag: None
+    original = registry.put_manifest
+
+    def put(reference: str, content: bytes, media_type: str) -> str:
+        digest = original(reference, content, media_type)
+        if reference == "release-20261122":
+            registry.tags[reference] = other
+        return digest
+
+    registry.put_manifest = put  # type: ignore[method-assign]
+    assert place.write("20261122", "abc", [IMAGE]).stamp == "20261122.1"
+    assert registry.tags["release-20261122"] == other
+
+
+def test_tags_that_are_no_stamps_are_ignored(place: Place, registry: Memory) -> None:
+    registry.tags |= dict.fromkeys(
+        ["release-zzz", "release-20261122.0", "release-2026.5", "release-20261122.99999"], "x"
+    )
+    registry.tags["release-" + "9" * 5000] = "x"
+    with pytest.raises(RegistryError, match="nothing is staged"):
+        place.read()
+    for stamp in ("zzz", "20261122\n", "٢٠٢٦١١٢٢"):
+        with pytest.raises(UsageError, match="is not a stamp"):
+            place.read(stamp)
+    with pytest.raises(RegistryError, match="no staged release 20261122"):
+        place.read("20261122")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[]", b"{}", b"[" * 100_000,
+        json.dumps({"stamp": "20261122", "revision": "", "images": [vars(IMAGE) | {"repository": "A+"}]}).encode(),
+        b'{"stamp": "20261122", "revision": "x\\ny", "images": []}',
+        b'{"stamp": "20261123", "revision": "", "images": []}',
+    ],
+)  # fmt: skip
+def test_a_document_that_cannot_be_read(place: Place, registry: Memory, content: bytes) -> None:
+    files = [File(media_type=staging.TYPE, content=content)]
+    artifact = artifacts.manifest(staging.TYPE, files, {})
+    artifacts.put(registry, artifact, files)
+    registry.put_manifest("release-20261122", artifact.content, artifact.media_type)
+    with pytest.raises(VerifyError):
+        place.read("20261122")
+
+
+def test_what_was_released(place: Place, tmp_path: Path) -> None:
+    assert place.released("20261122") is None
+    released = Released(stamp="20261122", revision="abc", images=(), allowed=("unsigned",))
+    place.record(released)
+    assert place.released("20261122") == released
+    assert place.released_stamps() == ["20261122"]
+    assert place.stamps() == []
