@@ -4,9 +4,10 @@ CELLS ?=
 MAX_DISK ?= 60GB
 GPU ?= auto
 PRUNE_CACHE ?=
+SINCE ?= HEAD
 
 .DEFAULT_GOAL := help
-.PHONY: help images nightly test lint unit mutations integration browser facts lock plan render build refresh stage test-staged release status push retest check doctor engine bench bench-frameworks clean
+.PHONY: help images nightly test lint unit mutations integration browser facts lock plan render build refresh stage stage-images test-staged release status parts update-debian update-wheels push retest check doctor engine bench bench-frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -62,6 +63,9 @@ refresh: .venv/.ready ## lock today's Debian packages of the default images, the
 stage: .venv/.ready ## push what passed its tests to staging, by digest, with the test results
 	@$(BUILDER) stage $(CELLS)
 
+stage-images: .venv/.ready ## the same, without listing the images as a release: `make stage` does, on any machine
+	@$(BUILDER) stage $(CELLS) --images-only
+
 test-staged: .venv/.ready ## run the tests that staged images lack, such as GPU tests, and attach the results (STAMP=20261122)
 	@$(BUILDER) test $(CELLS) --staged $(or $(STAMP),newest) --start-engine --gpu $(GPU)
 
@@ -70,6 +74,18 @@ release: .venv/.ready ## publish a staged release whose images are all tested: s
 
 status: .venv/.ready ## how far each cell is: locked, built, tested, staged, released
 	@$(BUILDER) status $(CELLS)
+
+parts: .venv/.ready ## the images that changed since the revision SINCE, as outputs of a GitHub Actions step
+	@parts=$$($(BUILDER) plan all --changed-since "$(SINCE)" --format github) && echo "parts=$$parts"
+	@cells=$$($(BUILDER) plan all --changed-since "$(SINCE)" --format ids) && echo "cells=$$(echo $$cells)"
+
+update-debian: .venv/.ready ## lock current Debian packages of all images, and render
+	@$(BUILDER) lock --os 2>&1
+	@$(BUILDER) render 2>&1
+
+update-wheels: .venv/.ready ## lock current wheels of all images, and render
+	@$(BUILDER) lock --upgrade 2>&1
+	@$(BUILDER) render 2>&1
 
 push: .venv/.ready ## publish what passed its tests here to the registry of matrix.yaml, without staging
 	@$(BUILDER) push $(CELLS)

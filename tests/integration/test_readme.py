@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -153,6 +154,22 @@ def test_what_the_readme_says_works(section: Section, clone: Path) -> None:
             check(command, clone)
     if any(kind == "diff" for kind, _ in section.blocks):
         assert "images/" in run(["git", "status", "--porcelain"], clone)
+
+
+def test_the_parts_of_a_change_are_outputs_of_a_step(clone: Path) -> None:
+    """What the workflow `ci` builds."""
+    run(["make", ".venv/.ready"], clone)
+    run(["git", "checkout", "-q", "."], clone)
+    parts = ["make", "--silent", "parts", "SINCE=HEAD"]
+    assert run(parts, clone) == 'parts={"include": []}\ncells=\n'
+    (clone / "templates/jupyter/files/etc/changed").write_text("changed")
+    first, second = run(parts, clone).splitlines()
+    cells = second.removeprefix("cells=").split()
+    assert cells
+    assert all(cell.endswith(("-jupyter", "-full")) for cell in cells)
+    entries = json.loads(first.removeprefix("parts="))["include"]
+    assert sorted(cell for entry in entries for cell in entry["cells"].split()) == sorted(cells)
+    (clone / "templates/jupyter/files/etc/changed").unlink()
 
 
 def test_the_documents_have_the_sections_that_are_promised() -> None:

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -255,6 +256,43 @@ def test_several_images_are_shown_in_a_line_each(run: Run, tiny: Project) -> Non
     layers = run("plan", "--layers", *ids)
     assert "quartz bytecode" in layers.out
     assert layers.out.splitlines()[-1] == last
+
+
+@pytest.fixture
+def before(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What git exports for any revision: by default the project as it is. With git itself: test_readme.py."""
+    folder = tmp_path / "before"
+    shutil.copytree(tiny.root, folder, symlinks=True)
+
+    def export(root: Path, revision: str, target: Path) -> None:
+        shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True)
+
+    monkeypatch.setattr("builder.common.git.export", export)
+    return folder
+
+
+@pytest.mark.usefixtures("before")
+def test_only_images_that_changed_since_a_revision(run: Run, tiny: Project) -> None:
+    since = ("plan", "*", "--changed-since", "HEAD")
+    assert run(*since, "--format", "ids").out == "\n"
+    (tiny.root / "templates/board/files").mkdir(parents=True, exist_ok=True)
+    (tiny.root / "templates/board/files/new").write_text("new")
+    changed = run(*since, "--format", "ids").out.split()
+    assert f"{CELL}-board" in changed
+    assert CELL not in changed
+    locked = run("plan", CELL, f"{CELL}-board", "--changed-since", "HEAD", "--format", "github")
+    assert json.loads(locked.out) == {"include": [{"name": f"{CELL}-board (1 image)", "cells": f"{CELL}-board"}]}
+    refused = run(*since, "--format", "github")
+    assert refused.code == 4
+    assert "not locked: " in refused.err
+    assert not list((tiny.root / ".builder/tmp").iterdir())
+
+
+def test_a_revision_that_cannot_be_planned(run: Run, before: Path) -> None:
+    (before / "matrix.yaml").write_text("registry: 1\n")
+    result = run("plan", CELL, "--changed-since", "HEAD", "--format", "ids")
+    assert result.out.split() == [CELL]
+    assert "HEAD cannot be planned, so all images count as changed: matrix.yaml:1:11: " in result.err
 
 
 def test_a_plan_without_locked_cells(run: Run) -> None:

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Opens a pull request with the changed locks and rendered files, or updates the one that is open.
+# Usage: pull-request.sh NAME FILE-WITH-THE-CHANGES
+set -eu
+name=$1 changes=$2 branch=updates/$1
+if git diff --quiet; then
+    echo "nothing changed"
+    exit
+fi
+git config user.name "github-actions[bot]"
+git config user.email "41898282+github-actions[bot]@users.noreply.github.com"
+gh auth setup-git
+git switch --create "$branch"
+git commit --quiet --all --message "Lock current $name"
+git push --quiet --force origin "$branch"
+{
+    printf 'What changed:\n\n```\n'
+    head -c 60000 "$changes"
+    printf '```\n'
+} >"$changes.md"
+if [ "$(gh pr list --head "$branch" --state open --json number --jq length)" = 0 ]; then
+    gh pr create --head "$branch" --title "Lock current $name" --body-file "$changes.md"
+else
+    gh pr edit "$branch" --body-file "$changes.md"
+fi

@@ -1,0 +1,68 @@
+"""The workflows run only commands that are tested, and no job has more rights than it needs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TARGETS = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+# Commands besides make: none of them is ours.
+OTHERS = ("sudo rm -rf /usr/local/lib/android", 'printf %s "$TOKEN" | docker login ', "sh .github/pull-request.sh ")
+
+
+def jobs() -> list[tuple[str, dict[str, Any]]]:
+    loaded = [(path.stem, yaml.safe_load(path.read_text(encoding="utf-8"))) for path in WORKFLOWS]
+    return [(f"{name}: {job}", value) for name, data in loaded for job, value in data["jobs"].items()]
+
+
+@pytest.mark.parametrize(("name", "job"), jobs(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_command_is_a_make_target(name: str, job: dict[str, Any]) -> None:
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands
+    for command in commands:
+        if command.startswith(OTHERS):
+            continue
+        words = [
+            word for word in shlex.split(command.split(" >>")[0].split(" | ")[0]) if word not in ("sudo", "--silent")
+        ]
+        assert words[0] == "make", command
+        target = words[1].replace("$WHAT", "debian")
+        assert target in TARGETS, command
+        assert all(re.fullmatch(r"[A-Z_]+=\w+", word) for word in words[2:]), command
+
+
+@pytest.mark.parametrize(("name", "job"), jobs(), ids=lambda value: value if isinstance(value, str) else "")
+def test_rights(name: str, job: dict[str, Any]) -> None:
+    """Only jobs of the main branch can write, and a pull request has no job with a secret."""
+    rights = job["permissions"]
+    needs = job.get("needs", [])
+    is_after_staging = "stage" in name or {"stage", "gpu"} & set([needs] if isinstance(needs, str) else needs)
+    if "write" in rights.values():
+        assert is_after_staging or name.startswith("updates: ")
+    if name == "ci: staged-images":
+        assert "github.event_name == 'push' && vars.PUBLISH == 'true'" in job["if"]
+    if "self-hosted" in job["runs-on"]:
+        assert job["needs"] == "stage", "what a fork changes is never staged"
+    if rights.get("packages") == "write":
+        assert name == "ci: staged-images" or job["needs"]
+    assert "timeout-minutes" in job
+
+
+def test_a_release_has_its_own_job_and_environment() -> None:
+    release = dict(jobs())["ci: release"]
+    assert (release["environment"], release["needs"]) == ("release", "gpu")
+    assert not [step for step in release["steps"] if "images" in step.get("run", "")], "no code of an image runs there"
+
+
+def test_only_pull_requests_cancel_each_other() -> None:
+    for path in WORKFLOWS:
+        concurrency = yaml.safe_load(path.read_text(encoding="utf-8"))["concurrency"]
+        if concurrency["cancel-in-progress"]:
+            assert concurrency["group"] == "ci-${{ github.event.pull_request.number || github.run_id }}"
