@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -16,19 +16,19 @@ from builder.build import disk, images, os_stage
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Method, Options, Outcome
-from builder.build.staged_tests import StagedImages
 from builder.build.work import Work
 from builder.cli import engine
 from builder.cli.context import Context
 from builder.cli.options import CELLS_HELP, Size, cells_argument, jobs_option, sign_option, staging_option
-from builder.cli.release import place_of
 from builder.common.errors import BuilderError, ImageTestError, StaleError, UsageError
 from builder.common.units import duration
 from builder.compat import gpus
 from builder.layers import garbage
 from builder.plan import current
 from builder.plan.plan import Plan
-from builder.registry.signing import Signer
+
+if TYPE_CHECKING:
+    from builder.registry.signing import Signer
 
 ASSEMBLE, DOCKERFILE = "assemble", "dockerfile"
 
@@ -205,7 +205,10 @@ def _retest(context: Context, work: Work, planned: Plan, request: _Request) -> l
 
 
 def _test_staged(context: Context, work: Work, planned: Plan, request: _Request) -> list[Outcome]:
-    where = place_of(work.project, request.place)
+    from builder.build.staged_tests import StagedImages  # noqa: PLC0415  0.1 s, which other commands would pay
+    from builder.registry.staging import Place  # noqa: PLC0415
+
+    where = Place.of(work.project, request.place, work.host)
     release = where.read("" if request.stamp == NEWEST else request.stamp)
     staged = {image.cell: image for image in release.images}
     chosen = tuple(image for image in planned.images if image.id in staged)

@@ -17,7 +17,6 @@ from builder.common import git
 from builder.common.console import View
 from builder.common.units import counted, duration, size
 from builder.index import host
-from builder.matrix.project import Project
 from builder.plan import current, plan
 from builder.registry import publish, status
 from builder.registry.release import Options, Releaser
@@ -30,11 +29,6 @@ _FORMAT = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="json: print the result to standard output.",
 )  # fmt: skip
-
-
-def place_of(project: Project, text: str) -> Place:
-    """Where the images of a project are staged; `text` overrides matrix.yaml."""
-    return Place(text or project.matrix.staging, project.matrix.registry, host.read())
 
 
 @click.command(name="stage", epilog=CELLS_HELP)
@@ -59,7 +53,7 @@ def stage_command(
     """
     began = time.monotonic()
     project = context.project
-    where = place_of(project, place)
+    where = Place.of(project, place, host.read())
     planned = current.make(project, project.select(patterns))
     store = context.store
     with store.used():
@@ -113,7 +107,7 @@ def release_command(
     """
     began = time.monotonic()
     project = context.project
-    where = place_of(project, place)
+    where = Place.of(project, place, host.read())
     publish.require_registry(project, registry)
     planned = {image.id: image for image in current.make(project, project.cells).images}
     releaser = Releaser(project, where, planned, Options(registry=registry, **options))
@@ -152,7 +146,7 @@ def status_command(context: Context, patterns: Sequence[str], place: str, regist
     """
     project = context.project
     planned = plan.make(project, project.select(patterns or ("*",)))
-    staging_place = place_of(project, place) if place or project.matrix.staging else None
+    staging_place = Place.of(project, place, host.read()) if place or project.matrix.staging else None
     where = Where(project=project, store=context.store, host=host.read(), place=staging_place, registry=registry)
     rows = list(status.read(where, planned))
     if form == "json":

@@ -17,11 +17,13 @@ from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
+from builder.lock import os_lock
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.tags import BASE_LABEL
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, expected, publish, pull, staging
+from builder.registry import artifacts, expected, publish, pull, staging, statements
+from builder.registry.artifacts import File
 from builder.registry.client import Registry
 from builder.registry.publish import Published, Target
 from builder.registry.reports import Reader, Readings
@@ -121,10 +123,7 @@ class Releaser:
             if source.name != registry.name:
                 for reading in by_cell[target.cell].readings.counted:
                     artifacts.copy(source, registry, target.digest, reading.artifact)
-            if self._options.signer:
-                full = target.references[0]
-                image = ImageRef(registry=full.registry, repository=full.repository, digest=target.digest)
-                self._options.signer.sign_image(image, {"cell": target.cell, "tag": full.tag})
+            self._describe(registry, target, release)
 
         if not self._options.roll_back:
             self._check_newest(release, candidates)
@@ -132,6 +131,27 @@ class Releaser:
         self._record(release, candidates)
         request = publish.Request(stamps=_stamps(release.stamp), roll_back=self._options.roll_back, attach=attach)
         return publish.publish(host, view, store, targets, request)
+
+    def _describe(self, registry: Registry, target: Target, release: Release) -> None:
+        """Attaches the SBOM, signs the image, and attaches signed statements: SBOM and provenance."""
+        planned = self._planned[target.cell]
+        system = os_lock.read(self._project.root, planned.system)
+        assert system is not None, "the plan has it"
+        sbom = statements.sbom(planned, target.stored, system)
+        files = [File(media_type=statements.SBOM_TYPE, content=sbom)]
+        artifact = artifacts.manifest(statements.SBOM_TYPE, files, {}, target.stored.manifest)
+        artifacts.attach(registry, target.digest, artifact, files)
+        if (signer := self._options.signer) is None:
+            return
+        full = target.references[0]
+        image = ImageRef(registry=full.registry, repository=full.repository, digest=target.digest)
+        signer.sign_image(image, {"cell": target.cell, "tag": full.tag})
+        source = self._project.matrix.source
+        provenance = statements.provenance(
+            planned, system, source=source, revision=release.revision, stamp=release.stamp
+        )
+        for kind, predicate in ((statements.SBOM, sbom), (statements.PROVENANCE, provenance)):
+            signer.attest(image, kind, predicate)
 
     def _check_newest(self, release: Release, candidates: Sequence[Candidate]) -> None:
         """Raises RegistryError if a newer release published other images of these cells."""

@@ -20,6 +20,7 @@ from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.oci import Image
 from builder.matrix import tags
+from builder.matrix.project import Project
 from builder.registry import artifacts
 from builder.registry.artifacts import File
 from builder.registry.client import Manifest, Registry
@@ -97,6 +98,11 @@ class Place:
         self._host = host
         if not self._registry:
             raise UsageError(f"staging: {text} names no registry", hint='For example "registry.example.com/staging".')
+
+    @classmethod
+    def of(cls, project: Project, text: str, host: Host) -> Place:
+        """Where the images of a project are staged; `text` overrides matrix.yaml. Raises UsageError."""
+        return cls(text or project.matrix.staging, project.matrix.registry, host)
 
     def repository(self, name: str) -> ImageRef:
         """The repository of images of this name."""

@@ -5,6 +5,7 @@ A machine is a copy of the checkout with a store of its own and without evidence
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import shutil
@@ -125,6 +126,7 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
         )  # fmt: skip
         assert digests[ours.references(suffix)[0]] in verified.stdout
         assert len(artifacts.attached(public(ours, proxy), digests[ours.references(suffix)[0]], reports.TYPE)) == 1
+    check_sbom(ours, proxy, keys)
     recorded = artifacts.read(
         repository(ours, proxy, "staging/releases"), f"released-{TODAY}", "application/vnd.gpu-images.released.v1+json"
     )
@@ -133,6 +135,36 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     assert document["allowed"] == ["untested-gpu"]
     assert {image["signer"] for image in document["images"]} == {"keys/ours.pub"}
     assert all(image["gpu"].startswith("not run") for image in document["images"])
+
+
+def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
+    """The statements of an image are signed, and its SBOM has what its own files say is installed."""
+    image = f"{proxy.address}/{checkout.references('-extra')[0]}"
+    for kind, field in (("cyclonedx", "components"), ("slsaprovenance1", "buildDefinition")):
+        verified = subprocess.run(
+            [
+                "cosign", "verify-attestation", f"--key={keys}/ours.pub", "--insecure-ignore-tlog=true",
+                "--allow-http-registry", f"--type={kind}", image,
+            ],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        statement = json.loads(base64.b64decode(json.loads(verified.stdout)["payload"]))
+        assert field in statement["predicate"]
+        if kind == "cyclonedx":
+            sbom = statement["predicate"]
+    digest = checkout.stored()[checkout.references("-extra")[0]]
+    [artifact] = artifacts.attached(public(checkout, proxy), digest, "application/vnd.cyclonedx+json")
+    documents = artifacts.read(public(checkout, proxy), artifact, "application/vnd.cyclonedx+json", digest)
+    assert documents
+    assert json.loads(documents["application/vnd.cyclonedx+json"]) == sbom
+    listed = {(each["purl"].split(":")[1].split("/")[0], each["name"], each["version"]) for each in sbom["components"]}
+    run = ("run", "--rm", checkout.references("-extra")[0])
+    packages = checkout.docker(*run, "dpkg-query", "-W", "-f", "${Package} ${Version}\\n").splitlines()
+    wheels = json.loads(checkout.docker(*run, "python", "-m", "pip", "list", "--format", "json"))
+    installed = {("deb", *line.split()) for line in packages}
+    installed |= {("pypi", wheel["name"].lower().replace("_", "-"), wheel["version"]) for wheel in wheels}
+    assert installed <= listed
+    assert {each for each in listed if each[0] == "deb"} <= installed
 
 
 def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
