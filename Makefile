@@ -7,7 +7,7 @@ PRUNE_CACHE ?=
 SINCE ?= HEAD
 
 .DEFAULT_GOAL := help
-.PHONY: help images nightly test lint unit mutations integration browser facts lock plan render build refresh stage stage-images test-staged release status parts update-debian update-wheels push retest check doctor engine bench bench-frameworks clean
+.PHONY: help images nightly test lint unit mutations integration demo registry browser facts lock plan render build refresh stage stage-images test-staged release status parts update-debian update-wheels push retest check doctor engine bench bench-frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -95,6 +95,12 @@ retest: .venv/.ready ## run the image tests again on what is built
 
 doctor: .venv/.ready ## what this machine has and what it lacks
 	@$(BUILDER) doctor
+
+demo: engine ## take two tiny images the whole way to a release and back, in about a minute, and show every command
+	@.venv/bin/python -m tests.demo
+
+registry: .venv/.ready ## a registry on the loopback (Debian's docker-registry), to try staging and releases: 127.0.0.1:5000
+	@.venv/bin/python -m tests.demo registry
 
 browser: engine ## Jupyter and TensorBoard in a real Chromium, with the newest Jupyter image of PyTorch
 	@.venv/bin/pytest tests/browser

@@ -21,6 +21,7 @@ from tests.integration.index import Index
 ROOT = Path(__file__).resolve().parents[2]
 BUILDER = Path(sys.executable).parent / "builder"
 TIMEOUT_S = 900
+OURS = ("UV_", "PIP_", "DOCKER_", "GPU_IMAGES_", "COLUMNS")  # variables of this machine that tests do not inherit
 PLAIN, EXTRA = "ty-1.0-cu128-py311", "ty-1.0-cu128-py311-extra"
 MATRIX = """\
 registry: ""

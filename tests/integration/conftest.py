@@ -17,14 +17,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.integration import leftovers, wheels
-from tests.integration.checkout import ROOT, SHORT, Checkout, make
+from tests.integration import fetched, leftovers, wheels
+from tests.integration.checkout import OURS, SHORT, Checkout, make
 from tests.integration.engine_proxy import EngineProxy
-from tests.integration.fetched import fetch
 from tests.integration.index import Index
 
 NewCheckout = Callable[[Path], Checkout]
-OURS = ("UV_", "PIP_", "DOCKER_", "GPU_IMAGES_", "COLUMNS")
 # Every checkout has its own release, so that no cache has a wheel of another test.
 RELEASES = count(random.randrange(9000))
 
@@ -38,10 +36,8 @@ def _swept() -> None:
 @pytest.fixture(scope="session")
 def served() -> Iterator[Index]:
     """The index, with the wheels that every build needs."""
-    cache = ROOT / ".builder/test-cache"
-    uv = (ROOT / "locks/uv.txt").read_text(encoding="utf-8").split()[0]
     with Index().serving() as running:
-        running.publish(fetch(uv, cache), fetch("pip", cache), wheels.cuda(), wheels.driver_library())
+        running.publish(*fetched.common(), wheels.cuda(), wheels.driver_library())
         yield running
 
 

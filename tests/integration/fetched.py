@@ -17,6 +17,7 @@ import requests
 from builder.index import settings as index
 from builder.index.settings import IndexSettings
 from tests.integration.wheels import Distribution
+from tests.paths import ROOT
 
 TIMEOUT_S = 120
 FITS = re.compile(r".*-(manylinux[0-9a-z_.]*_x86_64|any)\.whl")
@@ -33,6 +34,13 @@ def fetch(requirement: str, cache: Path) -> Distribution:
             content = _download(url, sha256, cache / file, settings)
             return Distribution(project=package["name"], file=file, content=content)
     raise AssertionError(f"{requirement} has no wheel for this platform")
+
+
+def common() -> tuple[Distribution, Distribution]:
+    """The wheels that every build needs, cached in this checkout."""
+    cache = ROOT / ".builder/test-cache"
+    uv = (ROOT / "locks/uv.txt").read_text(encoding="utf-8").split()[0]
+    return fetch(uv, cache), fetch("pip", cache)
 
 
 def _resolve(requirement: str, settings: IndexSettings) -> dict[str, Any]:

@@ -50,11 +50,15 @@ def install() -> None:
 
 @dataclass(kw_only=True)
 class Server:
-    """The registry itself. Its storage is in `folder`; `auth` and `tls` are parts of its configuration."""
+    """The registry itself. Its storage is in `folder`; `auth` and `tls` are parts of its configuration.
+
+    `fixed_port` is 0 for a free one.
+    """
 
     folder: Path
     auth: str = ""
     tls: str = ""
+    fixed_port: int = 0
     port: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
@@ -70,7 +74,8 @@ class Server:
     def serving(self) -> Iterator[Server]:
         self.data.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", self.fixed_port))
             self.port = free.getsockname()[1]
         config = self.folder / "config.yml"
         config.write_text(CONFIG.format(data=self.data, port=self.port, auth=self.auth, tls=self.tls), encoding="utf-8")
