@@ -34,7 +34,8 @@ lint: .venv/.ready ## ruff, mypy, hadolint, shellcheck, workflow checks, rendere
 unit: .venv/.ready ## unit tests: no engine, no network
 	@.venv/bin/pytest -q -n auto tests/unit
 
-mutations: .venv/.ready ## change 100 places of the code, one at a time, and list the changes that no unit test notices
+mutations: .venv/.ready ## remove the checks of a release, then change 100 places of the code, one at a time, and list the changes that no unit test notices
+	@nice .venv/bin/python -m tests.mutations.gates
 	@nice .venv/bin/python -m tests.mutations
 
 integration: engine ## integration tests: the real engine, tiny wheels

@@ -38,17 +38,17 @@ def main() -> int:
     chosen = random.Random(options.seed).sample(mutants, min(options.count, len(mutants)))
     results: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        _copy_checkout(Path(folder))
+        copy_checkout(Path(folder))
         if _run(Path(folder), sorted({test for module, _ in chosen for test in _tests(module)})) != "survived":
             print("tests fail without any change: run `make unit`", file=sys.stderr)
             return 1
         for module, mutant in chosen:
-            result = _result(Path(folder), module, mutant.source)
-            results[result] += 1
-            if result != "killed":
+            outcome = result(Path(folder), module, mutant.source)
+            results[outcome] += 1
+            if outcome != "killed":
                 line = (ROOT / module).read_text(encoding="utf-8").splitlines()[mutant.line - 1].strip()
                 old, new = (" ".join(text.split())[:60] for text in (mutant.old, mutant.new))
-                print(f"{result}: {module}:{mutant.line}: {line}\n    {old}  ->  {new}", flush=True)
+                print(f"{outcome}: {module}:{mutant.line}: {line}\n    {old}  ->  {new}", flush=True)
     print(f"{len(chosen)} of {len(mutants)} mutants: {', '.join(f'{n} {name}' for name, n in results.items())}")
     return 0
 
@@ -58,7 +58,7 @@ def _modules(paths: list[str]) -> list[Path]:
     return sorted(module.relative_to(ROOT) for modules in modules_by_path for module in modules)
 
 
-def _copy_checkout(target: Path) -> None:
+def copy_checkout(target: Path) -> None:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(lambda name: name and os.path.lexists(ROOT / name), listed.split("\0")):
@@ -66,7 +66,7 @@ def _copy_checkout(target: Path) -> None:
         shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
 
 
-def _result(copy: Path, module: Path, source: str) -> str:
+def result(copy: Path, module: Path, source: str) -> str:
     (copy / module).write_text(source, encoding="utf-8")
     for stored in (copy / module).parent.glob(f"__pycache__/{module.stem}.*"):
         stored.unlink()  # bytecode counts as valid for any source of the same size and second

@@ -50,8 +50,8 @@ class Memory(FakeRegistry):
         self.contents[of_bytes(content)] = content
         self.tags[reference] = of_bytes(content)
 
-    def listed(self) -> list[dict[str, Any]]:
-        return list(json.loads(self.contents[self.tags[TAG]])["manifests"])
+    def listed(self, tag: str = TAG) -> list[dict[str, Any]]:
+        return list(json.loads(self.contents[self.tags[tag]])["manifests"])
 
 
 @pytest.fixture

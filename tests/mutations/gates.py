@@ -1,0 +1,73 @@
+"""Removes each check of a release, one at a time: a unit test must fail every time.
+
+.venv/bin/python -m tests.mutations.gates
+"""
+
+# ruff: noqa: E501  each check is one line
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutations.__main__ import copy_checkout, result
+from tests.paths import ROOT
+
+REGISTRY = Path("builder/registry")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A check, and what replaces its text."""
+
+    name: str
+    module: str
+    text: str
+    without: str
+
+
+GATES = (
+    Gate("tests failed", "reports.py", "if reason := self.why_failed(reading.report):", "if reason := '':"),
+    Gate("no results at all", "reports.py", "        if not newest:\n            raise ImageTestError(", "        if not newest:\n            print("),
+    Gate("GPU tests", "release.py", 'or proof.evidence.gpu == "passed" or', "or True or"),
+    Gate("the digest of a report", "reports.py", "if report.image != image.manifest.digest or", "if"),
+    Gate("the image of the evidence", "reports.py", "or proof.image_id not in (image.manifest.digest, image.config.digest)", ""),
+    Gate("the cell of a report", "reports.py", "if proof.cell != planned.id:", "if False:"),
+    Gate("the plan of a report", "reports.py", "if proof.plan != planned.digest:", "if False:"),
+    Gate("the test suite", "reports.py", "if reason := evidence.why_outdated(proof, planned.digest, self._suite):", "if reason := '':"),
+    Gate("the signature", "reports.py", "if not (signer or self._allow_unsigned or is_own):", "if False:"),
+    Gate("who is trusted", "signing.py", "            except _RejectedError:\n                continue", "            except _RejectedError:\n                pass"),
+    Gate("a signature that is a path", "signing.py", "if not (isinstance(signature, str) and", "if not (isinstance(signature, str) or"),
+    Gate("the plan of a staged image", "release.py", "if planned is None or planned.digest != staged.plan:", "if planned is None:"),
+    Gate("labels and configuration", "expected.py", "    lines = differences(expected, manifest, config)\n    for", "    lines: list[str] = []\n    for"),
+    Gate("files and known layers", "expected.py", "elif same and not known_layers.is_same(", "elif False and not known_layers.is_same("),
+    Gate("a newer release", "release.py", "            self._check_newest(release, candidates)\n", "            pass\n"),
+    Gate("tags never move back", "publish.py", "            self._check_forward()\n", "            pass\n"),
+    Gate("moving tags come last", "publish.py", "        if failures:\n            raise errors.join(failures)\n\n    def _push(", "        if False:\n            raise errors.join(failures)\n\n    def _push("),
+    Gate("tags that another push set", "tagging.py", "if now not in (was, manifest.digest):", "if False:"),
+    Gate("the record before the tags", "release.py", "        self._record(release, candidates)\n", ""),
+    Gate("the bytes of a blob", "client.py", "return position == size and f\"sha256:{hasher.hexdigest()}\" == digest", "return position == size"),
+    Gate("the subject of an artifact", "artifacts.py", 'if subject != (artifact.subject.digest if artifact.subject else ""):', "if False:"),
+)  # fmt: skip
+
+
+def main() -> int:
+    """Names the checks whose removal no test notices."""
+    unnoticed = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy_checkout(Path(folder))
+        for gate in GATES:
+            module = REGISTRY / gate.module
+            source = (ROOT / module).read_text(encoding="utf-8")
+            assert source.count(gate.text) == 1, f"{gate.name}: {module} has its text {source.count(gate.text)} times"
+            outcome = result(Path(folder), module, source.replace(gate.text, gate.without))
+            print(f"{outcome}: {gate.name}", flush=True)
+            if outcome != "killed":
+                unnoticed.append(gate.name)
+    print(f"{len(GATES) - len(unnoticed)} of {len(GATES)} checks are tested")
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
