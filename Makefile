@@ -7,7 +7,7 @@ PRUNE_CACHE ?=
 SINCE ?= HEAD
 
 .DEFAULT_GOAL := help
-.PHONY: help images nightly test lint unit mutations integration demo registry browser facts lock plan render build refresh stage stage-images test-staged release status parts update-debian update-wheels push retest check doctor engine bench bench-frameworks clean
+.PHONY: help images nightly test lint unit mutations integration demo registry browser facts lock plan render build refresh stage stage-images test-staged release status parts stage-release update-debian update-wheels push retest check doctor engine bench bench-frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -76,9 +76,14 @@ release: .venv/.ready ## publish a staged release whose images are all tested: s
 status: .venv/.ready ## how far each cell is: locked, built, tested, staged, released
 	@$(BUILDER) status $(CELLS)
 
-parts: .venv/.ready ## the images that changed since the revision SINCE, as outputs of a GitHub Actions step
-	@parts=$$($(BUILDER) plan all --changed-since "$(SINCE)" --format github) && echo "parts=$$parts"
-	@cells=$$($(BUILDER) plan all --changed-since "$(SINCE)" --format ids) && echo "cells=$$(echo $$cells)"
+# What a workflow of GitHub Actions reads as the outputs of a step.
+LIMIT = $(if $(filter released,$(SINCE)),--unreleased,--changed-since "$(SINCE)")
+parts: .venv/.ready ## the images that changed since the revision SINCE (or: released), in parts for GitHub Actions
+	@parts=$$($(BUILDER) plan all $(LIMIT) --format github) && echo "parts=$$parts"
+	@cells=$$($(BUILDER) plan all $(LIMIT) --format ids) && echo "cells=$$(echo $$cells)"
+
+stage-release: .venv/.ready ## as `stage`, and print the stamp for GitHub Actions
+	@$(BUILDER) stage $(CELLS) --format github
 
 update-debian: .venv/.ready ## lock current Debian packages of all images, and render
 	@$(BUILDER) lock --os 2>&1

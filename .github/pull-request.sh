@@ -3,7 +3,8 @@
 # Usage: pull-request.sh NAME FILE-WITH-THE-CHANGES
 set -eu
 name=$1 changes=$2 branch=updates/$1
-if git diff --quiet; then
+git add --all
+if git diff --cached --quiet; then
     echo "nothing changed"
     exit
 fi
@@ -11,7 +12,7 @@ git config user.name "github-actions[bot]"
 git config user.email "41898282+github-actions[bot]@users.noreply.github.com"
 gh auth setup-git
 git switch --create "$branch"
-git commit --quiet --all --message "Lock current $name"
+git commit --quiet --message "Lock current $name"
 git push --quiet --force origin "$branch"
 {
     printf 'What changed:\n\n```\n'

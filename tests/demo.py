@@ -1,7 +1,7 @@
 """Takes two tiny images the whole way from matrix.yaml to a release and back, and shows every command: `make demo`.
 
 It uses this machine's Docker Engine, Debian's archives, a package index with tiny wheels and a registry, both on the
-loopback and in a temporary folder. Nothing of it stays.
+loopback and in a temporary folder. Only the programs cosign and docker-registry, from Debian's packages, stay.
 """
 
 from __future__ import annotations

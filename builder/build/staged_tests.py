@@ -111,4 +111,5 @@ class StagedImages:
         if proof is None:
             return
         registry = self._place.open(self._staged[image.id].repository, write=True)
-        reports.write(registry, stored, reports.of_evidence(self._work.project, stored, proof), self._signer)
+        project = self._work.project
+        reports.write(project, registry, stored, reports.of_evidence(project, stored, proof), self._signer)

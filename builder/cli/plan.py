@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
@@ -19,7 +20,7 @@ from builder.common.errors import BuilderError, LockError
 from builder.common.units import counted, size
 from builder.matrix.project import Project
 from builder.plan import plan, shards
-from builder.plan.plan import Plan
+from builder.plan.plan import Plan, PlannedImage
 
 
 @click.command(name="plan", epilog=CELLS_HELP)
@@ -34,6 +35,9 @@ from builder.plan.plan import Plan
     help="Only the images whose plan differs from that of a git revision.",
 )  # fmt: skip
 @click.option(
+    "--unreleased", is_flag=True, help="Only the images whose tag in the registry does not name an image of this plan."
+)
+@click.option(
     "--disk", type=Size(positive=True), default="14GB", show_default=True,
     help="Disk of the machine that builds one part, for --format github.",
 )  # fmt: skip
@@ -41,7 +45,9 @@ from builder.plan.plan import Plan
     "--layers", is_flag=True, help="Show the layers and all tags of each image. This is the default for a single image."
 )
 @click.pass_obj
-def plan_command(context: Context, patterns: Sequence[str], form: str, revision: str, disk: int, layers: bool) -> None:
+def plan_command(
+    context: Context, /, patterns: Sequence[str], form: str, disk: int, layers: bool, **limits: Any
+) -> None:
     """Show what would be built: cells, tags, layers, sizes. Needs no engine and no network.
 
     SIZE is the download size of the wheels. ADDS is the part of it that is in no image above it in the table; OWN is
@@ -49,13 +55,11 @@ def plan_command(context: Context, patterns: Sequence[str], form: str, revision:
     """
     project = context.project
     chosen = project.select(patterns)
-    if form == "ids" and not revision:
+    if form == "ids" and not any(limits.values()):
         click.echo("\n".join(cell.id for cell in chosen))
         return
     planned = plan.make(project, chosen)
-    if revision:
-        images = shards.changed(_digests(context, project, revision), planned.images)
-        planned = Plan(images=tuple(images), unlocked=planned.unlocked)
+    planned = Plan(images=tuple(_limited(context, project, planned, **limits)), unlocked=planned.unlocked)
     if form == "ids":
         click.echo("\n".join(image.id for image in planned.images))
         return
@@ -85,8 +89,24 @@ def _print_tables(context: Context, planned: Plan, *, layers: bool) -> None:
         context.say(f"not locked: {', '.join(planned.unlocked)}   (builder lock)")
 
 
+def _limited(
+    context: Context, project: Project, planned: Plan, *, revision: str, unreleased: bool
+) -> Sequence[PlannedImage]:
+    images: Sequence[PlannedImage] = planned.images
+    if revision:
+        images = shards.changed(_digests(context, project, revision), images)
+    if unreleased:
+        from builder.index import host  # noqa: PLC0415  0.2 s, which other plans would pay
+        from builder.registry import status  # noqa: PLC0415
+
+        images = status.unreleased(images, host.read())
+    return images
+
+
 def _digests(context: Context, project: Project, revision: str) -> dict[str, str]:
     """Cell id -> digest of its plan in a revision; empty for a revision that this program cannot read."""
+    if not revision.strip("0"):  # what GitHub names for a new branch
+        return {}
     with project.scratch() as folder:
         git.export(project.root, revision, Path(folder))
         try:

@@ -29,6 +29,10 @@ _FORMAT = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="json: print the result to standard output.",
 )  # fmt: skip
+_STAGE_FORMAT = click.option(
+    "--format", "form", type=click.Choice(["text", "json", "github"]), default="text", show_default=True,
+    help="json: print the result to standard output. github: print the stamp as an output of a GitHub Actions step.",
+)  # fmt: skip
 
 
 @click.command(name="stage", epilog=CELLS_HELP)
@@ -38,7 +42,7 @@ _FORMAT = click.option(
 @click.option(
     "--images-only", is_flag=True, help="Do not list the images as a release: another machine will, by `builder stage`."
 )
-@_FORMAT
+@_STAGE_FORMAT
 @click.pass_obj
 def stage_command(
     context: Context, patterns: Sequence[str], place: str, signer: Signer | None, images_only: bool, form: str
@@ -63,6 +67,8 @@ def stage_command(
         images = [image.model_dump() for image in staged.images]
         click.echo(json.dumps({"stamp": stamp, "images": images, "sent": staged.sent}, indent=1))
         return
+    if form == "github":
+        click.echo(f"stamp={stamp}")
     if images_only:
         context.say(f"{counted(len(staged.here), 'image')} staged, {size(staged.sent)} sent, not listed as a release")
         return

@@ -37,8 +37,11 @@ def commit(root: Path, revision: str) -> str:
 
 def export(root: Path, revision: str, folder: Path) -> None:
     """Writes the files of the checkout as they are in a revision. Raises UsageError."""
+    commit_id = commit(root, revision)
+    if not commit_id:
+        raise UsageError(f"no git revision {revision[:100]!r}", hint="`git log --oneline` lists revisions.")
     archive = folder / "revision.tar"
-    run(root, "archive", "--format=tar", f"--output={archive}", commit(root, revision) or revision, "--", ".")
+    run(root, "archive", "--format=tar", f"--output={archive}", commit_id, "--", ".")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="tar")  # components have absolute links, which "data" refuses
     archive.unlink()

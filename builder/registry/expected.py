@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.lock.document import KNOWN_LAYERS
-from builder.matrix.tags import BASE_LABEL, PLAN_LABEL
+from builder.matrix.tags import BASE_LABEL, OCI, PLAN_LABEL
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
 
@@ -85,6 +86,12 @@ def check(expected: Expected, image: Image, manifest: bytes, config: bytes, *, i
     Unless somebody who is trusted vouches for the image, every layer must be expected.
     """
     lines = differences(expected, manifest, config)
+    if not re.fullmatch(
+        r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z",
+        created := image.labels.get(f"{OCI}.created", ""),
+        re.ASCII,
+    ):
+        lines.append(f"its time {created[:40]!a} is invalid")
     for number, (planned, layer) in enumerate(zip(expected.image.layers, image.layers, strict=False)):
         same = expected.layers.get(number)
         if same is None and not is_vouched:

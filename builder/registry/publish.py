@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from builder.common import errors
@@ -19,7 +20,7 @@ from builder.common.reference import ImageRef
 from builder.common.units import size
 from builder.index.host import Host
 from builder.layers import images as stored_images
-from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix import tags
@@ -31,12 +32,15 @@ from builder.registry.evidence import Evidence
 from builder.registry.push import Blob, Pushed
 from builder.registry.tagging import Age, TagChange
 
+Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """The image of a cell and a plan, its evidence, and the references to publish it under, the full tag first.
 
-    `source` is a repository of the same registry that has its blobs, empty if there is none.
+    `source` is a repository of the same registry that has its blobs, empty if there is none. `fetch` downloads a blob
+    from where the image is staged, if the registry can neither mount it nor has it.
     """
 
     cell: str
@@ -46,6 +50,7 @@ class Target:
     evidence: Evidence
     references: tuple[ImageRef, ...]
     source: str = ""
+    fetch: Fetch | None = None
 
     @property
     def digest(self) -> str:
@@ -120,11 +125,16 @@ def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
     return tuple(replace(reference, registry=registry) if registry else reference for reference in parsed)
 
 
-def blobs_of(store: Store, image: Image) -> list[Blob]:
-    """The configuration and the layers of an image; those that the store lacks must be in the registry."""
+def blobs_of(store: Store, image: Image, fetch: Fetch | None = None) -> list[Blob]:
+    """The configuration and the layers of an image; `fetch` downloads those that store and registry both lack."""
     descriptors = dict.fromkeys((image.config, *(layer.descriptor for layer in image.layers)))
     return [
-        Blob(digest=blob.digest, size=blob.size, path=path if (path := store.path(blob.digest)).exists() else None)
+        Blob(
+            digest=blob.digest,
+            size=blob.size,
+            path=path if (path := store.path(blob.digest)).exists() else None,
+            fetch=partial(fetch, blob) if fetch else None,
+        )
         for blob in descriptors
     ]
 
@@ -183,11 +193,13 @@ class Published:
 class Request:
     """The release gets the first of the `stamps` that no other image has. `roll_back` lets tags move to older images.
 
-    `attach` is called for each image when it is in the registry, before it has a tag.
+    `record` is called when the release may begin, before anything is pushed; `attach` for each image when it is in the
+    registry, before it has a tag.
     """
 
     stamps: Iterable[str]
     roll_back: bool = False
+    record: Callable[[], None] = lambda: None
     attach: Callable[[Registry, Target], None] = lambda *_: None
 
 
@@ -248,6 +260,7 @@ class _Release:
         if not self._request.roll_back:
             self._check_forward()
         stamp = self._stamp()
+        self._request.record()
         with self._view.live():
             self._push_all(stamp)
         for image in self._images:
@@ -300,7 +313,7 @@ class _Release:
     def _push(self, image: _Tagged, repositories: Sequence[str]) -> Pushed:
         target = image.target
         sources = {*repositories, target.source} - {target.references[0].repository, ""}
-        blobs = blobs_of(self._store, target.stored)
+        blobs = blobs_of(self._store, target.stored, target.fetch)
         meter = Meter(self._view, target.cell, "checked or sent", sum(blob.size for blob in blobs))
         return push.push(
             image.registry,

@@ -23,11 +23,15 @@ State = Literal["sent", "mounted", "present"]
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
-    """A layer or a configuration. `path` is None if it is not in the store: the registry must have it."""
+    """A layer or a configuration.
+
+    `path` is None if it is not in the store: the registry must have it, or `fetch` downloads it and returns its path.
+    """
 
     digest: str
     size: int
     path: Path | None
+    fetch: Callable[[], Path] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +126,13 @@ class _BlobPush:
             if self._registry.mount(blob.digest, source):
                 self._report(blob.size)
                 return "mounted"
-        if blob.path is None:
+        path = blob.path or (blob.fetch() if blob.fetch else None)
+        if path is None:
             raise RegistryError(
                 f"{self._registry.name}: blob {blob.digest} is missing in the registry and in the store",
                 hint="Build the image again.",
             )
-        self._upload(blob, blob.path)
+        self._upload(blob, path)
         return "sent"
 
     def _upload(self, blob: Blob, path: Path) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile
+from pathlib import Path
 
-from builder.common import errors
-from builder.common.console import Meter, View
+from builder.common import errors, git
+from builder.common.console import View
 from builder.common.errors import BuilderError, ImageTestError, RegistryError, StaleError
 from builder.common.reference import ImageRef
 from builder.index.host import Host
+from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.lock import os_lock
@@ -29,6 +31,7 @@ from builder.registry.publish import Published, Target
 from builder.registry.reports import Reader, Readings
 from builder.registry.signing import Signer
 from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
+from builder.registry.statements import Origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +111,6 @@ class Releaser:
             manifest=manifest,
             evidence=proof.evidence,
             references=publish.references(planned, self._options.registry),
-            source=self._place.repository(staged.repository).repository,
         )
         return Candidate(target=target, readings=readings, signer=proof.signer)
 
@@ -127,9 +129,13 @@ class Releaser:
 
         if not self._options.roll_back:
             self._check_newest(release, candidates)
-        targets = [self._reachable(view, store, candidate.target) for candidate in candidates]
-        self._record(release, candidates)
-        request = publish.Request(stamps=_stamps(release.stamp), roll_back=self._options.roll_back, attach=attach)
+        targets = [self._with_source(store, candidate.target) for candidate in candidates]
+        request = publish.Request(
+            stamps=_stamps(release.stamp),
+            roll_back=self._options.roll_back,
+            record=lambda: self._record(release, candidates),
+            attach=attach,
+        )
         return publish.publish(host, view, store, targets, request)
 
     def _describe(self, registry: Registry, target: Target, release: Release) -> None:
@@ -137,7 +143,7 @@ class Releaser:
         planned = self._planned[target.cell]
         system = os_lock.read(self._project.root, planned.system)
         assert system is not None, "the plan has it"
-        sbom = statements.sbom(planned, target.stored, system)
+        sbom = statements.sbom(planned, target.references[0].name, target.stored, system)
         files = [File(media_type=statements.SBOM_TYPE, content=sbom)]
         artifact = artifacts.manifest(statements.SBOM_TYPE, files, {}, target.stored.manifest)
         artifacts.attach(registry, target.digest, artifact, files)
@@ -146,10 +152,9 @@ class Releaser:
         full = target.references[0]
         image = ImageRef(registry=full.registry, repository=full.repository, digest=target.digest)
         signer.sign_image(image, {"cell": target.cell, "tag": full.tag})
-        source = self._project.matrix.source
-        provenance = statements.provenance(
-            planned, system, source=source, revision=release.revision, stamp=release.stamp
-        )
+        # The checkout, whose plan was compared with the image: the document in staging is not signed.
+        origin = Origin(source=self._project.matrix.source, revision=git.state(self._project.root), stamp=release.stamp)
+        provenance = statements.provenance(planned, target.stored, system, origin)
         for kind, predicate in ((statements.SBOM, sbom), (statements.PROVENANCE, provenance)):
             signer.attest(image, kind, predicate)
 
@@ -171,16 +176,17 @@ class Releaser:
                     hint="Stage the images again, or use --roll-back to move the tags back.",
                 )
 
-    def _reachable(self, view: View, store: Store, target: Target) -> Target:
-        """The target, with its blobs in the store if staging is another registry: it cannot mount them from there."""
-        staged = self._place.repository(staging.name_of(target.references[0]))
-        if staged.registry == target.references[0].registry:
-            return target
-        registry = self._place.open(staging.name_of(target.references[0]))
-        blobs = [target.stored.config, *(layer.descriptor for layer in target.stored.layers)]
-        meter = Meter(view, target.cell, "downloaded", sum(blob.size for blob in blobs))
-        pull.fetch(registry, store, blobs, meter.add)
-        return replace(target, source="")
+    def _with_source(self, store: Store, target: Target) -> Target:
+        """The target, with where its blobs come from: mounted from staging, or else downloaded from there."""
+        name = staging.name_of(target.references[0])
+        staged, registry = self._place.repository(name), self._place.open(name)
+
+        def fetch(blob: Descriptor) -> Path:
+            pull.fetch(registry, store, [blob])
+            return store.path(blob.digest)
+
+        is_same = staged.registry == target.references[0].registry
+        return replace(target, source=staged.repository if is_same else "", fetch=fetch)
 
     def _record(self, release: Release, candidates: Sequence[Candidate]) -> None:
         images = [

@@ -6,6 +6,7 @@ A report counts if it is about exactly this image, this plan and the test files 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -72,14 +73,14 @@ class _RefusedError(Exception):
     """A report that does not count."""
 
 
-def write(registry: Registry, image: Image, report: Report, signer: Signer | None) -> None:
+def write(project: Project, registry: Registry, image: Image, report: Report, signer: Signer | None) -> None:
     """Attaches a report to an image in a registry, unless it is attached; signed if there is a signer."""
     content, subject = report.model_dump_json().encode(), image.manifest.digest
     for artifact in artifacts.attached(registry, subject, TYPE):
         documents: dict[str, bytes] = {}
         with suppress(VerifyError, RejectedError):  # a damaged one: this one is attached beside it
             documents = artifacts.read(registry, artifact, TYPE, subject) or {}
-        if documents.get(TYPE) == content and (SIGNATURE_TYPE in documents or not signer):
+        if documents.get(TYPE) == content and (not signer or _is_signed(project, documents)):
             return
     files = [File(media_type=TYPE, content=content)]
     files += [File(media_type=SIGNATURE_TYPE, content=signer.sign(content))] if signer else []
@@ -91,6 +92,14 @@ def write(registry: Registry, image: Image, report: Report, signer: Signer | Non
         "org.opencontainers.image.created": proof.finished,
     }
     artifacts.attach(registry, subject, artifacts.manifest(TYPE, files, notes, image.manifest), files)
+
+
+def _is_signed(project: Project, documents: Mapping[str, bytes]) -> bool:
+    """Whether a report has a signature that counts; any signature, if the matrix names nobody."""
+    signature, trusted = documents.get(SIGNATURE_TYPE), project.matrix.evidence
+    if signature is None or not trusted:
+        return signature is not None
+    return bool(signing.signer_of(project.root, documents[TYPE], signature, trusted))
 
 
 def of_evidence(project: Project, image: Image, proof: Evidence) -> Report:
@@ -147,6 +156,8 @@ class Reader:
             raise _RefusedError(f"it is about the cell {proof.cell[:100]!a}")
         if proof.plan != planned.digest:
             raise _RefusedError("it is about another plan")
+        if not all(digest.is_digest(other.image_id) for other in report.reused):
+            raise _RefusedError("it reuses results of an image without a digest")
         if reason := evidence.why_outdated(proof, planned.digest, self._suite):
             raise _RefusedError(reason)
 

@@ -1,7 +1,7 @@
 """What a release says about an image: its packages (SBOM, CycloneDX 1.6) and how it was made (provenance, SLSA 1.0).
 
-Both are pure functions of the plan, the lock of the operating system and the image's labels, so the same image has the
-same statements on every machine.
+The SBOM is a pure function of the plan, the lock of the operating system and the image, so the same image has the same
+SBOM on every machine.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +21,7 @@ from packageurl import PackageURL
 
 from builder.layers.oci import Image
 from builder.lock.os_lock import OsLock
-from builder.matrix.tags import OCI
+from builder.matrix.tags import BASE_LABEL, OCI
 from builder.plan.plan import PlannedImage
 
 SBOM_TYPE = "application/vnd.cyclonedx+json"
@@ -31,18 +32,27 @@ BUILD_TYPE = "urn:gpu-images:assemble:1"
 BUILDER = "urn:gpu-images:builder"
 
 
-def sbom(planned: PlannedImage, image: Image, system: OsLock) -> bytes:
-    """The wheels and Debian packages of an image, each with its SHA-256."""
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The address of the repository, the commit (with `+changes` if files differed from it), and the release."""
+
+    source: str
+    revision: str
+    stamp: str
+
+
+def sbom(planned: PlannedImage, name: str, image: Image, system: OsLock) -> bytes:
+    """The wheels and Debian packages of an image, each with its SHA-256. `name` is that of its repository."""
     digest = image.manifest.digest
     subject = Component(
-        name=planned.references[0].rpartition(":")[0],
+        name=name,
         version=digest,
         type=ComponentType.CONTAINER,
         bom_ref=digest,
-        purl=PackageURL("oci", name=planned.references[0].rpartition(":")[0].rpartition("/")[2], version=digest),
+        purl=PackageURL("oci", None, name.rpartition("/")[2], digest, {"repository_url": name}),
         properties=[Property(name="gpu-images:cell", value=planned.id)],
     )
-    components = [*_wheels(planned), *_debian_packages(system)]
+    components = [*_interpreter(planned), *_wheels(planned), *_debian_packages(system)]
     bom = Bom(
         components=components,
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, digest),
@@ -53,6 +63,13 @@ def sbom(planned: PlannedImage, image: Image, system: OsLock) -> bytes:
     )
     bom.register_dependency(subject, components)
     return JsonV1Dot6(bom).output_as_string().encode()
+
+
+def _interpreter(planned: PlannedImage) -> Iterator[Component]:
+    """uv's own build of Python, if the image has one instead of Debian's."""
+    if planned.uv:
+        purl = PackageURL("generic", None, "python", planned.uv, {"distribution": "python-build-standalone"})
+        yield Component(name="python", version=planned.uv, purl=purl, bom_ref=str(purl))
 
 
 def _wheels(planned: PlannedImage) -> Iterator[Component]:
@@ -79,25 +96,31 @@ def _component(
     return Component(name=name, version=version, purl=purl, bom_ref=f"{purl}#{sha256[:12]}", hashes=hashes)
 
 
-def provenance(planned: PlannedImage, system: OsLock, *, source: str, revision: str, stamp: str) -> bytes:
-    """A predicate: from which commit, plan and packages an image was made. `source` is the address of the repository.
+def provenance(planned: PlannedImage, image: Image, system: OsLock, origin: Origin) -> bytes:
+    """A predicate: from which commit, plan, base and packages an image was made.
 
     Source: SLSA specification, "Provenance", version 1.
     """
-    commit = revision.partition("+")[0]
     dependencies: list[dict[str, Any]] = []
-    if commit:
-        dependencies.append({"uri": f"git+{source}" if source else "git", "digest": {"gitCommit": commit}})
-    for component in (*_wheels(planned), *_debian_packages(system)):
-        sha256 = next(iter(component.hashes)).content
-        dependencies.append({"uri": str(component.purl), "digest": {"sha256": sha256}})
+    if origin.revision and "+" not in origin.revision:
+        uri = f"git+{origin.source}" if origin.source else "git"
+        dependencies.append({"uri": uri, "digest": {"gitCommit": origin.revision}})
+    for component in (*_interpreter(planned), *_wheels(planned), *_debian_packages(system)):
+        dependency: dict[str, Any] = {"uri": str(component.purl)}
+        if component.hashes:
+            dependency["digest"] = {"sha256": next(iter(component.hashes)).content}
+        dependencies.append(dependency)
     predicate = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
-            "externalParameters": {"cell": planned.id, "revision": revision},
-            "internalParameters": {"plan": planned.digest, "operatingSystem": planned.os},
+            "externalParameters": {"cell": planned.id, "revision": origin.revision},
+            "internalParameters": {
+                "plan": planned.digest,
+                "operatingSystem": planned.os,
+                "base": image.labels.get(BASE_LABEL, ""),
+            },
             "resolvedDependencies": dependencies,
         },
-        "runDetails": {"builder": {"id": BUILDER}, "metadata": {"invocationId": f"release-{stamp}"}},
+        "runDetails": {"builder": {"id": BUILDER}, "metadata": {"invocationId": f"release-{origin.stamp}"}},
     }
     return json.dumps(predicate, indent=1).encode()

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from builder.common.errors import ImageTestError
+from builder.common.errors import ImageTestError, RegistryError, SigningError, UsageError, VerifyError
 from builder.index.host import Host
 from builder.layers import images as stored_images
+from builder.layers import oci
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.lock import os_lock
 from builder.matrix.project import Project
+from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, publish, staging
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
+from builder.registry.failures import RejectedError
 from builder.registry.reports import Reader
 from builder.registry.staging import Place, Release, StagedImage
 
@@ -85,8 +89,9 @@ class _LookUp:
         if (place := where.place) is not None:
             self._release = place.read(stamps[0]) if (stamps := place.stamps()) else None
             for stamp in reversed(place.released_stamps()):
-                if released := place.released(stamp):
-                    self._allowed |= {image.digest: released.allowed for image in released.images}
+                with suppress(VerifyError):  # it cannot be read
+                    if released := place.released(stamp):
+                        self._allowed |= {image.digest: released.allowed for image in released.images}
 
     def status(self, planned: PlannedImage) -> Status:
         images = self._release.images if self._release else ()
@@ -121,11 +126,11 @@ class _LookUp:
 
     def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> tuple[str, str]:
         assert self._where.place is not None
-        image, _ = staging.image_of(self._where.place, staged)
-        readings = self._reader.read(self._where.place.open(staged.repository), planned, image)
         try:
+            image, _ = staging.image_of(self._where.place, staged)
+            readings = self._reader.read(self._where.place.open(staged.repository), planned, image)
             return _passed(self._reader.proof(readings, planned.id).evidence)
-        except ImageTestError as error:
+        except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
             return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), NONE
 
     def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str]:
@@ -140,6 +145,28 @@ class _LookUp:
         allowed = "".join(f", {name} allowed" for name in self._allowed.get(digest, ()))
         signature = registry.digest_of(_SIGNATURE.format(digest.replace(":", "-")))
         return (YES if digest == expected else "another image") + allowed, YES if signature else NO
+
+
+def unreleased(images: Sequence[PlannedImage], host: Host, registry: str = "") -> list[PlannedImage]:
+    """The images whose full tag does not name an image of their plan. `registry` overrides the one in matrix.yaml.
+
+    Raises RegistryError, and UsageError without a registry.
+    """
+
+    def is_released(planned: PlannedImage) -> bool:
+        full = publish.references(planned, registry)[0]
+        if not full.registry:
+            raise UsageError("no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there.')
+        there = Registry(full, host=host, write=False)
+        try:
+            manifest = there.manifest(full.tag)
+            labels = oci.read_labels(manifest.content, there.read_blob) if manifest else {}
+        except (VerifyError, RejectedError):  # no such repository, or not an image of ours
+            return False
+        return labels.get(PLAN_LABEL) == planned.digest
+
+    with ThreadPoolExecutor(PARALLEL, "status") as pool:
+        return [image for image, is_done in zip(images, pool.map(is_released, images), strict=True) if not is_done]
 
 
 def _passed(proof: Evidence) -> tuple[str, str]:

@@ -288,6 +288,16 @@ def test_only_images_that_changed_since_a_revision(run: Run, tiny: Project) -> N
     assert not list((tiny.root / ".builder/tmp").iterdir())
 
 
+def test_a_revision_of_zeros_is_no_revision(run: Run) -> None:
+    """GitHub names it for a new branch."""
+    assert run("plan", CELL, "--changed-since", "0" * 40, "--format", "ids").out.split() == [CELL]
+
+
+def test_only_images_that_are_not_released(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.registry.status.unreleased", lambda images, _: images[:1])
+    assert run("plan", f"{CELL}*", "--unreleased", "--format", "ids").out.split() == [CELL]
+
+
 def test_a_revision_that_cannot_be_planned(run: Run, before: Path) -> None:
     (before / "matrix.yaml").write_text("registry: 1\n")
     result = run("plan", CELL, "--changed-since", "HEAD", "--format", "ids")

@@ -247,6 +247,29 @@ def test_tags_that_move_come_after_everything_else(bench: Bench) -> None:
     assert len(result.changed) == len(result.tags)
 
 
+def test_a_release_is_recorded_before_it_changes_anything(bench: Bench) -> None:
+    def record() -> None:
+        bench.calls.append("record")
+
+    request = Request(stamps=tags.stamps(DAY), record=record)
+    publish.publish(Host(), View(bench.console), bench.store, bench.targets(), request)
+    assert bench.calls[0] == "record"
+    assert bench.calls.count("record") == 1
+
+
+def test_a_release_that_is_refused_is_not_recorded(bench: Bench) -> None:
+    older(bench, bench.tags(EMBER)[-1])
+    request = Request(stamps=tags.stamps(DAY), record=lambda: bench.calls.append("record"))
+    assert publish.publish(Host(), View(bench.console), bench.store, bench.targets(), request).error
+    assert bench.calls == []
+
+
+def test_what_is_attached_comes_before_the_tag(bench: Bench) -> None:
+    request = Request(stamps=tags.stamps(DAY), attach=lambda _, target: bench.calls.append(f"attach {target.cell}"))
+    publish.publish(Host(), View(bench.console), bench.store, bench.targets(), request)
+    assert bench.calls.index(f"attach {EMBER}") == bench.calls.index(f"put {bench.stamped(EMBER)}") - 1
+
+
 def test_a_released_image_gets_no_other_stamp(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.publish()
     monkeypatch.setattr("tests.unit.registry.test_publish.DAY", "20261123")

@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -245,3 +247,17 @@ def test_an_interrupt_ends_the_push(blobs: list[Blob], monkeypatch: pytest.Monke
     answered.set()
     left[0].join(10)
     assert registry.calls == ["upload 30"], "no other blob is sent"
+
+
+def test_a_blob_that_is_neither_here_nor_there_is_fetched(blobs: list[Blob]) -> None:
+    """From staging, if the registry cannot mount it."""
+    elsewhere = [replace(blob, path=None, fetch=partial(_path, blob)) for blob in blobs]
+    registry = FakeRegistry(has=blobs[:1], others={"staging": blobs[1:2]})
+    pushed, _ = push(registry, elsewhere, mount_from=["staging"])
+    assert pushed.sent == blobs[2].size
+    assert registry.calls.count(f"upload {blobs[2].size}") == 1
+
+
+def _path(blob: Blob) -> Path:
+    assert blob.path
+    return blob.path

@@ -55,6 +55,7 @@ class Desk:
 
     def _publish(self, _: Host, __: View, ___: Store, targets: Sequence[Target], request: Request) -> Published:
         self.published.append((list(targets), request))
+        request.record()
         self.order.append("published" if f"released-{STAMP}" in self.registry.tags else "published before the record")
         return Published(images=(), tags=(), error=None)
 
@@ -92,7 +93,9 @@ class Desk:
         }
         proof = Evidence(**{**values, **changes})
         evidence.write(self.project.state, proof)
-        reports.write(self.registry, self.image, Report(image=self.image.manifest.digest, evidence=proof), None)
+        reports.write(
+            self.project, self.registry, self.image, Report(image=self.image.manifest.digest, evidence=proof), None
+        )
 
     def staged(self, **changes: str) -> Release:
         values = {
@@ -214,11 +217,27 @@ def test_a_newer_release_of_the_same_image(desk: Desk) -> None:
     assert desk.published
 
 
-def test_staging_on_another_registry(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blobs cannot be mounted from there, so they are downloaded to the store."""
+@pytest.mark.parametrize(
+    ("registry", "source"), [("other.example.test", ""), ("registry.example.test:5000", "staging/quartz-cuda")]
+)
+def test_blobs_are_mounted_or_downloaded_from_staging(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, registry: str, source: str
+) -> None:
+    """They are downloaded where the registry cannot mount them."""
     fetched: list[str] = []
-    monkeypatch.setattr(pull, "fetch", lambda _, __, blobs, ___: fetched.extend(blob.digest for blob in blobs))
-    desk.place = Place("other.example.test/staging", "", Host())
+    monkeypatch.setattr(pull, "fetch", lambda _, __, blobs: fetched.extend(blob.digest for blob in blobs))
+    desk.place = Place(f"{registry}/staging", "", Host())
     desk.release()
-    assert fetched == [desk.image.config.digest, *(layer.digest for layer in desk.image.layers)]
-    assert desk.published[0][0][0].source == ""
+    [target] = desk.published[0][0]
+    assert target.source == source
+    blobs = publish.blobs_of(desk.store, target.stored, target.fetch)
+    assert [blob.path for blob in blobs] == [None] * len(blobs)
+    assert blobs[0].fetch
+    assert blobs[0].fetch() == desk.store.path(desk.image.config.digest)
+    assert fetched == [desk.image.config.digest]
+
+
+def test_a_time_that_cannot_be_read(desk: Desk) -> None:
+    desk.image = desk.add_image(desk.planned, **{"org.opencontainers.image.created": "yesterday"})
+    desk.report()
+    assert "its time 'yesterday' is invalid" in desk.refused(VerifyError)

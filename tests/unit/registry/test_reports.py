@@ -206,7 +206,7 @@ def remove_blob(desk: Desk) -> None:
 def test_a_damaged_report_does_not_hide_others(desk: Desk, damage: Callable[[Desk], None]) -> None:
     desk.attach(desk.proof())
     damage(desk)
-    reports.write(desk.registry, IMAGE, Report(image=MANIFEST, evidence=desk.proof(**LATER)), SIGNER)
+    reports.write(desk.project, desk.registry, IMAGE, Report(image=MANIFEST, evidence=desk.proof(**LATER)), SIGNER)
     readings = desk.read()
     assert len(readings.counted) == len(readings.refused) == 1
 
@@ -228,7 +228,7 @@ SIGNER = _OurSigner(key="key")
 def test_a_report_is_attached_once_and_again_when_it_is_signed(desk: Desk) -> None:
     report = Report(image=MANIFEST, evidence=desk.proof())
     for signer, count in ((None, 1), (None, 1), (SIGNER, 2), (SIGNER, 2), (None, 2)):
-        reports.write(desk.registry, IMAGE, report, signer)
+        reports.write(desk.project, desk.registry, IMAGE, report, signer)
         assert len(artifacts.attached(desk.registry, MANIFEST, reports.TYPE)) == count
     notes = desk.registry.listed(MANIFEST.replace(":", "-"))[0]["annotations"]
     assert (notes["gpu-images.cell"], notes["gpu-images.gpu"]) == (CELL, "not run")

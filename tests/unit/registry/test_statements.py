@@ -16,7 +16,9 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import statements
+from builder.registry.statements import Origin
 
+NAME = "registry.example.test/team/quartz-cuda"
 CELL = "qz-0.5-cu129-py311-board"
 MANIFEST = Descriptor(media_type=MANIFEST_TYPE, digest="sha256:" + "a" * 64, size=1)
 IMAGE = Image(
@@ -41,10 +43,11 @@ def system(tiny: Project, planned: PlannedImage) -> OsLock:
 
 
 def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage, system: OsLock) -> None:
-    data = json.loads(statements.sbom(planned, IMAGE, system))
+    data = json.loads(statements.sbom(planned, NAME, IMAGE, system))
     assert (data["bomFormat"], data["specVersion"]) == ("CycloneDX", "1.6")
     subject = data["metadata"]["component"]
-    assert (subject["version"], subject["type"]) == (MANIFEST.digest, "container")
+    assert (subject["name"], subject["version"], subject["type"]) == (NAME, MANIFEST.digest, "container")
+    assert subject["purl"].startswith("pkg:oci/quartz-cuda@sha256")
     assert data["metadata"]["timestamp"].startswith("2026-11-16T10:17:40")
     hashes = {component["purl"]: component["hashes"][0]["content"] for component in data["components"]}
     wheels = {f"pkg:pypi/{wheel.name}@{wheel.version}": wheel.sha256 for wheel in planned.wheels}
@@ -58,18 +61,16 @@ def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage
 
 
 def test_the_statements_of_an_image_are_the_same_everywhere(planned: PlannedImage, system: OsLock) -> None:
-    assert statements.sbom(planned, IMAGE, system) == statements.sbom(planned, IMAGE, system)
+    assert statements.sbom(planned, NAME, IMAGE, system) == statements.sbom(planned, NAME, IMAGE, system)
     other = replace(IMAGE, manifest=replace(MANIFEST, digest="sha256:" + "c" * 64))
-    assert statements.sbom(planned, other, system) != statements.sbom(planned, IMAGE, system)
+    assert statements.sbom(planned, NAME, other, system) != statements.sbom(planned, NAME, IMAGE, system)
 
 
-@pytest.mark.parametrize(
-    ("revision", "commit"), [("f" * 40, "f" * 40), ("f" * 40 + "+changes", "f" * 40), ("", "")], ids=str
-)
+@pytest.mark.parametrize(("revision", "commit"), [("f" * 40, "f" * 40), ("f" * 40 + "+changes", ""), ("", "")], ids=str)
 def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, commit: str) -> None:
     address = "https://example.test/org/images"
     predicate: dict[str, Any] = json.loads(
-        statements.provenance(planned, system, source=address, revision=revision, stamp="20261122")
+        statements.provenance(planned, IMAGE, system, Origin(source=address, revision=revision, stamp="20261122"))
     )
     definition = predicate["buildDefinition"]
     assert definition["externalParameters"] == {"cell": CELL, "revision": revision}
