@@ -408,3 +408,45 @@ def test_tags_move_back_to_an_earlier_release_of_its_commit(ours: Checkout, prox
     ours.builder("render")
     release(ours, proxy, TODAY, UNTESTED_GPU, "--roll-back")
     assert tags(ours, proxy) == second | first
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", r"/releases/manifests/released-"),
+        ("POST", r"/ty-cuda/blobs/uploads/\?mount="),
+        ("PUT", r"/ty-cuda/manifests/sha256-"),
+        ("PUT", rf"/ty-cuda/manifests/[^/]*-{TODAY}$"),
+        ("PUT", r"/ty-cuda/manifests/1\.0$"),
+    ],
+    ids=["record", "blob", "report", "stamped tag", "moving tag"],
+)
+def test_a_release_that_is_killed(ours: Checkout, proxy: Proxy, method: str, path: str) -> None:
+    """No tag names anything but a released image, and running it again finishes the release."""
+    stage(ours)
+    expected = ours.stored()
+    proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path))
+    with ours.running("release", "--to", proxy.address, UNTESTED_GPU) as run:
+        run.reaches(proxy.stalled.is_set)
+        run.process.kill()
+        run.process.wait(10)
+    proxy.heal()
+    half = tags(ours, proxy)
+    assert set(half.values()) <= set(expected.values())
+    if path.endswith((f"-{TODAY}$", "=", "sha256-", "released-")):
+        assert not [tag for tag in half if not tag.endswith(TODAY)], "no moving tag before all stamped ones"
+    release(ours, proxy, UNTESTED_GPU)
+    complete = tags(ours, proxy)
+    assert len(complete) == 2 * 5
+    assert set(complete.values()) == set(expected.values())
+
+
+def test_two_releases_at_once(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
+    """Both publish the same images, so both succeed, and nothing is lost."""
+    stage(ours)
+    copies = [ours, *(dataclasses.replace(ours, root=elsewhere(ours, tmp_path / name).root) for name in ("a", "b"))]
+    with ThreadPoolExecutor(3) as pool:
+        outputs = list(pool.map(lambda each: release(each, proxy, UNTESTED_GPU, "--allow-unsigned"), copies))
+    assert all("2 images" in output for output in outputs)
+    assert set(tags(ours, proxy).values()) == set(ours.stored().values())
+    assert len(tags(ours, proxy)) == 2 * 5
