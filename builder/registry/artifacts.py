@@ -134,6 +134,11 @@ def attached(registry: Registry, subject: str, artifact_type: str) -> list[str]:
     return list(dict.fromkeys(entry.digest for entry in entries if entry.artifact_type == artifact_type))
 
 
+def entries(index: bytes, name: str) -> list[str]:
+    """The digests that an index lists; `name` is for messages. Raises VerifyError."""
+    return [entry.digest for entry in oci.parse(_Index, index, f"index {name}", hint=_HINT).manifests]
+
+
 def read(registry: Registry, reference: str, artifact_type: str, subject: str = "") -> dict[str, bytes] | None:
     """The documents of an artifact (a tag or a digest) by media type; None without one.
 

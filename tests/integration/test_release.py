@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -450,3 +451,25 @@ def test_two_releases_at_once(ours: Checkout, proxy: Proxy, tmp_path: Path) -> N
     assert all("2 images" in output for output in outputs)
     assert set(tags(ours, proxy).values()) == set(ours.stored().values())
     assert len(tags(ours, proxy)) == 2 * 5
+
+
+def test_a_look_at_what_the_registry_has(ours: Checkout, proxy: Proxy) -> None:
+    stage(ours)
+    missing = "8 tags of 8 not published"
+    assert missing in ours.builder("registry", "diff", "--to", proxy.address)
+    release(ours, proxy, UNTESTED_GPU)
+    assert "0 tags of 8 not published" in ours.builder("registry", "diff", "--to", proxy.address)
+    listed = ours.builder("registry", "ls")
+    assert re.search(rf"{TODAY} +2 +yes, untested-gpu allowed", listed)
+    output = ours.builder("registry", "check", "--to", proxy.address)
+    assert "checked" in output
+
+    [_, layer, *_] = stores.blobs_of(ours.store, ours.stored()[ours.references()[0]])
+    digest = layer.removeprefix("sha256:")
+    [stored] = proxy.server.data.glob(f"**/blobs/sha256/{digest[:2]}/{digest}/data")
+    content = bytearray(stored.read_bytes())
+    content[len(content) // 2] ^= 1
+    stored.write_bytes(content)
+    output = ours.builder("registry", "check", "--to", proxy.address, code=15)
+    assert f"blob {layer} is damaged" in output
+    ours.builder("registry", "check", "--fast", "--to", proxy.address)

@@ -1,0 +1,89 @@
+"""The command registry."""
+
+from __future__ import annotations
+
+import click
+from rich.text import Text
+
+from builder.cli.context import Context, new_table
+from builder.cli.options import staging_option, to_option
+from builder.common.console import Meter, View
+from builder.common.errors import RegistryError, VerifyError
+from builder.common.reference import ImageRef
+from builder.common.units import counted
+from builder.index import host
+from builder.matrix.project import Project
+from builder.registry import inspection
+from builder.registry.client import Registry
+from builder.registry.inspection import Check
+from builder.registry.staging import Place
+
+
+@click.group(name="registry")
+def registry_command() -> None:
+    """Look at what the registry has: releases, tags, damage."""
+
+
+@registry_command.command(name="ls")
+@staging_option
+@click.pass_obj
+def list_command(context: Context, place: str) -> None:
+    """List the staged releases, the newest first."""
+    project = context.project
+    table = new_table("RELEASE", "IMAGES", "RELEASED", "REVISION", right=["IMAGES"])
+    for line in inspection.releases(Place.of(project, place, host.read())):
+        released = "yes" + "".join(f", {name} allowed" for name in line.allowed) if line.is_released else "no"
+        table.add_row(*map(Text, [line.stamp, str(line.images), released, line.revision or "-"]))
+    context.out.print(table)
+
+
+@registry_command.command(name="diff")
+@to_option
+@click.pass_obj
+def diff_command(context: Context, registry: str) -> None:
+    """Compare the tags of the matrix with those in the registry.
+
+    Shows tags that no cell has, such as those of a version that was removed, and tags that are not published yet.
+    """
+    settings = host.read()
+    for name, expected in inspection.references(context.project, registry).items():
+        reference = ImageRef.parse(name)
+        if not reference.registry:
+            raise RegistryError("no registry in matrix.yaml", hint="Set `registry` there, or use --to.")
+        difference = inspection.difference(Registry(reference, host=settings, write=False), expected)
+        for tag in difference.unknown:
+            context.out.print(Text(f"{difference.repository}:{tag} is not in the matrix"), soft_wrap=True)
+        missing = f"{counted(len(difference.missing), 'tag')} of {len(expected)} not published"
+        context.out.print(Text(f"{difference.repository}: {missing}"), soft_wrap=True)
+
+
+@registry_command.command(name="check")
+@staging_option
+@to_option
+@click.option("--fast", is_flag=True, help="Only ask whether each blob is there; do not compare hashes.")
+@click.pass_obj
+def check_command(context: Context, place: str, registry: str, fast: bool) -> None:
+    """Check everything that tags lead to: manifests, blobs, and what is attached to images.
+
+    Downloads every blob to compare its hash: a registry may return damaged data without an error. Fails if anything is
+    missing or damaged.
+    """
+    project = context.project
+    repositories = inspection.repositories(project, host.read(), _place(project, place), registry)
+    inspection.require(repositories)
+    view, faults = View(context.err), 0
+    with view.live():
+        for each in repositories:
+            check = Check(registry=each, fast=fast, read=Meter(view, each.name, "read", 0).add)
+            view.begin(each.name, "checking")
+            for fault in check.faults():
+                context.out.print(Text(fault), soft_wrap=True)
+                faults += 1
+            done = f"{counted(len(check.blobs), 'blob')} {'present' if fast else 'checked'}"
+            view.end(each.name, "done", done)
+    if faults:
+        raise VerifyError(f"{counted(faults, 'fault')} in the registry", hint="Stage or push the images again.")
+
+
+def _place(project: Project, text: str) -> Place | None:
+    return Place.of(project, text, host.read()) if text or project.matrix.staging else None

@@ -1,0 +1,148 @@
+"""Looks at what a registry has: its releases, tags that the matrix does not explain, and damaged or missing data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from builder.common.errors import RegistryError, VerifyError
+from builder.common.reference import ImageRef
+from builder.index.host import Host
+from builder.layers import oci
+from builder.matrix import tags
+from builder.matrix.project import Project
+from builder.registry import artifacts
+from builder.registry.client import Registry
+from builder.registry.failures import RejectedError
+from builder.registry.staging import INDEX, Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseLine:
+    """A release: the number of its images, and whether it was published, with the checks that it left out."""
+
+    stamp: str
+    images: int
+    revision: str
+    is_released: bool
+    allowed: tuple[str, ...] = ()
+
+
+def releases(place: Place) -> Iterator[ReleaseLine]:
+    """All staged releases, the newest first. Raises RegistryError, VerifyError."""
+    for stamp in place.stamps():
+        staged, released = place.read(stamp), place.released(stamp)
+        yield ReleaseLine(
+            stamp=stamp,
+            images=len(staged.images),
+            revision=staged.revision,
+            is_released=released is not None,
+            allowed=released.allowed if released else (),
+        )
+
+
+def references(project: Project, registry: str) -> dict[str, set[str]]:
+    """The tags of the matrix, without stamps, by public repository; `registry` overrides the one in matrix.yaml."""
+    expected: dict[str, set[str]] = {}
+    for names in tags.compute(project.matrix, project.cells).values():
+        for name in names:
+            full = ImageRef(registry=registry or name.registry, repository=name.repository)
+            expected.setdefault(str(full), set()).add(name.tag)
+    return expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Tags of a repository that the matrix does not have, and tags of the matrix that it lacks."""
+
+    repository: str
+    unknown: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def difference(registry: Registry, expected: Iterable[str]) -> Difference:
+    """Stamped tags of a cell count as known; tags of tools (`sha256-...`) are left out. Raises RegistryError."""
+    known = set(expected)
+    present = [tag for tag in registry.list_tags() if not tag.startswith("sha256-")]
+    unknown = [tag for tag in present if tag not in known and not _is_stamped(tag, known)]
+    return Difference(
+        repository=registry.name, unknown=tuple(sorted(unknown)), missing=tuple(sorted(known - set(present)))
+    )
+
+
+def _is_stamped(tag: str, known: set[str]) -> bool:
+    name, _, stamp = tag.rpartition("-")
+    return name in known and tags.is_stamp(stamp)
+
+
+def repositories(project: Project, host: Host, place: Place | None, registry: str) -> list[Registry]:
+    """The public repositories, those of staging, and that of the releases."""
+    public = [ImageRef.parse(name) for name in references(project, registry)]
+    staged = [place.repository(name) for name in (*_names(public), INDEX)] if place else []
+    named = [each for each in (*public, *staged) if each.registry]
+    return [Registry(reference, host=host, write=False) for reference in dict.fromkeys(named)]
+
+
+def _names(public: Iterable[ImageRef]) -> list[str]:
+    return [reference.repository.rpartition("/")[2] for reference in public]
+
+
+@dataclass(kw_only=True)
+class Check:
+    """Reads everything that the tags of a repository lead to. `read` is called with numbers of bytes.
+
+    Unless `fast`, the hash of every blob is compared. `manifests` and `blobs` are what was checked.
+    """
+
+    registry: Registry
+    fast: bool = False
+    read: Callable[[int], None] = lambda _: None
+    manifests: set[str] = field(default_factory=set)
+    blobs: set[str] = field(default_factory=set)
+
+    def faults(self) -> Iterator[str]:
+        """A line for each fault. Raises RegistryError for a registry that does not respond."""
+        for tag in self.registry.list_tags():
+            yield from self._manifest(tag, f"{self.registry.name}:{tag}")
+
+    def _manifest(self, reference: str, name: str) -> Iterator[str]:
+        if reference in self.manifests:
+            return
+        try:
+            manifest = self.registry.manifest(reference)
+            if manifest is None:
+                yield f"{name}: the manifest is missing"
+                return
+            self.manifests |= {reference, manifest.digest}
+            if manifest.media_type == oci.INDEX_TYPE:
+                for entry in artifacts.entries(manifest.content, name):
+                    yield from self._manifest(entry, f"{name}, {entry}")
+                return
+            blobs = oci.read_blobs(manifest.content)
+        except (RejectedError, VerifyError) as error:
+            yield f"{name}: {error}"
+            return
+        for digest, size in blobs.items():
+            yield from self._blob(digest, size, name)
+
+    def _blob(self, digest: str, size: int, name: str) -> Iterator[str]:
+        if digest in self.blobs:
+            return
+        self.blobs.add(digest)
+        try:
+            is_good = (
+                self.registry.has_blob(digest) if self.fast else self.registry.blob_matches(digest, size, self.read)
+            )
+        except RejectedError as error:
+            yield f"{name}: blob {digest}: {error}"
+            return
+        if not is_good:
+            yield f"{name}: blob {digest} is {'missing' if self.fast else 'damaged'}"
+
+
+def require(repositories: Iterable[Registry]) -> None:
+    """Raises RegistryError if there is nothing to look at."""
+    if not list(repositories):
+        raise RegistryError(
+            "matrix.yaml names neither a registry nor staging", hint="Set `registry` there, or use --to."
+        )
