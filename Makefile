@@ -64,7 +64,7 @@ refresh: .venv/.ready ## lock today's Debian packages of the default images, the
 stage: .venv/.ready ## push what passed its tests to staging, by digest, with the test results
 	@$(BUILDER) stage $(CELLS)
 
-stage-images: .venv/.ready ## the same, without listing the images as a release: `make stage` does, on any machine
+stage-images: .venv/.ready ## push images to staging without listing them as a release; afterwards run `make stage` on one machine
 	@$(BUILDER) stage $(CELLS) --images-only
 
 test-staged: .venv/.ready ## run the tests that staged images lack, such as GPU tests, and attach the results (STAMP=20261122)
@@ -73,7 +73,7 @@ test-staged: .venv/.ready ## run the tests that staged images lack, such as GPU 
 release: .venv/.ready ## publish a staged release whose images are all tested: sign them, set the tags (STAMP=20261122)
 	@$(BUILDER) release $(STAMP)
 
-status: .venv/.ready ## how far each cell is: locked, built, tested, staged, released
+status: .venv/.ready ## the state of each cell: locked, built, tested, staged, released
 	@$(BUILDER) status $(CELLS)
 
 # What a workflow of GitHub Actions reads as the outputs of a step.
@@ -82,7 +82,7 @@ parts: .venv/.ready ## the images that changed since the revision SINCE (or: rel
 	@parts=$$($(BUILDER) plan all $(LIMIT) --format github) && echo "parts=$$parts"
 	@cells=$$($(BUILDER) plan all $(LIMIT) --format ids) && echo "cells=$$(echo $$cells)"
 
-stage-release: .venv/.ready ## as `stage`, and print the stamp for GitHub Actions
+stage-release: .venv/.ready ## like `stage`, but print the stamp for GitHub Actions
 	@$(BUILDER) stage $(CELLS) --format github
 
 update-debian: .venv/.ready ## lock current Debian packages of all images, and render
@@ -102,7 +102,7 @@ retest: .venv/.ready ## run the image tests again on what is built
 doctor: .venv/.ready ## what this machine has and what it lacks
 	@$(BUILDER) doctor
 
-demo: engine ## take two tiny images the whole way to a release and back, in about a minute, and show every command
+demo: engine ## two tiny images through the whole pipeline, to a release and a roll-back, in about a minute
 	@.venv/bin/python -m tests.demo
 
 registry: .venv/.ready ## a registry on the loopback (Debian's docker-registry), to try staging and releases: 127.0.0.1:5000

@@ -1,4 +1,4 @@
-"""Takes two tiny images the whole way from matrix.yaml to a release and back, and shows every command: `make demo`.
+"""Runs two tiny images through the whole pipeline, to a release and a roll-back, and shows every command: `make demo`.
 
 It uses this machine's Docker Engine, Debian's archives, a package index with tiny wheels and a registry, both on the
 loopback and in a temporary folder. Only the programs cosign and docker-registry, from Debian's packages, stay.
@@ -60,10 +60,12 @@ class Demo:
         self.say("\n# Push what passed to staging, by digest, with signed results.")
         self.run(here, "stage", "--sign", str(self.folder / "key.key"))
 
-        self.say("\n# Another machine: an empty store. Its results would be those of a GPU.")
+        self.say("\n# Another machine, with an empty store, runs the missing tests: with a GPU, the GPU tests.")
         other = self.elsewhere()
         self.run(other, "test", "--staged", "newest", PLAIN, "--sign", str(self.folder / "key.key"))
-        self.say("\n# Images for GPUs are not released without GPU tests, unless that is said, and recorded.")
+        self.say(
+            "\n# Images for GPUs need GPU tests to be released, unless an option allows it; the release records it."
+        )
         self.run(other, "release", code=8)
         self.run(other, "release", "--allow-untested-gpu", "--sign", str(self.folder / "key.key"))
         self.run(other, "status")
@@ -75,7 +77,7 @@ class Demo:
         self.say(f"$ {shlex.join(command)}")
         subprocess.run(command, cwd=here.root, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-        self.say("\n# A change of one file: only layers above it change, and a second release of the day.")
+        self.say("\n# Change one file: only its layer changes. Publish a second release on the same day.")
         notes = here.root / "templates/base/files/etc/notes"
         notes.write_text("changed\n", encoding="utf-8")
         for arguments in (["render"], ["images"], ["stage", "--sign", str(self.folder / "key.key")]):
@@ -133,7 +135,7 @@ def serve() -> None:
     folder = ROOT / ".builder/registry"
     folder.mkdir(parents=True, exist_ok=True)
     with registries.Server(folder=folder, fixed_port=5000).serving():
-        print("a registry is at 127.0.0.1:5000, with its data in .builder/registry; Ctrl-C ends it", flush=True)
+        print("registry running at 127.0.0.1:5000 (data in .builder/registry); press Ctrl-C to stop it", flush=True)
         with suppress(KeyboardInterrupt):
             signal.pause()
 

@@ -33,7 +33,7 @@ POLICY = RetryPolicy(connect_s=5, read_s=30, retries=1)  # a build does not need
 class RegistryLayers:
     """The known layers in staging and in the public repositories of matrix.yaml. Thread-safe.
 
-    A registry that fails is not asked again in this run: layers are then made here.
+    After an error of a registry, none is used for the rest of the run: layers are then built here.
     """
 
     def __init__(self, work: Work, store: Store, known: KnownLayers) -> None:
@@ -92,7 +92,7 @@ class RegistryLayers:
     def _give_up(self, error: RegistryError) -> None:
         if not self._failed.is_set():
             self._failed.set()
-            self._work.view.say(f"layers are made here, because the registry failed: {error}")
+            self._work.view.say(f"the registry failed, so layers are built on this machine: {error}")
 
     @cached_property
     def _repositories(self) -> list[Registry]:

@@ -1,6 +1,6 @@
 """Tests staged images on another machine: downloads each by its digest, runs the tests that its reports lack.
 
-A report of a pass that counts (see `builder.registry.reports`) is taken over as evidence, so a machine with a GPU runs
+A passing report that counts (see `builder.registry.reports`) becomes evidence here, so a machine with a GPU runs
 only the GPU tests. Its own results are attached to the same image, also those of a failure.
 """
 
@@ -47,7 +47,7 @@ class StagedImages:
         self._loading = threading.Lock()
 
     def find(self, image: PlannedImage) -> str:
-        """None is in the engine as staged: `build` looks for it."""
+        """Always empty: `build` checks whether the engine has the image."""
         return ""
 
     def prepare(self, images: Sequence[PlannedImage]) -> None:
@@ -74,7 +74,7 @@ class StagedImages:
         return image_id, "loaded"
 
     def _report(self, image: PlannedImage, stored: Image, manifest: Manifest) -> Report | None:
-        """The report of a pass to rely on, if there is one.
+        """The passing report to rely on, if there is one.
 
         Raises VerifyError for an image that is not the planned one: without a report that counts, this machine alone
         would vouch for it.
@@ -84,9 +84,9 @@ class StagedImages:
         for line in readings.refused:
             self._work.view.say(f"{image.id}: {line}")
         base = stored.labels.get(BASE_LABEL, "")
-        promised = expected.of_known(self._work.project.root, self._known, image, base)
+        expected_image = expected.of_known(self._work.project.root, self._known, image, base)
         config = registry.read_blob(stored.config.digest)
-        expected.check(promised, stored, manifest.content, config, is_vouched=bool(readings.counted))
+        expected.check(expected_image, stored, manifest.content, config, is_vouched=bool(readings.counted))
         try:
             return self._reader.proof(readings, image.id).report
         except ImageTestError:  # none, or a failure: all tests are run here

@@ -20,7 +20,7 @@ from builder.build.work import Work
 from builder.cli import engine
 from builder.cli.context import Context
 from builder.cli.options import CELLS_HELP, Size, cells_argument, jobs_option, sign_option, staging_option
-from builder.common.errors import BuilderError, ImageTestError, StaleError, UsageError
+from builder.common.errors import BuilderError, ImageTestError, UsageError
 from builder.common.units import duration
 from builder.compat import gpus
 from builder.layers import garbage
@@ -168,8 +168,8 @@ def test_command(context: Context, /, patterns: Sequence[str], **values: Any) ->
     Without --staged, runs all tests of built images again.
 
     With --staged, downloads the images of a release from staging, runs the tests that their reports lack (on a machine
-    with a GPU, the GPU tests), and attaches the results. CELLS are then those of the release; default: all. Several
-    machines may test different cells at the same time.
+    with a GPU, the GPU tests), and attaches the results. CELLS selects images of the release; the default is all of
+    them. Several machines may test different cells at the same time.
     """
     request = replace(_Request.of("test", values), names=bool(patterns))
     _run(context, patterns or (("*",) if request.stamp else ()), request)
@@ -208,20 +208,17 @@ def _test_staged(context: Context, work: Work, planned: Plan, request: _Request)
     from builder.build.staged_tests import StagedImages  # noqa: PLC0415  0.1 s, which other commands would pay
     from builder.registry.staging import Place  # noqa: PLC0415
 
-    where = Place.of(work.project, request.place, work.host)
-    release = where.read("" if request.stamp == NEWEST else request.stamp)
+    staging_place = Place.of(work.project, request.place, work.host)
+    release = staging_place.read("" if request.stamp == NEWEST else request.stamp)
     staged = {image.cell: image for image in release.images}
     chosen = tuple(image for image in planned.images if image.id in staged)
     if request.names and (missing := [image.id for image in planned.images if image.id not in staged]):
         raise UsageError(f"release {release.stamp} does not have {missing[0]}", hint=f"It has: {', '.join(staged)}")
-    if other := [image.id for image in chosen if staged[image.id].plan != image.digest]:
-        raise StaleError(
-            f"{other[0]}: staged from another plan than that of this checkout",
-            hint=f"Check out revision {release.revision or 'it was staged from'}.",
-        )
+    if stale := [image.id for image in chosen if staged[image.id].plan != image.digest]:
+        raise release.stale(stale[0])
     store = context.store
     with store.used():
-        method = StagedImages(work, store, where, staged, request.signer)
+        method = StagedImages(work, store, staging_place, staged, request.signer)
         return images.complete(work, method, Plan(images=chosen), request.options)
 
 

@@ -45,10 +45,14 @@ to_option = click.option(
     default="",
     metavar="HOST[:PORT]",
     callback=_registry,
-    help="Publish to this registry instead of the one in matrix.yaml.",
+    help="Use this registry instead of the one in matrix.yaml.",
 )
 staging_option = click.option(
-    "--staging", "place", default="", metavar="PLACE", help="Stage here instead of `staging` in matrix.yaml."
+    "--staging",
+    "place",
+    default="",
+    metavar="PLACE",
+    help="Use this staging place (REGISTRY or REGISTRY/PREFIX) instead of `staging` in matrix.yaml.",
 )
 sign_option = click.option(
     "--sign",

@@ -35,7 +35,9 @@ from builder.plan.plan import Plan, PlannedImage
     help="Only the images whose plan differs from that of a git revision.",
 )  # fmt: skip
 @click.option(
-    "--unreleased", is_flag=True, help="Only the images whose tag in the registry does not name an image of this plan."
+    "--unreleased",
+    is_flag=True,
+    help="Only the images whose tag in the registry is missing or was built from a different plan.",
 )
 @click.option(
     "--disk", type=Size(positive=True), default="14GB", show_default=True,
@@ -48,7 +50,7 @@ from builder.plan.plan import Plan, PlannedImage
 def plan_command(
     context: Context, /, patterns: Sequence[str], form: str, disk: int, layers: bool, **limits: Any
 ) -> None:
-    """Show what would be built: cells, tags, layers, sizes. Needs no engine and no network.
+    """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
 
     SIZE is the download size of the wheels. ADDS is the part of it that is in no image above it in the table; OWN is
     the part that is in no other image in the table.

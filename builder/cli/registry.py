@@ -53,17 +53,17 @@ def diff_command(context: Context, registry: str) -> None:
         difference = inspection.difference(Registry(reference, host=settings, write=False), expected)
         for tag in difference.unknown:
             context.out.print(Text(f"{difference.repository}:{tag} is not in the matrix"), soft_wrap=True)
-        missing = f"{counted(len(difference.missing), 'tag')} of {len(expected)} not published"
+        missing = f"{len(difference.missing)} of {counted(len(expected), 'tag')} not published"
         context.out.print(Text(f"{difference.repository}: {missing}"), soft_wrap=True)
 
 
 @registry_command.command(name="check")
 @staging_option
 @to_option
-@click.option("--fast", is_flag=True, help="Only ask whether each blob is there; do not compare hashes.")
+@click.option("--fast", is_flag=True, help="Only check that each blob exists; do not download it to compare its hash.")
 @click.pass_obj
 def check_command(context: Context, place: str, registry: str, fast: bool) -> None:
-    """Check everything that tags lead to: manifests, blobs, and what is attached to images.
+    """Check everything reachable from a tag: manifests, blobs, and what is attached to images.
 
     Downloads every blob to compare its hash: a registry may return damaged data without an error. Fails if anything is
     missing or damaged.

@@ -40,7 +40,9 @@ _STAGE_FORMAT = click.option(
 @staging_option
 @sign_option
 @click.option(
-    "--images-only", is_flag=True, help="Do not list the images as a release: another machine will, by `builder stage`."
+    "--images-only",
+    is_flag=True,
+    help="Do not list the images as a release. Afterwards, run `builder stage` on one machine to list them.",
 )
 @_STAGE_FORMAT
 @click.pass_obj
@@ -57,12 +59,14 @@ def stage_command(
     """
     began = time.monotonic()
     project = context.project
-    where = Place.of(project, place, host.read())
+    staging_place = Place.of(project, place, host.read())
     planned = current.make(project, project.select(patterns))
     store = context.store
     with store.used():
-        staged = Stager(project=project, store=store, view=View(context.err), place=where, signer=signer).stage(planned)
-    stamp = "" if images_only else where.write(today(), git.state(project.root), staged.images).stamp
+        staged = Stager(project=project, store=store, view=View(context.err), place=staging_place, signer=signer).stage(
+            planned
+        )
+    stamp = "" if images_only else staging_place.write(today(), git.state(project.root), staged.images).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
         click.echo(json.dumps({"stamp": stamp, "images": images, "sent": staged.sent}, indent=1))
@@ -104,20 +108,20 @@ def release_command(
 ) -> None:
     """Publish the staged release STAMP: sign it, then set its tags. Default: the newest.
 
-    Needs the checkout that the images were staged from, and the registry; no engine and no store. Checks every image:
-    its configuration and known layers against the plan, and its test results, which must be of exactly this image and
-    these tests, and signed by somebody whom `evidence` in matrix.yaml names, or made on this machine. Images for GPUs
-    need GPU tests: run `builder test --staged` on a machine with a GPU.
+    Needs the checkout that the images were staged from, and the registry; no engine and no store. Compares the
+    configuration and the known layers of every image with the plan. Its test results must be for exactly this image
+    and these tests, and signed by a signer listed under `evidence` in matrix.yaml, or produced on this machine. Images
+    for GPUs need GPU tests: run `builder test --staged` on a machine with a GPU.
 
     Run it again to finish a release that was interrupted.
     """
     began = time.monotonic()
     project = context.project
-    where = Place.of(project, place, host.read())
+    staging_place = Place.of(project, place, host.read())
     publish.require_registry(project, registry)
     planned = {image.id: image for image in current.make(project, project.cells).images}
-    releaser = Releaser(project, where, planned, Options(registry=registry, **options))
-    chosen = where.read(stamp)
+    releaser = Releaser(project, staging_place, planned, Options(registry=registry, **options))
+    chosen = staging_place.read(stamp)
     candidates = releaser.check(chosen)
     if check:
         context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")

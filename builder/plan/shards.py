@@ -9,7 +9,7 @@ from builder.plan.plan import PlannedImage
 
 # Bytes of disk for each byte of wheels: in the store, and unpacked in the engine (measured for torch 2.9.1: 1.8).
 ON_DISK = 2.8
-IMAGES = 10  # the most in one part: the tests of an image take minutes
+MAX_IMAGES = 10  # the most in one part: the tests of an image take minutes
 
 
 def changed(before: Mapping[str, str], images: Sequence[PlannedImage]) -> list[PlannedImage]:
@@ -26,7 +26,7 @@ def split(images: Sequence[PlannedImage], disk: int) -> list[list[PlannedImage]]
     layers: dict[str, int] = {}
     for image in sorted(images, key=lambda image: (image.cell.cuda, image.cell.group, len(image.layers))):
         added = {layer.inputs: layer.bytes for layer in image.layers}
-        if not parts or len(parts[-1]) == IMAGES or sum((layers | added).values()) * ON_DISK > disk:
+        if not parts or len(parts[-1]) == MAX_IMAGES or sum((layers | added).values()) * ON_DISK > disk:
             parts.append([])
             layers = {}
         parts[-1].append(image)

@@ -30,7 +30,7 @@ from builder.registry.failures import TransientError
 from builder.registry.push import Blob
 
 EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
-# Another writer may replace the index with one that it read before: longer than it takes to read and write it.
+# Seconds until the index is read again: longer than another writer takes between reading and replacing it.
 CONFIRM_S = 1.0
 ATTEMPTS = 30
 _HINT = "Delete it in the registry, then run this again."
@@ -115,7 +115,10 @@ def copy(source: Registry, target: Registry, subject: str, artifact: str) -> Non
     """Attaches an artifact of an image to the same image in another repository."""
     stored = source.manifest(artifact)
     if stored is None:
-        raise RegistryError(f"{source.name}: artifact {artifact} is missing", hint="Run this again.")
+        raise RegistryError(
+            f"{source.name}: artifact {artifact} is missing",
+            hint="Run this again when no other job writes to this registry.",
+        )
     blobs = oci.parse(_Artifact, stored.content, f"artifact {source.name}@{artifact}", hint=_HINT).layers
     files = [File(media_type=blob.media_type, content=source.read_blob(blob.digest)) for blob in blobs]
     attach(target, subject, stored, files)
@@ -149,9 +152,14 @@ def read(registry: Registry, reference: str, artifact_type: str, subject: str = 
         return None
     artifact = oci.parse(_Artifact, stored.content, f"artifact {registry.name}:{reference}", hint=_HINT)
     if artifact.artifact_type != artifact_type:
-        raise VerifyError(f"{registry.name}: {reference} is not {artifact_type}")
-    if subject != (artifact.subject.digest if artifact.subject else ""):
-        raise VerifyError(f"{registry.name}: artifact {reference} is not attached to {subject}")
+        raise VerifyError(f"{registry.name}: artifact {reference} does not have the type {artifact_type}", hint=_HINT)
+    actual = artifact.subject.digest if artifact.subject else ""
+    if subject != actual:
+        raise VerifyError(
+            f"{registry.name}: artifact {reference} is attached to {actual or 'nothing'}, "
+            f"expected {subject or 'nothing'}",
+            hint=_HINT,
+        )
     return {blob.media_type: registry.read_blob(blob.digest) for blob in artifact.layers}
 
 
@@ -184,5 +192,6 @@ def _list_by_tag(registry: Registry, subject: str, entry: dict[str, Any]) -> Non
             registry.put_manifest_once(_tag(subject), json.dumps(index, separators=(",", ":")).encode(), INDEX_TYPE)
         time.sleep(CONFIRM_S * random.uniform(1, 1.25))  # noqa: S311  no secret depends on it
     raise RegistryError(
-        f"{registry.name}: other programs replace the list of what is attached to {subject}", hint="Run this again."
+        f"{registry.name}: other writers keep replacing the list of artifacts attached to {subject}",
+        hint="Run this again when no other job writes to this registry.",
     )

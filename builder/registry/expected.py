@@ -91,15 +91,17 @@ def check(expected: Expected, image: Image, manifest: bytes, config: bytes, *, i
         created := image.labels.get(f"{OCI}.created", ""),
         re.ASCII,
     ):
-        lines.append(f"its time {created[:40]!a} is invalid")
+        lines.append(f"invalid creation time {created[:40]!a}")
     for number, (planned, layer) in enumerate(zip(expected.image.layers, image.layers, strict=False)):
-        same = expected.layers.get(number)
-        if same is None and not is_vouched:
+        expected_layer = expected.layers.get(number)
+        if expected_layer is None and not is_vouched:
             lines.append(
-                f"layer {planned.name} is not in {KNOWN_LAYERS}: commit it on the machine that built the image"
+                f"layer {planned.name} is not in {KNOWN_LAYERS}: commit that file on the machine that built the image"
             )
-        elif same and not known_layers.is_same(planned, same, layer.digest, layer.diff_id):
-            lines.append(f"layer {planned.name} is {digest.short(layer.digest)}, expected {digest.short(same.digest)}")
+        elif expected_layer and not known_layers.is_same(planned, expected_layer, layer.digest, layer.diff_id):
+            lines.append(
+                f"layer {planned.name} is {digest.short(layer.digest)}, expected {digest.short(expected_layer.digest)}"
+            )
     if lines:
         raise VerifyError(f"{expected.image.id}: the staged image differs from the plan: {'; '.join(_first(lines))}")
 

@@ -1,4 +1,4 @@
-"""Looks at what a registry has: its releases, tags that the matrix does not explain, and damaged or missing data."""
+"""Looks at what a registry has: its releases, tags that are not in the matrix, and damaged or missing data."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _names(public: Iterable[ImageRef]) -> list[str]:
 
 @dataclass(kw_only=True)
 class Check:
-    """Reads everything that the tags of a repository lead to. `read` is called with numbers of bytes.
+    """Reads everything reachable from the tags of a repository. `read` is called with numbers of bytes.
 
     Unless `fast`, the hash of every blob is compared. `manifests` and `blobs` are what was checked.
     """

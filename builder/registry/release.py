@@ -13,7 +13,7 @@ from pathlib import Path
 
 from builder.common import errors, git
 from builder.common.console import View
-from builder.common.errors import BuilderError, ImageTestError, RegistryError, StaleError
+from builder.common.errors import BuilderError, ImageTestError, RegistryError
 from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers.blobs import Descriptor
@@ -86,23 +86,20 @@ class Releaser:
     def _check(self, staged: StagedImage, release: Release) -> Candidate:
         planned = self._planned.get(staged.cell)
         if planned is None or planned.digest != staged.plan:
-            raise StaleError(
-                f"{staged.cell}: staged from another plan than that of this checkout",
-                hint=f"Check out revision {release.revision or 'it was staged from'}, or stage the image again.",
-            )
+            raise release.stale(staged.cell)
         image, manifest = staging.image_of(self._place, staged)
         registry = self._place.open(staged.repository)
-        promised = expected.of_known(self._project.root, self._known, planned, image.labels.get(BASE_LABEL, ""))
+        expected_image = expected.of_known(self._project.root, self._known, planned, image.labels.get(BASE_LABEL, ""))
         # The report that is required below vouches for layers that are not known.
         config = registry.read_blob(image.config.digest)
-        expected.check(promised, image, manifest.content, config, is_vouched=True)
+        expected.check(expected_image, image, manifest.content, config, is_vouched=True)
         readings = self._reader.read(registry, planned, image)
         proof = self._reader.proof(readings, staged.cell)
         if not (planned.cell.is_cpu or proof.evidence.gpu == "passed" or self._options.allow_untested_gpu):
             raise ImageTestError(
-                f"{staged.cell}: gpu: {proof.evidence.gpu_status}",
+                f"{staged.cell}: GPU tests have not passed (gpu: {proof.evidence.gpu_status})",
                 hint=f"On a machine with a GPU: builder test --staged {release.stamp} --gpu require   "
-                "Or release it as it is: --allow-untested-gpu",
+                f"To release it untested: builder release {release.stamp} --allow-untested-gpu",
             )
         target = Target(
             cell=staged.cell,
@@ -207,6 +204,6 @@ class Releaser:
 
 
 def _stamps(stamp: str) -> Iterator[str]:
-    """The stamps of its day, from this one on: another release may have the tags of this one."""
+    """This stamp and the later ones of its day, in case another release has the tags of this one."""
     day = stamp.partition(".")[0]
     return dropwhile(lambda other: other != stamp, tags.stamps(day))

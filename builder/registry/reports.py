@@ -45,7 +45,7 @@ class Report(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A report in a registry, by the digest of its artifact, and who signed it: empty for nobody who is trusted."""
+    """A report in a registry, by the digest of its artifact, and the trusted signer, empty if there is none."""
 
     artifact: str
     report: Report
@@ -141,9 +141,7 @@ class Reader:
         own = evidence.read(self._project.state, report.evidence.image_id)
         is_own = own is not None and of_evidence(self._project, image, own) == report
         if not (signer or self._allow_unsigned or is_own):
-            reason = (
-                "its signature is of nobody whom `evidence` in matrix.yaml names" if signature else "it is unsigned"
-            )
+            reason = "no signer listed under `evidence` in matrix.yaml signed it" if signature else "it is unsigned"
             raise _RefusedError(f"{reason}, and this machine did not run these tests")
         return Reading(artifact=artifact, report=report, signer=signer)
 
@@ -162,9 +160,9 @@ class Reader:
             raise _RefusedError(reason)
 
     def proof(self, readings: Readings, cell: str) -> Reading:
-        """The report to rely on: of a pass, with GPU tests if one has them.
+        """The report to rely on: a passing one, with GPU tests if there is one.
 
-        Raises ImageTestError if no report counts, or if the newest one from some GPU is not of a pass.
+        Raises ImageTestError if no report counts, or if the newest one from some kind of GPU is not a pass.
         """
         newest = {reading.gpu: reading for reading in readings.counted}
         if not newest:

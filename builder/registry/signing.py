@@ -79,7 +79,7 @@ class Signer:
 
 
 def signer_of(root: Path, content: bytes, bundle: bytes, trusted: Sequence[Trusted]) -> str:
-    """Whose signature of a document a bundle has: the first of the trusted ones; empty if it is nobody's.
+    """The name of the first trusted signer whose signature of a document is in a bundle; empty if there is none.
 
     `root` is the checkout, which has the public keys. Raises SigningError if cosign cannot run or a key is missing.
     """

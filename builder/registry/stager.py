@@ -45,7 +45,7 @@ class Stager:
         """Pushes the images by digest, and attaches their reports.
 
         Looks up those that the store lacks: another machine may have staged them for the same plan. Raises one error
-        for all images that are neither here nor there, before anything is sent, and one for all that failed.
+        for all images that are neither in the store nor in staging, before anything is sent, and one for all failures.
         """
         targets, failures = publish.collect(self.project, self.store, plan)
         not_built = [image for image in plan.images if isinstance(failures.get(image.id), NotBuiltError)]

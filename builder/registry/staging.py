@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from builder.common import digest
-from builder.common.errors import RegistryError, UsageError, VerifyError
+from builder.common.errors import RegistryError, StaleError, UsageError, VerifyError
 from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers import oci
@@ -45,7 +45,7 @@ class StagedImage(BaseModel):
 
 
 class Release(BaseModel):
-    """`revision` is the commit of the checkout, with `+changes` if files differed from it."""
+    """`revision` is the commit of the checkout, with `+changes` if files differed from it; empty outside git."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,6 +53,14 @@ class Release(BaseModel):
     stamp: _Text
     revision: _Text
     images: tuple[StagedImage, ...]
+
+    def stale(self, cell: str) -> StaleError:
+        """The error for a cell that has another plan now."""
+        commit = self.revision.partition("+")[0]
+        return StaleError(
+            f"{cell}: staged from a different plan than this checkout's",
+            hint=f"Check out revision {commit}." if commit else "Check out the revision that it was staged from.",
+        )
 
 
 class ReleasedImage(BaseModel):
@@ -68,7 +76,7 @@ class ReleasedImage(BaseModel):
 
 
 class Released(BaseModel):
-    """What a release publishes, written before its first tag, and the checks that it was told to leave out."""
+    """What a release publishes, written before its first tag, and the checks that it skipped."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,13 +88,13 @@ class Released(BaseModel):
 
 
 class Place:
-    """Where images are staged: a registry, or a registry and the beginning of the names of repositories."""
+    """Where images are staged: a registry, optionally with a prefix for the names of repositories."""
 
     def __init__(self, text: str, registry: str, host: Host) -> None:
         """`text` is `staging` of matrix.yaml, `registry` the registry if it names none. Raises UsageError."""
         if not text:
             raise UsageError(
-                "no staging in matrix.yaml",
+                "`staging` is not set in matrix.yaml",
                 hint='Set `staging: "registry.example.com/staging"` there, or use --staging.',
             )
         try:
@@ -97,7 +105,7 @@ class Place:
         self._prefix = parsed.repository.rpartition("/")[0]
         self._host = host
         if not self._registry:
-            raise UsageError(f"staging: {text} names no registry", hint='For example "registry.example.com/staging".')
+            raise UsageError(f"staging: no registry in {text!r}", hint='Use e.g. "registry.example.com/staging".')
 
     @classmethod
     def of(cls, project: Project, text: str, host: Host) -> Place:
@@ -129,7 +137,7 @@ class Place:
                 raise RegistryError(f"nothing is staged in {self.repository(INDEX)}", hint="builder stage")
             stamp = stamps[0]
         if not tags.is_stamp(stamp):
-            raise UsageError(f"{stamp[:100]!r} is not a stamp", hint="For example 20261122.")
+            raise UsageError(f"invalid stamp {stamp[:100]!r}: use e.g. 20261122")
         reference = f"{PREFIX}{stamp}"
         documents = artifacts.read(self.open(INDEX), reference, TYPE)
         if documents is None:

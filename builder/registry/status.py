@@ -157,10 +157,10 @@ def unreleased(images: Sequence[PlannedImage], host: Host, registry: str = "") -
         full = publish.references(planned, registry)[0]
         if not full.registry:
             raise UsageError("no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there.')
-        there = Registry(full, host=host, write=False)
+        repository = Registry(full, host=host, write=False)
         try:
-            manifest = there.manifest(full.tag)
-            labels = oci.read_labels(manifest.content, there.read_blob) if manifest else {}
+            manifest = repository.manifest(full.tag)
+            labels = oci.read_labels(manifest.content, repository.read_blob) if manifest else {}
         except (VerifyError, RejectedError):  # no such repository, or not an image of ours
             return False
         return labels.get(PLAN_LABEL) == planned.digest

@@ -105,7 +105,7 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     assert tags(ours, proxy) == {}, "staging sets no tag"
     other = elsewhere(ours, tmp_path / "other")
     output = release(other, proxy, code=8)
-    assert f"{PLAIN}: gpu: not run (" in output
+    assert f"{PLAIN}: GPU tests have not passed (gpu: not run (" in output
     assert f"builder test --staged {TODAY} --gpu require" in output
     assert tags(ours, proxy) == {}
 
@@ -271,7 +271,7 @@ def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tm
         return Signer(key=str(keys / f"{key}.key")).sign(json.dumps(content).encode())
 
     content, signature = report(plain)
-    reason = "its signature is of nobody whom `evidence` in matrix.yaml names"
+    reason = "no signer listed under `evidence` in matrix.yaml signed it"
     if what == "edited":
         content["evidence"]["gpu"] = "passed"
     elif what == "another key":
@@ -375,7 +375,7 @@ def test_a_new_machine_downloads_known_layers(ours: Checkout, proxy: Proxy, tmp_
     third = elsewhere(ours, tmp_path / "third")
     proxy.troubles.append(Trouble(fault=Fault.STATUS_500, method="HEAD", path="/blobs/", times=10**6))
     output = third.builder("build")
-    assert output.count("layers are made here, because the registry failed") == 1
+    assert output.count("the registry failed, so layers are built on this machine") == 1
     assert third.stored() == ours.stored()
 
 
@@ -404,7 +404,7 @@ def test_tags_move_back_to_an_earlier_release_of_its_commit(ours: Checkout, prox
     second = tags(ours, proxy)
     assert not set(first.values()) & {second[name.rpartition(":")[2]] for name in ours.references()}
 
-    assert f"{PLAIN}: staged from another plan" in release(ours, proxy, TODAY, UNTESTED_GPU, "--roll-back", code=5)
+    assert f"{PLAIN}: staged from a different plan" in release(ours, proxy, TODAY, UNTESTED_GPU, "--roll-back", code=5)
     (ours.root / "templates/os.j2").write_text(template, encoding="utf-8")
     ours.builder("render")
     release(ours, proxy, TODAY, UNTESTED_GPU, "--roll-back")
@@ -455,10 +455,10 @@ def test_two_releases_at_once(ours: Checkout, proxy: Proxy, tmp_path: Path) -> N
 
 def test_a_look_at_what_the_registry_has(ours: Checkout, proxy: Proxy) -> None:
     stage(ours)
-    missing = "8 tags of 8 not published"
+    missing = "8 of 8 tags not published"
     assert missing in ours.builder("registry", "diff", "--to", proxy.address)
     release(ours, proxy, UNTESTED_GPU)
-    assert "0 tags of 8 not published" in ours.builder("registry", "diff", "--to", proxy.address)
+    assert "0 of 8 tags not published" in ours.builder("registry", "diff", "--to", proxy.address)
     listed = ours.builder("registry", "ls")
     assert re.search(rf"{TODAY} +2 +yes, untested-gpu allowed", listed)
     output = ours.builder("registry", "check", "--to", proxy.address)

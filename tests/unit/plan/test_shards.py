@@ -35,7 +35,7 @@ def test_parts_fit_and_have_every_image_once(images: list[PlannedImage]) -> None
         assert sorted(image.id for part in parts for image in part) == sorted(image.id for image in images)
         assert max(map(need, parts)) <= disk + 1
     assert len(shards.split(images, int(largest) + 1)) > 1
-    assert len(shards.split(images[: shards.IMAGES], HUGE)) == 1
+    assert len(shards.split(images[: shards.MAX_IMAGES], HUGE)) == 1
 
 
 def test_a_part_has_few_images(images: list[PlannedImage]) -> None:

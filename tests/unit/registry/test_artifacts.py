@@ -139,16 +139,16 @@ def test_writers_that_never_stop(registry: Memory) -> None:
         raise TransientError("no response")
 
     registry.before_put = [fail] * 1000
-    with pytest.raises(RegistryError, match="other programs replace the list"):
+    with pytest.raises(RegistryError, match="other writers keep replacing the list"):
         attach(registry, "ours")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"artifactType": "application/x-other"}, "is not application/x-test"),
-        ({"subject": {**SUBJECT.as_data(), "digest": of_bytes(b"another")}}, "is not attached to"),
-        ({"subject": None}, "is not attached to"),
+        ({"artifactType": "application/x-other"}, "does not have the type application/x-test"),
+        ({"subject": {**SUBJECT.as_data(), "digest": of_bytes(b"another")}}, "expected sha256"),
+        ({"subject": None}, "expected sha256"),
         ({"layers": "x"}, "invalid artifact"),
         ({"layers": [{"mediaType": "x", "digest": "../../etc", "size": 1}]}, "invalid artifact"),
     ],

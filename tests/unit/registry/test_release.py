@@ -146,7 +146,7 @@ def test_a_second_stamp_of_the_day_does_not_take_the_first(desk: Desk) -> None:
 
 def test_without_a_gpu_test(desk: Desk) -> None:
     desk.report(gpu="not run", gpu_reason="no driver", finished="2026-11-23T00:00:00Z")
-    assert desk.refused(ImageTestError) == f"{CELL}: gpu: not run (no driver)"
+    assert desk.refused(ImageTestError) == f"{CELL}: GPU tests have not passed (gpu: not run (no driver))"
     desk.release(allow_untested_gpu=True)
     released = desk.place.released(STAMP)
     assert released
@@ -169,8 +169,8 @@ def test_a_failure(desk: Desk) -> None:
 
 
 def test_another_plan(desk: Desk) -> None:
-    assert "staged from another plan" in desk.refused(StaleError, desk.staged(plan="sha256:" + "e" * 64))
-    assert "staged from another plan" in desk.refused(StaleError, desk.staged(cell="unknown"))
+    assert "staged from a different plan" in desk.refused(StaleError, desk.staged(plan="sha256:" + "e" * 64))
+    assert "staged from a different plan" in desk.refused(StaleError, desk.staged(cell="unknown"))
 
 
 def test_a_digest_that_is_not_there(desk: Desk) -> None:
@@ -240,4 +240,4 @@ def test_blobs_are_mounted_or_downloaded_from_staging(
 def test_a_time_that_cannot_be_read(desk: Desk) -> None:
     desk.image = desk.add_image(desk.planned, **{"org.opencontainers.image.created": "yesterday"})
     desk.report()
-    assert "its time 'yesterday' is invalid" in desk.refused(VerifyError)
+    assert "invalid creation time 'yesterday'" in desk.refused(VerifyError)
