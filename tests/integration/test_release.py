@@ -192,7 +192,7 @@ def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_p
 def test_a_newer_release_is_not_replaced_by_an_older_one(ours: Checkout, proxy: Proxy) -> None:
     """The job of an older commit may end later."""
     stage(ours)
-    ours.write_tests({"tiny": "def test_more():\n    assert True\n"})
+    ours.write_tests({"tiny": 'def test_prints(host):\n    assert host.check_output("tinyframe")\n'})
     template = (ours.root / "templates/os.j2").read_text(encoding="utf-8")
     (ours.root / "templates/os.j2").write_text(f"{template}RUN touch /etc/newer\n", encoding="utf-8")
     ours.builder("render")
@@ -239,18 +239,25 @@ def test_a_failure_elsewhere_prevents_the_release(ours: Checkout, proxy: Proxy, 
     assert tags(ours, proxy) == {}
 
 
+def subject_of(repository: Registry, digest: str) -> Descriptor:
+    """An image in a registry, to attach something to."""
+    manifest = repository.manifest(digest)
+    assert manifest
+    return Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
+
+
 def forge(checkout: Checkout, proxy: Proxy, content: dict[str, Any], cell: str, files: list[artifacts.File]) -> None:
     """Attaches a report to the staged image of a cell, in place of the one that it has."""
     staged = repository(checkout, proxy, "staging/ty-cuda")
     suffix = "-extra" if cell == EXTRA else ""
     digest = checkout.stored()[checkout.references(suffix)[0]]
-    manifest = staged.manifest(digest)
-    assert manifest
-    subject = Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
+    subject = subject_of(staged, digest)
     document = artifacts.File(media_type=reports.TYPE, content=json.dumps(content).encode())
     everything = [document, *files]
     artifacts.attach(staged, digest, artifacts.manifest(reports.TYPE, everything, {}, subject), everything)
-    index = json.loads((staged.manifest(digest.replace(":", "-")) or manifest).content)
+    listed = staged.manifest(digest.replace(":", "-"))
+    assert listed
+    index = json.loads(listed.content)
     index["manifests"] = index["manifests"][-1:]
     staged.put_manifest(digest.replace(":", "-"), json.dumps(index).encode(), "application/vnd.oci.image.index.v1+json")
 
@@ -343,9 +350,7 @@ def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> 
     stage(ours)
     staged = repository(ours, proxy, "staging/ty-cuda")
     digest = ours.stored()[ours.references()[0]]
-    stored = staged.manifest(digest)
-    assert stored
-    subject = Descriptor(media_type=stored.media_type, digest=digest, size=len(stored.content))
+    subject = subject_of(staged, digest)
 
     def attach(number: int) -> None:
         files = [artifacts.File(media_type="text/plain", content=f"document {number}".encode())]
