@@ -99,8 +99,9 @@ def _limited(
         images = shards.changed(_digests(context, project, revision), images)
     if unreleased:
         from builder.index import host  # noqa: PLC0415  0.2 s, which other plans would pay
-        from builder.registry import status  # noqa: PLC0415
+        from builder.registry import publish, status  # noqa: PLC0415
 
+        publish.require_registry(project, "")
         images = status.unreleased(images, host.read())
     return images
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import click
 from rich.text import Text
@@ -28,6 +29,7 @@ from builder.plan import current, plan
 from builder.registry import expected, publish, verify
 from builder.registry.client import Registry
 from builder.registry.expected import Expected
+from builder.registry.publish import Published
 from builder.registry.verify import Check, Finding, Source
 
 _STYLES = {
@@ -66,15 +68,21 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
         request = publish.Request(stamps=tags.stamps(today()), roll_back=roll_back)
         result = publish.publish(host.read(), View(context.err), store, chosen, request)
     seconds = time.monotonic() - began
+    show(context, result, form, seconds=round(seconds, 1))
+    if form == "text":
+        sent, changed = counted(len(chosen), "image"), counted(len(result.changed), "tag")
+        context.say(f"{sent} in the registry, {changed} changed ({duration(seconds)})")
+
+
+def show(context: Context, result: Published, form: str, **data: Any) -> None:
+    """Prints what a push or a release did; `data` is for JSON. Raises its error."""
     if form == "json":
-        click.echo(json.dumps(result.as_data() | {"seconds": round(seconds, 1)}, indent=1))
+        click.echo(json.dumps(result.as_data() | data, indent=1))
     if result.error:
         raise result.error
     if form == "text":
         for line in result.lines:
             context.say(line)
-        sent, changed = counted(len(chosen), "image"), counted(len(result.changed), "tag")
-        context.say(f"{sent} in the registry, {changed} changed ({duration(seconds)})")
 
 
 def today() -> str:

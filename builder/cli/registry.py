@@ -8,12 +8,12 @@ from rich.text import Text
 from builder.cli.context import Context, new_table
 from builder.cli.options import staging_option, to_option
 from builder.common.console import Meter, View
-from builder.common.errors import RegistryError, VerifyError
+from builder.common.errors import VerifyError
 from builder.common.reference import ImageRef
 from builder.common.units import counted
 from builder.index import host
 from builder.matrix.project import Project
-from builder.registry import inspection
+from builder.registry import inspection, publish
 from builder.registry.client import Registry
 from builder.registry.inspection import Check
 from builder.registry.staging import Place
@@ -46,11 +46,10 @@ def diff_command(context: Context, registry: str) -> None:
     Shows tags that no cell has, such as those of a version that was removed, and tags that are not published yet.
     """
     settings = host.read()
+    publish.require_registry(context.project, registry)
     for name, expected in inspection.references(context.project, registry).items():
-        reference = ImageRef.parse(name)
-        if not reference.registry:
-            raise RegistryError("no registry in matrix.yaml", hint="Set `registry` there, or use --to.")
-        difference = inspection.difference(Registry(reference, host=settings, write=False), expected)
+        repository = Registry(ImageRef.parse(name), host=settings, write=False)
+        difference = inspection.difference(repository, expected)
         for tag in difference.unknown:
             context.out.print(Text(f"{difference.repository}:{tag} is not in the matrix"), soft_wrap=True)
         missing = f"{len(difference.missing)} of {counted(len(expected), 'tag')} not published"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, cells_argument, sign_option, staging_option, to_option
-from builder.cli.push import today
+from builder.cli.push import show, today
 from builder.common import git
 from builder.common.console import View
 from builder.common.units import counted, duration, size
@@ -130,13 +130,8 @@ def release_command(
     with store.used():
         result = releaser.publish(host.read(), View(context.err), store, chosen, candidates)
     seconds = time.monotonic() - began
-    if form == "json":
-        click.echo(json.dumps(result.as_data() | {"stamp": chosen.stamp, "seconds": round(seconds, 1)}, indent=1))
-    if result.error:
-        raise result.error
+    show(context, result, form, stamp=chosen.stamp, seconds=round(seconds, 1))
     if form == "text":
-        for line in result.lines:
-            context.say(line)
         images, changed = counted(len(candidates), "image"), counted(len(result.changed), "tag")
         context.say(f"release {chosen.stamp}: {images}, {changed} changed ({duration(seconds)})")
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,12 +67,16 @@ class Signer:
             return False
         with TemporaryDirectory() as folder:
             public = Path(folder) / "key.pub"
-            public.write_text(_cosign("public-key", f"--key={self.key}"), encoding="utf-8")
+            public.write_text(self._public_key, encoding="utf-8")
             try:
                 _cosign(command, f"--key={public}", _OFFLINE, *options, *_transport(image), str(image))
             except _RejectedError:
                 return False
         return True
+
+    @cached_property
+    def _public_key(self) -> str:
+        return _cosign("public-key", f"--key={self.key}")
 
     @property
     def _options(self) -> list[str]:

@@ -25,7 +25,6 @@ from builder.matrix.tags import BASE_LABEL, OCI
 from builder.plan.plan import PlannedImage
 
 SBOM_TYPE = "application/vnd.cyclonedx+json"
-PROVENANCE_TYPE = "application/vnd.in-toto.provenance+json"
 # The kinds of predicates, as cosign names them.
 SBOM, PROVENANCE = "cyclonedx", "slsaprovenance1"
 BUILD_TYPE = "urn:gpu-images:assemble:1"

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from builder.common.errors import ImageTestError, RegistryError, SigningError, UsageError, VerifyError
+from builder.common.errors import ImageTestError, RegistryError, SigningError, VerifyError
 from builder.index.host import Host
 from builder.layers import images as stored_images
 from builder.layers import oci
@@ -147,21 +147,16 @@ class _LookUp:
         return (YES if digest == expected else "another image") + allowed, YES if signature else NO
 
 
-def unreleased(images: Sequence[PlannedImage], host: Host, registry: str = "") -> list[PlannedImage]:
-    """The images whose full tag does not name an image of their plan. `registry` overrides the one in matrix.yaml.
-
-    Raises RegistryError, and UsageError without a registry.
-    """
+def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]:
+    """The images whose full tag does not name an image of their plan. Raises RegistryError."""
 
     def is_released(planned: PlannedImage) -> bool:
-        full = publish.references(planned, registry)[0]
-        if not full.registry:
-            raise UsageError("no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there.')
+        full = publish.references(planned)[0]
         repository = Registry(full, host=host, write=False)
         try:
             manifest = repository.manifest(full.tag)
             labels = oci.read_labels(manifest.content, repository.read_blob) if manifest else {}
-        except (VerifyError, RejectedError):  # no such repository, or not an image of ours
+        except (VerifyError, RejectedError):  # the repository does not exist, or the image is invalid
             return False
         return labels.get(PLAN_LABEL) == planned.digest
 

@@ -298,6 +298,17 @@ def test_only_images_that_are_not_released(run: Run, monkeypatch: pytest.MonkeyP
     assert run("plan", f"{CELL}*", "--unreleased", "--format", "ids").out.split() == [CELL]
 
 
+@pytest.mark.parametrize(
+    "command", [("plan", CELL, "--unreleased"), ("registry", "diff"), ("push", CELL)], ids=" ".join
+)
+def test_without_a_registry(run: Run, tiny: Project, command: tuple[str, ...]) -> None:
+    path = tiny.root / "matrix.yaml"
+    path.write_text(path.read_text().replace("registry: registry.example.test:5000", 'registry: ""'))
+    result = run(*command)
+    assert result.code == 2
+    assert "no registry in matrix.yaml" in result.err
+
+
 def test_a_revision_that_cannot_be_planned(run: Run, before: Path) -> None:
     (before / "matrix.yaml").write_text("registry: 1\n")
     result = run("plan", CELL, "--changed-since", "HEAD", "--format", "ids")

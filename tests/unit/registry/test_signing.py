@@ -128,6 +128,13 @@ def test_an_image_is_signed_once(cosign: Cosign) -> None:
     assert command[-1] == str(IMAGE)
 
 
+def test_the_public_key_is_read_once(cosign: Cosign) -> None:
+    signer = Signer(key="key")
+    signer.sign_image(IMAGE, {})
+    signer.attest(IMAGE, "cyclonedx", b"{}")
+    assert [command[1] for command in cosign.programs.calls] == ["public-key", "verify", "verify-attestation"]
+
+
 def test_without_a_key_the_log_is_used(cosign: Cosign) -> None:
     registry = ImageRef(registry="registry.example.test", repository="a/b", digest=IMAGE.digest)
     Signer(key="keyless").sign_image(registry, {})

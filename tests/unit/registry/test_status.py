@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from builder.common.errors import UsageError
 from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.matrix.project import Project
@@ -28,12 +27,3 @@ def test_images_whose_tag_is_of_another_plan(tiny: Project, monkeypatch: pytest.
     assert status.unreleased(images, Host()) == [by_cell[BOARD]]
     registry.put_manifest(tags[EMBER], b"[]", MANIFEST_TYPE)
     assert status.unreleased(images, Host()) == images
-
-
-def test_without_a_registry(tiny: Project) -> None:
-    text = (tiny.root / "matrix.yaml").read_text()
-    (tiny.root / "matrix.yaml").write_text(text.replace("registry: registry.example.test:5000", 'registry: ""'))
-    project = Project(tiny.root)
-    images = list(plan.make_locked(project, project.select([EMBER])).images)
-    with pytest.raises(UsageError, match="no registry in matrix"):
-        status.unreleased(images, Host())
