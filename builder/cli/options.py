@@ -45,7 +45,7 @@ to_option = click.option(
     default="",
     metavar="HOST[:PORT]",
     callback=_registry,
-    help="Use this registry instead of the one in matrix.yaml.",
+    help="Use this registry instead of `registry` in matrix.yaml.",
 )
 staging_option = click.option(
     "--staging",

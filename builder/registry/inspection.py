@@ -42,7 +42,7 @@ def releases(place: Place) -> Iterator[ReleaseLine]:
 
 
 def references(project: Project, registry: str) -> dict[str, set[str]]:
-    """The tags of the matrix, without stamps, by public repository; `registry` overrides the one in matrix.yaml."""
+    """The tags of the matrix, without stamps, by public repository; `registry` overrides the setting in matrix.yaml."""
     expected: dict[str, set[str]] = {}
     for names in tags.compute(project.matrix, project.cells).values():
         for name in names:

@@ -62,7 +62,7 @@ class NotBuiltError(ImageTestError):
 
 
 def require_registry(project: Project, registry: str) -> None:
-    """Raises UsageError without a registry to publish to; `registry` overrides the one in matrix.yaml."""
+    """Raises UsageError without a registry to publish to; `registry` overrides the setting in matrix.yaml."""
     if not (registry or project.matrix.registry):
         raise UsageError(
             "no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there, or use --to.'
@@ -70,7 +70,7 @@ def require_registry(project: Project, registry: str) -> None:
 
 
 def targets(project: Project, store: Store, plan: Plan, registry: str = "") -> list[Target]:
-    """The images of the store that passed their tests; `registry` overrides the one in matrix.yaml.
+    """The images of the store that passed their tests; `registry` overrides the setting in matrix.yaml.
 
     Raises one error for all images that are not built or have not passed.
     """
@@ -120,7 +120,7 @@ def _tested(project: Project, store: Store, image: PlannedImage, suite: Mapping[
 
 
 def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
-    """The references of an image, the full tag first; `registry` overrides the one in matrix.yaml."""
+    """The references of an image, the full tag first; `registry` overrides the setting in matrix.yaml."""
     parsed = (ImageRef.parse(text) for text in image.references)
     return tuple(replace(reference, registry=registry) if registry else reference for reference in parsed)
 

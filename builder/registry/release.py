@@ -36,7 +36,7 @@ from builder.registry.statements import Origin
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """`registry` overrides the one in matrix.yaml. `signer` signs the images; None leaves them unsigned."""
+    """`registry` overrides the setting in matrix.yaml. `signer` signs the images; None leaves them unsigned."""
 
     registry: str = ""
     signer: Signer | None = None
