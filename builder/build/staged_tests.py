@@ -40,7 +40,7 @@ class StagedImages:
         self._place = place
         self._staged = staged
         self._signer = signer
-        self._reader = Reader(work.project)
+        self._reader = Reader.of(work.project)
         self._known = KnownLayers(work.project.root)
         self._images: dict[str, Image] = {}
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
@@ -80,7 +80,7 @@ class StagedImages:
         would vouch for it.
         """
         registry = self._place.open(self._staged[image.id].repository)
-        readings = self._reader.read(registry, image, stored)
+        readings = self._reader.read(registry, stored, image.id, image.digest)
         for line in readings.refused:
             self._work.view.say(f"{image.id}: {line}")
         base = stored.labels.get(BASE_LABEL, "")
@@ -112,4 +112,4 @@ class StagedImages:
             return
         registry = self._place.open(self._staged[image.id].repository, write=True)
         project = self._work.project
-        reports.write(project, registry, stored, reports.of_evidence(project, stored, proof), self._signer)
+        reports.write(project, registry, stored, reports.of_evidence(project.state, stored, proof), self._signer)

@@ -31,7 +31,7 @@ COMMANDS = {
     "stage": ("release", "Push images that passed their tests to staging, with the results."),
     "status": ("release", "Show how far each cell is on its way to a release."),
     "test": ("images", "Run the tests of built or staged images."),
-    "verify": ("push", "Check that IMAGE matches the plan of this checkout."),
+    "verify": ("verify", "Check IMAGE: its signature, its contents, and the plan."),
 }
 
 

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from builder.cli import push
+from builder.cli import verify
 from builder.cli.context import Context, new_table
 from builder.common import git, strict_yaml
 from builder.common.errors import StaleError, UsageError, did_you_mean
@@ -110,7 +110,7 @@ def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Side:
     store, settings = context.store, host.read()
     with store.used():
         try:
-            source = push.source(context, store, settings, name)
+            source = verify.source(context, store, settings, name)
         except UsageError as error:
             raise UsageError(
                 f"{name!r} is not a cell, {_revision(context.project.root)} or an image: {error}", hint=FORMS

@@ -70,6 +70,17 @@ def stamp_order(stamp: str) -> tuple[str, int]:
     return day, int(number or 0)
 
 
+def is_tag_of(tag: str, full: str) -> bool:
+    """Whether an image with this full tag may have a tag: itself, with a stamp, or an alias."""
+    version, *axes = full.split("-")
+    start, *rest = tag.split("-")
+    if rest and is_stamp(rest[-1]):
+        rest.pop()
+    cuda, python, suffix = axes[:1], axes[1:2], axes[2:]
+    choices = ([*cuda, *python, *suffix], [*cuda, *suffix], [*python, *suffix], suffix)
+    return f"{version}.".startswith(f"{start}.") and rest in choices
+
+
 def _tags(matrix: Matrix, cell: Cell) -> list[str]:
     entry = matrix.frameworks[cell.framework].versions[cell.line]
     # The name of the image already has the cpu.

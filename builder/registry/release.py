@@ -67,7 +67,7 @@ class Releaser:
         self._place = place
         self._planned = planned
         self._options = options
-        self._reader = Reader(project, allow_unsigned=options.allow_unsigned)
+        self._reader = Reader.of(project, allow_unsigned=options.allow_unsigned)
         self._known = KnownLayers(project.root)
 
     def check(self, release: Release) -> list[Candidate]:
@@ -93,7 +93,7 @@ class Releaser:
         # The report that is required below vouches for layers that are not known.
         config = registry.read_blob(image.config.digest)
         expected.check(expected_image, image, manifest.content, config, is_vouched=True)
-        readings = self._reader.read(registry, planned, image)
+        readings = self._reader.read(registry, image, planned.id, planned.digest)
         proof = self._reader.proof(readings, staged.cell)
         if not (planned.cell.is_cpu or proof.evidence.gpu == "passed" or self._options.allow_untested_gpu):
             raise ImageTestError(

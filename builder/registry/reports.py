@@ -6,9 +6,10 @@ A report counts if it is about exactly this image, this plan and the test files 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,7 +18,7 @@ from builder.common import digest
 from builder.common.errors import ImageTestError, VerifyError
 from builder.layers.oci import Image
 from builder.matrix.project import Project
-from builder.plan.plan import PlannedImage
+from builder.matrix.schema import Trusted
 from builder.registry import artifacts, evidence, signing
 from builder.registry.artifacts import File
 from builder.registry.client import Registry
@@ -102,61 +103,80 @@ def _is_signed(project: Project, documents: Mapping[str, bytes]) -> bool:
     return bool(signing.signer_of(project.root, documents[TYPE], signature, trusted))
 
 
-def of_evidence(project: Project, image: Image, proof: Evidence) -> Report:
+def of_evidence(state: Path, image: Image, proof: Evidence) -> Report:
     """The report of an image, from the evidence on this machine."""
-    others = (evidence.read(project.state, image_id) for image_id in proof.reused)
+    others = (evidence.read(state, image_id) for image_id in proof.reused)
     return Report(image=image.manifest.digest, evidence=proof, reused=tuple(filter(None, others)))
 
 
+@dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Reads the reports of images in a registry. `allow_unsigned` accepts those without a trusted signature."""
+    """Reads the reports of images in a registry.
 
-    def __init__(self, project: Project, *, allow_unsigned: bool = False) -> None:
-        self._project = project
-        self._suite = evidence.suite(project.root)
-        self._allow_unsigned = allow_unsigned
+    `root` is the folder that the names of keys in `trusted` are relative to. `suite` is that of the checkout; without
+    one, the test files that a report names count. `state` is where this machine's own evidence is, None without it.
+    `allow_unsigned` accepts reports without a trusted signature.
+    """
 
-    def read(self, registry: Registry, planned: PlannedImage, image: Image) -> Readings:
+    root: Path
+    trusted: Sequence[Trusted]
+    suite: Mapping[str, str] | None = None
+    state: Path | None = None
+    allow_unsigned: bool = False
+
+    @classmethod
+    def of(cls, project: Project, *, allow_unsigned: bool = False) -> Reader:
+        """The reader for the images of a checkout."""
+        return cls(
+            root=project.root,
+            trusted=project.matrix.evidence,
+            suite=evidence.suite(project.root),
+            state=project.state,
+            allow_unsigned=allow_unsigned,
+        )
+
+    def read(self, registry: Registry, image: Image, cell: str, plan: str) -> Readings:
         """All reports that are attached to an image. Raises RegistryError, SigningError."""
         counted, refused = [], []
         for artifact in artifacts.attached(registry, image.manifest.digest, TYPE):
             try:
-                counted.append(self._read(registry, artifact, planned, image))
+                counted.append(self._read(registry, artifact, image, (cell, plan)))
             except (_RefusedError, VerifyError, RejectedError) as error:
                 refused.append(f"report {digest.short(artifact)} does not count: {error}")
         counted.sort(key=lambda reading: reading.evidence.finished)
         return Readings(counted=tuple(counted), refused=tuple(refused))
 
-    def _read(self, registry: Registry, artifact: str, planned: PlannedImage, image: Image) -> Reading:
+    def _read(self, registry: Registry, artifact: str, image: Image, subject: tuple[str, str]) -> Reading:
         documents = artifacts.read(registry, artifact, TYPE, image.manifest.digest) or {}
         try:
             report = Report.model_validate_json(documents.get(TYPE, b""))
         except ValidationError as error:
             raise _RefusedError("it cannot be read") from error
-        self._check_subject(report, planned, image)
+        self._check_subject(report, image, *subject)
         signature, signer = documents.get(SIGNATURE_TYPE), ""
         if signature:
-            trusted = self._project.matrix.evidence
-            signer = signing.signer_of(self._project.root, documents[TYPE], signature, trusted)
-        own = evidence.read(self._project.state, report.evidence.image_id)
-        is_own = own is not None and of_evidence(self._project, image, own) == report
-        if not (signer or self._allow_unsigned or is_own):
+            signer = signing.signer_of(self.root, documents[TYPE], signature, self.trusted)
+        if not (signer or self.allow_unsigned or self._is_own(image, report)):
             reason = "no signer listed under `evidence` in matrix.yaml signed it" if signature else "it is unsigned"
             raise _RefusedError(f"{reason}, and this machine did not run these tests")
         return Reading(artifact=artifact, report=report, signer=signer)
 
-    def _check_subject(self, report: Report, planned: PlannedImage, image: Image) -> None:
+    def _is_own(self, image: Image, report: Report) -> bool:
+        own = evidence.read(self.state, report.evidence.image_id) if self.state else None
+        return self.state is not None and own is not None and of_evidence(self.state, image, own) == report
+
+    def _check_subject(self, report: Report, image: Image, cell: str, plan: str) -> None:
         """Raises _RefusedError for a report that is not about this image and the tests of this checkout."""
         proof = report.evidence
         if report.image != image.manifest.digest or proof.image_id not in (image.manifest.digest, image.config.digest):
             raise _RefusedError("it is about another image")
-        if proof.cell != planned.id:
+        if proof.cell != cell:
             raise _RefusedError(f"it is about the cell {proof.cell[:100]!a}")
-        if proof.plan != planned.digest:
+        if proof.plan != plan:
             raise _RefusedError("it is about another plan")
         if not all(digest.is_digest(other.image_id) for other in report.reused):
             raise _RefusedError("it reuses results of an image without a digest")
-        if reason := evidence.why_outdated(proof, planned.digest, self._suite):
+        if reason := evidence.why_outdated(proof, plan, self._suite(report)):
             raise _RefusedError(reason)
 
     def proof(self, readings: Readings, cell: str) -> Reading:
@@ -175,4 +195,7 @@ class Reader:
     def why_failed(self, report: Report) -> str:
         """Why a report that counts does not prove that all tests passed; empty if it does."""
         others = {other.image_id: other for other in report.reused}
-        return evidence.why_invalid(others.get, report.evidence, report.evidence.plan, self._suite)
+        return evidence.why_invalid(others.get, report.evidence, report.evidence.plan, self._suite(report))
+
+    def _suite(self, report: Report) -> Mapping[str, str]:
+        return report.evidence.suite if self.suite is None else self.suite

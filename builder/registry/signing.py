@@ -6,12 +6,14 @@ needs Sigstore's public services. Source: cosign 2.5, `cosign sign-blob --help`;
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +28,8 @@ KEYLESS = "keyless"
 TIMEOUT_S = 300
 _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
 _WARNING = "WARNING: "
+# Messages of cosign and of Go's standard library.
+_UNREACHABLE = re.compile(r"dial tcp|no such host|connection refused|deadline exceeded|i/o timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,40 @@ def signer_of(root: Path, content: bytes, bundle: bytes, trusted: Sequence[Trust
     return ""
 
 
+def signer_of_image(
+    root: Path, image: ImageRef, annotations: Mapping[str, str], trusted: Sequence[Trusted]
+) -> tuple[str, list[str]]:
+    """The first trusted signer of an image, given by its digest, and the tags that the signatures name.
+
+    The signatures have these annotations. Empty without one. Raises SigningError.
+    """
+    options = [f"--annotations={name}={value}" for name, value in annotations.items()]
+    signer, output = _verified(root, image, trusted, ["verify", *options])
+    signatures = [payload.get("optional") or {} for payload in json.loads(output)] if signer else []
+    return signer, [str(notes["tag"]) for notes in signatures if "tag" in notes]
+
+
+def statements_of_image(root: Path, image: ImageRef, kind: str, trusted: Sequence[Trusted]) -> list[bytes]:
+    """The statements of one kind about an image that the first trusted signer made. Raises SigningError."""
+    _, output = _verified(root, image, trusted, ["verify-attestation", f"--type={kind}"])
+    payloads = (json.loads(base64.b64decode(json.loads(line)["payload"])) for line in output.splitlines())
+    return [json.dumps(payload["predicate"]).encode() for payload in payloads]
+
+
+def _verified(root: Path, image: ImageRef, trusted: Sequence[Trusted], command: Sequence[str]) -> tuple[str, str]:
+    """The first trusted signer whose signature cosign accepts, and what cosign prints; empty without one."""
+    for who in trusted:
+        with suppress(_RejectedError):
+            return who.name, _cosign(*command, *_identity(root, who), *_transport(image), str(image))
+    return "", ""
+
+
+def _identity(root: Path, who: Trusted) -> list[str]:
+    if who.key:
+        return [f"--key={root / who.key}", _OFFLINE]
+    return [f"--certificate-identity={who.identity}", f"--certificate-oidc-issuer={who.issuer}"]
+
+
 def _proof(root: Path, who: Trusted, bundle: bytes, path: Path) -> list[str]:
     """The options that name a signature and who must have made it. Raises _RejectedError for an invalid bundle."""
     path.write_bytes(bundle)
@@ -117,8 +155,8 @@ def _proof(root: Path, who: Trusted, bundle: bytes, path: Path) -> list[str]:
         raise _RejectedError("not a signature")
     if who.key:
         path.write_text(signature, encoding="ascii")
-        return [f"--key={root / who.key}", _OFFLINE, f"--signature={path}"]
-    options = [f"--certificate-identity={who.identity}", f"--certificate-oidc-issuer={who.issuer}", f"--bundle={path}"]
+        return [*_identity(root, who), f"--signature={path}"]
+    options = [*_identity(root, who), f"--bundle={path}"]
     return [*options, "--new-bundle-format"] if is_new else options
 
 
@@ -145,6 +183,11 @@ def _cosign(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SigningError(f"cosign {arguments[0]}: {type(error).__name__}") from error
     if result.returncode:
+        if _UNREACHABLE.search(result.stderr):
+            raise SigningError(
+                f"cosign {arguments[0]}: a server does not answer",
+                hint="Check the connection to the registry and, without a key, to Sigstore.",
+            )
         lines = [line for line in result.stderr.splitlines() if line and not line.startswith(_WARNING)]
         raise _RejectedError(f"cosign {arguments[0]}: {lines[0][:300] if lines else 'failed'}")
     return result.stdout

@@ -87,7 +87,7 @@ class Stager:
         meter = Meter(self.view, target.cell, "checked or sent", sum(blob.size for blob in blobs))
         others = [self.place.repository(other).repository for other in dict.fromkeys(names) if other != name]
         pushed = push.push(registry, target.manifest, blobs, mount_from=others, progress=meter.add)
-        report = reports.of_evidence(self.project, target.stored, target.evidence)
+        report = reports.of_evidence(self.project.state, target.stored, target.evidence)
         reports.write(self.project, registry, target.stored, report, self.signer)
         registry.put_manifest(plan_tag(target.plan), target.manifest.content, target.manifest.media_type)
         self.view.end(target.cell, "staged", f"{size(pushed.sent)} sent, gpu: {target.evidence.gpu_status}")

@@ -82,7 +82,7 @@ class _LookUp:
 
     def __init__(self, where: Where) -> None:
         self._where = where
-        self._reader = Reader(where.project)
+        self._reader = Reader.of(where.project)
         self._suite = evidence.suite(where.project.root)
         self._release: Release | None = None
         self._allowed: dict[str, tuple[str, ...]] = {}  # by digest
@@ -128,7 +128,8 @@ class _LookUp:
         assert self._where.place is not None
         try:
             image, _ = staging.image_of(self._where.place, staged)
-            readings = self._reader.read(self._where.place.open(staged.repository), planned, image)
+            registry = self._where.place.open(staged.repository)
+            readings = self._reader.read(registry, image, planned.id, planned.digest)
             return _passed(self._reader.proof(readings, planned.id).evidence)
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
             return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), NONE

@@ -2,7 +2,7 @@
 
 Works on images of the store and of a registry. Wheel layers are rebuilt from the index, the layer of plain files from
 the checkout; operating system and bytecode are compared with the store's records of their builds. Parts that cannot be
-checked on this machine are `unknown`, which is not a pass.
+checked on this machine are `unknown`, which is not a pass, unless somebody trusted signed the image.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from builder.registry.expected import Expected, ExpectedLayer
 
 SHOWN = 6  # wheels of a layer that are named
 CONFIGURATION = "configuration"  # the name of its finding
-State = Literal["derived", "known", "same", "unknown", "different", "failed"]
+State = Literal["derived", "known", "same", "signed", "unknown", "different", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,8 @@ class Finding:
     """The result for the configuration or one layer; `detail` is the reason.
 
     `derived`: rebuilt with the same bytes. `known`: the same as this store built. `same`: the configuration of the
-    plan. `unknown`: nothing to compare it with on this machine. `failed`: it could not be compared.
+    plan. `signed`: nothing to compare it with, but somebody trusted signed the image. `unknown`: nothing to compare it
+    with on this machine. `failed`: it could not be compared.
     """
 
     layer: str
@@ -64,10 +65,15 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """How an image is checked. `expected` is the image of the plan, None without one; `fast` hashes no blobs."""
+    """How an image is checked.
+
+    `expected` is the image of the plan, None without one. `is_signed`: somebody trusted signed the image. `fast`
+    hashes no blobs.
+    """
 
     fetcher: Fetcher
     expected: Expected | None = None
+    is_signed: bool = False
     fast: bool = False
     read: Callable[[int], None] = lambda _: None
 
@@ -81,18 +87,24 @@ def verify(source: Source, check: Check) -> Iterator[Finding]:
     layers = [replace(layer, created_by=_plain(layer.created_by)) for layer in image.layers]
     files = {sha256: file for layer in layers if (of := _wheels(layer)) for file, sha256 in of.wheels}
     wheels = [_wheel(file, sha256) for sha256, file in files.items()]
-    yield _configuration(check, source.manifest, source.read_blob(image.config.digest))
+    yield _with_signature(_configuration(check, source.manifest, source.read_blob(image.config.digest)), check)
     known = check.expected.layers if check.expected else {}
     pool = ThreadPoolExecutor(CONNECTIONS)
     downloads = {wheel.sha256: pool.submit(check.fetcher.fetch, wheel) for wheel in wheels}
     try:
         for number, layer in enumerate(layers):
-            yield _damage(layer, source, check) or _finding(layer, known.get(number), downloads)
+            finding = _damage(layer, source, check) or _finding(layer, known.get(number), downloads)
+            yield _with_signature(finding, check)
     finally:
         check.fetcher.stop()
         pool.shutdown(wait=False, cancel_futures=True)
         for wheel in wheels:
             check.fetcher.drop(wheel)
+
+
+def _with_signature(finding: Finding, check: Check) -> Finding:
+    """The finding; the signature vouches for what is unknown here."""
+    return replace(finding, state="signed") if check.is_signed and finding.state == "unknown" else finding
 
 
 def cell_of(source: Source) -> str:

@@ -168,6 +168,33 @@ def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
     assert {each for each in listed if each[0] == "deb"} <= installed
 
 
+def test_who_uses_an_image_checks_it_without_a_checkout(ours: Checkout, proxy: Proxy, keys: Path) -> None:
+    stage(ours, "--sign", str(keys / "ours.key"))
+    release(ours, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
+    consumer = dataclasses.replace(
+        ours, root=keys, environ={**ours.environ, "GPU_IMAGES_STORE": str(ours.root / "other-store")}
+    )
+    plain, extra = (f"{proxy.address}/{ours.references(suffix)[-1]}" for suffix in ("", "-extra"))
+    output = consumer.builder("verify", extra, "--key", str(keys / "ours.pub"))
+    parts = {line.split()[2]: line.split()[0] for line in output.splitlines() if line[:1].islower()}
+    assert parts["signature"] == parts["SBOM"] == parts["provenance"] == parts["test"] == "signed"
+    assert re.search(r"SBOM  \([0-9]+ packages, the same as in the files of the image\)", output)
+    assert re.search(r"test results  \([0-9]+ passed, gpu: not run", output)
+    assert parts["os"] == parts["configuration"] == "signed"
+    assert "derived" in parts.values()
+
+    assert "nobody trusted signed it as cell" in consumer.builder(
+        "verify", extra, "--fast", "--key", str(keys / "theirs.pub"), code=15
+    )
+    assert "check its signature with --key" in consumer.builder("verify", extra, "--fast", code=15)
+    there = public(ours, proxy)
+    stored = there.manifest(plain.rpartition(":")[2])
+    assert stored
+    there.put_manifest(extra.rpartition(":")[2], stored.content, stored.media_type)
+    output = consumer.builder("verify", extra, "--fast", "--key", str(keys / "ours.pub"), code=15)
+    assert f"signed for {ours.references()[0].rpartition(':')[2]}, not for {extra.rpartition(':')[2]}" in output
+
+
 def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
     stage(ours, PLAIN)
     other = elsewhere(ours, tmp_path / "other")

@@ -129,7 +129,7 @@ def findings(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     ("states", "code", "message"),
     [
         (["same", "known", "derived", "derived"], 0, "verified: 1 same, 1 known, 2 derived"),
-        (["same", "different", "failed", "unknown"], 15, "1 of 4 parts differ from the plan"),
+        (["same", "different", "failed", "unknown"], 15, "1 of 4 parts are not as expected"),
         (["same", "failed", "failed", "unknown"], 13, "2 of 4 parts could not be compared; the others match"),
         (["same", "unknown", "derived"], 15, "1 of 3 parts cannot be checked on this machine"),
         (["same", "known"], 15, "no layer could be rebuilt"),

@@ -87,3 +87,20 @@ def test_without_a_registry(edit: Callable[[str, str], Project]) -> None:
     project = edit("registry: registry.example.test:5000", 'registry: ""')
     computed = tags.compute(project.matrix, project.cells)
     assert str(computed["em-1.9-cu129-py39"][-1]) == "team/ember-cuda:1.9"
+
+
+def test_every_tag_of_an_image_is_recognized(tiny: Project) -> None:
+    for full, *aliases in tags.compute(tiny.matrix, tiny.cells).values():
+        for name in (full, tags.stamped(full, "20261122.1"), *aliases):
+            assert tags.is_tag_of(name.tag, full.tag)
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "2.9.1-cu128-py311", "2.9-ssh", "2.9", "2.8-jupyter", "2.9.1.1-jupyter", "2.9-py311-cu128-jupyter",
+        "2.9-cu126-jupyter", "2.9-20261122-jupyter", "2.9-jupyter-2026", "", "-jupyter",
+    ],
+)  # fmt: skip
+def test_a_tag_of_another_image(tag: str) -> None:
+    assert not tags.is_tag_of(tag, "2.9.1-cu128-py311-jupyter")

@@ -64,11 +64,13 @@ class Desk:
         artifacts.attach(self.registry, MANIFEST, artifact, files)
 
     def read(self, *, allow_unsigned: bool = False) -> Readings:
-        return Reader(self.project, allow_unsigned=allow_unsigned).read(self.registry, self.planned, IMAGE)
+        return Reader.of(self.project, allow_unsigned=allow_unsigned).read(
+            self.registry, IMAGE, self.planned.id, self.planned.digest
+        )
 
     def gpu(self) -> str:
         """The GPU state of the report to rely on."""
-        return Reader(self.project).proof(self.read(), CELL).evidence.gpu
+        return Reader.of(self.project).proof(self.read(), CELL).evidence.gpu
 
 
 @pytest.fixture

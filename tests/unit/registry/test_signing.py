@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 from pathlib import Path
@@ -140,3 +141,28 @@ def test_without_a_key_the_log_is_used(cosign: Cosign) -> None:
     Signer(key="keyless").sign_image(registry, {})
     [command] = cosign.programs.calls
     assert not [word for word in command if word.startswith(("--key", "--tlog", "--allow-http"))]
+
+
+def test_the_signer_of_an_image_and_its_tags(cosign: Cosign) -> None:
+    printed = json.dumps([{"critical": {}, "optional": {"tag": "2.9.1"}}, {"optional": None}])
+    cosign.programs.answer = lambda command: (0, printed, "") if "--key=" in command[3] else (1, "", "Error: no")
+    names = signing.signer_of_image(cosign.root, IMAGE, {"cell": "c"}, [IDENTITY, KEY])
+    assert names == ("keys/ci.pub", ["2.9.1"])
+    command = cosign.programs.calls[-1]
+    assert command[:3] == ["cosign", "verify", "--annotations=cell=c"]
+    assert command[-1] == str(IMAGE)
+    assert signing.signer_of_image(cosign.root, IMAGE, {}, [IDENTITY]) == ("", [])
+
+
+def test_the_statements_about_an_image(cosign: Cosign) -> None:
+    payload = base64.b64encode(json.dumps({"predicate": {"a": 1}}).encode()).decode()
+    cosign.programs.answer = lambda _: (0, f"{json.dumps({'payload': payload})}\n", "")
+    assert signing.statements_of_image(cosign.root, IMAGE, "cyclonedx", [KEY]) == [b'{"a": 1}']
+    assert cosign.programs.calls[-1][1:3] == ["verify-attestation", "--type=cyclonedx"]
+
+
+@pytest.mark.parametrize("message", ["dial tcp: lookup x: no such host", "context deadline exceeded"])
+def test_a_server_that_does_not_answer_is_not_a_missing_signature(cosign: Cosign, message: str) -> None:
+    cosign.programs.answer = lambda _: (1, "", f"Error: {message}")
+    with pytest.raises(SigningError, match="a server does not answer"):
+        cosign.signer(OLD, KEY)

@@ -1,0 +1,203 @@
+"""The command verify."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+
+from builder.cli.context import Context
+from builder.common import digest
+from builder.common.console import Meter, View
+from builder.common.errors import FetchError, RegistryError, StaleError, UsageError, VerifyError
+from builder.common.reference import ImageRef
+from builder.index import host
+from builder.index.download import Fetcher
+from builder.index.host import Host
+from builder.layers import images as stored_images
+from builder.layers import oci
+from builder.layers.store import Store
+from builder.matrix.schema import Trusted
+from builder.plan import plan
+from builder.registry import claims, expected, verify
+from builder.registry.claims import Claims, Trust
+from builder.registry.client import Registry
+from builder.registry.expected import Expected
+from builder.registry.verify import Check, Finding, Source
+
+_STYLES = {
+    "derived": "green",
+    "known": "green",
+    "signed": "green",
+    "same": "green",
+    "unknown": "yellow",
+    "different": "bold red",
+    "failed": "bold red",
+}
+
+
+@click.command(name="verify")
+@click.argument("image")
+@click.option("--fast", is_flag=True, help="Do not check the hashes of blobs. Damaged blobs are not detected.")
+@click.option(
+    "--allow-unknown",
+    is_flag=True,
+    help="Accept layers that cannot be checked on this machine, such as Debian packages.",
+)
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="A public key of cosign that must have signed the image. Several: any of them.",
+)
+@click.option("--identity", default="", help="An identity, such as a workflow, that must have signed the image.")
+@click.option("--issuer", default="", help="The OpenID Connect issuer of --identity.")
+@click.pass_obj
+def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: bool, **signers: Any) -> None:
+    """Check IMAGE: its signature, its contents, and the plan.
+
+    IMAGE is a cell id or a tag of an image in the store, or an image in a registry: ghcr.io/org/pt-cuda:2.9. An image
+    in a registry is downloaded; with --fast, only its documents are.
+
+    Checks the hash of every blob, and rebuilds the wheel layers from the package index. In a checkout, compares the
+    configuration and the layer of plain files with its plan, and the other layers with those that were built here.
+
+    \b
+    For an image in a registry, --key or --identity, or `evidence` in matrix.yaml, says whom to trust:
+      signature     is for this image, its cell and the tag of IMAGE
+      test results  are for this image, passed, and signed
+      SBOM          lists exactly the packages that the files of the image record; signed
+      provenance    is for the plan of this image; signed
+    No checkout is needed then: the signature vouches for what cannot be compared with anything here.
+
+    Results: same (the configuration of the plan), derived (rebuilt with the same bytes), known (this machine built it),
+    signed (by somebody trusted). Any other result is a failure: unknown (nothing to compare it with), different, failed
+    (could not be compared).
+    """
+    settings, store, view = host.read(), context.store, View(context.err)
+    with store.used():
+        checked = source(context, store, settings, image)
+        check = Check(
+            fetcher=Fetcher(settings.index, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add),
+            expected=_expected(context, store, checked),
+            fast=fast,
+            read=Meter(view, "blobs", "hashed", 0).add,
+        )
+        said = _claims(settings, checked, image, _trust(context, **signers))
+        findings = []
+        with view.live():
+            for finding in claims.findings(checked, check, said, store.root / "tmp"):
+                findings.append(finding)
+                state = Text(f"{finding.state:<12}", style=_STYLES[finding.state])
+                detail = f"  ({finding.detail})" if finding.detail else ""
+                part = Text(f"{digest.short(finding.digest)}  {finding.layer}{detail}")
+                context.out.print(state, part, overflow="fold")
+    _require_pass(image, findings, allow_unknown=allow_unknown)
+    counts = Counter(finding.state for finding in findings)
+    parts = ", ".join(f"{number} {state}" for state, number in counts.items())
+    context.say(f"{image}: verified: {parts}{'; blobs were not hashed' if fast else ''}")
+
+
+def _trust(context: Context, keys: Sequence[str], identity: str, issuer: str) -> Trust:
+    """Whom to trust: the signers of the options, else those of the checkout, if there is one."""
+    if bool(identity) != bool(issuer):
+        raise UsageError("--identity and --issuer need each other")
+    signers = [Trusted.model_construct(key=key) for key in keys]
+    if identity:
+        signers.append(Trusted(identity=identity, issuer=issuer))
+    if signers:
+        return Trust(signers=signers, root=Path.cwd())
+    try:
+        project = context.project
+    except UsageError:
+        return Trust(signers=(), root=Path.cwd())
+    return Trust(signers=project.matrix.evidence, root=project.root)
+
+
+def _claims(settings: Host, checked: Source, image: str, trust: Trust) -> Claims | None:
+    """What is said about an image in a registry; None for one of the store, and without anybody to trust."""
+    reference = ImageRef.parse(image)
+    if not (reference.registry and trust.signers):
+        return None
+    registry = Registry(reference, host=settings, write=False)
+    stored = oci.read_image(checked.manifest, checked.read_blob)
+    return Claims(registry=registry, reference=reference, image=stored, trust=trust)
+
+
+def _require_pass(image: str, findings: Sequence[Finding], *, allow_unknown: bool) -> None:
+    """Raises VerifyError or FetchError unless every part was checked and matches."""
+    counts = Counter(finding.state for finding in findings)
+    if count := counts["different"]:
+        raise VerifyError(
+            f"{image}: {count} of {len(findings)} parts are not as expected",
+            hint="Do not use this image until you know who built it and why it differs.",
+        )
+    if count := counts["failed"]:
+        raise FetchError(
+            f"{image}: {count} of {len(findings)} parts could not be compared; the others match",
+            hint="See the lines above. If the index did not respond, run this again.",
+        )
+    if any(finding.state == "unknown" and finding.layer == verify.CONFIGURATION for finding in findings):
+        raise VerifyError(
+            f"{image}: no plan to compare its configuration with",
+            hint="Run this in the checkout that built it, with its cell locked, or check its signature with --key.",
+        )
+    if (count := counts["unknown"]) and not allow_unknown:
+        raise VerifyError(
+            f"{image}: {count} of {len(findings)} parts cannot be checked on this machine",
+            hint="Build the image here with `builder build`, or accept these parts with --allow-unknown.",
+        )
+    if not counts["derived"]:
+        raise VerifyError(f"{image}: no layer could be rebuilt")
+
+
+def _expected(context: Context, store: Store, image: Source) -> Expected | None:
+    """The image of this checkout's plan for the same cell; None if there is no such plan."""
+    cell = verify.cell_of(image)
+    try:
+        project = context.project
+        images = plan.make(project, [each for each in project.cells if each.id == cell]).images
+    except (UsageError, StaleError):
+        return None
+    return expected.of_plan(project.root, store, images[0]) if images else None
+
+
+def source(context: Context, store: Store, settings: Host, image: str) -> Source:
+    """An image by its reference in a registry, or by a name, cell or tag in the store."""
+    try:
+        reference = ImageRef.parse(image)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if reference.registry:
+        return _in_registry(Registry(reference, host=settings, write=False), reference)
+    stored = store.images()
+    if names := stored_images.match(stored, image, context.references()):
+        return Source(
+            manifest=store.read(stored[names[0]].digest),
+            read_blob=store.read,
+            has_blob=lambda blob: store.path(blob).exists(),
+            matches=lambda blob, size, read: store.has(blob, size) and store.matches(blob, read),
+        )
+    raise UsageError(
+        f"the store {store.root} has no image {image!r}",
+        hint=f"Images in the store: {', '.join(stored) or 'none'}. For an image in a registry, use REGISTRY/NAME:TAG.",
+    )
+
+
+def _in_registry(registry: Registry, reference: ImageRef) -> Source:
+    name = reference.digest or reference.tag or "latest"
+    manifest = registry.manifest(name)
+    if manifest is None:
+        raise RegistryError(f"{registry.name} has no {name}", hint="Check the tag.")
+    return Source(
+        manifest=manifest.content,
+        read_blob=cache(registry.read_blob),
+        has_blob=registry.has_blob,
+        matches=registry.blob_matches,
+    )

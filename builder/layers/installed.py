@@ -1,0 +1,88 @@
+"""The packages that the files of an image record as installed: dpkg's status, and the metadata of Python packages."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from email.parser import BytesHeaderParser
+from typing import BinaryIO, Literal, NamedTuple, cast
+
+from isal import igzip
+from packaging.utils import canonicalize_name, canonicalize_version
+
+from builder.common.errors import VerifyError
+from builder.layers.blobs import InflateError
+from builder.layers.os_layer import OPAQUE, WHITEOUT
+
+DPKG = "var/lib/dpkg/status"
+# Python packages of wheels. Those of Debian are in dist-packages, and have a record of dpkg.
+_METADATA = re.compile(r"(?:.*/site-packages|opt/nvidia)/[^/]+\.dist-info/METADATA", re.ASCII)
+LARGEST = 16 << 20  # bytes of a record
+
+
+class Package(NamedTuple):
+    """`version` of a Python package is in its canonical form."""
+
+    kind: Literal["deb", "pypi"]
+    name: str
+    version: str
+
+
+def python_package(name: str, version: str) -> Package:
+    return Package("pypi", canonicalize_name(name), canonicalize_version(version))
+
+
+class Installed:
+    """The records in the layers that were added so far, lowest first."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, set[Package]] = {}  # by path
+
+    @property
+    def packages(self) -> set[Package]:
+        return set().union(*self._records.values())
+
+    def add(self, layer: BinaryIO) -> None:
+        """Reads a layer, a tar in gzip. Raises VerifyError if it is invalid."""
+        added: dict[str, set[Package]] = {}
+        try:
+            plain = cast("BinaryIO", igzip.open(layer))  # type: ignore[no-untyped-call]
+            with plain, tarfile.open(fileobj=plain, mode="r|") as tar:
+                for member in tar:
+                    path = member.name.removeprefix("./")
+                    if not member.isdir():
+                        self._hide(path)
+                    if member.isreg() and (path == DPKG or _METADATA.fullmatch(path)):
+                        added[path] = _read(path, tar.extractfile(member), member.size)
+        except (tarfile.TarError, EOFError, OSError, InflateError, ValueError) as error:
+            raise VerifyError(f"the layer cannot be read: {error}") from error
+        self._records |= added
+
+    def _hide(self, path: str) -> None:
+        """Drops the records of lower layers that a file, link or whiteout removes or replaces."""
+        folder, _, name = path.rpartition("/")
+        if name == OPAQUE:
+            path = folder
+        elif name.startswith(WHITEOUT):
+            path = f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/")
+        for other in [other for other in self._records if f"/{other}/".startswith(f"/{path}/" if path else "/")]:
+            del self._records[other]
+
+
+def _read(path: str, file: object, size: int) -> set[Package]:
+    if size > LARGEST:
+        raise ValueError(f"{path} has {size} bytes")
+    content = cast("BinaryIO", file).read()
+    if path == DPKG:
+        return _debian_packages(content)
+    headers = BytesHeaderParser().parsebytes(content)
+    return {python_package(headers["Name"] or "", headers["Version"] or "")}
+
+
+def _debian_packages(status: bytes) -> set[Package]:
+    packages = set()
+    for stanza in status.decode("utf-8", "replace").split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in stanza.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
+        if fields.get("Status", "").endswith(" installed"):
+            packages.add(Package("deb", fields.get("Package", ""), fields.get("Version", "")))
+    return packages

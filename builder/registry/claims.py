@@ -1,0 +1,181 @@
+"""What a release says about an image, checked without its checkout: signature, test results, SBOM, provenance.
+
+Only what somebody trusted signed counts. The SBOM is compared with the packages that the image's own files record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Literal
+
+from pydantic import AliasPath, BaseModel, Field
+
+from builder.common.errors import ImageTestError, VerifyError
+from builder.common.reference import ImageRef
+from builder.layers import oci
+from builder.layers.installed import Installed, Package, python_package
+from builder.layers.oci import Image
+from builder.matrix import tags
+from builder.matrix.schema import Trusted
+from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
+from builder.registry import signing, statements, verify
+from builder.registry.client import Registry
+from builder.registry.failures import RejectedError
+from builder.registry.reports import Reader
+from builder.registry.verify import Check, Finding, Source
+
+SHOWN = 5  # packages that differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Who must have signed an image, and the folder that the names of their keys are relative to."""
+
+    signers: Sequence[Trusted]
+    root: Path
+
+
+class _Component(BaseModel, frozen=True):
+    purl: str = Field(max_length=1000, pattern=r"^pkg:[a-z]+/")
+    name: str = Field(max_length=300)
+    version: str = Field(max_length=300)
+
+
+class _Sbom(BaseModel, frozen=True):
+    components: tuple[_Component, ...]
+
+
+class _Provenance(BaseModel, frozen=True):
+    plan: str = Field(validation_alias=AliasPath("buildDefinition", "internalParameters", "plan"))
+    revision: str = Field("", validation_alias=AliasPath("buildDefinition", "externalParameters", "revision"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """What is said about an image in a registry. `reference` is what the user asked for."""
+
+    registry: Registry
+    reference: ImageRef
+    image: Image
+    trust: Trust
+    _installed: Installed = field(default_factory=Installed)
+
+    def signature(self) -> Finding:
+        """Whether somebody trusted signed the image as its cell, and for the tag of the reference."""
+        cell, tag = self.image.labels.get(CELL_LABEL, ""), self.reference.tag
+        signer, signed = signing.signer_of_image(self.trust.root, self._by_digest, {"cell": cell}, self.trust.signers)
+        if not signer:
+            return self._finding("signature", f"nobody trusted signed it as cell {cell[:100]!a}")
+        if tag and not any(tags.is_tag_of(tag, full) for full in signed):
+            return self._finding("signature", f"signed for {', '.join(signed) or 'no tag'}, not for {tag}")
+        return self._finding("signature", f"by {signer}", "signed")
+
+    def source(self, source: Source, folder: Path) -> Source:
+        """The image's source, which also reads the packages in layers whose hashes are compared.
+
+        `folder` is for temporary files. Layers must be compared in their order.
+        """
+
+        def matches(digest: str, size: int, read: Callable[[int], None]) -> bool:
+            with TemporaryFile(dir=folder) as file:
+                try:
+                    self.registry.download(digest, size, file, read)
+                except RejectedError:
+                    return False
+                file.seek(0)
+                self._installed.add(file)
+            return True
+
+        return dataclasses.replace(source, matches=matches)
+
+    def documents(self, *, is_read: bool) -> Iterator[Finding]:
+        """Test results, SBOM, provenance. `is_read`: all layers were read, so the SBOM is compared with them."""
+        yield self._test_results()
+        yield self._statement("SBOM", statements.SBOM, lambda content: self._check_sbom(content, is_read=is_read))
+        yield self._statement("provenance", statements.PROVENANCE, self._check_provenance)
+
+    @property
+    def _by_digest(self) -> ImageRef:
+        return dataclasses.replace(self.reference, tag="", digest=self.image.manifest.digest)
+
+    def _finding(self, name: str, detail: str, state: Literal["signed", "different"] = "different") -> Finding:
+        return Finding(layer=name, digest=self.image.manifest.digest, state=state, detail=detail)
+
+    def _test_results(self) -> Finding:
+        labels = self.image.labels
+        cell = labels.get(CELL_LABEL, "")
+        reader = Reader(root=self.trust.root, trusted=self.trust.signers)
+        readings = reader.read(self.registry, self.image, cell, labels.get(PLAN_LABEL, ""))
+        try:
+            proof = reader.proof(readings, cell)
+        except ImageTestError as error:
+            return self._finding("test results", str(error).removeprefix(f"{cell}: "))
+        tests = len(proof.evidence.passed) + proof.evidence.reused_count
+        return self._finding("test results", f"{tests} passed, gpu: {proof.evidence.gpu_status}", "signed")
+
+    def _statement(self, name: str, kind: str, check: Callable[[bytes], str]) -> Finding:
+        """A finding for the signed statements of one kind; `check` returns the detail, or raises VerifyError."""
+        contents = signing.statements_of_image(self.trust.root, self._by_digest, kind, self.trust.signers)
+        if not contents:
+            return self._finding(name, "no statement of a trusted signer")
+        try:
+            return self._finding(name, [check(content) for content in contents][-1], "signed")
+        except VerifyError as error:
+            return self._finding(name, str(error))
+
+    def _check_sbom(self, content: bytes, *, is_read: bool) -> str:
+        listed = _packages(oci.parse(_Sbom, content, "SBOM", hint=""))
+        number = f"{len(listed)} packages"
+        if not is_read:
+            return f"{number}, not compared with the files of the image"
+        installed = self._installed.packages
+        lines = [f"not in the image: {_names(listed - installed)}"] if listed - installed else []
+        lines += [f"not in the SBOM: {_names(installed - listed)}"] if installed - listed else []
+        if lines:
+            raise VerifyError("; ".join(lines))
+        return f"{number}, the same as in the files of the image"
+
+    def _check_provenance(self, content: bytes) -> str:
+        provenance = oci.parse(_Provenance, content, "provenance", hint="")
+        if provenance.plan != self.image.labels.get(PLAN_LABEL, ""):
+            raise VerifyError("it is about another plan")
+        return f"commit {provenance.revision[:60]}" if provenance.revision else "no commit"
+
+
+def findings(source: Source, check: Check, claims: Claims | None, folder: Path) -> Iterator[Finding]:
+    """Findings for an image: of its signature first, then those of `verify.verify`, then for what is said about it.
+
+    `claims` is None for an image without anybody to trust. Raises VerifyError, RegistryError, SigningError.
+    """
+    if claims is None:
+        yield from verify.verify(source, check)
+        return
+    signature = claims.signature()
+    yield signature
+    is_signed = signature.state == "signed"
+    if is_signed and not check.fast:
+        source = claims.source(source, folder)
+    yield from verify.verify(source, dataclasses.replace(check, is_signed=is_signed))
+    if is_signed:
+        yield from claims.documents(is_read=not check.fast)
+
+
+def _packages(sbom: _Sbom) -> set[Package]:
+    """The components with records in an image. Python itself has none."""
+    packages = set()
+    for component in sbom.components:
+        if component.purl.startswith("pkg:deb/"):
+            packages.add(Package("deb", component.name, component.version))
+        elif component.purl.startswith("pkg:pypi/"):
+            packages.add(python_package(component.name, component.version))
+    return packages
+
+
+def _names(packages: set[Package]) -> str:
+    shown = [f"{package.name} {package.version}" for package in sorted(packages)[:SHOWN]]
+    more = f" and {len(packages) - SHOWN} more" if len(packages) > SHOWN else ""
+    return ", ".join(shown) + more

@@ -1,0 +1,204 @@
+"""What a release says about an image is compared with the image itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from builder.common.digest import of_bytes
+from builder.common.reference import ImageRef
+from builder.index.download import Fetcher
+from builder.layers import oci
+from builder.matrix.schema import Trusted
+from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
+from builder.registry import artifacts, claims, reports, signing
+from builder.registry.artifacts import File
+from builder.registry.claims import Claims, Trust
+from builder.registry.evidence import Evidence
+from builder.registry.failures import RejectedError
+from builder.registry.reports import Report
+from builder.registry.verify import Check, Finding, Source
+from tests.unit.layers.test_installed import SITE, STATUS, layer, metadata
+from tests.unit.registry.test_artifacts import Memory
+
+CELL, FULL = "pt-2.9-cu128-py311", "2.9.1-cu128-py311"
+PLAN, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+LAYER = layer({"var/lib/dpkg/status": STATUS, f"{SITE}/a-1.dist-info/METADATA": metadata("a", "1.0")}).getvalue()
+SBOM = {
+    "components": [
+        {"purl": "pkg:deb/debian/bash@5.2.15-2%2Bb8", "name": "bash", "version": "5.2.15-2+b8"},
+        {"purl": "pkg:pypi/a@1.0.0", "name": "A", "version": "1.0.0"},
+        {"purl": "pkg:generic/python@3.12.12", "name": "python", "version": "3.12.12"},
+    ]
+}
+MORE = {"purl": "pkg:pypi/b@2", "name": "b", "version": "2"}
+RIGHT = ["signature", "configuration", "os", "test results", "SBOM", "provenance"]
+
+
+def provenance(plan: str) -> dict[str, Any]:
+    return {"buildDefinition": {"externalParameters": {"revision": "abc"}, "internalParameters": {"plan": plan}}}
+
+
+class Store(Memory):
+    """A repository with one image, whose layer may be damaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_damaged = False
+        config = {
+            "rootfs": {"diff_ids": [OTHER]},
+            "history": [{"created_by": "os"}],
+            "config": {"Labels": {CELL_LABEL: CELL, PLAN_LABEL: PLAN}},
+        }
+        self.config = json.dumps(config).encode()
+        data = {
+            "config": {"digest": of_bytes(self.config), "size": len(self.config)},
+            "layers": [{"digest": of_bytes(LAYER), "size": len(LAYER)}],
+        }
+        self.manifest_bytes = json.dumps(data).encode()
+        self.image = oci.read_image(self.manifest_bytes, lambda _: self.config)
+
+    def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
+        if self.is_damaged:
+            raise RejectedError("content does not match its digest")
+        out.write(LAYER)
+
+    def report(self, **changes: Any) -> None:
+        values = {
+            "image_id": self.image.config.digest, "cell": CELL, "plan": PLAN, "suite": {"a": "b"},
+            "passed": ("test_it",), "failed": (), "gpu": "not run",
+        }  # fmt: skip
+        report = Report(image=self.image.manifest.digest, evidence=Evidence(**{**values, **changes}))
+        files = [
+            File(media_type=reports.TYPE, content=report.model_dump_json().encode()),
+            File(media_type=reports.SIGNATURE_TYPE, content=b"ours"),
+        ]
+        artifact = artifacts.manifest(reports.TYPE, files, {}, self.image.manifest)
+        artifacts.attach(self, self.image.manifest.digest, artifact, files)
+
+
+@dataclass
+class Desk:
+    """An image, and what our key signed about it."""
+
+    store: Store
+    folder: Path
+    signed: Sequence[str] = (FULL,)
+    statements: Mapping[str, object] = None  # type: ignore[assignment]
+    is_trusted: bool = True
+
+    def findings(self, tag: str = "2.9", *, fast: bool = False) -> dict[str, Finding]:
+        reference = ImageRef(registry="registry.example", repository="org/pt-cuda", tag=tag)
+        trust = Trust(signers=[Trusted(key="ours")], root=self.folder)
+        said = Claims(registry=self.store, reference=reference, image=self.store.image, trust=trust)
+        source = Source(
+            manifest=self.store.manifest_bytes,
+            read_blob=lambda _: self.store.config,
+            has_blob=lambda _: True,
+            matches=lambda *_: pytest.fail("the layers are read"),
+        )
+        check = Check(fetcher=NoWheels(), fast=fast)
+        return {finding.layer: finding for finding in claims.findings(source, check, said, self.folder)}
+
+
+class NoWheels(Fetcher):
+    def __init__(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    desk = Desk(Store(), tmp_path, statements={"cyclonedx": SBOM, "slsaprovenance1": provenance(PLAN)})
+
+    def signer_of_image(
+        root: Path, image: ImageRef, annotations: Mapping[str, str], trusted: object
+    ) -> tuple[str, list[str]]:
+        assert image.digest == desk.store.image.manifest.digest
+        assert annotations == {"cell": CELL}
+        return ("ours", list(desk.signed)) if desk.is_trusted else ("", [])
+
+    def statements_of_image(root: Path, image: ImageRef, kind: str, trusted: object) -> list[bytes]:
+        return [json.dumps(desk.statements[kind]).encode()] if kind in desk.statements else []
+
+    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
+    monkeypatch.setattr(signing, "signer_of", lambda root, content, bundle, trusted: bundle.decode())
+    monkeypatch.setattr(signing, "signer_of_image", signer_of_image)
+    monkeypatch.setattr(signing, "statements_of_image", statements_of_image)
+    return desk
+
+
+def test_a_released_image(desk: Desk) -> None:
+    desk.store.report()
+    findings = desk.findings()
+    assert {name: finding.state for name, finding in findings.items()} == dict.fromkeys(RIGHT, "signed")
+    assert findings["SBOM"].detail == "2 packages, the same as in the files of the image"
+    assert findings["test results"].detail == "1 passed, gpu: not run"
+    assert findings["provenance"].detail == "commit abc"
+    assert not list(desk.folder.iterdir())
+
+
+def test_without_hashing_the_sbom_is_not_compared(desk: Desk) -> None:
+    desk.store.report()
+    assert desk.findings(fast=True)["SBOM"].detail == "2 packages, not compared with the files of the image"
+
+
+def test_without_a_trusted_signature_nothing_is_vouched_for(desk: Desk) -> None:
+    desk.is_trusted = False
+    findings = desk.findings("", fast=True)
+    assert {name: finding.state for name, finding in findings.items()} == {
+        "signature": "different", "configuration": "unknown", "os": "unknown",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("tag", ["2.9-jupyter", "2.8", "2.9.1-py313", "2.9-20261122-cu128"])
+def test_a_signature_for_another_tag(desk: Desk, tag: str) -> None:
+    finding = desk.findings(tag, fast=True)["signature"]
+    assert (finding.state, finding.detail) == ("different", f"signed for {FULL}, not for {tag}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "detail"),
+    [
+        ({"failed": ("test_it",)}, "tests failed"),
+        ({"cell": "other"}, "it is about the cell 'other'"),
+        ({"plan": OTHER}, "it is about another plan"),
+        ({"image_id": OTHER}, "it is about another image"),
+    ],
+)
+def test_results_that_do_not_count(desk: Desk, changes: dict[str, Any], detail: str) -> None:
+    desk.store.report(**changes)
+    finding = desk.findings()["test results"]
+    assert finding.state == "different"
+    assert detail in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "statement", "name", "detail"),
+    [
+        ("cyclonedx", {"components": SBOM["components"][1:]}, "SBOM", "not in the SBOM: bash 5.2.15-2+b8"),
+        ("cyclonedx", {"components": [*SBOM["components"], MORE]}, "SBOM", "not in the image: b 2"),
+        ("cyclonedx", {"components": [{**MORE, "purl": "nonsense"}]}, "SBOM", "invalid SBOM"),
+        ("cyclonedx", {}, "SBOM", "invalid SBOM"),
+        ("cyclonedx", None, "SBOM", "no statement of a trusted signer"),
+        ("slsaprovenance1", provenance(OTHER), "provenance", "it is about another plan"),
+        ("slsaprovenance1", None, "provenance", "no statement of a trusted signer"),
+    ],
+)
+def test_statements_that_differ(desk: Desk, kind: str, statement: object, name: str, detail: str) -> None:
+    desk.statements = {other: each for other, each in {**desk.statements, kind: statement}.items() if each is not None}
+    finding = desk.findings()[name]
+    assert finding.state == "different"
+    assert detail in finding.detail
+
+
+def test_a_damaged_layer(desk: Desk) -> None:
+    desk.store.is_damaged = True
+    findings = desk.findings()
+    assert "its blob is damaged" in findings["os"].detail
+    assert findings["SBOM"].state == "different"
