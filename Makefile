@@ -56,10 +56,8 @@ render: .venv/.ready ## write images/ from templates/ and locks/
 build: .venv/.ready ## build without testing or tagging
 	@$(BUILDER) build $(CELLS) --start-engine
 
-refresh: .venv/.ready ## lock today's Debian packages of the default images, then build and test them (CELLS=all: of all)
-	@$(BUILDER) lock --os $(or $(CELLS),default)
-	@$(BUILDER) render
-	@$(BUILDER) images $(or $(CELLS),default) --start-engine --gpu $(GPU)
+refresh: .venv/.ready ## lock today's Debian packages of the default images, then build, test and stage what changed (CELLS=all: of all)
+	@$(BUILDER) refresh $(CELLS) --start-engine --gpu $(GPU)
 
 stage: .venv/.ready ## push what passed its tests to staging, by digest, with the test results
 	@$(BUILDER) stage $(CELLS)

@@ -26,7 +26,6 @@ from builder.common.errors import BuilderError, DamagedError
 from builder.engine.load import Loader
 from builder.layers import files, oci, os_layer, splice, wheel, wheel_layers
 from builder.layers import images as stored_images
-from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
 from builder.layers.images import UNTESTED
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
@@ -36,7 +35,6 @@ from builder.layers.store import Store
 from builder.plan import budget, plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
-from builder.plan.settings import built_labels
 
 
 class Assembler:
@@ -56,7 +54,7 @@ class Assembler:
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
         self._known = KnownLayers(work.project.root)
         self._wheels = WheelLayers(work, store, self._known)
-        self._remote = RegistryLayers(work, store, self._known)
+        self._remote = RegistryLayers(work.project, work.host, work.view, store, self._known)
         self._systems: dict[str, Future[OsLayer]] = {}
         self._bytecode: dict[str, Future[Layer]] = {}
         self._os_images: dict[str, str] = {}
@@ -154,12 +152,9 @@ class Assembler:
         wheel_layers.check_paths(self._store, image.id, named, set(system.taken))
         sizes = [(name, layer.size, layer.unpacked) for name, layer in named]
         budget.check_built(self._work.project.matrix, image.cell, sizes)
-        labels = built_labels(image.digest, system.base, system.created)
-        config = oci.config(image.settings, stack, created=system.created, labels=labels)
-        config_blob = self._store.put(config, CONFIG_TYPE)
-        manifest = self._store.put(oci.manifest(config_blob, stack), MANIFEST_TYPE)
-        stored_images.put_name(self._store, image, system, manifest, image.references[0] + UNTESTED)
-        return Image(config=config_blob, manifest=manifest, layers=stack)
+        assembled = stored_images.write(self._store, image, system, stack)
+        stored_images.put_name(self._store, image, system, assembled.manifest, image.references[0] + UNTESTED)
+        return assembled
 
     def record_tagged(self, image: PlannedImage) -> None:
         """Names the image in the store by its full tag, after it passed its tests and has its tags."""

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
 
-from builder.build.work import Work
-from builder.common.console import Meter
+from builder.common.console import Meter, View
 from builder.common.errors import RegistryError
 from builder.common.reference import ImageRef
+from builder.index.host import Host
 from builder.layers import os_layer, wheel_layers
 from builder.layers.blobs import LAYER_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayer, KnownLayers
 from builder.layers.oci import Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
+from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
 from builder.registry import pull
 from builder.registry.client import Registry
@@ -36,8 +37,10 @@ class RegistryLayers:
     After an error of a registry, none is used for the rest of the run: layers are then built here.
     """
 
-    def __init__(self, work: Work, store: Store, known: KnownLayers) -> None:
-        self._work = work
+    def __init__(self, project: Project, host: Host, view: View, store: Store, known: KnownLayers) -> None:
+        self._matrix = project.matrix
+        self._host = host
+        self._view = view
         self._store = store
         self._known = known
         self._failed = threading.Event()
@@ -60,27 +63,27 @@ class RegistryLayers:
 
     def has_system(self, inputs: str) -> bool:
         """Whether a registry reports an operating system that is known."""
-        return any(self._find(known) for _, known in self._known.systems(inputs))
+        return any(self.find(known.digest) for _, known in self._known.systems(inputs))
 
     def _download(self, name: str, known: KnownLayer) -> bool:
-        registry = self._find(known)
+        registry = self.find(known.digest)
         if registry is None:
             return False
         blob = Descriptor(media_type=LAYER_TYPE, digest=known.digest, size=known.size)
         try:
-            pull.fetch(registry, self._store, [blob], Meter(self._work.view, name, "downloaded", known.size).add)
+            pull.fetch(registry, self._store, [blob], Meter(self._view, name, "downloaded", known.size).add)
         except RegistryError as error:
             self._give_up(error)
             return False
         return True
 
-    def _find(self, known: KnownLayer) -> Registry | None:
-        """A repository that has the layer; None without one."""
+    def find(self, digest: str) -> Registry | None:
+        """A repository that has the blob; None without one."""
         if self._failed.is_set():
             return None
         for registry in self._repositories:
             try:
-                if registry.has_blob(known.digest):
+                if registry.has_blob(digest):
                     return registry
             except RejectedError:
                 continue  # no such repository, or no permission to read it
@@ -92,21 +95,18 @@ class RegistryLayers:
     def _give_up(self, error: RegistryError) -> None:
         if not self._failed.is_set():
             self._failed.set()
-            self._work.view.say(f"the registry failed, so layers are built on this machine: {error}")
+            self._view.say(f"the registry failed, so layers are built on this machine: {error}")
 
     @cached_property
     def _repositories(self) -> list[Registry]:
-        return [
-            Registry(reference, host=self._work.host, write=False, policy=POLICY) for reference in self._references()
-        ]
+        return [Registry(reference, host=self._host, write=False, policy=POLICY) for reference in self.references()]
 
-    def _references(self) -> Iterator[ImageRef]:
-        matrix = self._work.project.matrix
-        frameworks = matrix.frameworks.values()
-        names = dict.fromkeys(name for each in frameworks for name in (each.image, each.cpu_image) if name)
+    def references(self) -> Iterator[ImageRef]:
+        """Where layers are looked for."""
+        matrix = self._matrix
         if matrix.staging:
-            place = Place(matrix.staging, matrix.registry, self._work.host)
-            yield from map(place.repository, names)
+            place = Place(matrix.staging, matrix.registry, self._host)
+            yield from map(place.repository, matrix.image_names)
         if matrix.registry:
-            for name in names:
+            for name in matrix.image_names:
                 yield ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{name}")

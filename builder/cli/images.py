@@ -63,7 +63,7 @@ _DISK = (
         help="With --max-disk: if necessary, also empty the engine's build cache, which all projects share.",
     ),
 )
-_GPU = click.option(
+gpu_option = click.option(
     "--gpu",
     "gpu_mode",
     type=click.Choice(list(gpus.MODES)),
@@ -146,7 +146,7 @@ class _Request:
         return request
 
 
-@_command("images", _METHOD, _OS_LAYER, *_DISK, _GPU, *_REPORT)
+@_command("images", _METHOD, _OS_LAYER, *_DISK, gpu_option, *_REPORT)
 def images_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Build, test and tag images.
 
@@ -161,7 +161,7 @@ def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -
     _run(context, patterns, _Request.of("build", values | {"test": False}))
 
 
-@_command("test", _METHOD, _GPU, *_REPORT, *_STAGED)
+@_command("test", _METHOD, gpu_option, *_REPORT, *_STAGED)
 def test_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Run the tests of built or staged images.
 

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,11 +14,10 @@ from rich.text import Text
 
 from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, Size, cells_argument
-from builder.common import git
-from builder.common.errors import BuilderError, LockError
+from builder.common.errors import LockError
 from builder.common.units import counted, size
 from builder.matrix.project import Project
-from builder.plan import plan, shards
+from builder.plan import current, plan, shards
 from builder.plan.plan import Plan, PlannedImage
 
 
@@ -96,7 +94,7 @@ def _limited(
 ) -> Sequence[PlannedImage]:
     images: Sequence[PlannedImage] = planned.images
     if revision:
-        images = shards.changed(_digests(context, project, revision), images)
+        images = shards.changed(current.digests(project, revision, context.say), images)
     if unreleased:
         from builder.index import host  # noqa: PLC0415  0.2 s, which other plans would pay
         from builder.registry import publish, status  # noqa: PLC0415
@@ -104,20 +102,6 @@ def _limited(
         publish.require_registry(project, "")
         images = status.unreleased(images, host.read())
     return images
-
-
-def _digests(context: Context, project: Project, revision: str) -> dict[str, str]:
-    """Cell id -> digest of its plan in a revision; empty for a revision that this program cannot read."""
-    if not revision.strip("0"):  # what GitHub names for a new branch
-        return {}
-    with project.scratch() as folder:
-        git.export(project.root, revision, Path(folder))
-        try:
-            before = Project(Path(folder))
-            return {image.id: image.digest for image in plan.make(before, before.cells).images}
-        except BuilderError as error:
-            context.say(f"{revision} cannot be planned, so all images count as changed: {error}")
-            return {}
 
 
 def _image_rows(planned: Plan) -> Iterator[tuple[str, ...]]:

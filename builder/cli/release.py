@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
 from rich.text import Text
 
+from builder.build.known_images import KnownImages
+from builder.build.registry_layers import RegistryLayers
 from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, cells_argument, sign_option, staging_option, to_option
 from builder.cli.push import show, today
@@ -17,6 +20,8 @@ from builder.common import git
 from builder.common.console import View
 from builder.common.units import counted, duration, size
 from builder.index import host
+from builder.layers.known_layers import KnownLayers
+from builder.matrix.project import Project
 from builder.plan import current, plan
 from builder.registry import publish, status
 from builder.registry.release import Options, Releaser
@@ -44,10 +49,16 @@ _STAGE_FORMAT = click.option(
     is_flag=True,
     help="Do not list the images as a release. Afterwards, run `builder stage` on one machine to list them.",
 )
+@click.option(
+    "--untested",
+    is_flag=True,
+    help="Also stage images that nobody built, if the registry has their layers (locks/layers.json). They are "
+    "assembled without an engine and without downloading wheels; `builder test --staged` then runs all their tests.",
+)
 @_STAGE_FORMAT
 @click.pass_obj
 def stage_command(
-    context: Context, patterns: Sequence[str], place: str, signer: Signer | None, images_only: bool, form: str
+    context: Context, /, patterns: Sequence[str], place: str, images_only: bool, form: str, **options: Any
 ) -> None:
     """Push images that passed their tests to staging, with the results.
 
@@ -61,11 +72,8 @@ def stage_command(
     project = context.project
     staging_place = Place.of(project, place, host.read())
     planned = current.make(project, project.select(patterns))
-    store = context.store
-    with store.used():
-        staged = Stager(project=project, store=store, view=View(context.err), place=staging_place, signer=signer).stage(
-            planned
-        )
+    with context.store.used():
+        staged = _stager(context, project, staging_place, **options).stage(planned)
     stamp = "" if images_only else staging_place.write(today(), git.state(project.root), staged.images).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
@@ -82,6 +90,16 @@ def stage_command(
         f"({duration(time.monotonic() - began)})"
     )
     context.say(f"  -> builder release {stamp}")
+
+
+def _stager(context: Context, project: Project, place: Place, *, signer: Signer | None, untested: bool) -> Stager:
+    store, view = context.store, View(context.err)
+    stager = Stager(project=project, store=store, view=view, place=place, signer=signer)
+    if not untested:
+        return stager
+    known = KnownLayers(project.root)
+    remote = RegistryLayers(project, host.read(), view, store, known)
+    return replace(stager, assembler=KnownImages(project=project, store=store, known=known, remote=remote))
 
 
 @click.command(name="release")

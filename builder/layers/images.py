@@ -12,13 +12,14 @@ from packaging.utils import canonicalize_name
 from builder.common import digest
 from builder.common.errors import DamagedError, VerifyError
 from builder.layers import oci, os_layer
-from builder.layers.blobs import REPAIR, Descriptor
-from builder.layers.oci import Image
+from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
+from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import IMAGE_NAME, Store
 from builder.lock.diff import Package, Side
 from builder.matrix import cells
 from builder.plan.plan import PlannedImage
+from builder.plan.settings import built_labels
 
 UNTESTED = ".untested"  # suffix of an image's name in the store until its tests pass
 
@@ -72,6 +73,14 @@ def find(store: Store, planned: PlannedImage) -> Image | None:
     if record is None or missing(store, record["digest"]):
         return None
     return read(store, record["digest"])
+
+
+def write(store: Store, planned: PlannedImage, system: OsLayer, layers: Sequence[Layer]) -> Image:
+    """Writes the configuration and the manifest of an image of these layers, without a name."""
+    labels = built_labels(planned.digest, system.base, system.created)
+    config = store.put(oci.config(planned.settings, layers, created=system.created, labels=labels), CONFIG_TYPE)
+    manifest = store.put(oci.manifest(config, layers), MANIFEST_TYPE)
+    return Image(config=config, manifest=manifest, layers=tuple(layers), labels={**planned.settings.labels, **labels})
 
 
 def put_name(

@@ -261,6 +261,13 @@ class Matrix(StrictModel):
     include: list[Inclusion] = []
     sets: dict[Name, list[Pattern]] = {}
 
+    @property
+    def image_names(self) -> list[str]:
+        """The names of all images, without registry and namespace."""
+        frameworks = self.frameworks.values()
+        names = [name for framework in frameworks for name in (framework.image, framework.cpu_image) if name]
+        return list(dict.fromkeys(names))
+
     def locate(self, located: strict_yaml.Located) -> None:
         """Keeps the parsed file for `where`."""
         self._located = located

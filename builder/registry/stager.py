@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from builder.common import errors
 from builder.common.console import Meter, View
-from builder.common.errors import BuilderError
+from builder.common.errors import BuilderError, BuildError
 from builder.common.reference import ImageRef
 from builder.common.units import size
+from builder.layers.blobs import Descriptor
+from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import publish, push, reports
+from builder.registry.client import Manifest
+from builder.registry.evidence import Evidence
 from builder.registry.publish import NotBuiltError, Target
 from builder.registry.signing import Signer
 from builder.registry.staging import Place, StagedImage, name_of, plan_tag
@@ -32,14 +39,38 @@ class Staged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Image:
+    """An image to push, and the evidence to attach: None for an image that was not tested."""
+
+    staged: StagedImage
+    stored: Image
+    manifest: Manifest
+    proof: Evidence | None
+
+
+class Assembler(Protocol):
+    """Makes images from layers that a registry has. `repositories` are those with such layers."""
+
+    def repositories(self) -> list[ImageRef]: ...
+
+    def assemble(self, image: PlannedImage) -> Image: ...
+
+    def fetch(self, blob: Descriptor) -> Path: ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stager:
-    """Stages images of one store; `signer` signs their reports, unless it is None."""
+    """Stages images of one store; `signer` signs their reports, unless it is None.
+
+    With an `assembler`, images that nobody built are staged too, without test results.
+    """
 
     project: Project
     store: Store
     view: View
     place: Place
     signer: Signer | None = None
+    assembler: Assembler | None = None
 
     def stage(self, plan: Plan) -> Staged:
         """Pushes the images by digest, and attaches their reports.
@@ -48,26 +79,24 @@ class Stager:
         for all images that are neither in the store nor in staging, before anything is sent, and one for all failures.
         """
         targets, failures = publish.collect(self.project, self.store, plan)
-        not_built = [image for image in plan.images if isinstance(failures.get(image.id), NotBuiltError)]
-        elsewhere = [image for planned in not_built if (image := self._look_up(planned))]
-        missing = failures.keys() - {image.cell for image in elsewhere}
-        if missing:
-            raise errors.join([failures[cell] for cell in sorted(missing)], "images cannot be staged")
-        here, sent = [], 0
-        failed: list[BuilderError] = []
-        with self.view.live():
-            for target in targets:
+        images = [self._tested(target) for target in targets]
+        elsewhere: list[StagedImage] = []
+        for planned in plan.images:
+            if not isinstance(failures.get(planned.id), NotBuiltError):
+                continue
+            if staged := self._look_up(planned):
+                elsewhere.append(staged)
+                del failures[planned.id]
+            elif self.assembler:
                 try:
-                    image, count = self._push(target, [name_of(other.references[0]) for other in targets])
-                except BuilderError as error:
-                    failed.append(error)
-                    self.view.end(target.cell, "failed")
-                    continue
-                here.append(image)
-                sent += count
-        if failed:
-            raise errors.join(failed)
-        return Staged(here=tuple(here), elsewhere=tuple(elsewhere), sent=sent)
+                    images.append(self._untested(planned, self.assembler.assemble(planned)))
+                    del failures[planned.id]
+                except BuildError as error:
+                    failures[planned.id] = error
+        if failures:
+            raise errors.join([failures[cell] for cell in sorted(failures)], "images cannot be staged")
+        sent = self._push_all(images)
+        return Staged(here=tuple(image.staged for image in images), elsewhere=tuple(elsewhere), sent=sent)
 
     def _look_up(self, planned: PlannedImage) -> StagedImage | None:
         name = name_of(ImageRef.parse(planned.references[0]))
@@ -76,20 +105,52 @@ class Stager:
             return None
         return StagedImage(cell=planned.id, repository=name, digest=present, plan=planned.digest)
 
-    def _push(self, target: Target, names: list[str]) -> tuple[StagedImage, int]:
-        """Pushes an image, its report, and last the tag of its plan. Returns the number of bytes of blobs sent too.
-
-        Blobs may be mounted from the repositories `names`.
-        """
+    def _tested(self, target: Target) -> _Image:
         name = name_of(target.references[0])
-        registry = self.place.open(name, write=True)
-        blobs = publish.blobs_of(self.store, target.stored)
-        meter = Meter(self.view, target.cell, "checked or sent", sum(blob.size for blob in blobs))
-        others = [self.place.repository(other).repository for other in dict.fromkeys(names) if other != name]
-        pushed = push.push(registry, target.manifest, blobs, mount_from=others, progress=meter.add)
-        report = reports.of_evidence(self.project.state, target.stored, target.evidence)
-        reports.write(self.project, registry, target.stored, report, self.signer)
-        registry.put_manifest(plan_tag(target.plan), target.manifest.content, target.manifest.media_type)
-        self.view.end(target.cell, "staged", f"{size(pushed.sent)} sent, gpu: {target.evidence.gpu_status}")
-        image = StagedImage(cell=target.cell, repository=name, digest=target.digest, plan=target.plan)
-        return image, pushed.sent
+        staged = StagedImage(cell=target.cell, repository=name, digest=target.digest, plan=target.plan)
+        return _Image(staged=staged, stored=target.stored, manifest=target.manifest, proof=target.evidence)
+
+    def _untested(self, planned: PlannedImage, stored: Image) -> _Image:
+        name, digest = name_of(ImageRef.parse(planned.references[0])), stored.manifest.digest
+        staged = StagedImage(cell=planned.id, repository=name, digest=digest, plan=planned.digest)
+        manifest = Manifest.of(self.store.read(digest), stored.manifest.media_type)
+        return _Image(staged=staged, stored=stored, manifest=manifest, proof=None)
+
+    def _push_all(self, images: Sequence[_Image]) -> int:
+        """Pushes all images; returns the number of bytes of blobs sent. Raises one error for all failures."""
+        sent = 0
+        failed: list[BuilderError] = []
+        with self.view.live():
+            for image in images:
+                try:
+                    sent += self._push(image, self._sources(image, images))
+                except BuilderError as error:
+                    failed.append(error)
+                    self.view.end(image.staged.cell, "failed")
+        if failed:
+            raise errors.join(failed)
+        return sent
+
+    def _sources(self, image: _Image, images: Sequence[_Image]) -> list[str]:
+        """Repositories of the same registry that blobs of an image may be mounted from."""
+        own = self.place.repository(image.staged.repository)
+        others = [self.place.repository(other.staged.repository) for other in images]
+        if self.assembler and image.proof is None:
+            others += self.assembler.repositories()
+        sources = [other.repository for other in others if other.registry == own.registry]
+        return [source for source in dict.fromkeys(sources) if source != own.repository]
+
+    def _push(self, image: _Image, sources: list[str]) -> int:
+        """Pushes an image, its report, and last the tag of its plan; returns the number of bytes of blobs sent."""
+        staged, proof = image.staged, image.proof
+        registry = self.place.open(staged.repository, write=True)
+        blobs = publish.blobs_of(self.store, image.stored, self.assembler.fetch if self.assembler else None)
+        meter = Meter(self.view, staged.cell, "checked or sent", sum(blob.size for blob in blobs))
+        pushed = push.push(registry, image.manifest, blobs, mount_from=sources, progress=meter.add)
+        if proof:
+            report = reports.of_evidence(self.project.state, image.stored, proof)
+            reports.write(self.project, registry, image.stored, report, self.signer)
+        registry.put_manifest(plan_tag(staged.plan), image.manifest.content, image.manifest.media_type)
+        status = f"gpu: {proof.gpu_status}" if proof else "not tested"
+        self.view.end(staged.cell, "staged", f"{size(pushed.sent)} sent, {status}")
+        return pushed.sent

@@ -319,7 +319,7 @@ def test_verify_finds_a_change(released: Checkout, proxy: Proxy, tmp_path: Path,
         else:
             assert "configuration" in different
             assert "8 layers, expected 7" in output
-        assert "parts differ from the plan" in output
+        assert "parts are not as expected" in output
 
 
 def test_new_debian_packages_move_only_the_operating_system(released: Checkout, proxy: Proxy) -> None:

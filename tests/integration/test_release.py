@@ -505,3 +505,50 @@ def test_a_look_at_what_the_registry_has(ours: Checkout, proxy: Proxy) -> None:
     output = ours.builder("registry", "check", "--to", proxy.address, code=15)
     assert f"blob {layer} is damaged" in output
     ours.builder("registry", "check", "--fast", "--to", proxy.address)
+
+
+def test_a_refresh_builds_tests_and_stages_what_changed(ours: Checkout, proxy: Proxy, keys: Path) -> None:
+    sign = ("--sign", str(keys / "ours.key"))
+    stage(ours, *sign)
+    assert "no image changed" in ours.builder("refresh", *sign)
+    lock = next(path for path in (ours.root / "locks").glob("os-*.json") if '"tini"' in path.read_text())
+    text = lock.read_text(encoding="utf-8")
+    lock.write_text(re.sub(r'("name": "tini"[^}]*"version": ")', r"\g<1>0.", text), encoding="utf-8")
+    assert lock.read_text(encoding="utf-8") != text
+    ours.builder("render")
+    before = ours.stored()
+    output = ours.builder("refresh", *sign)
+    assert json.loads(lock.read_text(encoding="utf-8"))["packages"] == json.loads(text)["packages"]
+    assert re.search(r"tini 0\.\S+ -> \S+ \(1 lock\)", output), output
+    assert f"release {TODAY}" in output
+    assert ours.stored() == before
+
+
+def test_an_image_of_known_layers_is_staged_without_an_engine(
+    ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path
+) -> None:
+    """Its operating system is downloaded, everything else is mounted. It needs all tests before it is released."""
+    stage(ours, "--sign", str(keys / "ours.key"))
+    other = elsewhere(ours, tmp_path / "other")
+    place = ("--staging", f"{proxy.address}/new")
+    assert "not built" in other.builder("stage", *place, code=8)
+    proxy.heal()
+    output = other.builder("stage", *place, "--untested", DOCKER_HOST="tcp://127.0.0.1:1")
+    assert re.search(rf"{PLAIN}: staged in .*, not tested", output), output
+    assert "2 images staged" in output
+    blobs = stores.blobs_of(ours.store, ours.stored()[ours.references("-extra")[0]])
+    assert len(list((other.store / "blobs/sha256").iterdir())) == 6, "operating system, plain files, two images"
+    there = repository(ours, proxy, "new/ty-cuda")
+    for suffix in ("", "-extra"):
+        digest = ours.stored()[ours.references(suffix)[0]]
+        assert there.digest_of(digest) == digest, "the same image as one that was built"
+    assert all(there.has_blob(blob) for blob in blobs)
+    assert "no test results" in release(other, proxy, *place, UNTESTED_GPU, code=8)
+    output = other.builder("test", "--staged", "newest", *place)
+    assert "2 images loaded from the store and tested" in output, output
+    release(other, proxy, *place, UNTESTED_GPU)
+
+    layers = other.root / "locks/layers.json"
+    layers.unlink()
+    output = other.builder("stage", "--staging", f"{proxy.address}/third", "--untested", code=7)
+    assert "is not in locks/layers.json, or not in the registry" in output
