@@ -19,7 +19,6 @@ from builder.cli.context import Context, new_table
 from builder.common import git, strict_yaml
 from builder.common.errors import StaleError, UsageError, did_you_mean
 from builder.common.units import counted, size
-from builder.index import host
 from builder.layers import images
 from builder.lock import diff, lockfile
 from builder.lock.diff import Amount, Change, Diff, Package, Revisions, Side
@@ -107,10 +106,10 @@ def _cell(locks: _Locks, other: _Locks | None) -> Side:
 
 
 def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Side:
-    store, settings = context.store, host.read()
+    store = context.store
     with store.used():
         try:
-            source = verify.source(context, store, settings, name)
+            source = verify.source(context, store, name)
         except UsageError as error:
             raise UsageError(
                 f"{name!r} is not a cell, {_revision(context.project.root)} or an image: {error}", hint=FORMS

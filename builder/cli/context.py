@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from builder.common.errors import FileError, UsageError
+from builder.index import host
+from builder.index.host import Host
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
@@ -38,6 +41,15 @@ class Context:
     @property
     def project(self) -> Project:
         return Project.find((self.root or Path.cwd()).resolve())
+
+    @cached_property
+    def host(self) -> Host:
+        """The settings of this machine, and in a checkout those of matrix.yaml for registries. Raises UsageError."""
+        try:
+            matrix = self.project.matrix
+        except UsageError:
+            return host.read()
+        return host.of(matrix)
 
     def say(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)

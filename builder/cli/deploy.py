@@ -19,7 +19,6 @@ from builder.deploy import examples
 from builder.deploy.examples import Folder, KubernetesOptions, Runtime, SlurmOptions
 from builder.deploy.request import Image, Request, image_of_cell, image_of_labels
 from builder.engine.client import Engine
-from builder.index import host
 from builder.matrix import cells, tags
 from builder.registry.client import Registry
 
@@ -208,10 +207,10 @@ def _find_image(context: Context, name: str) -> Image:
     for cell in project.cells:
         if reference in references[cell.id]:
             return image_of_cell(project.matrix, cell, reference)
-    return image_of_labels(reference, _labels(reference), project.matrix.components)
+    return image_of_labels(reference, _labels(context, reference), project.matrix.components)
 
 
-def _labels(reference: ImageRef) -> dict[str, str]:
+def _labels(context: Context, reference: ImageRef) -> dict[str, str]:
     try:
         image = Engine.connect().image(str(reference))
     except NoEngineError:
@@ -223,5 +222,5 @@ def _labels(reference: ImageRef) -> dict[str, str]:
             f"{reference} is not a tag of matrix.yaml and not in Docker Engine",
             hint="Use the id of a cell, a tag (`builder plan all` lists them), or an image with its registry.",
         )
-    registry = Registry(reference, host=host.read(), write=False)
+    registry = Registry(reference, host=context.host, write=False)
     return dict(labels_of(registry, reference.digest or reference.tag or "latest"))

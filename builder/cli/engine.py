@@ -9,7 +9,6 @@ from builder.cli.context import Context
 from builder.common.console import View
 from builder.engine import setup
 from builder.engine.client import Engine
-from builder.index import host
 from builder.matrix.project import Project
 
 start_option = click.option(
@@ -34,4 +33,4 @@ def engine_command(context: Context) -> None:
 def connect(context: Context, project: Project, *, start: bool = False) -> Work:
     """What a build needs, with a running engine. With `start`, installs and starts one if necessary."""
     engine = setup.ensure(context.say) if start else Engine.connect()
-    return Work(engine=engine, project=project, host=host.read(), view=View(context.err))
+    return Work(engine=engine, project=project, host=context.host, view=View(context.err))

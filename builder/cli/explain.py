@@ -13,8 +13,7 @@ from builder.common.reference import ImageRef
 from builder.compat import explain, gpu_support, gpus
 from builder.compat.explain import Explainer, Resolve
 from builder.compat.gpu_support import Device, ImageNeeds
-from builder.index import host, wheels
-from builder.index.host import Host
+from builder.index import wheels
 from builder.index.releases import Index
 from builder.layers import oci
 from builder.lock import lockfile
@@ -79,13 +78,12 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     if len(targets) != 1:
         raise UsageError("name one combination, or a GPU", hint="`builder explain --help` has examples.")
     cell = explain.parse(project.matrix, targets[0])
-    settings = host.read()
     explanation = Explainer(
         matrix=project.matrix,
         known=project.cells,
-        catalogue=Index(settings.index),
+        catalogue=Index(context.host.index),
         facts=facts.load(),
-        resolve=_resolution(context, settings),
+        resolve=_resolution(context),
     ).explain(cell)
     for line in explanation.lines:
         click.echo(line)
@@ -93,7 +91,7 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         raise RefusedError(f"{explanation.id} does not work")
 
 
-def _resolution(context: Context, settings: Host) -> Resolve:
+def _resolution(context: Context) -> Resolve:
     """Resolves with uv; a cell with a current lock resolves."""
     project = context.project
     known = {cell.id for cell in project.cells}
@@ -103,14 +101,14 @@ def _resolution(context: Context, settings: Host) -> Resolve:
         if not lockfile.stale_reason(project.matrix, lock, [cell]):
             return ""
         context.say(f"{cell.id}: resolving")
-        return Resolver(project, settings, matrix=matrix, say=context.say).reason(cell)
+        return Resolver(project, context.host, matrix=matrix, say=context.say).reason(cell)
 
     return reason
 
 
 def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str) -> None:
     devices, driver = _devices(gpu_name, driver)
-    images = dict(_images(context.project, targets))
+    images = dict(_images(context, targets))
     refused: set[str] = set()
     for device in devices:
         is_named = device.description != device.name or device.capability in device.name
@@ -137,8 +135,9 @@ def _devices(name: str, driver: str) -> tuple[Sequence[Device], str]:
     return list({(gpu.name, gpu.capability): gpu for gpu in present}.values()), driver or installed
 
 
-def _images(project: Project, targets: Sequence[str]) -> Iterator[tuple[str, ImageNeeds]]:
+def _images(context: Context, targets: Sequence[str]) -> Iterator[tuple[str, ImageNeeds]]:
     """Names with what they need: cells by group, then tags and images. A name with a registry is looked up there."""
+    project = context.project
     by_tag = _by_tag(project)
     names = [name for name in targets if name in by_tag or "/" in name]
     patterns = [pattern for pattern in targets if pattern not in names]
@@ -148,7 +147,6 @@ def _images(project: Project, targets: Sequence[str]) -> Iterator[tuple[str, Ima
     for group, members in groups.items():
         suffixes = [cell.suffix for cell in members]
         yield group + (suffixes[0] if len(suffixes) == 1 else f"{{{','.join(suffixes)}}}"), _needs(project, members[0])
-    settings: Host | None = None
     for name in names:
         try:
             reference = ImageRef.parse(name)
@@ -157,8 +155,7 @@ def _images(project: Project, targets: Sequence[str]) -> Iterator[tuple[str, Ima
         if not reference.registry and (tagged := by_tag.get(name)):
             yield f"{name} ({tagged.id})", _needs(project, tagged)
         else:
-            settings = settings or host.read()
-            registry = Registry(reference, host=settings, write=False)
+            registry = Registry(reference, host=context.host, write=False)
             labels = labels_of(registry, reference.digest or reference.tag or "latest")
             yield name, gpu_support.needs_of_labels(labels)
 

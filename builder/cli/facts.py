@@ -11,7 +11,6 @@ from packaging.version import Version
 
 from builder.cli.context import Context
 from builder.common.errors import StaleError, UsageError
-from builder.index import host
 from builder.index.session import IndexSession
 from builder.index.wheel_facts import read_build
 from builder.matrix import facts
@@ -31,7 +30,7 @@ def facts_command(context: Context, requirements: Sequence[str]) -> None:
     """
     known = facts.load()
     releases = [_parse(text) for text in requirements] or _of_matrix(context.project.matrix, known)
-    session = IndexSession(host.read().index)
+    session = IndexSession(context.host.index)
     outdated = []
     for package, release in releases:
         build = read_build(session, package, release)

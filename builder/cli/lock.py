@@ -9,7 +9,6 @@ import click
 from builder.cli.context import Context
 from builder.cli.options import CELLS_HELP, cells_argument
 from builder.common.units import counted
-from builder.index import host
 from builder.lock import os_lock
 from builder.lock import update as locking
 
@@ -42,7 +41,7 @@ def lock_command(context: Context, patterns: Sequence[str], check: bool, upgrade
         context.say(f"{counted(len({cell.group for cell in chosen}) + len(systems), 'lock')} up to date")
         return
     with context.locked(project, "lock"):
-        changed = locking.update(project, chosen, host.read(), upgrade=upgrade, refresh=refresh, say=context.say)
+        changed = locking.update(project, chosen, context.host, upgrade=upgrade, refresh=refresh, say=context.say)
     context.say_written(changed)
     if not changed:
         hints = [] if upgrade else ["--upgrade chooses newer wheels"]

@@ -96,11 +96,10 @@ def _limited(
     if revision:
         images = shards.changed(current.digests(project, revision, context.say), images)
     if unreleased:
-        from builder.index import host  # noqa: PLC0415  0.2 s, which other plans would pay
-        from builder.registry import publish, status  # noqa: PLC0415
+        from builder.registry import publish, status  # noqa: PLC0415  0.2 s, which other plans would pay
 
         publish.require_registry(project, "")
-        images = status.unreleased(images, host.read())
+        images = status.unreleased(images, context.host)
     return images
 
 

@@ -13,7 +13,6 @@ from builder.cli.context import Context
 from builder.cli.options import CELLS_HELP, cells_argument, to_option
 from builder.common.console import View
 from builder.common.units import counted, duration
-from builder.index import host
 from builder.matrix import tags
 from builder.plan import current
 from builder.registry import publish
@@ -44,7 +43,7 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
     with store.used():
         chosen = publish.targets(project, store, images, registry)
         request = publish.Request(stamps=tags.stamps(today()), roll_back=roll_back)
-        result = publish.publish(host.read(), View(context.err), store, chosen, request)
+        result = publish.publish(context.host, View(context.err), store, chosen, request)
     seconds = time.monotonic() - began
     show(context, result, form, seconds=round(seconds, 1))
     if form == "text":

@@ -11,8 +11,6 @@ from builder.common.console import Meter, View
 from builder.common.errors import VerifyError
 from builder.common.reference import ImageRef
 from builder.common.units import counted
-from builder.index import host
-from builder.matrix.project import Project
 from builder.registry import inspection, publish
 from builder.registry.client import Registry
 from builder.registry.inspection import Check
@@ -31,7 +29,7 @@ def list_command(context: Context, place: str) -> None:
     """List the staged releases, the newest first."""
     project = context.project
     table = new_table("RELEASE", "IMAGES", "RELEASED", "REVISION", right=["IMAGES"])
-    for line in inspection.releases(Place.of(project, place, host.read())):
+    for line in inspection.releases(Place.of(project, place, context.host)):
         released = "yes" + "".join(f", {name} allowed" for name in line.allowed) if line.is_released else "no"
         table.add_row(*map(Text, [line.stamp, str(line.images), released, line.revision or "-"]))
     context.out.print(table)
@@ -45,10 +43,9 @@ def diff_command(context: Context, registry: str) -> None:
 
     Shows tags that no cell has, such as those of a version that was removed, and tags that are not published yet.
     """
-    settings = host.read()
     publish.require_registry(context.project, registry)
     for name, expected in inspection.references(context.project, registry).items():
-        repository = Registry(ImageRef.parse(name), host=settings, write=False)
+        repository = Registry(ImageRef.parse(name), host=context.host, write=False)
         difference = inspection.difference(repository, expected)
         for tag in difference.unknown:
             context.out.print(Text(f"{difference.repository}:{tag} is not in the matrix"), soft_wrap=True)
@@ -68,7 +65,7 @@ def check_command(context: Context, place: str, registry: str, fast: bool) -> No
     missing or damaged.
     """
     project = context.project
-    repositories = inspection.repositories(project, host.read(), _place(project, place), registry)
+    repositories = inspection.repositories(project, context.host, _place(context, place), registry)
     inspection.require(repositories)
     view, faults = View(context.err), 0
     with view.live():
@@ -84,5 +81,6 @@ def check_command(context: Context, place: str, registry: str, fast: bool) -> No
         raise VerifyError(f"{counted(faults, 'fault')} in the registry", hint="Stage or push the images again.")
 
 
-def _place(project: Project, text: str) -> Place | None:
-    return Place.of(project, text, host.read()) if text or project.matrix.staging else None
+def _place(context: Context, text: str) -> Place | None:
+    project = context.project
+    return Place.of(project, text, context.host) if text or project.matrix.staging else None

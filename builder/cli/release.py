@@ -19,7 +19,6 @@ from builder.cli.push import show, today
 from builder.common import git
 from builder.common.console import View
 from builder.common.units import counted, duration, size
-from builder.index import host
 from builder.layers.known_layers import KnownLayers
 from builder.matrix.project import Project
 from builder.plan import current, plan
@@ -70,7 +69,7 @@ def stage_command(
     """
     began = time.monotonic()
     project = context.project
-    staging_place = Place.of(project, place, host.read())
+    staging_place = Place.of(project, place, context.host)
     planned = current.make(project, project.select(patterns))
     with context.store.used():
         staged = _stager(context, project, staging_place, **options).stage(planned)
@@ -98,7 +97,7 @@ def _stager(context: Context, project: Project, place: Place, *, signer: Signer 
     if not untested:
         return stager
     known = KnownLayers(project.root)
-    remote = RegistryLayers(project, host.read(), view, store, known)
+    remote = RegistryLayers(project, context.host, view, store, known)
     return replace(stager, assembler=KnownImages(project=project, store=store, known=known, remote=remote))
 
 
@@ -135,7 +134,7 @@ def release_command(
     """
     began = time.monotonic()
     project = context.project
-    staging_place = Place.of(project, place, host.read())
+    staging_place = Place.of(project, place, context.host)
     publish.require_registry(project, registry)
     planned = {image.id: image for image in current.make(project, project.cells).images}
     releaser = Releaser(project, staging_place, planned, Options(registry=registry, **options))
@@ -146,7 +145,7 @@ def release_command(
         return
     store = context.store
     with store.used():
-        result = releaser.publish(host.read(), View(context.err), store, chosen, candidates)
+        result = releaser.publish(context.host, View(context.err), store, chosen, candidates)
     seconds = time.monotonic() - began
     show(context, result, form, stamp=chosen.stamp, seconds=round(seconds, 1))
     if form == "text":
@@ -169,8 +168,8 @@ def status_command(context: Context, patterns: Sequence[str], place: str, regist
     """
     project = context.project
     planned = plan.make(project, project.select(patterns or ("*",)))
-    staging_place = Place.of(project, place, host.read()) if place or project.matrix.staging else None
-    where = Where(project=project, store=context.store, host=host.read(), place=staging_place, registry=registry)
+    staging_place = Place.of(project, place, context.host) if place or project.matrix.staging else None
+    where = Where(project=project, store=context.store, host=context.host, place=staging_place, registry=registry)
     rows = list(status.read(where, planned))
     if form == "json":
         click.echo(json.dumps([each.as_data() for each in rows], indent=1))

@@ -16,18 +16,17 @@ from builder.common import digest
 from builder.common.console import Meter, View
 from builder.common.errors import FetchError, RegistryError, StaleError, UsageError, VerifyError
 from builder.common.reference import ImageRef
-from builder.index import host
 from builder.index.download import Fetcher
-from builder.index.host import Host
 from builder.layers import images as stored_images
 from builder.layers import oci
 from builder.layers.store import Store
 from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.registry import claims, expected, verify
-from builder.registry.claims import Claims, Trust
+from builder.registry.claims import Claims
 from builder.registry.client import Registry
 from builder.registry.expected import Expected
+from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, Source
 
 _STYLES = {
@@ -80,16 +79,16 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
     signed (by somebody trusted). Any other result is a failure: unknown (nothing to compare it with), different, failed
     (could not be compared).
     """
-    settings, store, view = host.read(), context.store, View(context.err)
+    store, view = context.store, View(context.err)
     with store.used():
-        checked = source(context, store, settings, image)
+        checked = source(context, store, image)
         check = Check(
-            fetcher=Fetcher(settings.index, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add),
+            fetcher=Fetcher(context.host.index, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add),
             expected=_expected(context, store, checked),
             fast=fast,
             read=Meter(view, "blobs", "hashed", 0).add,
         )
-        said = _claims(settings, checked, image, _trust(context, **signers))
+        said = _claims(context, checked, image, _trust(context, **signers))
         findings = []
         with view.live():
             for finding in claims.findings(checked, check, said, store.root / "tmp"):
@@ -120,12 +119,12 @@ def _trust(context: Context, keys: Sequence[str], identity: str, issuer: str) ->
     return Trust(signers=project.matrix.evidence, root=project.root)
 
 
-def _claims(settings: Host, checked: Source, image: str, trust: Trust) -> Claims | None:
+def _claims(context: Context, checked: Source, image: str, trust: Trust) -> Claims | None:
     """What is said about an image in a registry; None for one of the store, and without anybody to trust."""
     reference = ImageRef.parse(image)
     if not (reference.registry and trust.signers):
         return None
-    registry = Registry(reference, host=settings, write=False)
+    registry = Registry(reference, host=context.host, write=False)
     stored = oci.read_image(checked.manifest, checked.read_blob)
     return Claims(registry=registry, reference=reference, image=stored, trust=trust)
 
@@ -168,14 +167,14 @@ def _expected(context: Context, store: Store, image: Source) -> Expected | None:
     return expected.of_plan(project.root, store, images[0]) if images else None
 
 
-def source(context: Context, store: Store, settings: Host, image: str) -> Source:
+def source(context: Context, store: Store, image: str) -> Source:
     """An image by its reference in a registry, or by a name, cell or tag in the store."""
     try:
         reference = ImageRef.parse(image)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if reference.registry:
-        return _in_registry(Registry(reference, host=settings, write=False), reference)
+        return _in_registry(Registry(reference, host=context.host, write=False), reference)
     stored = store.images()
     if names := stored_images.match(stored, image, context.references()):
         return Source(

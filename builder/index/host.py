@@ -22,6 +22,7 @@ from builder.common.errors import UsageError
 from builder.common.redact import Redactor
 from builder.index import settings as index
 from builder.index.settings import IndexSettings
+from builder.matrix.schema import Matrix
 
 PROXY_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 SYSTEM_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -48,6 +49,25 @@ class Apt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Registries:
+    """Settings of matrix.yaml: registries that are reached over plain http, and a command that creates a repository."""
+
+    insecure: tuple[str, ...] = ()
+    create: tuple[str, ...] = ()
+
+    def allow_http(self, address: str) -> bool:
+        """Whether plain http may be used for an address (also `host:port`)."""
+        server = index.split(address).netloc.lower()
+        return index.is_loopback(address) or server in (name.lower() for name in self.insecure)
+
+    def creation(self, registry: str, repository: str) -> tuple[str, ...]:
+        """The command that creates a repository; empty if none is set."""
+        return tuple(
+            argument.replace("{registry}", registry).replace("{repository}", repository) for argument in self.create
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Host:
     """Settings of the build host. `ca` is PEM text; `proxies` are build arguments that Docker keeps out of history.
 
@@ -58,6 +78,7 @@ class Host:
     ca: bytes = field(default=b"", repr=False)
     proxies: Mapping[str, str] = field(default_factory=dict)
     read_apt: Callable[[], Apt] = field(default=Apt, repr=False)
+    registries: Registries = field(default_factory=Registries)
     _apt_read: list[Apt] = field(default_factory=list, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
@@ -156,6 +177,12 @@ def read(environ: Mapping[str, str] | None = None) -> Host:
     except ValueError as error:
         raise UsageError(str(error)) from error
     return Host(index=settings, ca=_ca(settings), proxies=_proxies(environ, settings), read_apt=_apt)
+
+
+def of(matrix: Matrix) -> Host:
+    """This machine's settings, with those of a matrix for registries. Raises UsageError."""
+    registries = Registries(insecure=tuple(matrix.insecure), create=tuple(matrix.create_repository))
+    return replace(read(), registries=registries)
 
 
 def _proxies(environ: Mapping[str, str], settings: IndexSettings) -> dict[str, str]:

@@ -57,16 +57,17 @@ class IndexSettings:
 
 def has_credentials(url: str) -> bool:
     """Whether an address contains a user name, a password or a token."""
-    return "@" in _with_scheme(url).netloc
+    return "@" in split(url).netloc
 
 
 def is_loopback(url: str) -> bool:
     """Whether an address (also `host:port`) is on this machine's loopback."""
-    host = _with_scheme(url).hostname or ""
+    host = split(url).hostname or ""
     return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.[0-9]{1,3}){3}", host, re.ASCII))
 
 
-def _with_scheme(url: str) -> SplitResult:
+def split(url: str) -> SplitResult:
+    """The parts of an address (also `host:port`); all are empty for an invalid one."""
     try:
         return urlsplit(url if "://" in url else f"//{url}")
     except ValueError:  # not an address

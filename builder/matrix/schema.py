@@ -61,6 +61,18 @@ def _registry(value: str) -> str:
     return value
 
 
+def _named_registry(value: str) -> str:
+    if not value:
+        raise ValueError("expected a registry such as registry.example.com:5000")
+    return _registry(value)
+
+
+def _creation(command: list[str]) -> list[str]:
+    if command and not any("{repository}" in argument for argument in command[1:]):
+        raise ValueError("expected a program and its arguments, one of them with {repository}")
+    return command
+
+
 def _staging(value: str) -> str:
     if value:
         ImageRef.parse(f"{value}/x")
@@ -99,6 +111,7 @@ Address = Annotated[
 PackageName = Annotated[str, AfterValidator(_requirement)]
 Constraint = Annotated[str, AfterValidator(_constraint)]
 Word = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters"))]
+Argument = Annotated[str, AfterValidator(_matches(r"[^\x00-\x1f\x7f]{1,300}", "one line of 1 to 300 characters"))]
 EnvName = Annotated[str, AfterValidator(_matches(r"[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS"))]
 Pattern = Annotated[
     str, AfterValidator(_matches(r"[a-z0-9.*?\[\]!{},-]{1,200}", "a pattern of cell ids")), AfterValidator(_closed)
@@ -106,6 +119,7 @@ Pattern = Annotated[
 Reason = Annotated[str, AfterValidator(_matches(r"[^\x00-\x1f\x7f]{10,300}", "a reason of one line"))]
 PinnedImage = Annotated[str, AfterValidator(_pinned)]
 Registry = Annotated[str, AfterValidator(_registry)]
+NamedRegistry = Annotated[str, AfterValidator(_named_registry)]
 Staging = Annotated[str, AfterValidator(_staging)]
 Namespace = Annotated[str, AfterValidator(_namespace)]
 Source = Annotated[
@@ -250,6 +264,8 @@ class Matrix(StrictModel):
     source: Source = ""
     staging: Staging = ""
     evidence: list[Trusted] = []
+    insecure: list[NamedRegistry] = []
+    create_repository: Annotated[list[Argument], AfterValidator(_creation)] = []
     debian: dict[Name, Debian] = Field(min_length=1)
     python: dict[Minor, Python] = Field(min_length=1)
     cuda: dict[CudaName, Cuda] = Field(min_length=1)

@@ -6,7 +6,7 @@ Only what somebody trusted signed counts. The SBOM is compared with the packages
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,23 +20,15 @@ from builder.layers import oci
 from builder.layers.installed import Installed, Package, python_package
 from builder.layers.oci import Image
 from builder.matrix import tags
-from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
 from builder.registry import signing, statements, verify
 from builder.registry.client import Registry
 from builder.registry.failures import RejectedError
 from builder.registry.reports import Reader
+from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, Source
 
 SHOWN = 5  # packages that differ
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trust:
-    """Who must have signed an image, and the folder that the names of their keys are relative to."""
-
-    signers: Sequence[Trusted]
-    root: Path
 
 
 class _Component(BaseModel, frozen=True):
@@ -67,7 +59,7 @@ class Claims:
     def signature(self) -> Finding:
         """Whether somebody trusted signed the image as its cell, and for the tag of the reference."""
         cell, tag = self.image.labels.get(CELL_LABEL, ""), self.reference.tag
-        signer, signed = signing.signer_of_image(self.trust.root, self._by_digest, {"cell": cell}, self.trust.signers)
+        signer, signed = signing.signer_of_image(self.registry, self._digest, cell, self.trust)
         if not signer:
             return self._finding("signature", f"nobody trusted signed it as cell {cell[:100]!a}")
         if tag and not any(tags.is_tag_of(tag, full) for full in signed):
@@ -99,11 +91,11 @@ class Claims:
         yield self._statement("provenance", statements.PROVENANCE, self._check_provenance)
 
     @property
-    def _by_digest(self) -> ImageRef:
-        return dataclasses.replace(self.reference, tag="", digest=self.image.manifest.digest)
+    def _digest(self) -> str:
+        return self.image.manifest.digest
 
     def _finding(self, name: str, detail: str, state: Literal["signed", "different"] = "different") -> Finding:
-        return Finding(layer=name, digest=self.image.manifest.digest, state=state, detail=detail)
+        return Finding(layer=name, digest=self._digest, state=state, detail=detail)
 
     def _test_results(self) -> Finding:
         labels = self.image.labels
@@ -119,7 +111,7 @@ class Claims:
 
     def _statement(self, name: str, kind: str, check: Callable[[bytes], str]) -> Finding:
         """A finding for the signed statements of one kind; `check` returns the detail, or raises VerifyError."""
-        contents = signing.statements_of_image(self.trust.root, self._by_digest, kind, self.trust.signers)
+        contents = signing.statements_of_image(self.registry, self._digest, kind, self.trust)
         if not contents:
             return self._finding(name, "no statement of a trusted signer")
         try:

@@ -1,7 +1,7 @@
 """One repository of one registry: blobs, manifests and tags.
 
 Source: OCI distribution specification 1.1. Why no library does this: docs/decisions/0008-registry-client.md.
-Plain http is for registries on this machine's own loopback; all others need https.
+Whether a registry is reached over plain http: `builder.registry.transport`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from urllib.parse import urlencode
 from builder.common import digest as digests
 from builder.common.errors import RegistryError, of_file
 from builder.common.reference import ImageRef
-from builder.index import settings as index
 from builder.index.host import Host
+from builder.registry import creation, failures
 from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
 from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request, RetryPolicy
+from builder.registry.transport import Transport
 from builder.registry.upload import Transfer, Upload
 
 DOCKER_HUB = ("", "docker.io", "index.docker.io")
@@ -62,15 +63,36 @@ class Registry:
             server, login = "registry-1.docker.io", "docker.io"
             if "/" not in self._repository:
                 self._repository = f"library/{self._repository}"
-        url = f"{'http' if index.is_loopback(server) else 'https'}://{server}/v2/{self._repository}"
+        self._host = host
+        self.transport = Transport.of(login, host)
+        url = f"{'http' if self.transport.is_plain else 'https'}://{server}/v2/{self._repository}"
         scope = f"repository:{self._repository}:{'pull,push' if write else 'pull'}"
-        self._http = Connection(login, url, scope, host, policy)
+        self._http = Connection(url, scope, self.transport, policy)
 
     def stoppable(self, stop: threading.Event) -> Registry:
         """The same registry, whose methods raise StoppedError as soon as `stop` is set."""
         other = copy.copy(self)
         other._http = self._http.stoppable(stop)
         return other
+
+    def exists(self) -> bool:
+        """Whether the repository exists."""
+        action, url = f"looking for {self._repository}", f"{self._http.url}/tags/list?n=1"
+        return self._http.send(Request(action=action, method="GET", url=url, expect=(200, 404))).status == HTTPStatus.OK
+
+    def create_missing(self) -> None:
+        """Creates a repository that does not exist, with the command in matrix.yaml if there is one.
+
+        Raises RegistryError if the command fails, unless another machine has created the repository meanwhile.
+        """
+        command = self._host.registries.creation(self._http.registry, self._repository)
+        if not command or self.exists():
+            return
+        if (reason := creation.run(command)) and not self.exists():
+            raise RegistryError(
+                f"{self._http.registry}: creating {self._repository}: {failures.one_line(self._host.hide(reason))}",
+                hint="Check `create_repository` in matrix.yaml, and whether this machine may create repositories.",
+            )
 
     def has_blob(self, digest: str) -> bool:
         """Whether the registry reports a blob of the repository. Its content is not checked."""

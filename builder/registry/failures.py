@@ -17,11 +17,13 @@ from urllib3.exceptions import HTTPError
 
 from builder.common.errors import RegistryError
 from builder.registry.auth import login_hint
+from builder.registry.transport import FOLDER
 
 LONGEST_BODY = 1024 * 1024  # bytes of an error's body that are read
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 PERMANENT = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, HTTPStatus.INSUFFICIENT_STORAGE)
 RUN_AGAIN = "Run this again: data already in the registry is not sent again."
+_REFUSED_CLIENT = re.compile(r"ALERT_.*(CERTIFICATE|UNKNOWN_CA)")  # by the server
 # In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.
 _DISK_FULL = re.compile(r'no space left on device|disk quota exceeded|"Err":\s*(?:28|122)\b', re.IGNORECASE)
 
@@ -72,7 +74,7 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
     elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         hint = "Raise the request size limit of the proxy in front of the registry."
     elif status == HTTPStatus.NOT_FOUND and code in ("NAME_UNKNOWN", "NAME_INVALID"):
-        hint = "Create the repository on the registry first: some registries require it."
+        hint = "Create the repository on the registry first, or set `create_repository` in matrix.yaml."
     return RejectedError(message, hint=hint, status=status, code=code)
 
 
@@ -87,10 +89,13 @@ def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
             reason, hint = "unknown host", "Check the name of the registry."
         elif isinstance(cause, ssl.SSLCertVerificationError):
             reason = f"certificate not trusted ({cause.verify_message})"
-            hint = "Set SSL_CERT_FILE to a bundle with the authority that signed it."
+            hint = f"Put the authority that signed it in {FOLDER}/{registry}/ca.crt, or set SSL_CERT_FILE."
+        elif isinstance(cause, ssl.SSLError) and _REFUSED_CLIENT.search(cause.reason or ""):
+            reason = "client certificate required, or not accepted"
+            hint = f"Put it in {FOLDER}/{registry}/client.cert, and its key in client.key."
         elif isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
             reason = "the server does not use https"
-            hint = "Plain http is allowed only for a registry on this machine's loopback."
+            hint = f"To use it over plain http all the same, add {registry} to `insecure` in matrix.yaml."
         if reason:
             return RejectedError(f"{registry}: {action}: {reason}", hint=hint)
     return TransientError(f"{registry}: {action}: {_reason(error)}", hint=RUN_AGAIN)
@@ -116,8 +121,13 @@ def _detail(text: str) -> tuple[str, str]:
     for error in errors[:3]:
         parts = (error.get("code"), error.get("message"), error.get("detail"))
         words.append(": ".join(part for part in parts if isinstance(part, str) and part))
-    line = "".join(letter if letter.isprintable() else " " for letter in "; ".join(filter(None, words)))
-    return (str(errors[0].get("code", "")) if errors else ""), (f" ({line[:300]})" if line else "")
+    line = one_line("; ".join(filter(None, words)))
+    return (str(errors[0].get("code", "")) if errors else ""), (f" ({line})" if line else "")
+
+
+def one_line(text: str) -> str:
+    """The start of a foreign text, without characters that control a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:300]
 
 
 def _status_text(status: int) -> str:

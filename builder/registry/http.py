@@ -14,20 +14,17 @@ from typing import TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import requests
-from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
 
 from builder.common.errors import RegistryError
-from builder.index import settings as index
-from builder.index.host import Host
 from builder.registry import failures
 from builder.registry.auth import Login, login_hint
 from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
+from builder.registry.transport import Transport
 
 READ = 1024 * 1024
 SMALL = 4 * 1024 * 1024  # bytes of a response; the specification: manifests up to this size have to be accepted
 REDIRECTS = 5
-CONNECTIONS = 16  # kept open; more are made when needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +86,9 @@ class _Session(requests.Session):
 class Connection:
     """Sends requests to one repository of a registry. Threads may share it."""
 
-    def __init__(self, registry: str, url: str, scope: str, host: Host, policy: RetryPolicy) -> None:
-        """`registry` is the name that people use and log in to; `url` and `scope` are those of the repository."""
-        self.registry = registry
+    def __init__(self, url: str, scope: str, transport: Transport, policy: RetryPolicy) -> None:
+        """`url` and `scope` are those of the repository."""
+        self.registry = registry = transport.registry  # the name that people use and log in to
         self.url = url
         self.scope = scope
         self.rejects_chunks = threading.Event()  # set by the first upload that finds out
@@ -102,13 +99,15 @@ class Connection:
         self.policy = policy
         self._stop = threading.Event()
         self._login = Login(registry)
-        self._verify = host.index.ca_bundle or True
+        self._transport = transport
         self._session = _Session()
         # With cookies, some registries (Harbor) take us for a browser.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        self._session.mount(url, HTTPAdapter(pool_maxsize=CONNECTIONS))
-        if index.is_loopback(url):
-            self._session.trust_env = False  # no proxy leads to this machine's own loopback
+        adapter = transport.adapter()
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, adapter)
+        if transport.is_plain:
+            self._session.trust_env = False  # proxies lead neither to the loopback nor to a private network
 
     def stoppable(self, stop: threading.Event) -> Connection:
         """The same connection, which raises StoppedError as soon as `stop` is set."""
@@ -238,7 +237,7 @@ class Connection:
                 data=request.body,
                 auth=lambda prepared: prepared,  # else requests reads ~/.netrc
                 timeout=(self.policy.connect_s, request.read_s or self.policy.read_s),
-                verify=self._verify,
+                verify=self._transport.bundle or True,
                 allow_redirects=False,
                 stream=True,
             )
@@ -263,13 +262,13 @@ class Connection:
         return _origin(url) == _origin(self.url)
 
     def _safe_url(self, action: str, base: str, target: str) -> str:
-        """A URL from a registry's response: over TLS, or plain http on loopback if the registry itself is there."""
+        """A URL from a registry's response. Raises RejectedError unless the transport allows it."""
         try:
             url = urljoin(base, target)
-            scheme = _origin(url)[0]
+            _origin(url)
         except ValueError:
-            url = scheme = ""
-        if scheme != "https" and not (scheme == "http" and index.is_loopback(url) and index.is_loopback(self.url)):
+            url = ""
+        if not self._transport.allows(url):
             raise RejectedError(
                 f"{self.registry}: {action}: the response names a URL that is not https",
                 hint="If the registry is behind a proxy, make the proxy send X-Forwarded-Proto: https.",

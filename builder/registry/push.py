@@ -53,11 +53,12 @@ def push(
     progress: Callable[[int], None] = lambda _: None,
     parallel: int = 4,
 ) -> Pushed:
-    """Pushes an image by digest; sets no tag. The first failure ends the push.
+    """Pushes an image by digest; sets no tag. The first failure ends the push. Creates the repository if necessary.
 
     `mount_from` are repositories of the same registry that may have some of the blobs. `progress` is called with the
     number of bytes gained, negative for bytes lost; they add up to the size of all blobs.
     """
+    registry.create_missing()
     unique = {blob.digest: blob for blob in blobs}.values()
     sizes = _BlobPush(registry, unique, mount_from, progress).run(parallel)
     digest = registry.put_manifest(manifest.digest, manifest.content, manifest.media_type)

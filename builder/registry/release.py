@@ -14,7 +14,6 @@ from pathlib import Path
 from builder.common import errors, git
 from builder.common.console import View
 from builder.common.errors import BuilderError, ImageTestError, RegistryError
-from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
@@ -147,13 +146,12 @@ class Releaser:
         if (signer := self._options.signer) is None:
             return
         full = target.references[0]
-        image = ImageRef(registry=full.registry, repository=full.repository, digest=target.digest)
-        signer.sign_image(image, {"cell": target.cell, "tag": full.tag})
+        signer.sign_image(registry, target.digest, {"cell": target.cell, "tag": full.tag})
         # The checkout, whose plan was compared with the image: the document in staging is not signed.
         origin = Origin(source=self._project.matrix.source, revision=git.state(self._project.root), stamp=release.stamp)
         provenance = statements.provenance(planned, target.stored, system, origin)
         for kind, predicate in ((statements.SBOM, sbom), (statements.PROVENANCE, provenance)):
-            signer.attest(image, kind, predicate)
+            signer.attest(registry, target.digest, kind, predicate)
 
     def _check_newest(self, release: Release, candidates: Sequence[Candidate]) -> None:
         """Raises RegistryError if a newer release published other images of these cells."""

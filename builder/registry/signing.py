@@ -20,9 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from builder.common.errors import SigningError
-from builder.common.reference import ImageRef
-from builder.index import settings as index
 from builder.matrix.schema import Trusted
+from builder.registry.client import Registry
 
 KEYLESS = "keyless"
 TIMEOUT_S = 300
@@ -30,6 +29,14 @@ _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no
 _WARNING = "WARNING: "
 # Messages of cosign and of Go's standard library.
 _UNREACHABLE = re.compile(r"dial tcp|no such host|connection refused|deadline exceeded|i/o timeout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Whose signatures count, and the folder that the names of their keys are relative to."""
+
+    signers: Sequence[Trusted]
+    root: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +53,26 @@ class Signer:
             _cosign("sign-blob", "--yes", *self._options, f"--bundle={bundle}", str(document))
             return bundle.read_bytes()
 
-    def sign_image(self, image: ImageRef, annotations: Mapping[str, str]) -> None:
-        """Signs an image, given by its digest, unless it has this signature. Raises SigningError."""
+    def sign_image(self, registry: Registry, digest: str, annotations: Mapping[str, str]) -> None:
+        """Signs an image of a repository, unless it has this signature. Raises SigningError."""
         notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
-        if not self._accepts("verify", image, *notes):
-            _cosign("sign", "--yes", *self._options, *notes, *_transport(image), str(image))
+        if not self._accepts(registry, digest, "verify", *notes):
+            _cosign_image(registry, digest, "sign", "--yes", *self._options, *notes)
 
-    def attest(self, image: ImageRef, kind: str, predicate: bytes) -> None:
+    def attest(self, registry: Registry, digest: str, kind: str, predicate: bytes) -> None:
         """Attaches a signed statement about an image, unless it has one of this kind. Raises SigningError.
 
         cosign loses all but a few statements that are attached at the same time: attach one after another.
         """
-        if self._accepts("verify-attestation", image, f"--type={kind}"):
+        if self._accepts(registry, digest, "verify-attestation", f"--type={kind}"):
             return
         with TemporaryDirectory() as folder:
             path = Path(folder) / "predicate.json"
             path.write_bytes(predicate)
             options = [f"--type={kind}", f"--predicate={path}"]
-            _cosign("attest", "--yes", *self._options, *options, *_transport(image), str(image))
+            _cosign_image(registry, digest, "attest", "--yes", *self._options, *options)
 
-    def _accepts(self, command: str, image: ImageRef, *options: str) -> bool:
+    def _accepts(self, registry: Registry, digest: str, command: str, *options: str) -> bool:
         """Whether the image has a signature or a statement of our key."""
         if self.key == KEYLESS:
             return False
@@ -73,7 +80,7 @@ class Signer:
             public = Path(folder) / "key.pub"
             public.write_text(self._public_key, encoding="utf-8")
             try:
-                _cosign(command, f"--key={public}", _OFFLINE, *options, *_transport(image), str(image))
+                _cosign_image(registry, digest, command, f"--key={public}", _OFFLINE, *options)
             except _RejectedError:
                 return False
         return True
@@ -107,31 +114,28 @@ def signer_of(root: Path, content: bytes, bundle: bytes, trusted: Sequence[Trust
     return ""
 
 
-def signer_of_image(
-    root: Path, image: ImageRef, annotations: Mapping[str, str], trusted: Sequence[Trusted]
-) -> tuple[str, list[str]]:
-    """The first trusted signer of an image, given by its digest, and the tags that the signatures name.
+def signer_of_image(registry: Registry, digest: str, cell: str, trust: Trust) -> tuple[str, list[str]]:
+    """The first trusted signer of an image as a cell, and the tags that the signatures name.
 
-    The signatures have these annotations. Empty without one. Raises SigningError.
+    Empty without one. Raises SigningError.
     """
-    options = [f"--annotations={name}={value}" for name, value in annotations.items()]
-    signer, output = _verified(root, image, trusted, ["verify", *options])
+    signer, output = _verified(registry, digest, trust, ["verify", f"--annotations=cell={cell}"])
     signatures = [payload.get("optional") or {} for payload in json.loads(output)] if signer else []
     return signer, [str(notes["tag"]) for notes in signatures if "tag" in notes]
 
 
-def statements_of_image(root: Path, image: ImageRef, kind: str, trusted: Sequence[Trusted]) -> list[bytes]:
+def statements_of_image(registry: Registry, digest: str, kind: str, trust: Trust) -> list[bytes]:
     """The statements of one kind about an image that the first trusted signer made. Raises SigningError."""
-    _, output = _verified(root, image, trusted, ["verify-attestation", f"--type={kind}"])
+    _, output = _verified(registry, digest, trust, ["verify-attestation", f"--type={kind}"])
     payloads = (json.loads(base64.b64decode(json.loads(line)["payload"])) for line in output.splitlines())
     return [json.dumps(payload["predicate"]).encode() for payload in payloads]
 
 
-def _verified(root: Path, image: ImageRef, trusted: Sequence[Trusted], command: Sequence[str]) -> tuple[str, str]:
+def _verified(registry: Registry, digest: str, trust: Trust, command: Sequence[str]) -> tuple[str, str]:
     """The first trusted signer whose signature cosign accepts, and what cosign prints; empty without one."""
-    for who in trusted:
+    for who in trust.signers:
         with suppress(_RejectedError):
-            return who.name, _cosign(*command, *_identity(root, who), *_transport(image), str(image))
+            return who.name, _cosign_image(registry, digest, *command, *_identity(trust.root, who))
     return "", ""
 
 
@@ -164,8 +168,22 @@ class _RejectedError(SigningError):
     """cosign ended with an error."""
 
 
-def _transport(image: ImageRef) -> list[str]:
-    return ["--allow-http-registry"] if index.is_loopback(image.registry) else []
+def _cosign_image(registry: Registry, digest: str, command: str, *options: str) -> str:
+    """Runs cosign for an image in a registry, which it reaches as `registry` does; returns its output.
+
+    Raises SigningError.
+    """
+    transport = registry.transport
+    with TemporaryDirectory() as folder:
+        reach = ["--allow-http-registry"] if transport.is_plain else []
+        if pem := transport.pem:
+            path = Path(folder) / "ca.pem"
+            path.write_bytes(pem)
+            reach.append(f"--registry-cacert={path}")
+        if transport.client:
+            certificate, key = transport.client
+            reach += [f"--registry-client-cert={certificate}", f"--registry-client-key={key}"]
+        return _cosign(command, *options, *reach, f"{registry.name}@{digest}")
 
 
 def _cosign(*arguments: str) -> str:

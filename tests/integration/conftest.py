@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.integration import fetched, leftovers, wheels
+from tests.integration import fetched, leftovers, programs, wheels
 from tests.integration.checkout import OURS, SHORT, Checkout, make
 from tests.integration.engine_proxy import EngineProxy
 from tests.integration.index import Index
@@ -158,3 +158,17 @@ def released(released_once: Checkout, tmp_path: Path) -> Iterator[Checkout]:
         shutil.move(tmp_path / "saved" / folder.name, folder)
     if released_once.tags() != tags:
         released_once.builder("images")
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two key pairs of cosign, `ours` and `theirs`."""
+    programs.install_from("trixie", "cosign")
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("ours", "theirs"):
+        subprocess.run(
+            ["cosign", "generate-key-pair", f"--output-key-prefix={name}"],
+            cwd=folder, env={"COSIGN_PASSWORD": "", "PATH": "/usr/bin:/usr/local/bin", "HOME": str(folder)},
+            capture_output=True, timeout=60, check=True,
+        )  # fmt: skip
+    return folder

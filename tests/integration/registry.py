@@ -39,7 +39,7 @@ log: {{level: error, accesslog: {{disabled: true}}}}
 storage:
   filesystem: {{rootdirectory: {data}}}
   delete: {{enabled: true}}
-http: {{addr: "127.0.0.1:{port}", secret: the same after a restart{tls}}}
+http: {{addr: "{address}", secret: the same after a restart{tls}}}
 {auth}
 """
 
@@ -56,6 +56,7 @@ class Server:
     """
 
     folder: Path
+    ip: str = "127.0.0.1"
     auth: str = ""
     tls: str = ""
     fixed_port: int = 0
@@ -67,6 +68,10 @@ class Server:
         return self.folder / "data"
 
     @property
+    def address(self) -> str:
+        return f"{self.ip}:{self.port}"
+
+    @property
     def log(self) -> str:
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
@@ -75,10 +80,11 @@ class Server:
         self.data.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(("127.0.0.1", self.fixed_port))
+            free.bind((self.ip, self.fixed_port))
             self.port = free.getsockname()[1]
         config = self.folder / "config.yml"
-        config.write_text(CONFIG.format(data=self.data, port=self.port, auth=self.auth, tls=self.tls), encoding="utf-8")
+        text = CONFIG.format(data=self.data, address=self.address, auth=self.auth, tls=self.tls)
+        config.write_text(text, encoding="utf-8")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [PROGRAM, "serve", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -94,7 +100,7 @@ class Server:
         assert self._process is not None
         assert self._process.poll() is None, self.log
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            socket.create_connection((self.ip, self.port), timeout=1).close()
         except OSError:
             return False
         return True
@@ -106,17 +112,21 @@ def htpasswd(folder: Path) -> str:
     return f"auth: {{htpasswd: {{realm: tests, path: {folder}/htpasswd}}}}"
 
 
-def certificate(folder: Path, name: str) -> str:
-    """Configuration for https under a name, with a self-signed certificate: `cert.pem`."""
-    _make_key(folder, name)
-    return f", tls: {{certificate: {folder}/cert.pem, key: {folder}/key.pem}}"
+def certificate(folder: Path, name: str, *, clients: Path | None = None) -> str:
+    """Configuration for https under a name, with a self-signed certificate: `cert.pem`.
+
+    `clients` is a certificate that clients need.
+    """
+    make_key(folder, name)
+    required = f", clientcas: [{clients}]" if clients else ""
+    return f", tls: {{certificate: {folder}/cert.pem, key: {folder}/key.pem{required}}}"
 
 
-def _make_key(folder: Path, name: str) -> None:
+def make_key(folder: Path, name: str) -> None:
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
-            "-addext", f"subjectAltName=DNS:{name}",
+            "-addext", f"subjectAltName={'IP' if name[0].isdigit() else 'DNS'}:{name}",
             "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem"),
         ],
         capture_output=True, timeout=60, check=True,
@@ -293,7 +303,7 @@ class Tokens:
         self.stale = 0
         self._http = _TokenServer(("127.0.0.1", 0), _TokenHandler)
         self._http.tokens = self
-        _make_key(folder, "tokens")
+        make_key(folder, "tokens")
 
     @property
     def auth(self) -> str:

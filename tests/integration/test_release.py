@@ -25,27 +25,13 @@ from builder.layers.blobs import Descriptor
 from builder.registry import artifacts, reports
 from builder.registry.client import Registry
 from builder.registry.signing import Signer
-from tests.integration import programs, stores
 from tests.integration import registry as registries
+from tests.integration import stores
 from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.registry import Fault, Proxy, Server, Trouble
 
 TODAY = time.strftime("%Y%m%d", time.gmtime())
 UNTESTED_GPU = "--allow-untested-gpu"
-
-
-@pytest.fixture(scope="session")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two key pairs of cosign, `ours` and `theirs`."""
-    programs.install_from("trixie", "cosign")
-    folder = tmp_path_factory.mktemp("keys")
-    for name in ("ours", "theirs"):
-        subprocess.run(
-            ["cosign", "generate-key-pair", f"--output-key-prefix={name}"],
-            cwd=folder, env={"COSIGN_PASSWORD": "", "PATH": "/usr/bin:/usr/local/bin", "HOME": str(folder)},
-            capture_output=True, timeout=60, check=True,
-        )  # fmt: skip
-    return folder
 
 
 @pytest.fixture

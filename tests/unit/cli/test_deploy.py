@@ -18,6 +18,7 @@ from builder.deploy import examples
 from builder.deploy.examples import Folder
 from builder.deploy.request import Image, Request
 from builder.engine.client import Engine
+from builder.index.host import Host
 from builder.matrix.project import Project
 from tests.fakes.deployed import LABELS, of_kind
 from tests.fakes.engine import FakeEngine
@@ -86,7 +87,7 @@ def test_labels_from_a_registry(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(deploy_cli, "Registry", lambda reference, **_: SimpleNamespace(reference=reference))
     monkeypatch.setattr(deploy_cli, "labels_of", labels_of)
-    monkeypatch.setattr("builder.index.host.read", lambda: None)
+    monkeypatch.setattr("builder.index.host.read", Host)
     text = run("k8s", "other.example.test/org/x:1").stdout
     assert of_kind(text, "Service")["spec"]["ports"][0]["port"] == 8888
     assert requests == [("other.example.test/org/x:1", "1")]

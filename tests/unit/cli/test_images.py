@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from builder.cli.context import Context
 from builder.common.errors import NoEngineError
 from builder.engine import setup
 from builder.engine.client import Engine
+from builder.index.host import Host, Registries
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan
@@ -191,6 +193,17 @@ def test_the_store_without_a_home(run: Run, monkeypatch: pytest.MonkeyPatch, hom
     result = run("gc", "--dry-run")
     assert result.code == 12
     assert "HOME is 'relative'" in result.err
+
+
+def test_the_settings_for_registries_are_those_of_the_checkout(
+    edit: Callable[[str, str], Project], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("builder.index.host.read", Host)
+    settings = 'insecure: ["e.test:5000"]\ncreate_repository: [make-it, "{repository}"]'
+    context = Context(root=edit("namespace: team", f"namespace: team\n{settings}").root)
+    assert context.host.registries == Registries(insecure=("e.test:5000",), create=("make-it", "{repository}"))
+    assert context.host is context.host, "read once"
+    assert Context(root=tmp_path).host.registries == Registries(), "outside a checkout"
 
 
 @pytest.mark.parametrize("text", ["", "-1", "40 GB"])

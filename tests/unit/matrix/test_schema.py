@@ -85,6 +85,29 @@ HOSTILE = {
     "port out of range": ("port: 8888", "port: 65536", "less than or equal to 65535"),
     "huge port": ("port: 8888", "port: 1" + "0" * 400, "port"),
     "truth value as port": ("port: 8888", "port: yes", "the truth value true"),
+    "insecure registry with a path": ("namespace: team", "insecure: [e.test/x]\nnamespace: team", "not a registry"),
+    "insecure registry with a scheme": (
+        "namespace: team",
+        'insecure: ["http://e.test"]\nnamespace: team',
+        "not a regis",
+    ),
+    "insecure registry without a name": (
+        "namespace: team",
+        'insecure: [""]\nnamespace: team',
+        "expected a registry such",
+    ),
+    "all registries as insecure": ("namespace: team", 'insecure: ["*"]\nnamespace: team', "not a registry"),
+    "creation of nothing": ("namespace: team", "create_repository: [aws, x]\nnamespace: team", "with {repository}"),
+    "creation by any program": (
+        "namespace: team",
+        'create_repository: ["{repository}"]\nnamespace: team',
+        "with {repos",
+    ),
+    "newline in a creation": (
+        "namespace: team",
+        'create_repository: [aws, "{repository}\\nx"]\nnamespace: team',
+        "expected one line",
+    ),
     "registry with a path": ("registry: registry.example.test:5000", "registry: e.test/x", "not a registry"),
     "shell in a Debian package of a Python": (
         "{debian: oldbird}",

@@ -18,10 +18,11 @@ from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
 from builder.registry import artifacts, claims, reports, signing
 from builder.registry.artifacts import File
-from builder.registry.claims import Claims, Trust
+from builder.registry.claims import Claims
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
 from builder.registry.reports import Report
+from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, Source
 from tests.unit.layers.test_installed import SITE, STATUS, layer, metadata
 from tests.unit.registry.test_artifacts import Memory
@@ -116,14 +117,11 @@ class NoWheels(Fetcher):
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     desk = Desk(Store(), tmp_path, statements={"cyclonedx": SBOM, "slsaprovenance1": provenance(PLAN)})
 
-    def signer_of_image(
-        root: Path, image: ImageRef, annotations: Mapping[str, str], trusted: object
-    ) -> tuple[str, list[str]]:
-        assert image.digest == desk.store.image.manifest.digest
-        assert annotations == {"cell": CELL}
+    def signer_of_image(registry: object, digest: str, cell: str, trust: object) -> tuple[str, list[str]]:
+        assert (digest, cell) == (desk.store.image.manifest.digest, CELL)
         return ("ours", list(desk.signed)) if desk.is_trusted else ("", [])
 
-    def statements_of_image(root: Path, image: ImageRef, kind: str, trusted: object) -> list[bytes]:
+    def statements_of_image(registry: object, digest: str, kind: str, trust: object) -> list[bytes]:
         return [json.dumps(desk.statements[kind]).encode()] if kind in desk.statements else []
 
     monkeypatch.setattr(artifacts, "CONFIRM_S", 0)

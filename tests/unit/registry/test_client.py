@@ -144,11 +144,14 @@ def test_an_untrusted_certificate(lay: Lay) -> None:
     ("reason", "message", "tries"),
     [
         ("WRONG_VERSION_NUMBER", "the server does not use https", 1),
+        ("SSLV3_ALERT_BAD_CERTIFICATE", "client certificate required, or not accepted", 1),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "client certificate required, or not accepted", 1),
+        ("TLSV1_ALERT_UNKNOWN_CA", "client certificate required, or not accepted", 1),
         ("DECRYPTION_FAILED_OR_BAD_RECORD_MAC", "tried 3 times", 3),
     ],
 )
-def test_a_server_without_https(lay: Lay, reason: str, message: str, tries: int) -> None:
-    """Other failures of TLS may be transient."""
+def test_failures_of_tls(lay: Lay, reason: str, message: str, tries: int) -> None:
+    """Others may be transient."""
     cause = ssl.SSLError(1, "x")
     cause.reason = reason
     wire = lay(lambda _: requests.exceptions.SSLError(MaxRetryError(None, "/", cause)))  # type: ignore[arg-type]

@@ -46,6 +46,9 @@ class FakeRegistry(Registry):
         self.stop = stop
         return self
 
+    def create_missing(self) -> None:
+        """It exists."""
+
     def has_blob(self, digest: str) -> bool:
         return digest in self.has
 

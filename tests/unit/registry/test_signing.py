@@ -8,12 +8,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from requests.adapters import HTTPAdapter
 
 from builder.common.errors import SigningError
 from builder.common.reference import ImageRef
+from builder.index.host import Host, Registries
+from builder.index.settings import IndexSettings
 from builder.matrix.schema import Trusted
-from builder.registry import signing
-from builder.registry.signing import Signer
+from builder.registry import signing, transport
+from builder.registry.client import Registry
+from builder.registry.signing import Signer, Trust
 from tests.fakes.engine import Programs
 
 SIGNATURE = "MEUCIQDnINRMbEwoViFHj9ZzJHDkbxNC+/=="
@@ -113,51 +117,58 @@ def test_the_first_line_of_an_error(cosign: Cosign) -> None:
     assert "secret-key" not in repr(Signer(key="secret-key"))
 
 
-IMAGE = ImageRef(registry="127.0.0.1:5000", repository="a/b", digest="sha256:" + "a" * 64)
+DIGEST = "sha256:" + "a" * 64
+AWAY = "registry.example.test:5000"
+
+
+def repository(registry: str = "127.0.0.1:5000", *, bundle: str = "", insecure: tuple[str, ...] = ()) -> Registry:
+    host = Host(index=IndexSettings(ca_bundle=bundle), registries=Registries(insecure=insecure))
+    return Registry(ImageRef(registry=registry, repository="a/b"), host=host, write=True)
 
 
 def test_an_image_is_signed_once(cosign: Cosign) -> None:
-    Signer(key="key").sign_image(IMAGE, {"cell": "c"})
+    Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
     assert [command[1] for command in cosign.programs.calls] == ["public-key", "verify"]
     cosign.programs.calls.clear()
     original = cosign._answer
     cosign.programs.answer = lambda command: (1, "", "no") if command[1] == "verify" else original(command)
-    Signer(key="key").sign_image(IMAGE, {"cell": "c"})
+    Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
     command = cosign.programs.calls[-1]
     assert command[:2] == ["cosign", "sign"]
     assert {"--key=key", "--tlog-upload=false", "--annotations=cell=c", "--allow-http-registry"} <= set(command)
-    assert command[-1] == str(IMAGE)
+    assert command[-1] == f"127.0.0.1:5000/a/b@{DIGEST}"
 
 
 def test_the_public_key_is_read_once(cosign: Cosign) -> None:
     signer = Signer(key="key")
-    signer.sign_image(IMAGE, {})
-    signer.attest(IMAGE, "cyclonedx", b"{}")
+    signer.sign_image(repository(), DIGEST, {})
+    signer.attest(repository(), DIGEST, "cyclonedx", b"{}")
     assert [command[1] for command in cosign.programs.calls] == ["public-key", "verify", "verify-attestation"]
 
 
 def test_without_a_key_the_log_is_used(cosign: Cosign) -> None:
-    registry = ImageRef(registry="registry.example.test", repository="a/b", digest=IMAGE.digest)
-    Signer(key="keyless").sign_image(registry, {})
+    Signer(key="keyless").sign_image(repository(AWAY), DIGEST, {})
     [command] = cosign.programs.calls
-    assert not [word for word in command if word.startswith(("--key", "--tlog", "--allow-http"))]
+    assert not [word for word in command if word.startswith(("--key", "--tlog", "--allow-http", "--registry"))]
 
 
 def test_the_signer_of_an_image_and_its_tags(cosign: Cosign) -> None:
     printed = json.dumps([{"critical": {}, "optional": {"tag": "2.9.1"}}, {"optional": None}])
     cosign.programs.answer = lambda command: (0, printed, "") if "--key=" in command[3] else (1, "", "Error: no")
-    names = signing.signer_of_image(cosign.root, IMAGE, {"cell": "c"}, [IDENTITY, KEY])
-    assert names == ("keys/ci.pub", ["2.9.1"])
+    trust = Trust(signers=[IDENTITY, KEY], root=cosign.root)
+    assert signing.signer_of_image(repository(AWAY), DIGEST, "c", trust) == ("keys/ci.pub", ["2.9.1"])
     command = cosign.programs.calls[-1]
     assert command[:3] == ["cosign", "verify", "--annotations=cell=c"]
-    assert command[-1] == str(IMAGE)
-    assert signing.signer_of_image(cosign.root, IMAGE, {}, [IDENTITY]) == ("", [])
+    assert command[-1].endswith(f"@{DIGEST}")
+    trust = Trust(signers=[IDENTITY], root=cosign.root)
+    assert signing.signer_of_image(repository(AWAY), DIGEST, "c", trust) == ("", [])
 
 
 def test_the_statements_about_an_image(cosign: Cosign) -> None:
     payload = base64.b64encode(json.dumps({"predicate": {"a": 1}}).encode()).decode()
     cosign.programs.answer = lambda _: (0, f"{json.dumps({'payload': payload})}\n", "")
-    assert signing.statements_of_image(cosign.root, IMAGE, "cyclonedx", [KEY]) == [b'{"a": 1}']
+    trust = Trust(signers=[KEY], root=cosign.root)
+    assert signing.statements_of_image(repository(AWAY), DIGEST, "cyclonedx", trust) == [b'{"a": 1}']
     assert cosign.programs.calls[-1][1:3] == ["verify-attestation", "--type=cyclonedx"]
 
 
@@ -166,3 +177,28 @@ def test_a_server_that_does_not_answer_is_not_a_missing_signature(cosign: Cosign
     cosign.programs.answer = lambda _: (1, "", f"Error: {message}")
     with pytest.raises(SigningError, match="a server does not answer"):
         cosign.signer(OLD, KEY)
+
+
+def test_cosign_reaches_a_registry_as_the_client_does(
+    cosign: Cosign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    signer, bundle = Signer(key="keyless"), tmp_path / "bundle.pem"
+    bundle.write_text("usual")
+    signer.sign_image(repository(AWAY, insecure=(AWAY,)), DIGEST, {})
+    assert "--allow-http-registry" in cosign.programs.calls[-1]
+
+    (tmp_path / AWAY).mkdir()
+    for name in ("one.crt", "two.crt"):
+        (tmp_path / AWAY / name).write_text(name)
+    monkeypatch.setattr(transport, "FOLDER", tmp_path)
+    monkeypatch.setattr(transport.Transport, "adapter", lambda _: HTTPAdapter())
+    signer.sign_image(repository(AWAY, bundle=str(bundle)), DIGEST, {})
+    assert list(cosign.programs.files.values()) == ["one.crt\ntwo.crt\nusual"]
+
+    for name in ("b.cert", "b.key"):
+        (tmp_path / AWAY / name).touch()
+    signer.attest(repository(AWAY), DIGEST, "cyclonedx", b"{}")
+    folder = tmp_path / AWAY
+    assert {f"--registry-client-cert={folder}/b.cert", f"--registry-client-key={folder}/b.key"} < set(
+        cosign.programs.calls[-1]
+    )

@@ -1,0 +1,134 @@
+"""How a registry is reached: over plain http or TLS, and with which certificates of /etc/docker/certs.d.
+
+Source: Docker documentation, "Verify repository client with certificates".
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from requests.adapters import HTTPAdapter
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
+from urllib3.util import create_urllib3_context
+
+from builder.common.errors import RegistryError, of_file
+from builder.index import settings as index
+from builder.index.host import Host, Registries
+
+FOLDER = Path("/etc/docker/certs.d")
+CONNECTIONS = 16  # kept open; more are made when needed
+_HALVES = {".cert": ".key", ".key": ".cert"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """The usual authorities are in the file `bundle`, or the default if it is empty; `authorities` are trusted too.
+
+    `client` is a certificate of this machine, and its key.
+    """
+
+    registry: str
+    registries: Registries
+    bundle: str = ""
+    authorities: tuple[Path, ...] = ()
+    client: tuple[Path, Path] | None = None
+
+    @classmethod
+    def of(cls, registry: str, host: Host) -> Transport:
+        """How a registry (`host:port`) is reached. Raises RegistryError, FileError."""
+        files = () if host.registries.allow_http(registry) else _files(registry)
+        for path in files:
+            half = path.with_suffix(_HALVES.get(path.suffix, path.suffix))
+            if half not in files:
+                raise RegistryError(
+                    f"{half} is missing, the other half of {path.name}",
+                    hint="A client certificate is a .cert and a .key; an authority is a .crt.",
+                )
+        certificate = next((path for path in files if path.suffix == ".cert"), None)
+        return cls(
+            registry=registry,
+            registries=host.registries,
+            bundle=host.index.ca_bundle,
+            authorities=tuple(path for path in files if path.suffix == ".crt"),
+            client=(certificate, certificate.with_suffix(".key")) if certificate else None,
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the registry is reached over plain http."""
+        return self.registries.allow_http(self.registry)
+
+    def allows(self, url: str) -> bool:
+        """Whether a URL from the registry may be used: no TLS only if the registry itself has none.
+
+        Only a registry on the loopback may name another server there.
+        """
+        scheme = index.split(url).scheme
+        if scheme != "http":
+            return scheme == "https"
+        is_near = index.is_loopback(self.registry) or not index.is_loopback(url)
+        return self.is_plain and is_near and self.registries.allow_http(url)
+
+    def adapter(self) -> HTTPAdapter:
+        """Opens connections with these certificates. Raises RegistryError for one that cannot be used."""
+        if not (self.authorities or self.client):
+            return HTTPAdapter(pool_maxsize=CONNECTIONS)
+        context = create_urllib3_context()
+        for path in self.authorities:
+            with _using(path):
+                context.load_verify_locations(path)
+        if self.client:
+            with _using(*self.client):
+                context.load_cert_chain(*self.client, password="")  # without it, OpenSSL would ask for a password
+        return _Adapter(context)
+
+    @property
+    def pem(self) -> bytes:
+        """All authorities, for programs that take one file; empty for their default. Raises FileError."""
+        if not (self.authorities or self.bundle):
+            return b""
+        try:
+            bundle = Path(self.bundle or DEFAULT_CA_BUNDLE_PATH)
+            return b"\n".join(path.read_bytes() for path in (*self.authorities, bundle))
+        except OSError as error:
+            raise of_file(error) from error
+
+
+class _Adapter(HTTPAdapter):
+    """Adds the authorities that requests names to those of a context."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        super().__init__(pool_maxsize=CONNECTIONS)
+
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, **options, ssl_context=self._context)
+
+    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+        return super().proxy_manager_for(proxy, **options, ssl_context=self._context)
+
+
+def _files(registry: str) -> tuple[Path, ...]:
+    """The registry's files in certs.d, in alphabetical order."""
+    try:
+        return tuple(sorted((FOLDER / registry).iterdir()))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise of_file(error) from error
+
+
+@contextmanager
+def _using(*paths: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # also of OpenSSL
+        names = " with ".join(map(str, paths))
+        raise RegistryError(
+            f"{names} cannot be used: {error.strerror}", hint="Certificates and keys are PEM."
+        ) from None

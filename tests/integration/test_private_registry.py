@@ -1,0 +1,81 @@
+"""Registries in a private network: plain http where it is allowed, certificates, repositories that must be created."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from builder.common.errors import RegistryError
+from builder.common.reference import ImageRef
+from builder.index.host import Host
+from builder.registry import push as pushing
+from builder.registry import transport
+from builder.registry.client import Manifest, Registry
+from builder.registry.http import RetryPolicy
+from builder.registry.signing import Signer
+from tests.integration import registry as registries
+from tests.integration.checkout import Checkout, docker
+from tests.integration.registry import IMAGE, Server, image
+
+IMPATIENT = RetryPolicy(connect_s=5, read_s=5, retries=0)
+
+
+@pytest.fixture(scope="module")
+def bridge() -> str:
+    """An address of this machine that is not its loopback."""
+    registries.install()
+    return docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
+
+
+def connect(address: str) -> Registry:
+    reference = ImageRef(registry=address, repository="private/one")
+    return Registry(reference, host=Host(), write=True, policy=IMPATIENT)
+
+
+def test_certificates(bridge: str, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An authority and a client certificate in certs.d, for pushes and for cosign."""
+    monkeypatch.setattr(transport, "FOLDER", tmp_path / "certs.d")
+    monkeypatch.setenv("COSIGN_PASSWORD", "")
+    for name in ("server", "client"):
+        (tmp_path / name).mkdir()
+    registries.make_key(tmp_path / "client", "client")
+    tls = registries.certificate(tmp_path / "server", bridge, clients=tmp_path / "client/cert.pem")
+    sample = image(tmp_path / "image", 3000)
+    with Server(folder=tmp_path / "server", ip=bridge, tls=tls).serving() as server:
+        with pytest.raises(RegistryError, match="certificate not trusted") as caught:
+            connect(server.address).exists()
+        folder = tmp_path / "certs.d" / server.address
+        assert f"/etc/docker/certs.d/{server.address}/ca.crt" in caught.value.hint
+
+        folder.mkdir(parents=True)
+        (folder / "ca.crt").symlink_to(tmp_path / "server/cert.pem")
+        with pytest.raises(RegistryError, match="client certificate required"):
+            connect(server.address).exists()
+
+        (folder / "us.cert").symlink_to(tmp_path / "client/cert.pem")
+        with pytest.raises(RegistryError, match=r"us\.key is missing"):
+            connect(server.address)
+        (folder / "us.key").symlink_to(tmp_path / "client/key.pem")
+        registry = connect(server.address)
+        pushing.push(registry, Manifest.of(sample.manifest, IMAGE), sample.blobs)
+        assert registry.manifest(sample.digest)
+        Signer(key=str(keys / "ours.key")).sign_image(registry, sample.digest, {"cell": "c"})
+        assert registry.list_tags() == [f"{sample.digest.replace(':', '-')}.sig"]
+
+
+def test_plain_http_and_repositories_to_create(released: Checkout, bridge: str, tmp_path: Path) -> None:
+    with Server(folder=tmp_path / "registry", ip=bridge).serving() as server:
+        created = tmp_path / "created"
+        command = json.dumps(["sh", "-c", 'echo "$0" >> "$1"', "{repository}", str(created)])
+        settings = f"staging: {server.address}/staging\ncreate_repository: {command}\n"
+        released.edit("matrix.yaml", 'registry: ""\n', f'registry: ""\n{settings}')
+        output = released.builder("stage", code=14)
+        assert "the server does not use https" in output
+        assert f"add {server.address} to `insecure` in matrix.yaml" in output
+        assert not created.exists()
+
+        released.edit("matrix.yaml", "staging: ", f"insecure: [{server.address}]\nstaging: ")
+        released.builder("stage")
+        assert created.read_text().split() == ["staging/ty-cuda", "staging/releases"]

@@ -1,0 +1,141 @@
+"""Plain http, and certificates of a registry. Connections with certificates: tests/integration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.common.errors import BuilderError, RegistryError
+from builder.index.host import Host, Registries
+from builder.registry import transport
+from tests.fakes.wire import CONTENT, DIGEST, HOST, Reply, Sent, connect
+from tests.unit.registry.conftest import Lay
+
+PLAIN, OTHER = "plain.example.test:5000", "other.example.test"
+PLAIN_HOST = Host(registries=Registries(insecure=("Plain.example.test:5000", OTHER)))
+
+
+@pytest.mark.parametrize(
+    ("registry", "scheme"),
+    [
+        (PLAIN, "http"),
+        (PLAIN.upper(), "http"),
+        (OTHER, "http"),
+        ("127.0.0.1:5000", "http"),
+        (HOST, "https"),
+        ("plain.example.test", "https"),
+        ("plain.example.test:5001", "https"),
+        ("a.plain.example.test:5000", "https"),
+        ("", "https"),
+    ],
+)
+def test_plain_http_is_for_the_listed_registries_only(
+    lay: Lay, monkeypatch: pytest.MonkeyPatch, registry: str, scheme: str
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://proxy.example.test")
+    wire = lay(lambda _: Reply(status=404))
+    connect(registry=registry, host=PLAIN_HOST).has_blob(DIGEST)
+    [sent] = wire.seen
+    assert sent.url.startswith(f"{scheme}://{(registry or 'registry-1.docker.io').lower()}/v2/")
+    assert bool(sent.options["proxies"]) == (scheme == "https")
+
+
+@pytest.mark.parametrize(
+    ("registry", "url", "is_followed"),
+    [
+        (PLAIN, f"http://{PLAIN}/x", True),
+        (PLAIN, f"http://{OTHER}/x", True),
+        (PLAIN, f"https://{HOST}/x", True),
+        (PLAIN, f"http://{HOST}/x", False),
+        (PLAIN, "http://plain.example.test/x", False),
+        (PLAIN, f"http://me@{PLAIN}/x", False),
+        (PLAIN, "http://127.0.0.1:2375/x", False),
+        (PLAIN, "http://[", False),
+        (PLAIN, f"ftp://{PLAIN}/x", False),
+        ("127.0.0.1:5000", "http://127.0.0.1:5001/x", True),
+        (HOST, f"http://{HOST}/x", False),
+        (HOST, f"http://{PLAIN}/x", False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["redirect", "upload", "token"])
+def test_where_a_registry_may_lead(
+    lay: Lay, tmp_path: Path, kind: str, registry: str, url: str, is_followed: bool
+) -> None:
+    """A registry with TLS never leads to plain http, a registry without it only to those that are listed."""
+    (tmp_path / "blob").write_bytes(CONTENT)
+
+    def answer(sent: Sent) -> Reply:
+        if sent.url.startswith(url):
+            return {
+                "redirect": Reply(body=CONTENT),
+                "upload": Reply(status=201),
+                "token": Reply(body=b'{"token": "t"}'),
+            }[kind]
+        if kind == "redirect":
+            return Reply(status=307, headers={"Location": url})
+        if kind == "upload":
+            return Reply(status=202, headers={"Location": url})
+        if "Authorization" in sent.headers:
+            return Reply(body=CONTENT)
+        return Reply(status=401, headers={"WWW-Authenticate": f'Bearer realm="{url}",service="s"'})
+
+    wire = lay(answer)
+    client = connect(registry=registry, host=PLAIN_HOST)
+
+    def act() -> None:
+        if kind == "upload":
+            client.upload(DIGEST, tmp_path / "blob", len(CONTENT), lambda _: None)
+        else:
+            assert client.read_blob(DIGEST) == CONTENT
+
+    if is_followed:
+        act()
+        assert any(sent.url.startswith(url) for sent in wire.seen)
+    else:
+        with pytest.raises(RegistryError, match="names a URL that is not https"):
+            act()
+        assert len(wire.seen) == 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a registry in certs.d, with files without certificates."""
+    monkeypatch.setattr(transport, "FOLDER", tmp_path / "certs.d")
+    (tmp_path / "certs.d" / HOST).mkdir(parents=True)
+    return tmp_path / "certs.d" / HOST
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["client.cert"], "client.key is missing, the other half of client.cert"),
+        (["client.key", "ca.crt"], "client.cert is missing, the other half of client.key"),
+        (["a.b.cert", "a.key"], "a.b.key is missing, the other half of a.b.cert"),
+        (["ca.crt"], "ca.crt cannot be used: "),
+        (["a.cert", "a.key"], "a.key cannot be used: "),
+    ],
+)
+def test_invalid_certificates_are_named(folder: Path, names: list[str], message: str) -> None:
+    for name in names:
+        (folder / name).write_text("not PEM")
+    with pytest.raises(BuilderError) as caught:
+        connect()
+    assert f"{folder}/" in str(caught.value)
+    assert message in str(caught.value)
+    connect(registry=OTHER)
+    connect(host=Host(registries=Registries(insecure=(HOST,))))
+
+
+def test_other_files_in_certs_d_are_ignored(folder: Path) -> None:
+    (folder / "README").touch()
+    reached = connect().transport
+    assert (reached.authorities, reached.client, reached.pem) == ((), None, b"")
+
+
+def test_a_file_instead_of_a_folder(folder: Path) -> None:
+    folder.rmdir()
+    folder.touch()
+    with pytest.raises(BuilderError, match="not a directory"):
+        connect()
