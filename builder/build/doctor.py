@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,19 +14,25 @@ import requests
 
 from builder.build import bootstrap, disk
 from builder.common.errors import BuilderError, EngineError, UsageError
+from builder.common.reference import ImageRef
 from builder.common.units import size
 from builder.compat import gpus
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo
 from builder.engine.setup import MINIMUM, parse_version
 from builder.index import host
+from builder.index.host import Host
 from builder.index.session import IndexSession, describe
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
+from builder.registry.client import Registry
+from builder.registry.http import RetryPolicy
+from builder.registry.staging import INDEX, Place
 
 State = Literal["ok", "note", "missing"]
 TIMEOUT_S = 15
+POLICY = RetryPolicy(connect_s=TIMEOUT_S, read_s=TIMEOUT_S, retries=0)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
     return [
         *findings,
         _index(),
-        _registry(engine, project),
+        *_registries(engine, project),
         _mmdebstrap(),
     ]
 
@@ -150,19 +156,36 @@ def _index() -> Finding:
     return Finding(name="index", state="ok", detail=f"{which} answers{ca}")
 
 
-def _registry(engine: Engine | None, project: Project) -> Finding:
-    registry = project.matrix.registry
-    if not registry:
-        if engine is None:
-            return Finding("registry", "note", "not checked: no engine")
-        if engine.has_remote(next(iter(project.matrix.debian.values())).image):
-            return Finding("registry", "ok", "Docker's default registry answers")
-        return Finding("registry", "note", "no registry answers: base images are built from Debian packages")
-    for scheme in ("https", "http"):
+def _registries(engine: Engine | None, project: Project) -> Iterator[Finding]:
+    """The registry of matrix.yaml, or Docker's default, and that of staging if it is another one."""
+    matrix = project.matrix
+    if matrix.registry:
+        image = next(iter(matrix.frameworks.values())).image
+        repository = ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{image}")
+        yield _registry("registry", project, repository)
+    else:
+        yield _default_registry(engine, project)
+    if matrix.staging:
         try:
-            status = requests.get(f"{scheme}://{registry}/v2/", timeout=TIMEOUT_S).status_code
-        except requests.RequestException:
-            continue
-        if status in (200, 401):
-            return Finding("registry", "ok", f"{registry} answers ({scheme})")
-    return Finding("registry", "note", f"{registry} does not answer")
+            repository = Place.of(project, "", Host()).repository(INDEX)
+        except UsageError as error:
+            yield Finding("staging", "note", str(error))
+            return
+        if repository.registry != matrix.registry:
+            yield _registry("staging", project, repository)
+
+
+def _registry(name: str, project: Project, repository: ImageRef) -> Finding:
+    try:
+        Registry(repository, host=host.of(project.matrix), write=True, policy=POLICY).exists()
+    except BuilderError as error:
+        return Finding(name, "note", f"{error}. {error.hint}".removesuffix(". "))
+    return Finding(name, "ok", f"{repository.registry} answers")
+
+
+def _default_registry(engine: Engine | None, project: Project) -> Finding:
+    if engine is None:
+        return Finding("registry", "note", "not checked: no engine")
+    if engine.has_remote(next(iter(project.matrix.debian.values())).image):
+        return Finding("registry", "ok", "Docker's default registry answers")
+    return Finding("registry", "note", "no registry answers: base images are built from Debian packages")

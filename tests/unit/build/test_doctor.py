@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from builder.index.settings import IndexSettings
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from tests.fakes.engine import INFO, FakeEngine, Programs
+from tests.fakes.wire import Reply, Sent, Wire
 
+HTTP, HTTPS = (f"{scheme}://registry.example.test:5000" for scheme in ("http", "https"))
+Edit = Callable[[str, str], Project]
 MIRROR = "https://me:pw@mirror.example.test/simple"
 
 
@@ -39,12 +43,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         engine: FakeEngine = has["engine"]
         return engine
 
-    def get(url: str, **_: object) -> requests.Response:
-        answer = requests.Response()
-        if url not in has["registry"]:
-            raise requests.ConnectionError
-        answer.status_code = has["registry"][url]
-        return answer
+    def answers(sent: Sent) -> Reply | Exception:
+        status = has["registry"].get(sent.url.partition("/v2/")[0])
+        return Reply(status=status) if status else requests.ConnectionError()
 
     def files(*_: object) -> list[str]:
         if isinstance(has["index"], Exception):
@@ -61,7 +62,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr("builder.index.host.read", lambda: Host(index=has["settings"]))
     monkeypatch.setattr("subprocess.run", programs)
     monkeypatch.setattr(IndexSession, "files", files)
-    monkeypatch.setattr("requests.get", get)
+    monkeypatch.setenv("DOCKER_CONFIG", "/nonexistent")
+    Wire.install(monkeypatch, answers)
     return has
 
 
@@ -74,13 +76,13 @@ def examine(project: Project) -> dict[str, Finding]:
 
 
 def test_a_good_machine(tiny: Project, machine: dict[str, Any]) -> None:
-    machine["registry"] = {"https://registry.example.test:5000/v2/": 401}
+    machine["registry"] = {HTTPS: 404}
     findings = examine(tiny)
     states = {name: finding.state for name, finding in findings.items()}
     assert states.pop("gpu") == "note"
     assert set(states.values()) == {"ok"}
     assert findings["index"].detail == "the configured mirror answers, with a CA bundle of this machine"
-    assert findings["registry"].detail == "registry.example.test:5000 answers (https)"
+    assert findings["registry"].detail == "registry.example.test:5000 answers"
 
 
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
@@ -95,10 +97,9 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "index", "missing", "the configured mirror does not answer: the index timed out",
     ),
     "not an index": ({"index": []}, "index", "missing", "the configured mirror does not have pip: check its address"),
-    "no registry": ({}, "registry", "note", "registry.example.test:5000 does not answer"),
-    "plain registry": (
-        {"registry": {"http://registry.example.test:5000/v2/": 200}}, "registry", "ok", "answers (http)",
-    ),
+    "no registry": ({}, "registry", "note", "connection lost: tried once"),
+    "plain registry": ({"registry": {HTTP: 200}}, "registry", "note", "connection lost"),
+    "login required": ({"registry": {HTTPS: 401}}, "registry", "note", "Run `docker login registry.example.test:5000`"),
     "GPU": ({"gpus": ("570.1", (Gpu(name="H200", memory=140 * 10**9),))}, "gpu", "ok", "H200 (140.0 GB), driver 570.1"),
     "GPU, no runtime": (
         {"gpus": ("570.1", (Gpu(name="H200", memory=1),))}, "nvidia runtime", "note", "nvidia-container-toolkit",
@@ -140,6 +141,32 @@ def test_an_engine_that_stops(tiny: Project, machine: dict[str, Any], monkeypatc
     finding = examine(tiny)["engine"]
     assert finding.state == "missing"
     assert finding.detail.endswith("went away")
+
+
+@pytest.mark.parametrize(
+    ("setting", "state", "detail"),
+    [
+        ("staging: other.example.test/staging", "ok", "other.example.test answers"),
+        ("staging: away.example.test", "note", "connection lost"),
+        ("staging: registry.example.test:5000/staging", None, ""),
+    ],
+)
+def test_a_registry_for_staging(
+    machine: dict[str, Any], edit: Edit, setting: str, state: str | None, detail: str
+) -> None:
+    machine["registry"] = {HTTP: 200, "https://other.example.test": 200}
+    findings = examine(edit("namespace: team", f"namespace: team\ninsecure: [registry.example.test:5000]\n{setting}"))
+    assert findings["registry"].state == "ok", "over plain http"
+    staging = findings.get("staging")
+    assert (staging and staging.state) == state
+    assert detail in str(staging)
+
+
+def test_staging_without_a_registry(machine: dict[str, Any], edit: Edit) -> None:
+    edit("registry: registry.example.test:5000", 'registry: ""')
+    finding = examine(edit("namespace: team", "namespace: team\nstaging: team"))["staging"]
+    assert (finding.state, finding.detail) == ("note", "staging: no registry in 'team'")
+    assert machine["registry"] == {}
 
 
 @pytest.mark.parametrize(("reached", "state"), [(True, "ok"), (False, "note")])
