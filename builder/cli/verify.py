@@ -113,10 +113,9 @@ def _trust(context: Context, keys: Sequence[str], identity: str, issuer: str) ->
     if signers:
         return Trust(signers=signers, root=Path.cwd())
     try:
-        project = context.project
+        return Trust.of(context.project)
     except UsageError:
         return Trust(signers=(), root=Path.cwd())
-    return Trust(signers=project.matrix.evidence, root=project.root)
 
 
 def _claims(context: Context, checked: Source, image: str, trust: Trust) -> Claims | None:

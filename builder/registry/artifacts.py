@@ -29,6 +29,7 @@ from builder.registry.client import Manifest, Registry
 from builder.registry.failures import TransientError
 from builder.registry.push import Blob
 
+CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
 EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
 # Seconds until the index is read again: longer than another writer takes between reading and replacing it.
 CONFIRM_S = 1.0
@@ -125,7 +126,10 @@ def copy(source: Registry, target: Registry, subject: str, artifact: str) -> Non
 
 
 def attached(registry: Registry, subject: str, artifact_type: str) -> list[str]:
-    """The digests of the artifacts of one type that are attached to an image. Raises RegistryError."""
+    """The digests of the artifacts of one type that are attached to an image; those with a time last, by their time.
+
+    Raises RegistryError.
+    """
     pages = registry.referrers(subject)
     if pages is None:
         pages = [json.dumps({"manifests": _listed_by_tag(registry, subject)}).encode()]
@@ -134,6 +138,7 @@ def attached(registry: Registry, subject: str, artifact_type: str) -> list[str]:
         for page in pages
         for entry in oci.parse(_Index, page, f"list of artifacts in {registry.name}", hint=_HINT).manifests
     ]
+    entries.sort(key=lambda entry: (entry.annotations or {}).get(CREATED, ""))
     return list(dict.fromkeys(entry.digest for entry in entries if entry.artifact_type == artifact_type))
 
 

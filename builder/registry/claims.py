@@ -100,7 +100,7 @@ class Claims:
     def _test_results(self) -> Finding:
         labels = self.image.labels
         cell = labels.get(CELL_LABEL, "")
-        reader = Reader(root=self.trust.root, trusted=self.trust.signers)
+        reader = Reader(trust=self.trust)
         readings = reader.read(self.registry, self.image, cell, labels.get(PLAN_LABEL, ""))
         try:
             proof = reader.proof(readings, cell)

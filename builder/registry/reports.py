@@ -6,7 +6,7 @@ A report counts if it is about exactly this image, this plan and the test files 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +18,13 @@ from builder.common import digest
 from builder.common.errors import ImageTestError, VerifyError
 from builder.layers.oci import Image
 from builder.matrix.project import Project
-from builder.matrix.schema import Trusted
 from builder.registry import artifacts, evidence, signing
-from builder.registry.artifacts import File
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
-from builder.registry.signing import Signer
+from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
 
 TYPE = "application/vnd.gpu-images.evidence.v1+json"
-SIGNATURE_TYPE = "application/vnd.gpu-images.signature.v1+json"  # a bundle of cosign
 
 
 class Report(BaseModel):
@@ -83,24 +80,22 @@ def write(project: Project, registry: Registry, image: Image, report: Report, si
             documents = artifacts.read(registry, artifact, TYPE, subject) or {}
         if documents.get(TYPE) == content and (not signer or _is_signed(project, documents)):
             return
-    files = [File(media_type=TYPE, content=content)]
-    files += [File(media_type=SIGNATURE_TYPE, content=signer.sign(content))] if signer else []
+    files = signing.signed(TYPE, content, signer)
     proof = report.evidence
     notes = {
         "gpu-images.cell": proof.cell,
         "gpu-images.tests": "passed" if proof.is_pass else "failed",
         "gpu-images.gpu": proof.gpu_status,
-        "org.opencontainers.image.created": proof.finished,
+        artifacts.CREATED: proof.finished,
     }
     artifacts.attach(registry, subject, artifacts.manifest(TYPE, files, notes, image.manifest), files)
 
 
 def _is_signed(project: Project, documents: Mapping[str, bytes]) -> bool:
     """Whether a report has a signature that counts; any signature, if the matrix names nobody."""
-    signature, trusted = documents.get(SIGNATURE_TYPE), project.matrix.evidence
-    if signature is None or not trusted:
-        return signature is not None
-    return bool(signing.signer_of(project.root, documents[TYPE], signature, trusted))
+    if not project.matrix.evidence:
+        return SIGNATURE_TYPE in documents
+    return bool(signing.trusted_signer(Trust.of(project), documents, TYPE))
 
 
 def of_evidence(state: Path, image: Image, proof: Evidence) -> Report:
@@ -113,13 +108,11 @@ def of_evidence(state: Path, image: Image, proof: Evidence) -> Report:
 class Reader:
     """Reads the reports of images in a registry.
 
-    `root` is the folder that the names of keys in `trusted` are relative to. `suite` is that of the checkout; without
-    one, the test files that a report names count. `state` is where this machine's own evidence is, None without it.
-    `allow_unsigned` accepts reports without a trusted signature.
+    `suite` is that of the checkout; without one, the test files that a report names count. `state` is where this
+    machine's own evidence is, None without it. `allow_unsigned` accepts reports without a trusted signature.
     """
 
-    root: Path
-    trusted: Sequence[Trusted]
+    trust: Trust
     suite: Mapping[str, str] | None = None
     state: Path | None = None
     allow_unsigned: bool = False
@@ -128,8 +121,7 @@ class Reader:
     def of(cls, project: Project, *, allow_unsigned: bool = False) -> Reader:
         """The reader for the images of a checkout."""
         return cls(
-            root=project.root,
-            trusted=project.matrix.evidence,
+            trust=Trust.of(project),
             suite=evidence.suite(project.root),
             state=project.state,
             allow_unsigned=allow_unsigned,
@@ -153,11 +145,10 @@ class Reader:
         except ValidationError as error:
             raise _RefusedError("it cannot be read") from error
         self._check_subject(report, image, *subject)
-        signature, signer = documents.get(SIGNATURE_TYPE), ""
-        if signature:
-            signer = signing.signer_of(self.root, documents[TYPE], signature, self.trusted)
+        signer = signing.trusted_signer(self.trust, documents, TYPE)
         if not (signer or self.allow_unsigned or self._is_own(image, report)):
-            reason = "no signer listed under `evidence` in matrix.yaml signed it" if signature else "it is unsigned"
+            is_signed = SIGNATURE_TYPE in documents
+            reason = "no signer listed under `evidence` in matrix.yaml signed it" if is_signed else "it is unsigned"
             raise _RefusedError(f"{reason}, and this machine did not run these tests")
         return Reading(artifact=artifact, report=report, signer=signer)
 

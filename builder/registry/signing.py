@@ -20,9 +20,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from builder.common.errors import SigningError
+from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
+from builder.registry.artifacts import File
 from builder.registry.client import Registry
 
+SIGNATURE_TYPE = "application/vnd.gpu-images.signature.v1+json"  # a bundle of cosign
 KEYLESS = "keyless"
 TIMEOUT_S = 300
 _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
@@ -37,6 +40,11 @@ class Trust:
 
     signers: Sequence[Trusted]
     root: Path
+
+    @classmethod
+    def of(cls, project: Project) -> Trust:
+        """The signers that matrix.yaml lists under `evidence`."""
+        return cls(signers=project.matrix.evidence, root=project.root)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +100,18 @@ class Signer:
     @property
     def _options(self) -> list[str]:
         return [] if self.key == KEYLESS else [f"--key={self.key}", "--tlog-upload=false"]
+
+
+def signed(kind: str, content: bytes, signer: Signer | None) -> list[File]:
+    """The files of an artifact: a document of this media type, and its signature if there is a signer."""
+    signature = [File(media_type=SIGNATURE_TYPE, content=signer.sign(content))] if signer else []
+    return [File(media_type=kind, content=content), *signature]
+
+
+def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> str:
+    """Who of those that are trusted signed the document of this media type; empty if nobody did."""
+    signature = documents.get(SIGNATURE_TYPE)
+    return signer_of(trust.root, documents[kind], signature, trust.signers) if signature else ""
 
 
 def signer_of(root: Path, content: bytes, bundle: bytes, trusted: Sequence[Trusted]) -> str:

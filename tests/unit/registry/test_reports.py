@@ -59,7 +59,7 @@ class Desk:
 
     def attach_files(self, content: bytes, signer: str) -> None:
         files = [File(media_type=reports.TYPE, content=content)]
-        files += [File(media_type=reports.SIGNATURE_TYPE, content=signer.encode())] if signer else []
+        files += [File(media_type=signing.SIGNATURE_TYPE, content=signer.encode())] if signer else []
         artifact = artifacts.manifest(reports.TYPE, files, {}, IMAGE.manifest)
         artifacts.attach(self.registry, MANIFEST, artifact, files)
 
