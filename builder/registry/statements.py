@@ -51,7 +51,7 @@ def sbom(planned: PlannedImage, name: str, image: Image, system: OsLock) -> byte
         purl=PackageURL("oci", None, name.rpartition("/")[2], digest, {"repository_url": name}),
         properties=[Property(name="gpu-images:cell", value=planned.id)],
     )
-    components = [*_interpreter(planned), *_wheels(planned), *_debian_packages(system)]
+    components = [*_debian(system), *_interpreter(planned), *_wheels(planned), *_debian_packages(system)]
     bom = Bom(
         components=components,
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, digest),
@@ -62,6 +62,15 @@ def sbom(planned: PlannedImage, name: str, image: Image, system: OsLock) -> byte
     )
     bom.register_dependency(subject, components)
     return JsonV1Dot6(bom).output_as_string().encode()
+
+
+def _debian(system: OsLock) -> Iterator[Component]:
+    """The operating system with its number: without it, scanners may ignore all Debian packages."""
+    if base := system.versions.get("base-files"):  # its version begins with the number of the release
+        release = base.partition(".")[0]
+        yield Component(
+            name="debian", version=release, type=ComponentType.OPERATING_SYSTEM, bom_ref=f"debian-{release}"
+        )
 
 
 def _interpreter(planned: PlannedImage) -> Iterator[Component]:

@@ -60,6 +60,14 @@ def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage
     assert packages
 
 
+def test_the_sbom_names_the_release_of_debian(planned: PlannedImage, system: OsLock) -> None:
+    """Scanners ignore Debian packages without it."""
+    base = replace(system.packages[0], name="base-files", version="12.4+deb12u15")
+    data = json.loads(statements.sbom(planned, NAME, IMAGE, replace(system, packages=(*system.packages, base))))
+    [debian] = [each for each in data["components"] if each["type"] == "operating-system"]
+    assert (debian["name"], debian["version"]) == ("debian", "12")
+
+
 def test_the_statements_of_an_image_are_the_same_everywhere(planned: PlannedImage, system: OsLock) -> None:
     assert statements.sbom(planned, NAME, IMAGE, system) == statements.sbom(planned, NAME, IMAGE, system)
     other = replace(IMAGE, manifest=replace(MANIFEST, digest="sha256:" + "c" * 64))
