@@ -7,7 +7,7 @@ PRUNE_CACHE ?=
 SINCE ?= HEAD
 
 .DEFAULT_GOAL := help
-.PHONY: help images nightly test lint unit mutations integration demo registry browser facts lock plan render build refresh stage stage-images test-staged release status parts stage-release update-debian update-wheels push retest check doctor engine bench bench-frameworks clean
+.PHONY: help images nightly test lint unit mutations integration demo registry browser facts lock plan render build refresh stage stage-images test-staged release status parts stage-release scan update-debian update-wheels push retest check doctor engine bench bench-frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -73,6 +73,9 @@ release: .venv/.ready ## publish a staged release whose images are all tested: s
 
 status: .venv/.ready ## the state of each cell: locked, built, tested, staged, released
 	@$(BUILDER) status $(CELLS)
+
+scan: .venv/.ready ## scan the released images for vulnerabilities, with the scanner of matrix.yaml
+	@$(BUILDER) scan $(CELLS)
 
 # What a workflow of GitHub Actions reads as the outputs of a step.
 LIMIT = $(if $(filter released,$(SINCE)),--unreleased,--changed-since "$(SINCE)")

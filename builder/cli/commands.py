@@ -29,6 +29,7 @@ COMMANDS = {
     "registry": ("registry", "Look at what the registry has: releases, tags, damage."),
     "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),
     "render": ("render", "Write images/ from templates/ and locks/."),
+    "scan": ("scan", "Scan released images for vulnerabilities."),
     "stage": ("release", "Push images that passed their tests to staging, with the results."),
     "status": ("release", "Show how far each cell is on its way to a release."),
     "test": ("images", "Run the tests of built or staged images."),

@@ -22,7 +22,7 @@ from builder.common.units import counted, duration, size
 from builder.layers.known_layers import KnownLayers
 from builder.matrix.project import Project
 from builder.plan import current, plan
-from builder.registry import publish, status
+from builder.registry import publish, scan, status
 from builder.registry.release import Options, Releaser
 from builder.registry.signing import Signer
 from builder.registry.stager import Stager
@@ -116,6 +116,12 @@ def _stager(context: Context, project: Project, place: Place, *, signer: Signer 
     is_flag=True,
     help="Accept test results without a signature that matrix.yaml trusts. The release records it.",
 )
+@click.option(
+    "--allow-vulnerable",
+    is_flag=True,
+    help="Release images with vulnerabilities that `scan` in matrix.yaml refuses, or whose scan failed. The release "
+    "records it.",
+)
 @click.option("--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages.")
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
 @_FORMAT
@@ -128,7 +134,8 @@ def release_command(
     Needs the checkout that the images were staged from, and the registry; no engine and no store. Compares the
     configuration and the known layers of every image with the plan. Its test results must be for exactly this image
     and these tests, and signed by a signer listed under `evidence` in matrix.yaml, or produced on this machine. Images
-    for GPUs need GPU tests: run `builder test --staged` on a machine with a GPU.
+    for GPUs need GPU tests: run `builder test --staged` on a machine with a GPU. If matrix.yaml has `scan`, images with
+    severe vulnerabilities are refused.
 
     Run it again to finish a release that was interrupted.
     """
@@ -140,6 +147,8 @@ def release_command(
     releaser = Releaser(project, staging_place, planned, Options(registry=registry, **options))
     chosen = staging_place.read(stamp)
     candidates = releaser.check(chosen)
+    for note in scan.unused(project.matrix.scan, [each.scan for each in candidates if each.scan]):
+        context.say(note)
     if check:
         context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")
         return
@@ -163,8 +172,8 @@ def status_command(context: Context, patterns: Sequence[str], place: str, regist
     """Show how far each cell is on its way to a release.
 
     TESTED and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED is whether
-    the tag names that image. SIGNATURE is whether it has one; `cosign verify` checks it. PACKAGES is the age of the
-    locked Debian packages.
+    the tag names that image. SIGNATURE is whether it has one; `cosign verify` checks it. SCAN is the newest scan of the
+    released image for vulnerabilities. PACKAGES is the age of the locked Debian packages.
     """
     project = context.project
     planned = plan.make(project, project.select(patterns or ("*",)))
@@ -174,7 +183,7 @@ def status_command(context: Context, patterns: Sequence[str], place: str, regist
     if form == "json":
         click.echo(json.dumps([each.as_data() for each in rows], indent=1))
         return
-    table = new_table("CELL", "LOCKED", "BUILT", "TESTED", "GPU", "STAGED", "RELEASED", "SIGNATURE", "PACKAGES")
+    table = new_table("CELL", "LOCKED", "BUILT", "TESTED", "GPU", "STAGED", "RELEASED", "SIGNATURE", "SCAN", "PACKAGES")
     for each in rows:
         age = "-" if each.packages is None else counted(each.packages, "day")
         table.add_row(
@@ -189,6 +198,7 @@ def status_command(context: Context, patterns: Sequence[str], place: str, regist
                     each.staged,
                     each.released,
                     each.signature,
+                    each.scan,
                     age,
                 ],
             )

@@ -140,7 +140,7 @@ class VerifyError(BuilderError):
 
 
 class RefusedError(BuilderError):
-    """A combination does not work, or an image does not run on the named GPU."""
+    """A combination does not work, an image does not run on the named GPU, or it has vulnerabilities."""
 
     exit_code = 16
     title = "refused"

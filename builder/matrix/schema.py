@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Self
+from datetime import date
+from typing import Annotated, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -17,6 +18,7 @@ from builder.common import strict_yaml
 from builder.common.reference import ImageRef
 
 CPU = "cpu"  # the value of the CUDA axis for images without CUDA
+SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
 _DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
 
 
@@ -84,6 +86,13 @@ def _namespace(value: str) -> str:
     return value
 
 
+def _day(value: str) -> str:
+    if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value, re.ASCII):
+        raise ValueError('expected a date such as "2027-01-31"')
+    date.fromisoformat(value)
+    return value
+
+
 def _closed(value: str) -> str:
     """A pattern whose braces and brackets are closed; nested braces are not supported."""
     if not re.fullmatch(r"([^{}\[\]]|\{[^{}]*\}|\[!?[^\]{}]+\])*", value, re.ASCII):
@@ -117,6 +126,9 @@ Pattern = Annotated[
     str, AfterValidator(_matches(r"[a-z0-9.*?\[\]!{},-]{1,200}", "a pattern of cell ids")), AfterValidator(_closed)
 ]
 Reason = Annotated[str, AfterValidator(_matches(r"[^\x00-\x1f\x7f]{10,300}", "a reason of one line"))]
+Vulnerability = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9._:-]{3,100}", "an id such as CVE-2026-1234"))]
+ScannedPackage = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", "the name of a package"))]
+Day = Annotated[str, AfterValidator(_day)]
 PinnedImage = Annotated[str, AfterValidator(_pinned)]
 Registry = Annotated[str, AfterValidator(_registry)]
 NamedRegistry = Annotated[str, AfterValidator(_named_registry)]
@@ -254,6 +266,29 @@ class Trusted(StrictModel):
         return self.key or self.identity
 
 
+class ScanException(StrictModel):
+    """A vulnerability that is accepted up to and including the day `until`, in one package or (without one) in all."""
+
+    id: Vulnerability
+    package: ScannedPackage = ""
+    reason: Reason
+    until: Day
+
+
+class Scan(StrictModel):
+    """The command that scans an SBOM, and the lowest severity that refuses a release; `none` refuses nothing."""
+
+    command: list[Argument] = Field(min_length=1)
+    refuse: Literal["none", "low", "medium", "high", "critical"] = "high"
+    exceptions: list[ScanException] = []
+
+    @model_validator(mode="after")
+    def _has_sbom(self) -> Self:
+        if not any(SBOM in argument for argument in self.command[1:]):
+            raise ValueError(f"expected {SBOM} in an argument of `command`: it becomes the path of the SBOM")
+        return self
+
+
 class Matrix(StrictModel):
     """The whole of matrix.yaml."""
 
@@ -266,6 +301,7 @@ class Matrix(StrictModel):
     evidence: list[Trusted] = []
     insecure: list[NamedRegistry] = []
     create_repository: Annotated[list[Argument], AfterValidator(_creation)] = []
+    scan: Scan | None = None
     debian: dict[Name, Debian] = Field(min_length=1)
     python: dict[Minor, Python] = Field(min_length=1)
     cuda: dict[CudaName, Cuda] = Field(min_length=1)

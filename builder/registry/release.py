@@ -13,21 +13,23 @@ from pathlib import Path
 
 from builder.common import errors, git
 from builder.common.console import View
-from builder.common.errors import BuilderError, ImageTestError, RegistryError
+from builder.common.errors import BuilderError, ImageTestError, RegistryError, VerifyError
 from builder.index.host import Host
 from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.lock import os_lock
+from builder.lock.os_lock import OsLock
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.tags import BASE_LABEL
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, expected, publish, pull, staging, statements
+from builder.registry import artifacts, expected, publish, pull, scan, scan_results, staging, statements
 from builder.registry.artifacts import File
 from builder.registry.client import Registry
 from builder.registry.publish import Published, Target
 from builder.registry.reports import Reader, Readings
+from builder.registry.scan import Result
 from builder.registry.signing import Signer
 from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
 from builder.registry.statements import Origin
@@ -41,21 +43,31 @@ class Options:
     signer: Signer | None = None
     allow_unsigned: bool = False
     allow_untested_gpu: bool = False
+    allow_vulnerable: bool = False
     roll_back: bool = False
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        names = {"unsigned": self.allow_unsigned, "untested-gpu": self.allow_untested_gpu}
+        names = {
+            "unsigned": self.allow_unsigned,
+            "untested-gpu": self.allow_untested_gpu,
+            "vulnerable": self.allow_vulnerable,
+        }
         return tuple(name for name, is_set in names.items() if is_set)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A staged image that may be released: its target, and the reports that count."""
+    """A staged image that may be released: its target, the reports that count, its SBOM, and the scan of that.
+
+    `scan` is None if nothing scans it, or if its scan failed, which `--allow-vulnerable` accepts.
+    """
 
     target: Target
     readings: Readings
     signer: str
+    sbom: bytes
+    scan: Result | None
 
 
 class Releaser:
@@ -108,7 +120,28 @@ class Releaser:
             evidence=proof.evidence,
             references=publish.references(planned, self._options.registry),
         )
-        return Candidate(target=target, readings=readings, signer=proof.signer)
+        sbom = statements.sbom(planned, target.references[0].name, image, self._system(planned))
+        result = self._scan(target, sbom)
+        return Candidate(target=target, readings=readings, signer=proof.signer, sbom=sbom, scan=result)
+
+    def _scan(self, target: Target, sbom: bytes) -> Result | None:
+        """The result of a scan; None if there is no scanner. Raises RefusedError, VerifyError, unless allowed."""
+        if (settings := self._project.matrix.scan) is None:
+            return None
+        try:
+            result = scan.scan(settings, target.digest, sbom)
+        except VerifyError as error:
+            if self._options.allow_vulnerable:
+                return None
+            raise VerifyError(f"{target.cell}: {scan.FAILED}: {error}", hint=error.hint) from error
+        if not self._options.allow_vulnerable:
+            scan.check(target.cell, result, settings)
+        return result
+
+    def _system(self, planned: PlannedImage) -> OsLock:
+        system = os_lock.read(self._project.root, planned.system)
+        assert system is not None, "the plan has it"
+        return system
 
     def publish(
         self, host: Host, view: View, store: Store, release: Release, candidates: Sequence[Candidate]
@@ -121,7 +154,7 @@ class Releaser:
             if source.name != registry.name:
                 for reading in by_cell[target.cell].readings.counted:
                     artifacts.copy(source, registry, target.digest, reading.artifact)
-            self._describe(registry, target, release)
+            self._describe(registry, by_cell[target.cell], release)
 
         if not self._options.roll_back:
             self._check_newest(release, candidates)
@@ -134,23 +167,23 @@ class Releaser:
         )
         return publish.publish(host, view, store, targets, request)
 
-    def _describe(self, registry: Registry, target: Target, release: Release) -> None:
-        """Attaches the SBOM, signs the image, and attaches signed statements: SBOM and provenance."""
-        planned = self._planned[target.cell]
-        system = os_lock.read(self._project.root, planned.system)
-        assert system is not None, "the plan has it"
-        sbom = statements.sbom(planned, target.references[0].name, target.stored, system)
-        files = [File(media_type=statements.SBOM_TYPE, content=sbom)]
+    def _describe(self, registry: Registry, candidate: Candidate, release: Release) -> None:
+        """Attaches SBOM and scan, signs the image, and attaches signed statements: SBOM and provenance."""
+        target = candidate.target
+        files = [File(media_type=statements.SBOM_TYPE, content=candidate.sbom)]
         artifact = artifacts.manifest(statements.SBOM_TYPE, files, {}, target.stored.manifest)
         artifacts.attach(registry, target.digest, artifact, files)
+        if candidate.scan:
+            scan_results.attach(registry, target.stored.manifest, candidate.scan, self._options.signer)
         if (signer := self._options.signer) is None:
             return
         full = target.references[0]
         signer.sign_image(registry, target.digest, {"cell": target.cell, "tag": full.tag})
         # The checkout, whose plan was compared with the image: the document in staging is not signed.
         origin = Origin(source=self._project.matrix.source, revision=git.state(self._project.root), stamp=release.stamp)
-        provenance = statements.provenance(planned, target.stored, system, origin)
-        for kind, predicate in ((statements.SBOM, sbom), (statements.PROVENANCE, provenance)):
+        planned = self._planned[target.cell]
+        provenance = statements.provenance(planned, target.stored, self._system(planned), origin)
+        for kind, predicate in ((statements.SBOM, candidate.sbom), (statements.PROVENANCE, provenance)):
             signer.attest(registry, target.digest, kind, predicate)
 
     def _check_newest(self, release: Release, candidates: Sequence[Candidate]) -> None:
@@ -184,6 +217,7 @@ class Releaser:
         return replace(target, source=staged.repository if is_same else "", fetch=fetch)
 
     def _record(self, release: Release, candidates: Sequence[Candidate]) -> None:
+        without = scan.FAILED if self._project.matrix.scan else scan.UNSCANNED
         images = [
             ReleasedImage(
                 cell=candidate.target.cell,
@@ -191,6 +225,7 @@ class Releaser:
                 references=tuple(map(str, candidate.target.references)),
                 gpu=candidate.target.evidence.gpu_status,
                 signer=candidate.signer,
+                scan=candidate.scan.summary if candidate.scan else without,
             )
             for candidate in candidates
         ]

@@ -21,7 +21,7 @@ from builder.layers import oci
 from builder.layers.oci import Image
 from builder.matrix import tags
 from builder.matrix.project import Project
-from builder.registry import artifacts
+from builder.registry import artifacts, scan
 from builder.registry.artifacts import File
 from builder.registry.client import Manifest, Registry
 
@@ -64,7 +64,10 @@ class Release(BaseModel):
 
 
 class ReleasedImage(BaseModel):
-    """`references` are its tags, `gpu` the state of its GPU tests, `signer` who signed the report; empty for nobody."""
+    """`references` are its tags, `gpu` the state of its GPU tests, `signer` who signed the report; empty for nobody.
+
+    `scan` is the result of its scan for vulnerabilities.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,6 +76,7 @@ class ReleasedImage(BaseModel):
     references: tuple[_Line, ...]
     gpu: _Line
     signer: _Line
+    scan: _Line = scan.UNSCANNED
 
 
 class Released(BaseModel):

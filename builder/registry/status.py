@@ -20,7 +20,7 @@ from builder.lock import os_lock
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, publish, staging
+from builder.registry import evidence, publish, scan_results, staging
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
@@ -39,7 +39,8 @@ class Status:
     `tested` is the number of tests that passed, or why the image does not count as tested: of the staged image, else of
     the one built here. `gpu` is the state of its GPU tests. `staged` is a stamp; `released` is whether the full tag
     names that image, with the checks that its release left out; `signature` is whether that has one, which is not
-    checked. `packages` is the age of the lock of its Debian packages in days, None if it is not locked.
+    checked; `scan` is the newest result of a scan of it. `packages` is the age of the lock of its Debian packages in
+    days, None if it is not locked.
     """
 
     cell: str
@@ -50,6 +51,7 @@ class Status:
     staged: str = NONE
     released: str = NONE
     signature: str = NONE
+    scan: str = NONE
     packages: int | None = None
 
     def as_data(self) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class _LookUp:
         elif stored:
             tested, gpu = self._tests_here(planned, stored)
         expected = staged.digest if staged and is_current else stored.manifest.digest if stored else ""
-        released, signature = self._released(planned, expected)
+        released, signature, scanned = self._released(planned, expected)
         stamp = self._release.stamp if self._release else ""
         return Status(
             cell=planned.id,
@@ -115,6 +117,7 @@ class _LookUp:
             staged=(stamp if is_current else f"{stamp}, another plan") if staged else NONE,
             released=released,
             signature=signature,
+            scan=scanned,
             packages=_age(self._where.project, planned),
         )
 
@@ -134,18 +137,19 @@ class _LookUp:
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
             return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), NONE
 
-    def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str]:
-        """Whether the full tag names the image `expected`, and whether what it names has a signature."""
+    def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str, str]:
+        """Whether the full tag names the image `expected`; whether what it names has a signature, and its scan."""
         full = publish.references(planned, self._where.registry)[0]
         if not full.registry:
-            return NONE, NONE
+            return NONE, NONE, NONE
         registry = Registry(full, host=self._where.host, write=False)
         digest = registry.digest_of(full.tag)
         if digest is None:
-            return NO, NONE
+            return NO, NONE, NONE
         allowed = "".join(f", {name} allowed" for name in self._allowed.get(digest, ()))
         signature = registry.digest_of(_SIGNATURE.format(digest.replace(":", "-")))
-        return (YES if digest == expected else "another image") + allowed, YES if signature else NO
+        scanned = scan_results.state(self._where.project, registry, digest)
+        return (YES if digest == expected else "another image") + allowed, YES if signature else NO, scanned
 
 
 def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]:

@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ import pytest
 from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers.blobs import Descriptor
-from builder.registry import artifacts, reports
+from builder.registry import artifacts, reports, signing
 from builder.registry.client import Registry
 from builder.registry.signing import Signer
 from tests.integration import registry as registries
@@ -144,11 +145,14 @@ def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
     documents = artifacts.read(public(checkout, proxy), artifact, "application/vnd.cyclonedx+json", digest)
     assert documents
     assert json.loads(documents["application/vnd.cyclonedx+json"]) == sbom
-    listed = {(each["purl"].split(":")[1].split("/")[0], each["name"], each["version"]) for each in sbom["components"]}
+    [debian] = [each for each in sbom["components"] if each["type"] == "operating-system"]
+    assert (debian["name"], debian["version"]) == ("debian", "12")
+    packages = [each for each in sbom["components"] if each != debian]
+    listed = {(each["purl"].split(":")[1].split("/")[0], each["name"], each["version"]) for each in packages}
     run = ("run", "--rm", checkout.references("-extra")[0])
-    packages = checkout.docker(*run, "dpkg-query", "-W", "-f", "${Package} ${Version}\\n").splitlines()
+    debs = checkout.docker(*run, "dpkg-query", "-W", "-f", "${Package} ${Version}\\n").splitlines()
     wheels = json.loads(checkout.docker(*run, "python", "-m", "pip", "list", "--format", "json"))
-    installed = {("deb", *line.split()) for line in packages}
+    installed = {("deb", *line.split()) for line in debs}
     installed |= {("pypi", wheel["name"].lower().replace("_", "-"), wheel["version"]) for wheel in wheels}
     assert installed <= listed
     assert {each for each in listed if each[0] == "deb"} <= installed
@@ -285,7 +289,7 @@ def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tm
         [artifact] = artifacts.attached(staged, digest, reports.TYPE)
         documents = artifacts.read(staged, artifact, reports.TYPE, digest)
         assert documents
-        return json.loads(documents[reports.TYPE]), documents[reports.SIGNATURE_TYPE]
+        return json.loads(documents[reports.TYPE]), documents[signing.SIGNATURE_TYPE]
 
     def signed(content: dict[str, Any], key: str) -> bytes:
         return Signer(key=str(keys / f"{key}.key")).sign(json.dumps(content).encode())
@@ -306,7 +310,7 @@ def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tm
         other, _ = report(extra)
         content["evidence"]["cell"] = other["evidence"]["cell"]
         signature, reason = signed(content, "ours"), f"it is about the cell '{EXTRA}'"
-    forge(ours, proxy, content, PLAIN, [artifacts.File(media_type=reports.SIGNATURE_TYPE, content=signature)])
+    forge(ours, proxy, content, PLAIN, [artifacts.File(media_type=signing.SIGNATURE_TYPE, content=signature)])
     output = release(elsewhere(ours, tmp_path / "other"), proxy, UNTESTED_GPU, code=8)
     assert f"{PLAIN}: no test results that count" in output
     assert reason in output
@@ -522,13 +526,11 @@ def test_an_image_of_known_layers_is_staged_without_an_engine(
     output = other.builder("stage", *place, "--untested", DOCKER_HOST="tcp://127.0.0.1:1")
     assert re.search(rf"{PLAIN}: staged in .*, not tested", output), output
     assert "2 images staged" in output
-    blobs = stores.blobs_of(ours.store, ours.stored()[ours.references("-extra")[0]])
     assert len(list((other.store / "blobs/sha256").iterdir())) == 6, "operating system, plain files, two images"
     there = repository(ours, proxy, "new/ty-cuda")
     for suffix in ("", "-extra"):
         digest = ours.stored()[ours.references(suffix)[0]]
         assert there.digest_of(digest) == digest, "the same image as one that was built"
-    assert all(there.has_blob(blob) for blob in blobs)
     assert "no test results" in release(other, proxy, *place, UNTESTED_GPU, code=8)
     output = other.builder("test", "--staged", "newest", *place)
     assert "2 images loaded from the store and tested" in output, output
@@ -538,3 +540,54 @@ def test_an_image_of_known_layers_is_staged_without_an_engine(
     layers.unlink()
     output = other.builder("stage", "--staging", f"{proxy.address}/third", "--untested", code=7)
     assert "is not in locks/layers.json, or not in the registry" in output
+
+
+SCANNER = """\
+import json, sys
+sbom, known = (json.load(open(path)) for path in sys.argv[1:])
+vulnerabilities = [
+    {"id": name, "ratings": [{"severity": severity}], "affects": [{"ref": component["bom-ref"]}]}
+    for component in sbom["components"] for name, severity in known.get(component["name"], {}).items()
+]
+tools = [{"name": "tiny-scanner", "version": "1.0"}]
+print(json.dumps({"bomFormat": "CycloneDX", "metadata": {"tools": tools}, "vulnerabilities": vulnerabilities}))
+"""
+
+
+def test_vulnerabilities(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
+    """Of the day of the release, and one that is published later."""
+    script, known = tmp_path / "scanner.py", tmp_path / "known.json"
+    script.write_text(SCANNER, encoding="utf-8")
+    known.write_text(json.dumps({"tini": {"CVE-2026-1": "high"}}), encoding="utf-8")
+    command = json.dumps([sys.executable, str(script), "{sbom}", str(known)])
+    ours.edit("matrix.yaml", "staging:", f"scan: {{command: {command}}}\nstaging:")
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+
+    def state(cell: str) -> str:
+        rows = json.loads(ours.builder("status", "--to", proxy.address, "--format", "json"))
+        return str(next(row["scan"] for row in rows if row["cell"] == cell))
+
+    stage(ours)
+    sign = ("--sign", str(keys / "ours.key"))
+    output = release(ours, proxy, UNTESTED_GPU, *sign, code=16)
+    for cell in (PLAIN, EXTRA):
+        assert f"{cell}: 1 vulnerability of severity high or higher\n  CVE-2026-1 in tini " in output
+    assert (tags(ours, proxy), state(PLAIN)) == ({}, "-")
+
+    accepted = '{id: CVE-2026-1, package: tini, reason: not reachable, until: "2999-01-31"}'
+    ours.edit("matrix.yaml", f"command: {command}", f"command: {command}, exceptions: [{accepted}]")
+    release(ours, proxy, UNTESTED_GPU, *sign)
+    assert (state(PLAIN), state(EXTRA)) == (f"clean, 1 excepted {day}",) * 2
+    released = artifacts.read(
+        repository(ours, proxy, "staging/releases"), f"released-{TODAY}", "application/vnd.gpu-images.released.v1+json"
+    )
+    assert released
+    [document] = map(json.loads, released.values())
+    assert [image["scan"] for image in document["images"]] == ["clean, 1 excepted"] * 2
+
+    known.write_text(json.dumps({"tini": {"CVE-2026-1": "high"}, "tinyextra": {"CVE-2026-2": "critical"}}))
+    output = ours.builder("scan", "--to", proxy.address, code=16)
+    assert re.search(rf"{PLAIN} +0 +0 +0 +0 +0 +1 +passed", output)
+    assert re.search(rf"{EXTRA} +1 +0 +0 +0 +0 +1 +refused", output)
+    assert f"{EXTRA}: CVE-2026-2 in tinyextra {ours.release} (critical)" in output
+    assert state(EXTRA) == f"1 critical, 1 excepted {day}, unsigned"

@@ -401,3 +401,39 @@ def test_contradictory_axes(edit: Callable[[str, str], Project], old: str, new: 
         assert project.cells
     assert message in str(caught.value)
     assert str(caught.value).startswith("matrix.yaml:")
+
+
+EXCEPTION = '{id: CVE-2026-1, reason: not reachable, until: "2027-01-31"}'
+SCAN = f'scan: {{command: [scanner, "sbom:{{sbom}}"], exceptions: [{EXCEPTION}]}}'
+
+
+def test_a_scanner_with_an_exception() -> None:
+    settings = load(f"{SCAN}\n{TINY}").scan
+    assert settings
+    assert (settings.refuse, settings.exceptions[0].until, settings.exceptions[0].package) == ("high", "2027-01-31", "")
+    assert load(f"scan: null\n{TINY}").scan is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("sbom:{sbom}", "sbom", "expected {sbom} in an argument of `command`"),
+        ('[scanner, "sbom:{sbom}"]', '["{sbom}"]', "expected {sbom} in an argument of `command`"),
+        ("scanner,", '"a\\nb",', "one line of 1 to 300 characters"),
+        ("{command", "{refuse: severe, command", "refuse"),
+        ("not reachable", '""', "a reason of one line"),
+        ("reason: not reachable, ", "", "reason"),
+        ("id: CVE-2026-1, ", "", "id"),
+        ("CVE-2026-1", '"CVE 1"', "an id such as CVE-2026-1234"),
+        ("2027-01-31", "31.1.2027", "a date such as"),
+        ("2027-01-31", "2027-02-30", "day is out of range"),
+        (', until: "2027-01-31"', "", "until"),
+        ("{id", '{package: "a b", id', "the name of a package"),
+    ],
+)
+def test_scanners_and_exceptions_that_are_refused(old: str, new: str, message: str) -> None:
+    assert SCAN.count(old) == 1
+    with pytest.raises(MatrixError) as caught:
+        load(f"{SCAN.replace(old, new)}\n{TINY}")
+    assert place(caught.value).startswith("matrix.yaml:1:")
+    assert message in str(caught.value)

@@ -77,7 +77,7 @@ class Store(Memory):
         report = Report(image=self.image.manifest.digest, evidence=Evidence(**{**values, **changes}))
         files = [
             File(media_type=reports.TYPE, content=report.model_dump_json().encode()),
-            File(media_type=reports.SIGNATURE_TYPE, content=b"ours"),
+            File(media_type=signing.SIGNATURE_TYPE, content=b"ours"),
         ]
         artifact = artifacts.manifest(reports.TYPE, files, {}, self.image.manifest)
         artifacts.attach(self, self.image.manifest.digest, artifact, files)

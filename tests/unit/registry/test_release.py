@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from builder.common import digest as digests
 from builder.common.console import View
-from builder.common.errors import BuilderError, ImageTestError, RegistryError, StaleError, VerifyError
+from builder.common.errors import BuilderError, ImageTestError, RefusedError, RegistryError, StaleError, VerifyError
 from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
@@ -20,14 +20,17 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
 from builder.matrix.project import Project
+from builder.matrix.schema import Scan
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
-from builder.registry import artifacts, evidence, expected, publish, pull, reports, staging
+from builder.registry import artifacts, evidence, expected, publish, pull, reports, scan, scan_results, staging
+from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.publish import Published, Request, Target
 from builder.registry.release import Options, Releaser
 from builder.registry.reports import Report
+from builder.registry.scan import Finding, Result
 from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
 from tests.fakes.engine import MemoryConsole
 from tests.unit.registry.test_artifacts import Memory
@@ -235,6 +238,74 @@ def test_blobs_are_mounted_or_downloaded_from_staging(
     assert blobs[0].fetch
     assert blobs[0].fetch() == desk.store.path(desk.image.config.digest)
     assert fetched == [desk.image.config.digest]
+
+
+HIGH = Finding(id="CVE-1", package="libtls", version="1.1", severity="high")
+
+
+@pytest.fixture
+def scanning(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    """What the scanner of this checkout finds; it fails while that is empty."""
+    path = desk.project.root / "matrix.yaml"
+    path.write_text(f'scan: {{command: [scanner, "{{sbom}}"]}}\n{path.read_text("utf-8")}', encoding="utf-8")
+    desk.project = Project(desk.project.root)
+    there: list[Finding] = []
+
+    def run(_: Scan, image: str, sbom: bytes) -> Result:
+        assert scan.subject(sbom) == image
+        if not there:
+            raise VerifyError("scanner: exit status 1", hint="Repair it.")
+        return Result(image=image, scanner="", time="2026-11-23T00:00:00Z", findings=tuple(there))
+
+    monkeypatch.setattr(scan, "scan", run)
+    return there
+
+
+def test_a_vulnerable_image(desk: Desk, scanning: list[Finding]) -> None:
+    scanning.append(HIGH)
+    assert desk.refused(RefusedError).splitlines() == [
+        f"{CELL}: 1 vulnerability of severity high or higher",
+        "  CVE-1 in libtls 1.1 (high)",
+    ]
+    desk.release(allow_vulnerable=True)
+    released = desk.place.released(STAMP)
+    assert released
+    assert (released.allowed, released.images[0].scan) == (("vulnerable",), "1 high")
+    attach_all(desk)
+    assert scan_results.state(desk.project, desk.registry, desk.image.manifest.digest) == "1 high 2026-11-23, unsigned"
+
+
+def attach_all(desk: Desk) -> None:
+    """What a release attaches when the image is in the registry."""
+    [([target], request)] = desk.published
+    request.attach(cast("Registry", desk.registry), target)
+
+
+def test_a_scan_that_failed(desk: Desk, scanning: list[Finding]) -> None:
+    assert desk.refused(VerifyError) == f"{CELL}: scan failed: scanner: exit status 1"
+    desk.release(allow_vulnerable=True)
+    released = desk.place.released(STAMP)
+    assert released
+    assert released.images[0].scan == "scan failed"
+    attach_all(desk)
+    assert scan_results.state(desk.project, desk.registry, desk.image.manifest.digest) == "unscanned"
+
+
+def test_an_exception_releases_the_image(desk: Desk, scanning: list[Finding]) -> None:
+    scanning.append(HIGH.model_copy(update={"excepted": "not reachable"}))
+    desk.release()
+    released = desk.place.released(STAMP)
+    assert released
+    assert (released.allowed, released.images[0].scan) == ((), "clean, 1 excepted")
+
+
+def test_without_a_scanner_an_image_is_unscanned(desk: Desk) -> None:
+    desk.release()
+    released = desk.place.released(STAMP)
+    assert released
+    assert released.images[0].scan == "unscanned"
+    old = {name: value for name, value in released.images[0].model_dump().items() if name != "scan"}
+    assert ReleasedImage.model_validate_json(json.dumps(old)).scan == "unscanned", "a record of an earlier version"
 
 
 def test_a_time_that_cannot_be_read(desk: Desk) -> None:
