@@ -10,18 +10,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import re
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -30,14 +23,15 @@ from isal import isal_zlib
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import start
+from benchmarks import release, start
+from benchmarks.common import NAMESPACE, PORT, ROOT, Results, copy, registry, run
 from builder.build.assemble import Assembler
 from builder.build.work import Work
 from builder.common.console import View
 from builder.common.reference import ImageRef
 from builder.common.units import duration, size
 from builder.engine.client import Engine
-from builder.engine.load import Loader
+from builder.engine.load import Loader, archive
 from builder.index import host
 from builder.index.download import Fetcher
 from builder.layers import images as stored_images
@@ -53,11 +47,7 @@ from builder.registry import push
 from builder.registry.client import Manifest, Registry
 from builder.registry.push import Blob
 
-ROOT = Path(__file__).resolve().parent.parent
-BUILDER = str(Path(sys.executable).parent / "builder")
-NAMESPACE = "builder-bench"
 PLAIN, JUPYTER, OTHER_PYTHON = "pt-2.9-cu128-py311", "pt-2.9-cu128-py311-jupyter", "pt-2.9-cu128-py313"
-PORT = 5057
 REPOSITORY = f"{NAMESPACE}/pt-cuda"
 STEPS = {
     "start of the program (--help)": ["--help"],
@@ -66,26 +56,8 @@ STEPS = {
     "plan": ["plan"],
     "render --check": ["render", "--check"],
 }
+LOADS = "first image into the engine", "first image into the engine by docker load"
 ASSEMBLED, BY_DOCKERFILE = "assembled, {}, to the registry", "Dockerfile and docker push, {}, to the registry"
-
-
-@dataclass
-class Results:
-    """Seconds of each run by measurement, and figures that are not times."""
-
-    times: dict[str, list[float]] = field(default_factory=dict)
-    facts: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        os.sync()  # earlier writes do not count
-        began = time.perf_counter()
-        yield
-        self.times.setdefault(name, []).append(time.perf_counter() - began)
-        print(f"  {name}: {self.times[name][-1]:.1f} s", file=sys.stderr, flush=True)
-
-    def median(self, name: str) -> float:
-        return statistics.median(self.times[name])
 
 
 def main() -> int:
@@ -109,7 +81,10 @@ def main() -> int:
             for _ in range(options.cold):
                 bench.assembled()
                 bench.dockerfile()
+            if options.cold:
+                bench.load(options.repeat)
             bench.nothing_to_do(options.repeat)
+            release.measure(results, Path(scratch), bench.store)
         finally:
             bench.remove_images()
     show(results)
@@ -132,12 +107,12 @@ class Bench:
         self._scratch = scratch
         self._results = results
         self._checkout = copy(scratch / "checkout")
-        self._store = scratch / "store"
+        self.store = scratch / "store"
         self._engine = Engine.connect()
         self._run("base")
 
     def _run(self, *arguments: str) -> None:
-        run(self._checkout, self._store, *arguments)
+        run(self._checkout, self.store, *arguments)
 
     def _repeat(self, name: str, repeat: int, *arguments: str) -> None:
         for _ in range(repeat):
@@ -155,10 +130,10 @@ class Bench:
 
     def wheels(self, repeat: int) -> None:
         """Wheel to layer, new and known, against inflating and hashing the same wheel in one thread."""
-        store = Store(self._store)
+        store = Store(self.store)
         store.prepare()
         image = planned(self._checkout, PLAIN)
-        fetcher = Fetcher(host.read().index, self._store / "downloads")
+        fetcher = Fetcher(host.read().index, self.store / "downloads")
         for locked in (each for each in image.wheels if each.name in ("torch", "nvidia-cudnn-cu12")):
             path = fetcher.fetch(locked)
             place = wheel.CUDA if locked.component == CUDA else wheel.environment(image.cell.python)
@@ -187,7 +162,7 @@ class Bench:
 
     def assembled(self) -> None:
         """Cold, then a second variant, then a second Python, each until the registry serves it."""
-        shutil.rmtree(self._store, ignore_errors=True)
+        shutil.rmtree(self.store, ignore_errors=True)
         self._clear()
         with registry(self._scratch / "registry"):
             published = {}
@@ -214,13 +189,31 @@ class Bench:
                     subprocess.run(["docker", "push", "--quiet", str(reference(cell))], check=True, capture_output=True)
                     check_served(cell)
 
+    def load(self, repeat: int) -> None:
+        """The first image into the engine, and `docker load` of an archive of the same image, already written."""
+        store = Store(self.store)
+        image = stored_images.find(store, planned(self._checkout, PLAIN))
+        assert image is not None
+        path = self._scratch / "archive.tar"
+        with path.open("wb") as out:
+            out.writelines(archive(store, image))
+        for _ in range(min(repeat, 3)):
+            self.remove_images()
+            with self._results.timed(LOADS[0]):
+                self._load(PLAIN)
+            self.remove_images()
+            with self._results.timed(LOADS[1]):
+                subprocess.run(["docker", "load", "--quiet", "--input", str(path)], check=True, capture_output=True)
+            self._engine.tag(image.image_id(self._engine.info().store), reference(PLAIN))
+        path.unlink()
+
     def _clear(self) -> None:
         self.remove_images()
         self._engine.prune_cache()
 
     def _publish(self, cell: str) -> dict[str, int]:
         """In a process of its own: its start counts, as it does for `builder build`."""
-        command = [sys.executable, "-m", "benchmarks.build", "--publish", str(self._checkout), str(self._store), cell]
+        command = [sys.executable, "-m", "benchmarks.build", "--publish", str(self._checkout), str(self.store), cell]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
         if done.returncode:
             raise SystemExit(f"publishing {cell} failed:\n{done.stderr}")
@@ -230,7 +223,7 @@ class Bench:
 
     def _load(self, cell: str) -> int:
         """Loads an image of the store into the engine; returns the bytes of layers that the engine unpacked."""
-        store = Store(self._store)
+        store = Store(self.store)
         image = stored_images.find(store, planned(self._checkout, cell))
         assert image is not None
         unpacked: list[int] = []
@@ -303,34 +296,6 @@ def inflate_alone(path: Path, file: str, place: wheel.Place) -> int:
     return count
 
 
-@contextmanager
-def registry(folder: Path) -> Iterator[None]:
-    """Debian's docker-registry, empty, on the loopback."""
-    if not shutil.which("docker-registry"):
-        subprocess.run(["apt-get", "install", "-y", "-q", "docker-registry"], check=True, capture_output=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    settings = folder / "config.yml"
-    settings.write_text(
-        "version: 0.1\nlog: {level: error}\n"
-        f"storage: {{filesystem: {{rootdirectory: {folder}/data}}}}\nhttp: {{addr: 127.0.0.1:{PORT}}}\n"
-    )
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(["docker-registry", "serve", str(settings)], stdout=log, stderr=log)
-    try:
-        for _ in range(100):
-            try:
-                requests.get(f"http://127.0.0.1:{PORT}/v2/", timeout=5)
-                break
-            except requests.ConnectionError:
-                time.sleep(0.05)
-        yield
-    finally:
-        process.kill()
-        process.wait()
-        shutil.rmtree(folder)
-
-
 def check_served(tag: str) -> None:
     """Raises requests.HTTPError unless the registry has the image's manifest and every blob of it."""
     base = f"http://127.0.0.1:{PORT}/v2/{REPOSITORY}"
@@ -342,26 +307,6 @@ def check_served(tag: str) -> None:
         requests.head(f"{base}/blobs/{blob['digest']}", timeout=30).raise_for_status()
 
 
-def copy(target: Path) -> Path:
-    """The working tree in another namespace, locked and rendered."""
-    ignored = shutil.ignore_patterns(".git", ".venv", ".builder", "__pycache__", ".*_cache")
-    shutil.copytree(ROOT, target, symlinks=True, ignore=ignored)
-    matrix = target / "matrix.yaml"
-    text = re.sub("(?m)^namespace: .*", f"namespace: {NAMESPACE}", matrix.read_text(encoding="utf-8"))
-    matrix.write_text(text, encoding="utf-8")
-    for step in ("lock", "render"):
-        run(target, target / "no-store", step)
-    return target
-
-
-def run(checkout: Path, store: Path, *arguments: str) -> None:
-    """Runs `builder`; a failure ends the benchmark."""
-    command = [BUILDER, "--root", str(checkout), "--store", str(store), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"builder {' '.join(arguments)} failed:\n{done.stderr}")
-
-
 def show(results: Results) -> None:
     console = Console(highlight=False)
     table = Table("measurement", "median", "fastest", "slowest", "runs", box=None)
@@ -370,6 +315,9 @@ def show(results: Results) -> None:
     console.print(table)
     for fact in dict.fromkeys(results.facts):
         console.print(fact)
+    if LOADS[0] in results.times:
+        ratio = results.median(LOADS[1]) / results.median(LOADS[0])
+        console.print(f"{LOADS[0]}: {ratio:.1f} times faster than docker load")
     for name, other in (("cold", "cold"), ("second variant", "second variant"), ("second variant", "cold")):
         ours, theirs = ASSEMBLED.format(name), BY_DOCKERFILE.format(other)
         if ours in results.times:
