@@ -29,6 +29,7 @@ from builder.registry.upload import Transfer, Upload
 
 DOCKER_HUB = ("", "docker.io", "index.docker.io")
 NO_REFERRERS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)  # answers of registries without this API
+NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes
 PAGES = 100  # of a list
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
@@ -225,6 +226,23 @@ class Registry:
     def manifest(self, reference: str) -> Manifest | None:
         """The manifest of a tag (or digest), hash-checked; None without one."""
         return self._manifest(reference, self._http.send)
+
+    def delete_manifest(self, digest: str) -> bool:
+        """Deletes a manifest by its digest, and with it every tag that names it; False if there is none.
+
+        Raises RegistryError, also if the registry does not allow it.
+        """
+        scope = f"{self._http.scope},delete"
+        request = self._manifest_request("DELETE", "deleting", digest, (200, 202, 404), scope=scope)
+        try:
+            return self._http.send(request).status != HTTPStatus.NOT_FOUND
+        except RejectedError as error:
+            if error.status == HTTPStatus.METHOD_NOT_ALLOWED or error.code in NO_DELETION:
+                raise RegistryError(
+                    f"{error}: the registry does not allow deletion",
+                    hint='See "Remove old images" in docs/registries.md.',
+                ) from error
+            raise
 
     def put_manifest_once(self, reference: str, content: bytes, media_type: str) -> None:
         """Stores a manifest without another attempt after a failure. Raises TransientError."""

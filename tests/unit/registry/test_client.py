@@ -470,3 +470,22 @@ def test_a_download_of_other_bytes(lay: Lay, content: bytes) -> None:
     lay(lambda sent: Reply(status=416) if "Range" in sent.headers else Reply(body=content))
     with pytest.raises(RejectedError):
         connect().download(DIGEST, len(CONTENT), io.BytesIO(), lambda _: None)
+
+
+@pytest.mark.parametrize(("status", "existed"), [(202, True), (200, True), (404, False)])
+def test_a_manifest_is_deleted(lay: Lay, status: int, existed: bool) -> None:
+    wire = lay(lambda _: Reply(status=status))
+    assert connect().delete_manifest(DIGEST) is existed
+    assert wire.lines == [f"DELETE /v2/a/b/manifests/{DIGEST}"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "refused"),
+    [(405, "", True), (400, "UNSUPPORTED", True), (403, "DENIED", True), (403, "OTHER", False), (400, "", False)],
+)
+def test_a_registry_that_does_not_delete(lay: Lay, status: int, code: str, refused: bool) -> None:
+    lay(lambda _: Reply(status=status, body=errors({"code": code}) if code else b""))
+    with pytest.raises(RegistryError) as caught:
+        connect().delete_manifest(DIGEST)
+    assert ("the registry does not allow deletion" in str(caught.value)) is refused
+    assert ("docs/registries.md" in caught.value.hint) is refused
