@@ -170,14 +170,17 @@ class Place:
         registry.put_manifest(f"{RELEASED}{released.stamp}", artifact.content, artifact.media_type)
 
     def write(self, day: str, revision: str, images: Sequence[StagedImage]) -> Release:
-        """Writes a release under the first free stamp of the day, or returns the one that is the same."""
+        """Writes a release under the next stamp of the day, or returns the one that is the same."""
         registry = self.open(INDEX, write=True)
+        newest = next((stamp for stamp in self.stamps() if stamp.startswith(day)), "")
         for stamp in tags.stamps(day):
             release = Release(stamp=stamp, revision=revision, images=tuple(images))
             files = [File(media_type=TYPE, content=release.model_dump_json().encode())]
             artifact = artifacts.manifest(TYPE, files, {})
             tag = f"{PREFIX}{stamp}"
             present = registry.digest_of(tag)
+            if present is None and tags.stamp_order(stamp) < tags.stamp_order(newest):
+                continue  # an older release, which was deleted: its stamp would make this one older than the newest
             if present is None:
                 artifacts.put(registry, artifact, files)
                 present = registry.digest_of(tag)

@@ -63,6 +63,15 @@ def test_stamps_count_up_unless_the_release_is_the_same(place: Place) -> None:
     assert place.read("20261122") == first
 
 
+def test_the_stamp_of_a_deleted_release_is_not_used_again(place: Place, registry: Memory) -> None:
+    """It would be older than the newest release."""
+    for revision in ("abc", "def"):
+        place.write("20261122", revision, [IMAGE])
+    place.write("20261123", "abc", [IMAGE])
+    del registry.tags["release-20261122"]
+    assert place.write("20261122", "ghi", [IMAGE]).stamp == "20261122.2"
+
+
 def test_a_stamp_that_another_machine_sets_at_the_same_time(place: Place, registry: Memory) -> None:
     other = "sha256:" + "b" * 64
     registry.on_put = lambda tag: None
