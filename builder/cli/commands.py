@@ -26,7 +26,7 @@ COMMANDS = {
     "plan": ("plan", "Show what would be built: cells, tags, layers, sizes."),
     "push": ("push", "Publish images that passed their tests."),
     "refresh": ("refresh", "Take security updates of Debian: lock, build, test and stage."),
-    "registry": ("registry", "Look at what the registry has: releases, tags, damage."),
+    "registry": ("registry", "Look at what the registry has, and remove what is not needed."),
     "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),
     "render": ("render", "Write images/ from templates/ and locks/."),
     "scan": ("scan", "Scan released images for vulnerabilities."),

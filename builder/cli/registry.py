@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import click
 from rich.text import Text
 
@@ -11,15 +13,16 @@ from builder.common.console import Meter, View
 from builder.common.errors import VerifyError
 from builder.common.reference import ImageRef
 from builder.common.units import counted
-from builder.registry import inspection, publish
+from builder.plan import plan
+from builder.registry import inspection, prune, publish
 from builder.registry.client import Registry
 from builder.registry.inspection import Check
-from builder.registry.staging import Place
+from builder.registry.staging import Place, plan_tag
 
 
 @click.group(name="registry")
 def registry_command() -> None:
-    """Look at what the registry has: releases, tags, damage."""
+    """Look at what the registry has, and remove what is not needed."""
 
 
 @registry_command.command(name="ls")
@@ -79,6 +82,45 @@ def check_command(context: Context, place: str, registry: str, fast: bool) -> No
             view.end(each.name, "done", done)
     if faults:
         raise VerifyError(f"{counted(faults, 'fault')} in the registry", hint="Stage or push the images again.")
+
+
+@registry_command.command(name="prune")
+@staging_option
+@to_option
+@click.option("--keep", type=click.IntRange(1), default=5, show_default=True, help="Number of staged releases to keep.")
+@click.option("--delete", is_flag=True, help="Delete what is listed. Without this option, nothing is changed.")
+@click.pass_obj
+def prune_command(context: Context, place: str, registry: str, keep: int, delete: bool) -> None:
+    """List what is no longer needed in staging, and delete it.
+
+    Keeps the newest staged releases, releases with an image that a public tag without a stamp names, images of this
+    checkout's plan, and images that were tested less than 7 days ago. Everything else in staging goes: releases, their
+    images, and what is attached to these. If a release cannot be read, nothing is deleted.
+
+    In the public repositories, only what is attached to images that no longer exist goes. Public image tags are never
+    deleted: stamped tags never move, and people rely on them.
+
+    Run it when no job stages, tests or releases images. docs/registries.md describes how the registry frees the space.
+    """
+    project = context.project
+    publish.require_registry(project, registry)
+    settings, view = context.host, View(context.err)
+    public = inspection.repositories(project, settings, None, registry)
+    plans = [plan_tag(image.digest) for image in plan.make(project, project.cells).images]
+    with view.live():
+        contents = prune.read(Place.of(project, place, settings), public, plans, keep, view)
+    items = prune.unneeded(contents, keep, datetime.now(UTC))
+    for item in items:
+        context.out.print(Text(str(item)), soft_wrap=True)
+    if not items:
+        context.say("nothing to delete")
+    elif not delete:
+        context.say(f"not needed: {prune.summary(items)}")
+        context.say("Run again with --delete to delete them.")
+    else:
+        with view.live():
+            deleted = prune.delete(items, view)
+        context.say(f"{counted(deleted, 'manifest')} deleted")
 
 
 def _place(context: Context, text: str) -> Place | None:

@@ -125,10 +125,10 @@ def copy(source: Registry, target: Registry, subject: str, artifact: str) -> Non
     attach(target, subject, stored, files)
 
 
-def attached(registry: Registry, subject: str, artifact_type: str) -> list[str]:
-    """The digests of the artifacts of one type that are attached to an image; those with a time last, by their time.
+def attached(registry: Registry, subject: str, artifact_type: str = "") -> list[str]:
+    """The digests of the artifacts that are attached to an image, of one type or of all; those with a time last.
 
-    Raises RegistryError.
+    Raises RegistryError, VerifyError.
     """
     pages = registry.referrers(subject)
     if pages is None:
@@ -139,7 +139,7 @@ def attached(registry: Registry, subject: str, artifact_type: str) -> list[str]:
         for entry in oci.parse(_Index, page, f"list of artifacts in {registry.name}", hint=_HINT).manifests
     ]
     entries.sort(key=lambda entry: (entry.annotations or {}).get(CREATED, ""))
-    return list(dict.fromkeys(entry.digest for entry in entries if entry.artifact_type == artifact_type))
+    return list(dict.fromkeys(entry.digest for entry in entries if artifact_type in ("", entry.artifact_type)))
 
 
 def entries(index: bytes, name: str) -> list[str]:

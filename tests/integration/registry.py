@@ -38,7 +38,7 @@ version: 0.1
 log: {{level: error, accesslog: {{disabled: true}}}}
 storage:
   filesystem: {{rootdirectory: {data}}}
-  delete: {{enabled: true}}
+  delete: {{enabled: {deletes}}}
 http: {{addr: "{address}", secret: the same after a restart{tls}}}
 {auth}
 """
@@ -52,7 +52,7 @@ def install() -> None:
 class Server:
     """The registry itself. Its storage is in `folder`; `auth` and `tls` are parts of its configuration.
 
-    `fixed_port` is 0 for a free one.
+    `fixed_port` is 0 for a free one. Without `deletes`, it deletes no manifest.
     """
 
     folder: Path
@@ -60,6 +60,7 @@ class Server:
     auth: str = ""
     tls: str = ""
     fixed_port: int = 0
+    deletes: bool = True
     port: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
@@ -75,6 +76,14 @@ class Server:
     def log(self) -> str:
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
+    @property
+    def _config(self) -> Path:
+        return self.folder / "config.yml"
+
+    def collect_garbage(self) -> None:
+        """Removes blobs that no manifest names. Only for a registry that is not serving."""
+        subprocess.run([PROGRAM, "garbage-collect", str(self._config)], capture_output=True, timeout=60, check=True)
+
     @contextmanager
     def serving(self) -> Iterator[Server]:
         self.data.mkdir(parents=True, exist_ok=True)
@@ -82,17 +91,21 @@ class Server:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind((self.ip, self.fixed_port))
             self.port = free.getsockname()[1]
-        config = self.folder / "config.yml"
-        text = CONFIG.format(data=self.data, address=self.address, auth=self.auth, tls=self.tls)
-        config.write_text(text, encoding="utf-8")
+        deletes = str(self.deletes).lower()
+        text = CONFIG.format(data=self.data, address=self.address, auth=self.auth, tls=self.tls, deletes=deletes)
+        self._config.write_text(text, encoding="utf-8")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [PROGRAM, "serve", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [PROGRAM, "serve", str(self._config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:
             until(self._answers, "the registry to answer", seconds=START_S)
             yield self
         finally:
+            self.stop()
+
+    def stop(self) -> None:
+        if self._process:
             self._process.kill()
             self._process.wait(10)
 
@@ -139,6 +152,7 @@ class Fault(Enum):
     STATUS_401 = auto()
     STATUS_429 = auto()
     STATUS_500 = auto()
+    STATUS_507 = auto()
     STALLS = auto()
     CUT = auto()  # in the middle of the body, of which the registry gets the part that came
     CUT_BEFORE_A_PROXY = auto()  # the same, where a proxy hands on whole bodies only
@@ -291,7 +305,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Logs nothing."""
 
 
-_STATUS = {Fault.STATUS_401: 401, Fault.STATUS_429: 429, Fault.STATUS_500: 500}
+_STATUS = {Fault.STATUS_401: 401, Fault.STATUS_429: 429, Fault.STATUS_500: 500, Fault.STATUS_507: 507}
 
 
 class Tokens:

@@ -1,0 +1,308 @@
+"""Finds and deletes what nothing needs any more: old releases in staging, and what is attached to deleted images.
+
+Public image tags are never deleted. Needs are computed by digest: a manifest takes all its tags with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, TypeVar
+
+from builder.common import digest as digests
+from builder.common.console import View
+from builder.common.errors import VerifyError
+from builder.common.units import counted
+from builder.layers import oci
+from builder.matrix import tags
+from builder.registry import artifacts, reports
+from builder.registry.client import Registry
+from builder.registry.evidence import Evidence
+from builder.registry.failures import RejectedError
+from builder.registry.reports import Report
+from builder.registry.staging import INDEX, PREFIX, RELEASED, Place, Release
+
+NEW = timedelta(days=7)  # another machine may still list an image that was tested this recently
+PARALLEL = 8  # requests at once
+_PLAN_TAG = re.compile(rf"plan-{digests.HEX}", re.ASCII)
+# The index of what is attached to an image; with a suffix, what cosign stores for it.
+_ATTACHED_TAG = re.compile(rf"sha256-({digests.HEX})(?:\.[a-z]+)?", re.ASCII)
+_Input = TypeVar("_Input")
+_Output = TypeVar("_Output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """What a repository has: digests by tag, its images, and what is attached to each image, whether it exists or not.
+
+    `images` have their newest evidence; None if no report can be read, or none was.
+    """
+
+    registry: Registry
+    tags: Mapping[str, str]
+    images: Mapping[str, Evidence | None]
+    attached: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What staging and the public repositories have.
+
+    `releases` are all staged ones, the newest first. `published` are the digests that public tags without a stamp
+    name, `plans` the tags of this checkout's plan.
+    """
+
+    documents: Repository
+    releases: Sequence[Release]
+    staged: Sequence[Repository]
+    public: Sequence[Repository]
+    published: Collection[str]
+    plans: Collection[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A manifest that nothing needs; `text` describes it."""
+
+    registry: Registry
+    digest: str
+    kind: Literal["document", "image", "attachment"]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.registry.name}@{self.digest}  {self.text}"
+
+
+# ---- decision
+
+
+def kept(releases: Sequence[Release], published: Collection[str], keep: int) -> list[Release]:
+    """The newest releases, `keep` of them, and those with an image that a public tag names. Pure."""
+    return [
+        release
+        for number, release in enumerate(releases)
+        if number < keep or any(image.digest in published for image in release.images)
+    ]
+
+
+def unneeded(contents: Contents, keep: int, now: datetime) -> list[Item]:
+    """What nothing needs, in the order to delete it. Pure."""
+    # Documents go first, so that none ever lists a deleted image. An image goes with its plan tag, before what is
+    # attached to it, and the tag that lists this goes last: after an interruption, the next run finds the rest by tag.
+    releases = kept(contents.releases, contents.published, keep)
+    needed = {image.digest for release in releases for image in release.images}
+    items = _documents(contents, releases)
+    for each in contents.staged:
+        tagged = {digest for tag, digest in each.tags.items() if tag in contents.plans or not _is_ours(tag)}
+        items += _items(contents, each, needed | tagged | {image for image in each.images if _is_new(each, image, now)})
+    for each in contents.public:
+        tagged = {digest for tag, digest in each.tags.items() if not _ATTACHED_TAG.fullmatch(tag)}
+        items += _items(contents, each, tagged | set(each.images))
+    return items
+
+
+def _documents(contents: Contents, releases: Sequence[Release]) -> list[Item]:
+    """The documents of other releases, and the records of what was published before all of these."""
+    present = contents.documents.tags
+    stamps = {release.stamp for release in releases}
+    records = [tag.removeprefix(RELEASED) for tag in present if tag.startswith(RELEASED)]
+    records = sorted(filter(tags.is_stamp, records), key=tags.stamp_order)
+    oldest = min(map(tags.stamp_order, [*stamps, *records[-1:]]), default=("", 0))
+    old = {f"{PREFIX}{release.stamp}" for release in contents.releases if release.stamp not in stamps}
+    old |= {f"{RELEASED}{stamp}" for stamp in records if tags.stamp_order(stamp) < oldest}
+    needed = {digest for tag, digest in present.items() if tag not in old}
+    return [
+        Item(registry=contents.documents.registry, digest=present[tag], kind="document", text=tag)
+        for tag in present
+        if tag in old and present[tag] not in needed
+    ]
+
+
+def _is_ours(tag: str) -> bool:
+    """Whether it is a tag that `builder` or cosign sets in staging."""
+    return bool(_PLAN_TAG.fullmatch(tag) or _ATTACHED_TAG.fullmatch(tag))
+
+
+def _is_new(repository: Repository, image: str, now: datetime) -> bool:
+    """Whether the newest report of an image is new; without a report, whether it has the tag of a plan."""
+    if (proof := repository.images[image]) and (finished := _time(proof)):
+        return now - finished < NEW
+    return any(digest == image and _PLAN_TAG.fullmatch(tag) for tag, digest in repository.tags.items())
+
+
+def _time(proof: Evidence) -> datetime | None:
+    with suppress(ValueError):
+        finished = datetime.fromisoformat(proof.finished)
+        return finished if finished.tzinfo else None
+    return None
+
+
+def _items(contents: Contents, repository: Repository, roots: Iterable[str]) -> list[Item]:
+    """The images that are not among the roots, and what is attached to deleted images."""
+    needed, queue = set[str](), [*roots]
+    while queue:
+        if (digest := queue.pop()) not in needed:
+            needed.add(digest)
+            queue += repository.attached.get(digest, ())
+    texts = {image: _describe(contents, image, repository.images[image]) for image in repository.images}
+    for subject, attached in repository.attached.items():
+        if subject not in needed:
+            gone = "" if subject in repository.images else ", which no longer exists"
+            for digest in attached:
+                texts.setdefault(digest, f"attached to {digests.short(subject)}{gone}")
+    return [
+        Item(
+            registry=repository.registry,
+            digest=digest,
+            kind="image" if digest in repository.images else "attachment",
+            text=text,
+        )
+        for digest, text in texts.items()
+        if digest not in needed
+    ]
+
+
+def _describe(contents: Contents, image: str, proof: Evidence | None) -> str:
+    stamps = {
+        release.stamp: each.cell for release in contents.releases for each in release.images if each.digest == image
+    }
+    if not stamps:
+        return f"{ascii(proof.cell)[1:-1] if proof else 'unknown cell'}  in no release"
+    is_released = any(f"{RELEASED}{stamp}" in contents.documents.tags for stamp in stamps)
+    return f"{min(stamps.values())}  staged {', '.join(stamps)}, {'' if is_released else 'not '}released"
+
+
+def summary(items: Iterable[Item]) -> str:
+    """The numbers of items by kind: 1 document, 2 images."""
+    kinds = Counter(item.kind for item in items)
+    return ", ".join(counted(number, kind) for kind, number in kinds.items())
+
+
+# ---- registry
+
+
+def read(place: Place, public: Sequence[Registry], plans: Collection[str], keep: int, view: View) -> Contents:
+    """What staging and the public repositories have; `keep` is that of `unneeded`.
+
+    Raises VerifyError, RegistryError if anything that may be needed cannot be read.
+    """
+    index = place.open(INDEX)
+    releases = _parallel(lambda stamp: _release(place, stamp), place.stamps())
+    published: set[str] = set()
+    for registry in public:
+        published |= set(_digests(registry, filter(_is_moving, registry.list_tags())).values())
+    images: dict[str, set[str]] = {registry.name.rpartition("/")[2]: set() for registry in public}
+    for image in (image for release in releases for image in release.images):
+        images.setdefault(image.repository, set()).add(image.digest)
+    safe = {image.digest for release in kept(releases, published, keep) for image in release.images}
+    staged = {name: place.open(name) for name in images}
+    others = [each for each in public if each.name not in {registry.name for registry in staged.values()}]
+    return Contents(
+        documents=Repository(registry=index, tags=_digests(index, index.list_tags()), images={}, attached={}),
+        releases=releases,
+        staged=[_read_staged(registry, images[name], safe, view) for name, registry in staged.items()],
+        public=[_read_public(registry, view) for registry in others],
+        published=published,
+        plans=plans,
+    )
+
+
+def _release(place: Place, stamp: str) -> Release:
+    try:
+        return place.read(stamp)
+    except (VerifyError, RejectedError) as error:
+        raise VerifyError(
+            f"nothing was deleted: release {stamp} cannot be read: {error}",
+            hint=f"Delete {place.repository(INDEX)}:{PREFIX}{stamp} in the registry, then run this again.",
+        ) from error
+
+
+def _is_moving(tag: str) -> bool:
+    """Whether it is an image's tag without the stamp of a release."""
+    return not (_is_ours(tag) or tags.is_stamp(tag.rpartition("-")[2]))
+
+
+def _read_staged(registry: Registry, listed: Collection[str], safe: Collection[str], view: View) -> Repository:
+    """A repository of staging; `listed` are its images in releases. Reports of the images `safe` are not read."""
+    view.begin(registry.name, "reading")
+    present = _digests(registry, registry.list_tags())
+    planned = {digest for tag, digest in present.items() if _PLAN_TAG.fullmatch(tag)}
+    subjects = sorted({*listed, *planned, *_subjects(present)})
+    images = _digests(registry, subjects)
+    attached = dict(zip(subjects, _parallel(lambda each: _attached(registry, each, present), subjects), strict=True))
+    unsafe = [image for image in images if image not in safe]
+    newest = dict(zip(unsafe, _parallel(lambda each: _newest(registry, each), unsafe), strict=True))
+    view.end(registry.name, "done", counted(len(images), "image"))
+    return Repository(
+        registry=registry,
+        tags=present,
+        images={image: newest.get(image) for image in images},
+        attached=attached,
+    )
+
+
+def _read_public(registry: Registry, view: View) -> Repository:
+    """A public repository: the images to which something is attached by tag, and this for those that do not exist."""
+    view.begin(registry.name, "reading")
+    names = registry.list_tags()
+    subjects = _subjects(names)
+    images = dict.fromkeys(_digests(registry, subjects))
+    missing = [subject for subject in subjects if subject not in images]
+    # Without a missing image, nothing goes: the digests of thousands of tags need not be read.
+    present = _digests(registry, names) if missing else {}
+    related = subjects if missing else []
+    attached = dict(zip(related, _parallel(lambda each: _attached(registry, each, present), related), strict=True))
+    view.end(registry.name, "done", counted(len(subjects), "image"))
+    return Repository(registry=registry, tags=present, images=images, attached=attached)
+
+
+def _subjects(names: Iterable[str]) -> list[str]:
+    """The images to which something is attached by tag."""
+    return sorted({f"sha256:{match[1]}" for name in names if (match := _ATTACHED_TAG.fullmatch(name))})
+
+
+def _attached(registry: Registry, subject: str, present: Mapping[str, str]) -> list[str]:
+    """What is attached to an image, last the manifests of its tags: one of them may be the list of all others."""
+    tagged = [digest for tag, digest in present.items() if _subjects([tag]) == [subject]]
+    return [*artifacts.attached(registry, subject), *tagged]
+
+
+def _newest(registry: Registry, image: str) -> Evidence | None:
+    """The evidence of the newest report of an image that can be read."""
+    proofs: list[Evidence] = []
+    for artifact in artifacts.attached(registry, image, reports.TYPE):
+        with suppress(VerifyError, RejectedError):
+            documents = artifacts.read(registry, artifact, reports.TYPE, image) or {}
+            proofs.append(oci.parse(Report, documents.get(reports.TYPE, b""), "report").evidence)
+    return max(proofs, key=lambda proof: proof.finished, default=None)
+
+
+def _digests(registry: Registry, names: Iterable[str]) -> dict[str, str]:
+    """The digests of manifests by tag (or digest), without those that do not exist."""
+    listed = list(names)
+    pairs = zip(listed, _parallel(registry.digest_of, listed), strict=True)
+    return {name: digest for name, digest in pairs if digest}
+
+
+def _parallel(function: Callable[[_Input], _Output], inputs: Iterable[_Input]) -> list[_Output]:
+    with ThreadPoolExecutor(PARALLEL, "prune") as pool:
+        return list(pool.map(function, inputs))
+
+
+def delete(items: Sequence[Item], view: View) -> int:
+    """Deletes manifests, in this order; returns the number of those that existed. Raises RegistryError."""
+    deleted = 0
+    view.begin("prune", "deleting", lambda: f"{deleted} of {len(items)}")
+    try:
+        for item in items:
+            deleted += item.registry.delete_manifest(item.digest)
+    except BaseException:
+        view.end("prune", "failed", f"{deleted} of {counted(len(items), 'manifest')} deleted")
+        raise
+    view.end("prune", "done")
+    return deleted

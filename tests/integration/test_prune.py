@@ -1,0 +1,169 @@
+"""`builder registry prune` with a real registry. Without a signature, the results of this machine count."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from builder.common.reference import ImageRef
+from builder.index.host import Host
+from builder.registry import artifacts, reports
+from builder.registry.artifacts import File
+from builder.registry.client import Registry
+from builder.registry.staging import TYPE
+from tests.integration import registry as registries
+from tests.integration.checkout import EXTRA, PLAIN, Checkout
+from tests.integration.registry import Fault, Proxy, Server, Trouble
+
+TODAY = time.strftime("%Y%m%d", time.gmtime())
+PRUNE = ("registry", "prune", "--keep", "1")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    registries.install()
+    with Server(folder=tmp_path / "registry").serving() as running:
+        yield running
+
+
+@pytest.fixture
+def ours(released: Checkout, server: Server) -> Checkout:
+    """Two staged releases, with images that were tested long ago. The image of PLAIN is in both."""
+    address = f"127.0.0.1:{server.port}"
+    released.edit("matrix.yaml", 'registry: ""', f"registry: {address}\nstaging: {address}/staging")
+    age(released)
+    released.builder("stage")
+    file = released.root / "templates/extra/files/etc/newer"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    released.builder("render")
+    released.builder("images")
+    released.builder("stage")
+    return released
+
+
+def age(checkout: Checkout) -> None:
+    """Makes the test results of this machine old."""
+    for path in (checkout.root / ".builder/evidence").glob("*.json"):
+        evidence = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**evidence, "finished": "2020-01-01T00:00:00Z"}), encoding="utf-8")
+
+
+def repository(server: Server, name: str) -> Registry:
+    return Registry(ImageRef(registry=f"127.0.0.1:{server.port}", repository=name), host=Host(), write=True)
+
+
+def tags(registry: Registry) -> dict[str, str | None]:
+    return {tag: registry.digest_of(tag) for tag in registry.list_tags()}
+
+
+def lines(output: str) -> list[tuple[str, ...]]:
+    """The repositories of what is listed, with what it is."""
+    return re.findall(r"^127\.0\.0\.1:[0-9]+/(\S+)@sha256:[0-9a-f]{64}  (.+)$", output, re.MULTILINE)
+
+
+def test_an_old_release_is_removed_and_the_newest_still_works(ours: Checkout, server: Server, tmp_path: Path) -> None:
+    staged, documents = repository(server, "staging/ty-cuda"), repository(server, "staging/releases")
+    before, [old] = tags(staged), images_of(documents, TODAY, EXTRA)
+    output = ours.builder(*PRUNE)
+    assert tags(staged) == before, "without --delete, nothing is changed"
+    assert "Run again with --delete" in output
+    short = old.removeprefix("sha256:")[:12]
+    assert lines(output) == [
+        ("staging/releases", f"release-{TODAY}"),
+        ("staging/ty-cuda", f"{EXTRA}  staged {TODAY}, not released"),
+        *[("staging/ty-cuda", f"attached to {short}")] * 2,
+    ]
+    assert lines(ours.builder(*PRUNE, "--delete")) == lines(output)
+    assert list(tags(documents)) == [f"release-{TODAY}.1"]
+    assert {tag for tag, digest in before.items() if tag not in tags(staged)} == {
+        old.replace(":", "-"), *(tag for tag, digest in before.items() if digest == old)
+    }  # fmt: skip
+    assert "nothing to delete" in ours.builder(*PRUNE, "--delete")
+
+    ours.builder("release", "--allow-untested-gpu")
+    ours.builder("stage", PLAIN)
+    assert f"release-{TODAY}.2" in tags(documents), "a stamp is not used again"
+    assert "nothing to delete" in ours.builder(*PRUNE), "public tags name images of the release before"
+    ours.builder("registry", "check")
+
+
+def test_each_run_continues_an_interrupted_one(ours: Checkout, server: Server) -> None:
+    staged, documents = repository(server, "staging/ty-cuda"), repository(server, "staging/releases")
+    [old], kept = images_of(documents, TODAY, EXTRA), images_of(documents, f"{TODAY}.1", EXTRA)
+    reports_of = artifacts.attached(staged, old)
+    listed = []
+    with Proxy(server).serving() as proxy:
+        place = ("--staging", f"{proxy.address}/staging", "--to", proxy.address)
+        for _ in range(3):
+            proxy.heal()
+            proxy.troubles.append(Trouble(fault=Fault.STATUS_507, method="DELETE", path="", after=1, times=10**6))
+            listed.append(len(lines(ours.builder(*PRUNE, *place, "--delete", code=14))))
+        proxy.heal()
+        listed.append(len(lines(ours.builder(*PRUNE, *place, "--delete"))))
+        assert "nothing to delete" in ours.builder(*PRUNE, *place)
+    assert listed == [4, 3, 2, 2], "the list of what is attached goes last"
+    assert [staged.digest_of(digest) for digest in (old, *reports_of, *kept)] == [None, None, *kept]
+    assert f"release-{TODAY}" not in tags(documents)
+    ours.builder("registry", "check")
+
+
+def images_of(documents: Registry, stamp: str, cell: str) -> list[str]:
+    """The digests of a cell's images in a release."""
+    release = artifacts.read(documents, f"release-{stamp}", TYPE) or {}
+    return [image["digest"] for image in json.loads(release[TYPE])["images"] if image["cell"] == cell]
+
+
+def test_what_is_attached_to_a_public_image_that_was_deleted(ours: Checkout, server: Server) -> None:
+    ours.builder("release", "--allow-untested-gpu")
+    public = repository(server, f"{ours.namespace}/ty-cuda")
+    plain, extra = (public.digest_of(f"1.0{suffix}") or "" for suffix in ("", "-extra"))
+    public.delete_manifest(extra)
+    before, attached = tags(public), artifacts.attached(public, extra)
+    assert len(attached) == 2, "the report and the SBOM"
+    output = ours.builder(*PRUNE, "--delete")
+    text = f"attached to {extra.removeprefix('sha256:')[:12]}, which no longer exists"
+    assert lines(output) == [(f"{ours.namespace}/ty-cuda", text)] * 3
+    assert tags(public) == {tag: digest for tag, digest in before.items() if tag != extra.replace(":", "-")}
+    assert [public.digest_of(digest) for digest in attached] == [None, None]
+    assert len(artifacts.attached(public, plain, reports.TYPE)) == 1
+
+
+def test_garbage_collection_keeps_what_is_kept(ours: Checkout, server: Server, tmp_path: Path) -> None:
+    """The registry frees the space, while it does not serve."""
+    ours.builder(*PRUNE, "--delete")
+    stopped = dataclasses.replace(server, fixed_port=server.port)
+    size = sum(path.stat().st_size for path in server.data.rglob("data"))
+    server.stop()
+    server.collect_garbage()
+    assert sum(path.stat().st_size for path in server.data.rglob("data")) < size
+    with stopped.serving():
+        ours.builder("registry", "check")
+        ours.builder("release", "--allow-untested-gpu")
+
+
+def test_a_release_that_cannot_be_read_stops_everything(ours: Checkout, server: Server) -> None:
+    documents = repository(server, "staging/releases")
+    files = [File(media_type=TYPE, content=b'{"stamp": "20200101"}')]
+    artifact = artifacts.manifest(TYPE, files, {})
+    artifacts.put(documents, artifact, files)
+    documents.put_manifest("release-20200101", artifact.content, artifact.media_type)
+    before = tags(documents), tags(repository(server, "staging/ty-cuda"))
+    output = ours.builder(*PRUNE, "--delete", code=15)
+    assert "nothing was deleted: release 20200101 cannot be read" in output
+    assert (tags(documents), tags(repository(server, "staging/ty-cuda"))) == before
+
+
+def test_a_registry_that_does_not_delete(ours: Checkout, server: Server) -> None:
+    server.stop()
+    with dataclasses.replace(server, fixed_port=server.port, deletes=False).serving():
+        output = ours.builder(*PRUNE, "--delete", code=14)
+    assert "the registry does not allow deletion" in output
+    assert '"Remove old images" in docs/registries.md' in output
+    assert "0 of 4 manifests deleted" in output
