@@ -475,6 +475,15 @@ def test_two_releases_at_once(ours: Checkout, proxy: Proxy, tmp_path: Path) -> N
     assert len(tags(ours, proxy)) == 2 * 5
 
 
+def damage(proxy: Proxy, blob: str) -> None:
+    """Changes one byte of a blob in the registry's storage."""
+    digest = blob.removeprefix("sha256:")
+    [stored] = proxy.server.data.glob(f"**/blobs/sha256/{digest[:2]}/{digest}/data")
+    content = bytearray(stored.read_bytes())
+    content[len(content) // 2] ^= 1
+    stored.write_bytes(content)
+
+
 def test_a_look_at_what_the_registry_has(ours: Checkout, proxy: Proxy) -> None:
     stage(ours)
     missing = "8 of 8 tags not published"
@@ -487,11 +496,7 @@ def test_a_look_at_what_the_registry_has(ours: Checkout, proxy: Proxy) -> None:
     assert "checked" in output
 
     [_, layer, *_] = stores.blobs_of(ours.store, ours.stored()[ours.references()[0]])
-    digest = layer.removeprefix("sha256:")
-    [stored] = proxy.server.data.glob(f"**/blobs/sha256/{digest[:2]}/{digest}/data")
-    content = bytearray(stored.read_bytes())
-    content[len(content) // 2] ^= 1
-    stored.write_bytes(content)
+    damage(proxy, layer)
     output = ours.builder("registry", "check", "--to", proxy.address, code=15)
     assert f"blob {layer} is damaged" in output
     ours.builder("registry", "check", "--fast", "--to", proxy.address)
@@ -591,3 +596,110 @@ def test_vulnerabilities(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Pat
     assert re.search(rf"{EXTRA} +1 +0 +0 +0 +0 +1 +refused", output)
     assert f"{EXTRA}: CVE-2026-2 in tinyextra {ours.release} (critical)" in output
     assert state(EXTRA) == f"1 critical, 1 excepted {day}, unsigned"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "after"),
+    [
+        ("POST", r"/staging/ty-cuda/blobs/uploads/", 0),
+        ("PUT", r"/staging/ty-cuda/manifests/sha256:", 0),
+        ("PUT", r"/staging/ty-cuda/manifests/sha256:", 1),
+        ("PUT", r"/staging/ty-cuda/manifests/sha256-", 0),
+        ("PUT", r"/staging/ty-cuda/manifests/plan-", 1),
+        ("PUT", r"/staging/releases/manifests/sha256:", 0),
+        ("PUT", r"/staging/releases/manifests/release-", 0),
+    ],
+    ids=["blob", "image", "report", "list of reports", "plan of the second", "document", "tag of the release"],
+)
+def test_a_stage_that_is_killed(ours: Checkout, proxy: Proxy, method: str, path: str, after: int) -> None:
+    """No tag names an image without a report, no release is listed, and running it again finishes it."""
+
+    def staged(place: str) -> dict[str, dict[str, str | None]]:
+        there = {name: repository(ours, proxy, f"{place}/{name}") for name in ("ty-cuda", "releases")}
+        return {name: {tag: each.digest_of(tag) for tag in each.list_tags()} for name, each in there.items()}
+
+    stage(ours, "--staging", f"{proxy.address}/undisturbed")
+    proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path, after=after))
+    with ours.running("stage") as run:
+        run.reaches(proxy.stalled.is_set)
+        run.process.kill()
+        run.process.wait(10)
+    proxy.heal()
+    half = staged("staging")
+    assert half["releases"] == {}
+    for tag, digest in half["ty-cuda"].items():
+        if tag.startswith("plan-"):
+            assert len(artifacts.attached(repository(ours, proxy, "staging/ty-cuda"), str(digest), reports.TYPE)) == 1
+    assert stage(ours) == TODAY
+    assert staged("staging") == staged("undisturbed")
+    ours.builder("registry", "check", "--to", proxy.address)
+
+
+LAST_PUT = {"stage": "/releases/manifests/release-", "release": "/ty-cuda/manifests/1.0-extra$"}
+
+
+@pytest.mark.parametrize("command", ["stage", "release"])
+@pytest.mark.parametrize("fault", [Fault.STATUS_401, Fault.STATUS_500, Fault.ANSWER_LOST], ids=lambda fault: fault.name)
+def test_a_fault_of_the_last_request_that_passes(ours: Checkout, proxy: Proxy, command: str, fault: Fault) -> None:
+    if command == "release":
+        stage(ours)
+    trouble = Trouble(fault=fault, method="PUT", path=LAST_PUT[command])
+    proxy.troubles.append(trouble)
+    if command == "stage":
+        assert stage(ours) == TODAY, "a lost answer leads to no second release"
+        assert repository(ours, proxy, "staging/releases").list_tags() == [f"release-{TODAY}"]
+    else:
+        release(ours, proxy, UNTESTED_GPU)
+        assert len(tags(ours, proxy)) == 2 * 5
+    assert trouble.times == 0
+
+
+@pytest.mark.parametrize("command", ["stage", "release"])
+@pytest.mark.parametrize("fault", [Fault.STATUS_401, Fault.STATUS_507], ids=lambda fault: fault.name)
+def test_a_fault_of_the_last_request_that_stays(ours: Checkout, proxy: Proxy, command: str, fault: Fault) -> None:
+    stage(ours, "--images-only") if command == "stage" else stage(ours)
+    proxy.troubles.append(Trouble(fault=fault, method="PUT", path=LAST_PUT[command], times=10**6))
+    arguments = [command, *(["--to", proxy.address, UNTESTED_GPU] if command == "release" else [])]
+    output = ours.builder(*arguments, code=14)
+    assert ("the registry's disk is full" if fault is Fault.STATUS_507 else f"docker login {proxy.address}") in output
+    if command == "release":
+        assert "tags changed before the failure" in output
+    proxy.heal()
+    ours.builder(*arguments)
+    assert proxy.got["PATCH"] == 0, "no blob is sent again"
+
+
+@pytest.mark.parametrize(("what", "code"), [("configuration", 14), ("report", 8)])
+def test_a_damaged_blob_of_a_staged_image_prevents_the_release(
+    ours: Checkout, proxy: Proxy, what: str, code: int
+) -> None:
+    """The registry serves it without an error."""
+    stage(ours)
+    staged, image = repository(ours, proxy, "staging/ty-cuda"), ours.stored()[ours.references()[0]]
+    [artifact] = artifacts.attached(staged, image, reports.TYPE)
+    manifest = staged.manifest(artifact if what == "report" else image)
+    assert manifest
+    content = json.loads(manifest.content)
+    blob = (content["layers"][0] if what == "report" else content["config"])["digest"]
+    damage(proxy, blob)
+    output = release(ours, proxy, UNTESTED_GPU, code=code)
+    assert f"reading blob {blob.removeprefix('sha256:')[:12]}" in output
+    assert "content does not match its digest" in output
+    assert tags(ours, proxy) == {}
+
+
+def test_a_tag_that_moves_during_a_release(ours: Checkout, proxy: Proxy) -> None:
+    """Another push sets it after this release has read it."""
+    stage(ours)
+    full = ours.references()[0].rpartition(":")[2]
+    other = artifacts.manifest("application/x-test", [], {})
+
+    def move() -> None:
+        artifacts.put(public(ours, proxy), other, [])
+        public(ours, proxy).put_manifest(full, other.content, other.media_type)
+
+    record = Trouble(fault=Fault.MEANWHILE, method="PUT", path="/releases/manifests/released-", meanwhile=move)
+    proxy.troubles.append(record)
+    output = release(ours, proxy, UNTESTED_GPU, code=14)
+    assert f"tag {full} changed from unset to {other.digest}" in output
+    assert tags(ours, proxy)[full] == other.digest
