@@ -7,7 +7,7 @@ PRUNE_CACHE ?=
 SINCE ?= HEAD
 
 .DEFAULT_GOAL := help
-.PHONY: help images nightly test lint unit mutations integration demo registry browser facts lock plan render build refresh stage stage-images test-staged release status parts stage-release scan update-debian update-wheels push retest check doctor engine bench bench-frameworks clean
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -27,6 +27,8 @@ nightly: .venv/.ready ## build, test and tag every image within MAX_DISK of disk
 check: lint unit ## lint, types and unit tests: no engine, no network
 
 test: check integration ## all tests of the project, also those that need an engine
+
+ci: test demo ## what CI runs for every change: all tests of the project, then the demo
 
 lint: .venv/.ready ## ruff, mypy, hadolint, shellcheck, workflow checks, rendered files up to date
 	@.venv/bin/python tests/lint.py

@@ -55,6 +55,13 @@ def test_rights(name: str, job: dict[str, Any]) -> None:
     assert "timeout-minutes" in job
 
 
+def test_continuous_integration_is_one_target_here_and_there() -> None:
+    """A check that only one of them ran would be missed by the other."""
+    assert "make ci" in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
+    assert [step["run"] for step in dict(jobs())["ci: test"]["steps"] if "run" in step] == ["sudo make ci"]
+    assert re.search(r"^ci: test demo ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_a_release_has_its_own_job_and_environment() -> None:
     release = dict(jobs())["ci: release"]
     assert (release["environment"], release["needs"]) == ("release", ["stage", "gpu"])
