@@ -46,6 +46,9 @@ integration: engine ## integration tests: the real engine, tiny wheels
 facts: .venv/.ready ## check builder/matrix/facts.yaml against the real wheels (asks the index)
 	@$(BUILDER) facts
 
+upstream: .venv/.ready ## newer releases of the frameworks, as lines for matrix.yaml (asks the index)
+	@$(BUILDER) upstream
+
 lock: .venv/.ready ## choose the exact wheels and Debian packages of every cell (asks the index and Debian's archives)
 	@$(BUILDER) lock $(CELLS)
 
@@ -92,9 +95,10 @@ update-debian: .venv/.ready ## lock current Debian packages of all images, and r
 	@$(BUILDER) lock --os 2>&1
 	@$(BUILDER) render 2>&1
 
-update-wheels: .venv/.ready ## lock current wheels of all images, and render
+update-wheels: .venv/.ready ## lock current wheels of all images, and render; list newer releases of the frameworks
 	@$(BUILDER) lock --upgrade 2>&1
 	@$(BUILDER) render 2>&1
+	@echo && $(BUILDER) upstream
 
 push: .venv/.ready ## publish what passed its tests here to the registry of matrix.yaml, without staging
 	@$(BUILDER) push $(CELLS)

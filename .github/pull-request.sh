@@ -16,7 +16,8 @@ git commit --quiet --message "Lock current $name"
 git push --quiet --force origin "$branch"
 {
     printf 'What changed:\n\n```\n'
-    head -c 60000 "$changes"
+    # Without progress: the commit names the files.
+    sed -E '/^[a-z0-9.-]+: (resolving|getting) /d; /^written: /d' "$changes" | head -c 60000
     printf '```\n'
 } >"$changes.md"
 if [ "$(gh pr list --head "$branch" --state open --json number --jq length)" = 0 ]; then

@@ -33,6 +33,7 @@ COMMANDS = {
     "stage": ("release", "Push images that passed their tests to staging, with the results."),
     "status": ("release", "Show how far each cell is on its way to a release."),
     "test": ("images", "Run the tests of built or staged images."),
+    "upstream": ("upstream", "Propose newer releases of the frameworks for matrix.yaml."),
     "verify": ("verify", "Check IMAGE: its signature, its contents, and the plan."),
 }
 

@@ -27,7 +27,7 @@ from builder.lock import resolve
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
-from builder.matrix.schema import CPU, Cuda, Matrix, Python
+from builder.matrix.schema import CPU, Cuda, FrameworkVersion, Matrix, Python
 
 SHOWN = 3  # neighbours
 TRIED = 6  # neighbours that are resolved at most: each takes a second or more
@@ -124,10 +124,17 @@ class Explainer:
         cell = replace(asked, release=asked.release or str(stable[-1].version))
         if reasons := self._reasons(cell):
             return self._refused(cell, reasons, self._others(cell))
-        because = f"resolves for Python {cell.python}; {self._release(cell).evidence()}"
+        because = f"resolves for Python {cell.python}; {self.release(cell).evidence()}"
         return Explanation(id=cell.id, works=True, because=(because,), add=tuple(self._to_add(cell)))
 
-    def _release(self, cell: Cell) -> FrameworkRelease:
+    def refusal(self, cell: Cell) -> str:
+        """Why a cell does not work, in few words; empty if it does. Raises FetchError."""
+        if not self._has_wheel(cell):
+            return "no wheel on the index"
+        return self.release(cell).fault().partition(": ")[0] or " ".join(self._conflict(cell))
+
+    def release(self, cell: Cell) -> FrameworkRelease:
+        """What the index and facts.yaml have on a cell's release."""
         return FrameworkRelease(matrix=self.matrix, catalogue=self.catalogue, facts=self.facts, cell=cell)
 
     def _package(self, cell: Cell) -> Package:
@@ -154,7 +161,7 @@ class Explainer:
             for item in self.matrix.exclude
             if cells.match(item.cells, [cell.id])
         )
-        return list(filter(None, [next(excluded, ""), self._release(cell).fault()]))
+        return list(filter(None, [next(excluded, ""), self.release(cell).fault()]))
 
     def _conflict(self, cell: Cell) -> list[str]:
         """The reason of uv, if any."""
@@ -168,7 +175,7 @@ class Explainer:
 
     def _has_wheel(self, cell: Cell) -> bool:
         """Whether an installer would take a wheel of the framework's release."""
-        release = self._release(cell).release
+        release = self.release(cell).release
         if release is None or not _admits(release, cell.python):
             return False
         glibc = self.matrix.debian[self._debian(cell.python)].glibc
@@ -182,7 +189,7 @@ class Explainer:
 
     def _with_cell(self, cell: Cell) -> Matrix:
         """The matrix as it would be with the cell."""
-        release, framework = self._release(cell), self.matrix.frameworks[cell.framework]
+        release, framework = self.release(cell), self.matrix.frameworks[cell.framework]
         cuda, python = dict(self.matrix.cuda), dict(self.matrix.python)
         if cell.cuda not in cuda:
             cuda[cell.cuda] = Cuda(toolkit=release.toolkit() or None)
@@ -212,7 +219,7 @@ class Explainer:
     def _others(self, cell: Cell) -> list[Cell]:
         """Cells of the same release that are not in the matrix: each CUDA of the matrix, and the one that it pins."""
         listed = {cell.id, *(known.id for known in self.known)}
-        runtime = self._release(cell).runtime
+        runtime = self.release(cell).runtime
         pinned = runtime.cudas if runtime and len(runtime.cudas) == 1 else ()
         pairs = itertools.product(dict.fromkeys([*self.matrix.cuda, *pinned]), self.matrix.python)
         others = [replace(cell, cuda=cuda, python=python) for cuda, python in pairs]
@@ -233,7 +240,7 @@ class Explainer:
         if cell.id in {known.id for known in self.known}:
             yield "it is in matrix.yaml"
             return
-        release = self._release(cell)
+        release = self.release(cell)
         yield "it is not in matrix.yaml; add:"
         if cell.cuda not in self.matrix.cuda:
             toolkit = release.toolkit()
@@ -241,20 +248,21 @@ class Explainer:
         if cell.line in self.matrix.frameworks[cell.framework].versions:
             yield f'  under include: - {{cell: {cell.id}, reason: "<why>"}}'
             return
-        entry = release.entry()
-        cuda = cell.cuda if cell.is_cpu else f'"{cell.cuda}"'
-        lists = {"constraints": entry.constraints, "components": entry.components}
-        rest = "".join(f", {name}: [{', '.join(map(_quoted, values))}]" for name, values in lists.items() if values)
         line = ".".join(cell.line.split(".")[:3])  # the most that matrix.yaml allows
-        yield (
-            f'  under frameworks.{cell.framework}.versions: "{line}": '
-            f'{{release: {cell.release}, cuda: [{cuda}], python: ["{cell.python}"]{rest}}}'
-        )
+        yield f"  under frameworks.{cell.framework}.versions: {matrix_line(line, release.entry())}"
 
 
-def _quoted(value: str) -> str:
-    """An item of a YAML list in brackets."""
-    return f'"{value}"' if "," in value else value
+def matrix_line(line: str, entry: FrameworkVersion) -> str:
+    """A line of a framework, as it is written in matrix.yaml."""
+    fields = [f"release: {entry.release}", f"cuda: [{_listed(entry.cuda)}]", f"python: [{_listed(entry.python)}]"]
+    lists = {"packages": entry.packages, "constraints": entry.constraints, "components": entry.components}
+    fields += [f"{name}: [{_listed(values)}]" for name, values in lists.items() if values]
+    return f'"{line}": {{{", ".join(fields)}}}'
+
+
+def _listed(values: Iterable[str]) -> str:
+    """Items of a YAML list in brackets. Versions are quoted, and what has characters of such lists."""
+    return ", ".join(f'"{value}"' if value[0].isdigit() or set(value) & set(",[]{}") else value for value in values)
 
 
 def _no_release(package: Package, line: str, unstable: Sequence[Release]) -> str:

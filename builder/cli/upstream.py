@@ -1,0 +1,53 @@
+"""The command upstream."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from builder.cli.context import Context
+from builder.compat import upstream
+from builder.compat.explain import Explainer
+from builder.index import host
+from builder.index.releases import Index
+from builder.lock.resolve import Resolver
+from builder.matrix import facts
+from builder.matrix.cells import Cell
+from builder.matrix.schema import Matrix
+
+
+@click.command(name="upstream")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="json: all details, for scripts.",
+)  # fmt: skip
+@click.pass_obj
+def upstream_command(context: Context, form: str) -> None:
+    """Propose newer releases of the frameworks for matrix.yaml.
+
+    Queries the package index for the newest stable release of each line of matrix.yaml, and for newer lines. A new line
+    has those CUDA and Python versions of matrix.yaml that work with it: the first variant of each is resolved to
+    wheels. The output can be pasted in matrix.yaml. Nothing is written.
+    """
+    project, settings = context.project, host.read()
+
+    def reason(matrix: Matrix, cell: Cell) -> str:
+        context.say(f"{cell.group}: resolving {cell.release}")
+        return Resolver(project, settings, matrix=matrix, say=context.say).reason(cell)
+
+    explainer = Explainer(
+        matrix=project.matrix,
+        known=project.cells,
+        catalogue=Index(settings.index),
+        facts=facts.load(),
+        resolve=reason,
+    )
+    proposals = list(upstream.propose(explainer))
+    if form == "json":
+        click.echo(json.dumps([proposal.as_data() for proposal in proposals], indent=1))
+        return
+    for proposal in proposals:
+        click.echo("\n".join(proposal.lines))
+    if not proposals:
+        click.echo("all frameworks are at their newest releases")
