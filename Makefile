@@ -82,6 +82,12 @@ status: .venv/.ready ## the state of each cell: locked, built, tested, staged, r
 scan: .venv/.ready ## scan the released images for vulnerabilities, with the scanner of matrix.yaml
 	@$(BUILDER) scan $(CELLS)
 
+summary: .venv/.ready ## sizes, tests and GPU state of the images on this machine, as Markdown
+	@printf '```\n' && $(BUILDER) plan $(CELLS) && echo && $(BUILDER) status --here $(CELLS) && printf '```\n'
+
+changes: .venv/.ready ## packages that changed since the revision SINCE, as Markdown
+	@printf '```\n' && $(BUILDER) diff "$(SINCE)" && printf '```\n'
+
 # What a workflow of GitHub Actions reads as the outputs of a step.
 LIMIT = $(if $(filter released,$(SINCE)),--unreleased,--changed-since "$(SINCE)")
 parts: .venv/.ready ## the images that changed since the revision SINCE (or: released), in parts for GitHub Actions
@@ -98,7 +104,8 @@ update-debian: .venv/.ready ## lock current Debian packages of all images, and r
 update-wheels: .venv/.ready ## lock current wheels of all images, and render; list newer releases of the frameworks
 	@$(BUILDER) lock --upgrade 2>&1
 	@$(BUILDER) render 2>&1
-	@echo && $(BUILDER) upstream
+	@echo
+	-@$(BUILDER) upstream # a failure must not lose the new locks
 
 push: .venv/.ready ## publish what passed its tests here to the registry of matrix.yaml, without staging
 	@$(BUILDER) push $(CELLS)

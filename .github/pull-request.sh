@@ -17,7 +17,8 @@ git push --quiet --force origin "$branch"
 {
     printf 'What changed:\n\n```\n'
     # Without progress: the commit names the files.
-    sed -E '/^[a-z0-9.-]+: (resolving|getting) /d; /^written: /d' "$changes" | head -c 60000
+    sed -E '/^[a-z0-9.-]+: (resolving|getting) |^Debian .*: reading |^written: |^[0-9]+ files, /d' "$changes" |
+        head -c 60000
     printf '```\n'
 } >"$changes.md"
 if [ "$(gh pr list --head "$branch" --state open --json number --jq length)" = 0 ]; then

@@ -166,9 +166,12 @@ def release_command(
 @cells_argument
 @staging_option
 @to_option
+@click.option("--here", is_flag=True, help="Look only at this machine, not at staging and the registry.")
 @_FORMAT
 @click.pass_obj
-def status_command(context: Context, patterns: Sequence[str], place: str, registry: str, form: str) -> None:
+def status_command(
+    context: Context, /, patterns: Sequence[str], place: str, registry: str, here: bool, form: str
+) -> None:
     """Show how far each cell is on its way to a release.
 
     TESTED and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED is whether
@@ -177,8 +180,15 @@ def status_command(context: Context, patterns: Sequence[str], place: str, regist
     """
     project = context.project
     planned = plan.make(project, project.select(patterns or ("*",)))
-    staging_place = Place.of(project, place, context.host) if place or project.matrix.staging else None
-    where = Where(project=project, store=context.store, host=context.host, place=staging_place, registry=registry)
+    has_staging = not here and (place or project.matrix.staging)
+    where = Where(
+        project=project,
+        store=context.store,
+        host=context.host,
+        place=Place.of(project, place, context.host) if has_staging else None,
+        registry=registry,
+        here=here,
+    )
     rows = list(status.read(where, planned))
     if form == "json":
         click.echo(json.dumps([each.as_data() for each in rows], indent=1))

@@ -61,13 +61,14 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where to look. Without `place` and `registry`, only at this machine."""
+    """Where to look. With `here`, or without `place` and a registry, only at this machine."""
 
     project: Project
     store: Store
     host: Host
     place: Place | None = None
     registry: str = ""
+    here: bool = False
 
 
 def read(where: Where, plan: Plan) -> Iterator[Status]:
@@ -140,7 +141,7 @@ class _LookUp:
     def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str, str]:
         """Whether the full tag names the image `expected`; whether what it names has a signature, and its scan."""
         full = publish.references(planned, self._where.registry)[0]
-        if not full.registry:
+        if self._where.here or not full.registry:
             return NONE, NONE, NONE
         registry = Registry(full, host=self._where.host, write=False)
         digest = registry.digest_of(full.tag)

@@ -1,0 +1,141 @@
+"""Every command of the workflows, in order, on a faked runner (`actions`) with a local registry."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration import programs, wheels
+from tests.integration import registry as registries
+from tests.integration.actions import FAKES, TOKEN, UBUNTU, Runner, commit, git
+from tests.integration.checkout import ROOT, Checkout
+from tests.integration.index import Index
+from tests.integration.registry import Server
+
+TODAY = time.strftime("%Y%m%d", time.gmtime())
+PLAIN, EXTRA = "ty-1.0-cpu-py311", "ty-1.0-cpu-py311-extra"
+LOGIN = f"docker login ghcr.io --username somebody --password-stdin: {TOKEN}"
+FREE_DISK = "sudo rm -rf /usr/local/lib/android /usr/share/dotnet /opt/ghc /opt/hostedtoolcache/CodeQL"
+BODIES = {
+    "debian": r"bookworm: tini 0\.1-1 -> \S+ \(1 lock\)\n",
+    "wheels": f"{PLAIN}:\n  nvidia-ml-py 13.0 -> 99.0\n\nall frameworks are at their newest releases\n",
+}
+
+
+@pytest.fixture
+def runner(checkout: Checkout, built: Checkout, index: Index, tmp_path: Path) -> Iterator[Runner]:
+    """The tiny project on the CPU alone, so that GPU=require passes, as a repository with a branch main."""
+    programs.install_from("trixie", "cosign")
+    registries.install()
+    root, release = checkout.root, checkout.release
+    index.publish(wheels.framework(release, requires=()))
+    with Server(folder=tmp_path / "registry").serving() as server:
+        address = f"127.0.0.1:{server.port}"
+        settings = f'registry: "{address}"\nstaging: {address}/staging\nevidence: [{{key: keys/key.pub}}]'
+        checkout.edit("matrix.yaml", 'registry: ""', settings)
+        checkout.edit("matrix.yaml", '  "12.8": {}', "  cpu: {}")
+        checkout.edit("matrix.yaml", 'cuda: ["12.8"]', "cuda: [cpu]")
+        checkout.edit("matrix.yaml", "image: ty-cuda", "image: ty-cuda\n    cpu_image: ty-cpu")
+        checkout.edit("matrix.yaml", "variants:\n", 'sets: {all: ["*"]}\nvariants:\n')
+        for name, text in ({f"bin/{name}": f"#!/bin/sh\n{text}" for name, text in FAKES.items()} | UBUNTU).items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            (tmp_path / name).chmod(0o755)
+        for name in ("Makefile", ".gitignore", ".github/pull-request.sh", "builder/bootstrap.sh", "locks/builder.txt"):
+            (root / name).parent.mkdir(exist_ok=True)
+            shutil.copy2(ROOT / name, root / name)
+        subprocess.run(
+            ["cosign", "generate-key-pair", f"--output-key-prefix={tmp_path}/key"],
+            env={**os.environ, "COSIGN_PASSWORD": ""}, capture_output=True, timeout=60, check=True,
+        )  # fmt: skip
+        (root / "keys").mkdir()
+        shutil.move(tmp_path / "key.pub", root / "keys/key.pub")
+        checkout.lock_and_render()
+        origin = tmp_path / "origin.git"
+        git(tmp_path, "init", "-q", "--bare", "--initial-branch=main", str(origin))
+        git(root, "init", "-q", "--initial-branch=main")
+        git(root, "remote", "add", "origin", origin.as_uri())
+        commit(root)
+        yield Runner(folder=tmp_path, project=checkout, origin=origin, server=server, store=built.store)
+
+
+def test_a_push_to_main_ends_with_a_signed_release(runner: Runner) -> None:
+    push = {"event_name": "push", "event": {"before": "0" * 40}}
+    runner.play("ci", push, PUBLISH="true")
+    assert runner.jobs == ["test", "plan", f"staged-images {PLAIN} {EXTRA}", "stage", "gpu", "release"]
+    assert runner.calls == ["sudo make ci", LOGIN, FREE_DISK, *[LOGIN] * 4]
+    name, release = f"{runner.project.namespace}/ty-cpu", runner.project.release
+    full = f"{release}-cpu-py311"
+    tags = [full, f"{full}-extra", f"{full}-{TODAY}", f"{full}-extra-{TODAY}"]
+    short = [f"{tag}{suffix}" for tag in (release, "1.0", "1.0-cpu-py311") for suffix in ("", "-extra")]
+    assert sorted(runner.tags()) == sorted([*tags, *short])
+    for tag, cell in zip(tags, (PLAIN, EXTRA) * 2, strict=True):
+        options = ["--insecure-ignore-tlog=true", "--allow-http-registry", "-a", f"cell={cell}"]
+        image = f"127.0.0.1:{runner.server.port}/{name}:{tag}"
+        command = ["cosign", "verify", f"--key={runner.project.root}/keys/key.pub", *options, image]
+        subprocess.run(command, capture_output=True, timeout=60, check=True)
+    runner.play("ci", push, PUBLISH="true")
+    assert runner.jobs == ["test", "plan"], "everything is released"
+
+
+def test_a_pull_request_builds_what_it_changes_without_credentials(runner: Runner) -> None:
+    base = git(runner.project.root, "rev-parse", "HEAD")
+    notes = runner.project.root / "templates/extra/files/etc/notes"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("new\n", encoding="utf-8")
+    runner.project.builder("render")
+    commit(runner.project.root)
+    runner.play(
+        "ci", {"event_name": "pull_request", "event": {"pull_request": {"base": {"sha": base}}}}, PUBLISH="true"
+    )
+    assert runner.jobs == ["test", "plan", f"images {EXTRA}"]
+    assert runner.calls == ["sudo make ci", FREE_DISK]
+    summary = (runner.folder / "summary.md").read_text(encoding="utf-8")
+    assert "cells: 2 unchanged" in summary
+    assert re.search(rf"^{EXTRA} +yes +yes +[0-9]+ passed +cpu +- +- +- ", summary, re.MULTILINE), summary
+    assert not list(runner.server.data.iterdir()), "nothing was pushed"
+
+
+def test_every_night_all_images_are_built(runner: Runner) -> None:
+    runner.play("nightly", {"event_name": "schedule"})
+    assert runner.jobs == ["images"]
+    assert runner.calls == [FREE_DISK]
+    files = [path.read_text(encoding="utf-8") for path in runner.folder.glob("job-0/work/.builder/evidence/*.json")]
+    assert {(each["cell"], *each["failed"]) for each in map(json.loads, files)} == {(PLAIN,), (EXTRA,)}
+
+
+@pytest.mark.parametrize(("what", "schedule"), [("debian", "41 4 * * 1"), ("wheels", "41 5 1 * *")])
+def test_updates_are_a_pull_request(runner: Runner, index: Index, what: str, schedule: str) -> None:
+    root = runner.project.root
+    if what == "debian":
+        (lock,) = (root / "locks").glob("os-*.json")
+        text = lock.read_text(encoding="utf-8")
+        old = re.sub(r'("name": ?"tini",\s*"version": ?")[^"]+', r"\g<1>0.1-1", text)
+        assert old != text
+        lock.write_text(old, encoding="utf-8")
+        runner.project.builder("render")
+        commit(root)
+    else:
+        library = wheels.driver_library()
+        index.publish(wheels.wheel(library.project, "99.0", {"pynvml.py": b""}))
+    runner.play("updates", {"event_name": "schedule", "event": {"schedule": schedule}})
+    index.withdraw("nvidia-ml-py", "99.0")
+    branch = f"updates/{what}"
+    assert runner.calls == [
+        "gh auth setup-git",
+        f"gh pr list --head {branch} --state open --json number --jq length",
+        f"gh pr create --head {branch} --title Lock current {what} --body-file changes.txt.md",
+    ]
+    body = (runner.folder / "body.md").read_text(encoding="utf-8")
+    assert re.fullmatch(rf"What changed:\n\n```\n{BODIES[what]}```\n", body), body
+    changed = git(runner.origin, "diff", "--name-only", "main", branch).splitlines()
+    assert {name.partition("/")[0] for name in changed} <= {"locks", "images"}
+    assert [name for name in changed if name.startswith("locks/os-" if what == "debian" else "locks/ty-")]
