@@ -1,9 +1,10 @@
 # Thin calls of the `builder` program; `make` alone lists them. Everything is set up on first use.
 BUILDER := .venv/bin/builder
 CELLS ?=
-MAX_DISK ?= 60GB
+MAX_DISK ?= free
 GPU ?= auto
 PRUNE_CACHE ?=
+JUNIT ?=
 SINCE ?= HEAD
 
 .DEFAULT_GOAL := help
@@ -19,9 +20,9 @@ engine: .venv/.ready ## find a Docker Engine, or install and start one
 	@$(BUILDER) engine
 
 images: .venv/.ready ## build, test and tag the default images (CELLS='pt-*' for others; GPU=require: not without GPU tests)
-	@$(BUILDER) images $(CELLS) --start-engine --gpu $(GPU)
+	@$(BUILDER) images $(CELLS) --start-engine --gpu $(GPU) $(if $(JUNIT),--junit $(JUNIT))
 
-nightly: .venv/.ready ## build, test and tag every image within MAX_DISK of disk (default 60GB; PRUNE_CACHE=1: build cache too)
+nightly: .venv/.ready ## build, test and tag every image within MAX_DISK of disk, e.g. 60GB (default: what is free; PRUNE_CACHE=1: build cache too)
 	@$(BUILDER) images all --start-engine --max-disk $(MAX_DISK) $(if $(PRUNE_CACHE),--prune-cache)
 
 check: lint unit ## lint, types and unit tests: no engine, no network
@@ -71,7 +72,7 @@ stage-images: .venv/.ready ## push images to staging without listing them as a r
 	@$(BUILDER) stage $(CELLS) --images-only
 
 test-staged: .venv/.ready ## run the tests that staged images lack, such as GPU tests, and attach the results (STAMP=20261122)
-	@$(BUILDER) test $(CELLS) --staged $(or $(STAMP),newest) --start-engine --gpu $(GPU)
+	@$(BUILDER) test $(CELLS) --staged $(or $(STAMP),newest) --start-engine --gpu $(GPU) $(if $(JUNIT),--junit $(JUNIT))
 
 release: .venv/.ready ## publish a staged release whose images are all tested: sign them, set the tags (STAMP=20261122)
 	@$(BUILDER) release $(STAMP)

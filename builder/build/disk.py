@@ -147,6 +147,15 @@ def outstanding(work: Work, store: Store, plan: Plan, *, test: bool) -> Plan:
     return Plan(images=tuple(image for image in plan.images if not is_done(image)))
 
 
+def free_limit(work: Work, store: Store) -> int:
+    """Bytes that store and engine may take together if they may use what is free on their disks, except a reserve."""
+    info = work.engine.info()
+    free = shutil.disk_usage(store.root).free
+    if info.is_local:
+        free = min(free, shutil.disk_usage(info.root).free)
+    return store.size() + work.engine.disk_bytes() + max(free - SPARE, 0)
+
+
 def make_room(work: Work, store: Store, plan: Plan, limit: int, *, prune_cache: bool = False) -> None:
     """Frees disk until what `plan` adds fits under `limit`, bytes of store and engine together.
 

@@ -19,7 +19,7 @@ from builder.build.images import Method, Options, Outcome
 from builder.build.work import Work
 from builder.cli import engine
 from builder.cli.context import Context
-from builder.cli.options import CELLS_HELP, Size, cells_argument, jobs_option, sign_option, staging_option
+from builder.cli.options import CELLS_HELP, FREE, Size, cells_argument, jobs_option, sign_option, staging_option
 from builder.common.errors import BuilderError, ImageTestError, UsageError
 from builder.common.units import duration
 from builder.compat import gpus
@@ -52,10 +52,10 @@ _OS_LAYER = click.option(
 _DISK = (
     click.option(
         "--max-disk",
-        type=Size(positive=True),
+        type=Size(positive=True, free=True),
         default=0,
-        help="Maximum disk space for the store and Docker Engine together, e.g. 40GB. To free space, images of this "
-        "checkout are removed from the engine; the store keeps them.",
+        help="Maximum disk space for the store and Docker Engine together, e.g. 40GB, or `free` for what they take now "
+        "and what is free. To free space, images of this checkout are removed from the engine; the store keeps them.",
     ),
     click.option(
         "--prune-cache",
@@ -225,6 +225,9 @@ def _test_staged(context: Context, work: Work, planned: Plan, request: _Request)
 def _make(context: Context, work: Work, planned: Plan, request: _Request) -> list[Outcome]:
     """With --max-disk, makes one group of images after another, without those that the store has."""
     outcomes: list[Outcome] = []
+    if request.max_disk == FREE:
+        context.store.prepare()
+        request = replace(request, max_disk=disk.free_limit(work, context.store))
     for part in _parts(context, work, planned, request):
         try:
             if request.max_disk:

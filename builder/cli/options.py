@@ -67,15 +67,22 @@ sign_option = click.option(
 )
 
 
+FREE = -1  # the size `free`
+
+
 class Size(click.ParamType[int]):
     """Bytes, given as 40GB, 1.5G or plain digits."""
 
     name = "size"
 
-    def __init__(self, *, positive: bool = False) -> None:
+    def __init__(self, *, positive: bool = False, free: bool = False) -> None:
+        """`free`: the word `free` is a size too, with the value FREE."""
         self._positive = positive
+        self._free = free
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if self._free and value == "free":
+            return FREE
         try:
             count = units.parse_size(str(value))
         except ValueError as error:

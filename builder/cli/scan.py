@@ -12,7 +12,6 @@ from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, cells_argument, sign_option, to_option
 from builder.common.errors import RefusedError
 from builder.common.units import counted
-from builder.index import host
 from builder.plan import plan
 from builder.registry import scan
 from builder.registry.scan_results import Scanned, Scanner
@@ -37,7 +36,7 @@ def scan_command(context: Context, patterns: Sequence[str], registry: str, signe
     to the image. Fails if an image has vulnerabilities that `scan` refuses, or if a scan fails.
     """
     project = context.project
-    scanner = Scanner(project, host.read(), registry, signer)
+    scanner = Scanner(project, context.host, registry, signer)
     rows = list(scanner.scan(plan.make(project, project.select(patterns or ("*",))).images))
     if form == "json":
         click.echo(json.dumps([each.as_data() for each in rows], indent=1))

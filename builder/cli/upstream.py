@@ -9,7 +9,6 @@ import click
 from builder.cli.context import Context
 from builder.compat import upstream
 from builder.compat.explain import Explainer
-from builder.index import host
 from builder.index.releases import Index
 from builder.lock.resolve import Resolver
 from builder.matrix import facts
@@ -30,7 +29,7 @@ def upstream_command(context: Context, form: str) -> None:
     has those CUDA and Python versions of matrix.yaml that work with it: the first variant of each is resolved to
     wheels. The output can be pasted in matrix.yaml. Nothing is written.
     """
-    project, settings = context.project, host.read()
+    project, settings = context.project, context.host
 
     def reason(matrix: Matrix, cell: Cell) -> str:
         context.say(f"{cell.group}: resolving {cell.release}")

@@ -34,7 +34,7 @@ FAKES = {
 }
 UBUNTU = {
     "ubuntu/os-release": 'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n',
-    "ubuntu/sources/ubuntu.sources": "Types: deb\nURIs: http://azure.archive.ubuntu.com/ubuntu/\nSuites: noble\n"
+    "ubuntu/sources/ubuntu.sources": "Types: deb\nURIs: http://ubuntu.example.test/ubuntu/\nSuites: noble\n"
     "Components: main universe\nSigned-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg\n",
 }
 ON_UBUNTU = """\

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.locks import LOCKED
 
 GB = 1_000_000_000
+Usage = namedtuple("Usage", "total used free")
 KB = 1_000  # the files of an empty store have some hundred bytes
 TAGS = [f"registry.example.test:5000/team/ember-cuda:{tag}" for tag in ("1.10", "1.9")]
 
@@ -121,6 +124,18 @@ def test_nothing_is_removed_if_there_is_room(bench: Bench) -> None:
     bench.add_image(TAGS[0], "12.9")
     bench.make_room(20 * GB)
     assert bench.engine.calls == []
+
+
+def test_a_limit_of_what_is_free(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.add_image(TAGS[0], "12.9")
+    taken = bench.store.size() + bench.engine.disk_bytes()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 9 * GB if path == bench.store.root else 7 * GB))
+    assert disk.free_limit(bench.work, bench.store) == taken + 9 * GB - disk.SPARE
+    local = replace(bench.engine.info(), is_local=True)
+    monkeypatch.setattr(bench.engine, "info", lambda: local)
+    assert disk.free_limit(bench.work, bench.store) == taken + 7 * GB - disk.SPARE
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1))
+    assert disk.free_limit(bench.work, bench.store) == taken
 
 
 def test_the_build_cache_is_emptied_last_and_only_on_request(bench: Bench) -> None:
