@@ -117,7 +117,7 @@ retest: .venv/.ready ## run the image tests again on what is built
 doctor: .venv/.ready ## what this machine has and what it lacks
 	@$(BUILDER) doctor
 
-demo: engine ## two tiny images through the whole pipeline, to a release and a roll-back, in about a minute
+demo: engine ## two tiny images through the whole pipeline, to a release and a roll-back, in under two minutes
 	@.venv/bin/python -m tests.demo
 
 registry: .venv/.ready ## a registry on the loopback (Debian's docker-registry), to try staging and releases: 127.0.0.1:5000

@@ -1,5 +1,7 @@
 """Runs two tiny images through the whole pipeline, to a release and a roll-back, and shows every command: `make demo`.
 
+`python -m tests.demo picture FILE` also draws the picture of the README, of each command and its last line.
+
 It uses this machine's Docker Engine, Debian's archives, a package index with tiny wheels and a registry, both on the
 loopback and in a temporary folder. Only the programs cosign and docker-registry, from Debian's packages, stay.
 """
@@ -7,7 +9,9 @@ loopback and in a temporary folder. Only the programs cosign and docker-registry
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -20,11 +24,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rich.console import Console
+from rich.text import Text
+
 from tests.integration import checkout as checkouts
 from tests.integration import fetched, leftovers, programs, wheels
 from tests.integration import registry as registries
 from tests.integration.checkout import OURS, PLAIN, ROOT, SHORT, Checkout
 from tests.integration.index import Index
+
+WIDTH = 100  # columns of the picture
 
 
 class Demo:
@@ -32,18 +41,42 @@ class Demo:
 
     def __init__(self, builder: Checkout, folder: Path, address: str) -> None:
         self.builder, self.folder, self.address = builder, folder, address
-        self.names = {str(folder): "...", builder.namespace: "org", address: "registry.example"}
+        self.picture: dict[str, str] = {}  # command -> the last line that it printed the first time
+        self.names = {
+            f"{folder}/checkout/": "",
+            f"{folder}/": "",
+            str(folder): "...",
+            builder.namespace: "org",
+            address: "registry.example",
+        }
 
     def say(self, text: str) -> None:
+        print(self.shown(text), flush=True)
+
+    def draw(self, path: Path) -> None:
+        """Writes a picture of the commands, each with its last line."""
+        console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
+        for command, summary in self.picture.items():
+            console.print(Text(f"$ builder {self.shown(command)}", style="bold"))
+            console.print(Text(f"  {self.shown(summary)}", style="dim"), overflow="ellipsis", no_wrap=True)
+        drawing = console.export_svg(title="make demo, with two tiny images")
+        path.write_text(re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL), encoding="utf-8")
+
+    def shown(self, text: str) -> str:
+        """A text without what differs from run to run."""
         for name, shown in self.names.items():
             text = text.replace(name, shown)
-        print(text, flush=True)
+        return text
 
     def run(self, machine: Checkout, *arguments: str, code: int = 0) -> None:
         """Runs `builder`, and shows the command and what it prints."""
         self.say(f"$ builder {shlex.join(arguments)}")
-        for line in machine.builder(*arguments, code=code).splitlines():
+        lines = machine.builder(*arguments, code=code).splitlines()
+        for line in lines:
             self.say(f"  {line}")
+        summaries = [line for line in lines if line.strip() and not line.startswith(("  ", "total time"))]
+        if not {"render", "status", "ls", "gc"} & set(arguments):
+            self.picture.setdefault(shlex.join(arguments), summaries[-1])
 
     def elsewhere(self) -> Checkout:
         """Another machine: the same checkout, an empty store, no results of tests."""
@@ -53,41 +86,45 @@ class Demo:
         return dataclasses.replace(self.builder, root=root, environ=environ)
 
     def play(self) -> None:
-        here = self.builder
+        here, sign = self.builder, ("--sign", str(self.folder / "key.key"))
         self.say("\n# Lock exact wheels and Debian packages, render Dockerfiles, then build, test and tag.")
         for name in ("lock", "render", "images"):
             self.run(here, name)
         self.say("\n# Push what passed to staging, by digest, with signed results.")
-        self.run(here, "stage", "--sign", str(self.folder / "key.key"))
+        self.run(here, "stage", *sign)
 
         self.say("\n# Another machine, with an empty store, runs the missing tests: with a GPU, the GPU tests.")
         other = self.elsewhere()
-        self.run(other, "test", "--staged", "newest", PLAIN, "--sign", str(self.folder / "key.key"))
+        self.run(other, "test", "--staged", "newest", PLAIN, *sign)
         self.say(
             "\n# Images for GPUs need GPU tests to be released, unless an option allows it; the release records it."
         )
         self.run(other, "release", code=8)
-        self.run(other, "release", "--allow-untested-gpu", "--sign", str(self.folder / "key.key"))
+        self.run(other, "release", "--allow-untested-gpu", *sign)
         self.run(other, "status")
 
-        self.say("\n# Anyone can check the signature.")
+        self.say("\n# Whoever uses an image can check it, without a checkout.")
         image = f"{self.address}/{here.references()[0]}"
-        options = ["--key", "keys/key.pub", "--insecure-ignore-tlog=true", "--allow-http-registry", "--output=text"]
-        command = ["cosign", "verify", *options, "-a", f"cell={PLAIN}", image]
-        self.say(f"$ {shlex.join(command)}")
-        subprocess.run(command, cwd=here.root, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        consumer = dataclasses.replace(other, root=self.folder)
+        self.run(consumer, "verify", image, "--key", str(here.root / "keys/key.pub"))
 
         self.say("\n# Change one file: only its layer changes. Publish a second release on the same day.")
         notes = here.root / "templates/base/files/etc/notes"
         notes.write_text("changed\n", encoding="utf-8")
-        for arguments in (["render"], ["images"], ["stage", "--sign", str(self.folder / "key.key")]):
+        for arguments in (["render"], ["images"], ["stage", *sign]):
             self.run(here, *arguments)
-        self.run(here, "release", "--allow-untested-gpu", "--sign", str(self.folder / "key.key"))
+        self.run(here, "release", "--allow-untested-gpu", *sign)
+
+        self.say("\n# Take the newest Debian packages: images without newer ones are left as they are.")
+        self.run(here, "refresh", *sign)
 
         self.say("\n# Back to the first release, from its commit.")
         first = time.strftime("%Y%m%d", time.gmtime())
-        self.run(other, "release", first, "--roll-back", "--allow-untested-gpu", "--sign", str(self.folder / "key.key"))
-        self.say("\n# Delete what no image of the store uses.")
+        self.run(other, "release", first, "--roll-back", "--allow-untested-gpu", *sign)
+        self.run(other, "registry", "ls")
+
+        self.say("\n# List what is not needed in staging: those tested in the last days are.")
+        self.run(here, "registry", "prune", "--keep", "1")
         self.run(here, "gc")
 
 
@@ -145,6 +182,8 @@ def main() -> None:
     with prepared() as demo:
         demo.play()
         demo.say(f"\n# Done in {time.monotonic() - began:.0f} s.")
+        for path in sys.argv[2:]:
+            demo.draw(Path(path))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ SHOWN = 5  # packages that differ
 
 
 class _Component(BaseModel, frozen=True):
-    purl: str = Field(max_length=1000, pattern=r"^pkg:[a-z]+/")
+    purl: str = Field("", max_length=1000, pattern=r"^pkg:[a-z]+/")
     name: str = Field(max_length=300)
     version: str = Field(max_length=300)
 
@@ -157,7 +157,7 @@ def findings(source: Source, check: Check, claims: Claims | None, folder: Path) 
 
 
 def _packages(sbom: _Sbom) -> set[Package]:
-    """The components with records in an image. Python itself has none."""
+    """The components with records in an image. Debian itself and uv's Python have none."""
     packages = set()
     for component in sbom.components:
         if component.purl.startswith("pkg:deb/"):

@@ -104,7 +104,7 @@ def verify(source: Source, check: Check) -> Iterator[Finding]:
 
 def _with_signature(finding: Finding, check: Check) -> Finding:
     """The finding; the signature vouches for what is unknown here."""
-    return replace(finding, state="signed") if check.is_signed and finding.state == "unknown" else finding
+    return replace(finding, state="signed", detail="") if check.is_signed and finding.state == "unknown" else finding
 
 
 def cell_of(source: Source) -> str:

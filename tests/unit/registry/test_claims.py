@@ -34,6 +34,7 @@ SBOM = {
     "components": [
         {"purl": "pkg:deb/debian/bash@5.2.15-2%2Bb8", "name": "bash", "version": "5.2.15-2+b8"},
         {"purl": "pkg:pypi/a@1.0.0", "name": "A", "version": "1.0.0"},
+        {"name": "debian", "version": "12"},
         {"purl": "pkg:generic/python@3.12.12", "name": "python", "version": "3.12.12"},
     ]
 }
