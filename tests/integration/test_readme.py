@@ -22,11 +22,12 @@ TIMEOUT_S = 300
 NOT_RUN = ("make check", "make test", "make demo", "make browser", ".builder/tools/bin/uv pip compile")
 DOCUMENTS = ("README.md", "docs/matrix.md", "docs/publish.md", "CONTRIBUTING.md")
 RECIPES = {
-    "refresh": ["lock", "render", "images"],
+    "refresh": ["refresh"],
     "push": ["push"],
     "stage": ["stage"],
     "test-staged": ["test"],
     "release": ["release"],
+    "scan": ["scan"],
 }  # the builder commands of a target
 HARMLESS = (
     "make lock render",
