@@ -154,8 +154,7 @@ def _options(bootstrap: Bootstrap, host: Host, scratch: Path) -> list[str]:
     if bootstrap.lock:
         program, lock = (quote(str(path)) for path in (bootstrap.steps / "packages.sh", bootstrap.lock))
         options.append(f'--setup-hook=sh {program} pin "$1" {lock}')
-    if host.apt_proxy:
-        options.append(f'--aptopt=Acquire::http::Proxy "{host.apt_proxy}";')
+    options += [f"--aptopt={option}" for option in host.apt_options(bootstrap.release)]
     if bootstrap.hook:
         options.append(f"--customize-hook={bootstrap.hook}")
     return [*options, f"--customize-hook={bootstrap.steps}/clean.sh"]

@@ -71,12 +71,14 @@ class Registries:
 class Host:
     """Settings of the build host. `ca` is PEM text; `proxies` are build arguments that Docker keeps out of history.
 
-    `read_apt` is called on first use: apt takes 0.5 s, which a run without work does not spend. Thread-safe.
+    `expired` are Debian releases whose Release files may have expired. `read_apt` is called on first use: apt takes
+    0.5 s, which a run without work does not spend. Thread-safe.
     """
 
     index: IndexSettings = field(default_factory=IndexSettings, repr=False)
     ca: bytes = field(default=b"", repr=False)
     proxies: Mapping[str, str] = field(default_factory=dict)
+    expired: frozenset[str] = frozenset()
     read_apt: Callable[[], Apt] = field(default=Apt, repr=False)
     registries: Registries = field(default_factory=Registries)
     _apt_read: list[Apt] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -137,6 +139,11 @@ class Host:
             lines.append(f"deb [{expired}signed-by={KEYRING}] {source.uri} {suites[source.kind]} main\n")
         return "".join(lines)
 
+    def apt_options(self, release: str) -> list[str]:
+        """Lines of apt's configuration for a Debian release."""
+        options = [f'Acquire::http::Proxy "{self.apt_proxy}";'] if self.apt_proxy else []
+        return [*options, 'Acquire::Check-Valid-Until "false";'] if release in self.expired else options
+
     def files(self, release: str, *, with_index: bool = True) -> dict[str, bytes]:
         """Path in the build context -> content. Raises UsageError if a secret would enter the build.
 
@@ -160,8 +167,7 @@ class Host:
         if sources := self.sources_list(release):
             files["sources.list"] = sources.encode()
             settings += ['Dir::Etc::SourceList "/mnt/host/sources.list";', 'Dir::Etc::SourceParts "-";']
-        if self.apt_proxy:
-            settings.append(f'Acquire::http::Proxy "{self.apt_proxy}";')
+        settings += self.apt_options(release)
         if self.ca:
             settings.append('Acquire::https::CAInfo "/mnt/host/ca.crt";')
         if settings:
@@ -180,9 +186,10 @@ def read(environ: Mapping[str, str] | None = None) -> Host:
 
 
 def of(matrix: Matrix) -> Host:
-    """This machine's settings, with those of a matrix for registries. Raises UsageError."""
+    """This machine's settings, with those of a matrix for registries and archives. Raises UsageError."""
     registries = Registries(insecure=tuple(matrix.insecure), create=tuple(matrix.create_repository))
-    return replace(read(), registries=registries)
+    expired = frozenset(release for release, debian in matrix.debian.items() if debian.ignore_valid_until)
+    return replace(read(), registries=registries, expired=expired)
 
 
 def _proxies(environ: Mapping[str, str], settings: IndexSettings) -> dict[str, str]:

@@ -70,8 +70,7 @@ class Archive:
             **host.proxies,
         }
         configuration = _CONFIGURATION.format(folder=folder)
-        if host.apt_proxy:
-            configuration += f'Acquire::http::Proxy "{host.apt_proxy}";\n'
+        configuration += "".join(f"{option}\n" for option in host.apt_options(release))
         if host.ca:
             (folder / "ca.crt").write_bytes(host.ca)
             configuration += f'Acquire::https::CAInfo "{folder}/ca.crt";\n'
@@ -140,7 +139,8 @@ class Archive:
         if done.returncode and check:
             lines = [line for line in done.stderr.splitlines() if line.startswith("E: ")] or done.stderr.splitlines()
             reason = self._host.hide("\n".join(f"  | {line}" for line in lines[-5:]))
-            raise LockError(f"Debian {self._release}: {' '.join(command[:2])} failed\n{reason}")
+            hint = "To accept it, set `ignore_valid_until`: docs/matrix.md." if "is expired" in reason else ""
+            raise LockError(f"Debian {self._release}: {' '.join(command[:2])} failed\n{reason}", hint=hint)
         return done.stdout
 
 

@@ -157,11 +157,15 @@ class StrictModel(BaseModel):
 
 
 class Debian(StrictModel):
-    """`snapshot` is the address of an archive with all versions of all packages, by time."""
+    """`snapshot` is the address of an archive with all versions of all packages, by time.
+
+    `ignore_valid_until` is why Release files that have expired are accepted; without a reason, they are refused.
+    """
 
     image: PinnedImage
     glibc: Minor
     snapshot: Archive = ""
+    ignore_valid_until: Reason = ""
 
 
 class Python(StrictModel):

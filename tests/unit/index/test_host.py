@@ -77,6 +77,12 @@ def test_all_files() -> None:
     }
 
 
+def test_expired_release_files_are_accepted_for_one_release_only() -> None:
+    settings = Host(expired=frozenset({"bullseye"}))
+    assert settings.files("bullseye")["templates/host/apt.conf"] == b'Acquire::Check-Valid-Until "false";\n'
+    assert settings.files("trixie") == {}
+
+
 @pytest.mark.parametrize(
     "settings",
     [
