@@ -116,7 +116,7 @@ def check(command: str, clone: Path) -> None:
         assert '"id"' in listed
         run([".venv/bin/builder", "render", "--check"], clone)
     elif words[0] == "make" and words[1] in RECIPES:
-        # For real in test_build_failures.py, test_publish.py and test_release.py:
+        # For real in test_build_failures.py, test_publish.py and releases/:
         # here it would be with this machine's own images.
         recipe = run(["make", "--dry-run", *words[1:]], clone).splitlines()
         commands = [line.split()[:2] for line in recipe if line.startswith(".venv/bin/builder ")]
@@ -138,7 +138,7 @@ def check(command: str, clone: Path) -> None:
         programs.install_from("trixie", "cosign")
         run(
             [*words[:2], "--help"] if words[1].startswith("verify") else words, clone
-        )  # verified for real in test_release.py
+        )  # verified for real in releases/
     elif words[0] == "builder":
         run([".venv/bin/builder", words[1], "--help"], clone)
     else:

@@ -9,79 +9,27 @@ import base64
 import dataclasses
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from builder.common.reference import ImageRef
-from builder.index.host import Host
-from builder.layers.blobs import Descriptor
-from builder.registry import artifacts, reports, signing
-from builder.registry.client import Registry
-from builder.registry.signing import Signer
-from tests.integration import registry as registries
+from builder.registry import artifacts, reports
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, PLAIN, Checkout
-from tests.integration.registry import Fault, Proxy, Server, Trouble
-
-TODAY = time.strftime("%Y%m%d", time.gmtime())
-UNTESTED_GPU = "--allow-untested-gpu"
-
-
-@pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[Proxy]:
-    """An empty registry, behind a proxy."""
-    registries.install()
-    with Server(folder=tmp_path / "registry").serving() as server, Proxy(server).serving() as running:
-        yield running
-
-
-@pytest.fixture
-def ours(released: Checkout, proxy: Proxy, keys: Path) -> Checkout:
-    """The machine that built the images; its matrix.yaml names staging, and trusts our key."""
-    (released.root / "keys").mkdir()
-    shutil.copy2(keys / "ours.pub", released.root / "keys/ours.pub")
-    trusted = f'registry: ""\nstaging: {proxy.address}/staging\nevidence: [{{key: keys/ours.pub}}]'
-    released.edit("matrix.yaml", 'registry: ""', trusted)
-    return released
-
-
-def elsewhere(checkout: Checkout, folder: Path) -> Checkout:
-    """Another machine with the same checkout: an empty store and no evidence."""
-    shutil.copytree(checkout.root, folder / "checkout", symlinks=True, ignore=shutil.ignore_patterns(".builder"))
-    environ = {**checkout.environ, "GPU_IMAGES_STORE": str(folder / "store")}
-    return dataclasses.replace(checkout, root=folder / "checkout", environ=environ)
-
-
-def stage(checkout: Checkout, *arguments: str) -> str:
-    """Stages both images; returns the stamp."""
-    release = json.loads(checkout.builder("stage", *arguments, "--format", "json").partition("\n{")[2].join(["{", ""]))
-    return str(release["stamp"])
-
-
-def repository(checkout: Checkout, proxy: Proxy, name: str) -> Registry:
-    return Registry(ImageRef(registry=proxy.address, repository=name), host=Host(), write=True)
-
-
-def public(checkout: Checkout, proxy: Proxy) -> Registry:
-    return repository(checkout, proxy, f"{checkout.namespace}/ty-cuda")
-
-
-def release(checkout: Checkout, proxy: Proxy, *arguments: str, code: int = 0) -> str:
-    return checkout.builder("release", "--to", proxy.address, *arguments, code=code)
-
-
-def tags(checkout: Checkout, proxy: Proxy) -> dict[str, str | None]:
-    """Digests by tag, of all tags for people."""
-    there = public(checkout, proxy)
-    return {tag: there.digest_of(tag) for tag in there.list_tags() if not tag.startswith("sha256-")}
+from tests.integration.registry import Fault, Proxy, Trouble
+from tests.integration.releases.machines import (
+    TODAY,
+    UNTESTED_GPU,
+    damage,
+    elsewhere,
+    public,
+    release,
+    repository,
+    stage,
+    tags,
+)
 
 
 def test_what_was_tested_on_one_machine_is_released_by_another(
@@ -256,103 +204,6 @@ def test_a_failure_elsewhere_prevents_the_release(ours: Checkout, proxy: Proxy, 
     assert tags(ours, proxy) == {}
 
 
-def subject_of(repository: Registry, digest: str) -> Descriptor:
-    """An image in a registry, to attach something to."""
-    manifest = repository.manifest(digest)
-    assert manifest
-    return Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
-
-
-def forge(checkout: Checkout, proxy: Proxy, content: dict[str, Any], cell: str, files: list[artifacts.File]) -> None:
-    """Attaches a report to the staged image of a cell, in place of the one that it has."""
-    staged = repository(checkout, proxy, "staging/ty-cuda")
-    suffix = "-extra" if cell == EXTRA else ""
-    digest = checkout.stored()[checkout.references(suffix)[0]]
-    subject = subject_of(staged, digest)
-    document = artifacts.File(media_type=reports.TYPE, content=json.dumps(content).encode())
-    everything = [document, *files]
-    artifacts.attach(staged, digest, artifacts.manifest(reports.TYPE, everything, {}, subject), everything)
-    listed = staged.manifest(digest.replace(":", "-"))
-    assert listed
-    index = json.loads(listed.content)
-    index["manifests"] = index["manifests"][-1:]
-    staged.put_manifest(digest.replace(":", "-"), json.dumps(index).encode(), "application/vnd.oci.image.index.v1+json")
-
-
-@pytest.mark.parametrize("what", ["edited", "another digest", "another key", "an older test suite", "another cell"])
-def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path, what: str) -> None:
-    stage(ours, "--sign", str(keys / "ours.key"))
-    staged = repository(ours, proxy, "staging/ty-cuda")
-    plain, extra = (ours.stored()[ours.references(suffix)[0]] for suffix in ("", "-extra"))
-
-    def report(digest: str) -> tuple[dict[str, Any], bytes]:
-        [artifact] = artifacts.attached(staged, digest, reports.TYPE)
-        documents = artifacts.read(staged, artifact, reports.TYPE, digest)
-        assert documents
-        return json.loads(documents[reports.TYPE]), documents[signing.SIGNATURE_TYPE]
-
-    def signed(content: dict[str, Any], key: str) -> bytes:
-        return Signer(key=str(keys / f"{key}.key")).sign(json.dumps(content).encode())
-
-    content, signature = report(plain)
-    reason = "no signer listed under `evidence` in matrix.yaml signed it"
-    if what == "edited":
-        content["evidence"]["gpu"] = "passed"
-    elif what == "another key":
-        signature = signed(content, "theirs")
-    elif what == "an older test suite":
-        content["evidence"]["suite"]["tests/images/test_tiny.py"] = "sha256:" + "0" * 64
-        signature, reason = signed(content, "ours"), "test suite changed since it was tested: tests/images/test_tiny.py"
-    elif what == "another digest":
-        content["image"] = content["evidence"]["image_id"] = extra
-        signature, reason = signed(content, "ours"), "it is about another image"
-    else:
-        other, _ = report(extra)
-        content["evidence"]["cell"] = other["evidence"]["cell"]
-        signature, reason = signed(content, "ours"), f"it is about the cell '{EXTRA}'"
-    forge(ours, proxy, content, PLAIN, [artifacts.File(media_type=signing.SIGNATURE_TYPE, content=signature)])
-    output = release(elsewhere(ours, tmp_path / "other"), proxy, UNTESTED_GPU, code=8)
-    assert f"{PLAIN}: no test results that count" in output
-    assert reason in output
-    assert tags(ours, proxy) == {}
-
-
-def test_a_staged_image_that_differs_from_the_plan_is_refused(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
-    """Its labels say one thing, and the tag would say another."""
-    stage(ours)
-    staged = repository(ours, proxy, "staging/releases")
-    manifest = artifacts.read(staged, f"release-{TODAY}", "application/vnd.gpu-images.release.v1+json")
-    assert manifest
-    [content] = manifest.values()
-    listed = json.loads(content)
-    listed["images"][0]["digest"] = listed["images"][1]["digest"]
-    files = [
-        artifacts.File(media_type="application/vnd.gpu-images.release.v1+json", content=json.dumps(listed).encode())
-    ]
-    artifact = artifacts.manifest(files[0].media_type, files, {})
-    artifacts.put(staged, artifact, files)
-    staged.put_manifest(f"release-{TODAY}", artifact.content, artifact.media_type)
-    output = release(ours, proxy, UNTESTED_GPU, code=15)
-    assert f"{PLAIN}: the staged image differs from the plan" in output
-    assert tags(ours, proxy) == {}
-
-
-def test_a_release_that_stopped_is_finished_by_running_it_again(ours: Checkout, proxy: Proxy) -> None:
-    stage(ours)
-    full = ours.references()[1].rpartition(":")[2]
-    proxy.troubles.append(
-        Trouble(fault=Fault.STATUS_500, method="PUT", path=rf"/ty-cuda/manifests/{full}$", times=10**6)
-    )
-    release(ours, proxy, UNTESTED_GPU, code=14)
-    half = tags(ours, proxy)
-    assert f"{ours.references()[0].rpartition(':')[2]}-{TODAY}" in half
-    assert full not in half
-    proxy.heal()
-    release(ours, proxy, UNTESTED_GPU)
-    assert full in tags(ours, proxy)
-    assert "0 tags changed" in release(ours, proxy, UNTESTED_GPU)
-
-
 def test_nothing_is_staged_twice(ours: Checkout, proxy: Proxy) -> None:
     assert stage(ours) == TODAY
     proxy.heal()
@@ -360,24 +211,6 @@ def test_nothing_is_staged_twice(ours: Checkout, proxy: Proxy) -> None:
     assert proxy.got["PATCH"] == 0
     assert stage(ours, PLAIN) == f"{TODAY}.1"
     assert "no staged release 20200101" in ours.builder("release", "20200101", "--to", proxy.address, code=14)
-
-
-def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> None:
-    """docker-registry 2.8 has no referrers API: eight writers share one index."""
-    stage(ours)
-    staged = repository(ours, proxy, "staging/ty-cuda")
-    digest = ours.stored()[ours.references()[0]]
-    subject = subject_of(staged, digest)
-
-    def attach(number: int) -> None:
-        files = [artifacts.File(media_type="text/plain", content=f"document {number}".encode())]
-        registry = repository(ours, proxy, "staging/ty-cuda")
-        artifacts.attach(registry, digest, artifacts.manifest("application/x-test", files, {}, subject), files)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(attach, range(8)))
-    assert len(artifacts.attached(staged, digest, "application/x-test")) == 8
-    assert len(artifacts.attached(staged, digest, reports.TYPE)) == 1
 
 
 def test_a_new_machine_downloads_known_layers(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
@@ -431,57 +264,6 @@ def test_tags_move_back_to_an_earlier_release_of_its_commit(ours: Checkout, prox
     ours.builder("render")
     release(ours, proxy, TODAY, UNTESTED_GPU, "--roll-back")
     assert tags(ours, proxy) == second | first
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("PUT", r"/releases/manifests/released-"),
-        ("POST", r"/ty-cuda/blobs/uploads/\?mount="),
-        ("PUT", r"/ty-cuda/manifests/sha256-"),
-        ("PUT", rf"/ty-cuda/manifests/[^/]*-{TODAY}$"),
-        ("PUT", r"/ty-cuda/manifests/1\.0$"),
-    ],
-    ids=["record", "blob", "report", "stamped tag", "moving tag"],
-)
-def test_a_release_that_is_killed(ours: Checkout, proxy: Proxy, method: str, path: str) -> None:
-    """No tag names anything but a released image, and running it again finishes the release."""
-    stage(ours)
-    expected = ours.stored()
-    proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path))
-    with ours.running("release", "--to", proxy.address, UNTESTED_GPU) as run:
-        run.reaches(proxy.stalled.is_set)
-        run.process.kill()
-        run.process.wait(10)
-    proxy.heal()
-    half = tags(ours, proxy)
-    assert set(half.values()) <= set(expected.values())
-    if path.endswith((f"-{TODAY}$", "=", "sha256-", "released-")):
-        assert not [tag for tag in half if not tag.endswith(TODAY)], "no moving tag before all stamped ones"
-    release(ours, proxy, UNTESTED_GPU)
-    complete = tags(ours, proxy)
-    assert len(complete) == 2 * 5
-    assert set(complete.values()) == set(expected.values())
-
-
-def test_two_releases_at_once(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
-    """Both publish the same images, so both succeed, and nothing is lost."""
-    stage(ours)
-    copies = [ours, *(dataclasses.replace(ours, root=elsewhere(ours, tmp_path / name).root) for name in ("a", "b"))]
-    with ThreadPoolExecutor(3) as pool:
-        outputs = list(pool.map(lambda each: release(each, proxy, UNTESTED_GPU, "--allow-unsigned"), copies))
-    assert all("2 images" in output for output in outputs)
-    assert set(tags(ours, proxy).values()) == set(ours.stored().values())
-    assert len(tags(ours, proxy)) == 2 * 5
-
-
-def damage(proxy: Proxy, blob: str) -> None:
-    """Changes one byte of a blob in the registry's storage."""
-    digest = blob.removeprefix("sha256:")
-    [stored] = proxy.server.data.glob(f"**/blobs/sha256/{digest[:2]}/{digest}/data")
-    content = bytearray(stored.read_bytes())
-    content[len(content) // 2] ^= 1
-    stored.write_bytes(content)
 
 
 def test_a_look_at_what_the_registry_has(ours: Checkout, proxy: Proxy) -> None:
@@ -596,110 +378,3 @@ def test_vulnerabilities(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Pat
     assert re.search(rf"{EXTRA} +1 +0 +0 +0 +0 +1 +refused", output)
     assert f"{EXTRA}: CVE-2026-2 in tinyextra {ours.release} (critical)" in output
     assert state(EXTRA) == f"1 critical, 1 excepted {day}, unsigned"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "after"),
-    [
-        ("POST", r"/staging/ty-cuda/blobs/uploads/", 0),
-        ("PUT", r"/staging/ty-cuda/manifests/sha256:", 0),
-        ("PUT", r"/staging/ty-cuda/manifests/sha256:", 1),
-        ("PUT", r"/staging/ty-cuda/manifests/sha256-", 0),
-        ("PUT", r"/staging/ty-cuda/manifests/plan-", 1),
-        ("PUT", r"/staging/releases/manifests/sha256:", 0),
-        ("PUT", r"/staging/releases/manifests/release-", 0),
-    ],
-    ids=["blob", "image", "report", "list of reports", "plan of the second", "document", "tag of the release"],
-)
-def test_a_stage_that_is_killed(ours: Checkout, proxy: Proxy, method: str, path: str, after: int) -> None:
-    """No tag names an image without a report, no release is listed, and running it again finishes it."""
-
-    def staged(place: str) -> dict[str, dict[str, str | None]]:
-        there = {name: repository(ours, proxy, f"{place}/{name}") for name in ("ty-cuda", "releases")}
-        return {name: {tag: each.digest_of(tag) for tag in each.list_tags()} for name, each in there.items()}
-
-    stage(ours, "--staging", f"{proxy.address}/undisturbed")
-    proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path, after=after))
-    with ours.running("stage") as run:
-        run.reaches(proxy.stalled.is_set)
-        run.process.kill()
-        run.process.wait(10)
-    proxy.heal()
-    half = staged("staging")
-    assert half["releases"] == {}
-    for tag, digest in half["ty-cuda"].items():
-        if tag.startswith("plan-"):
-            assert len(artifacts.attached(repository(ours, proxy, "staging/ty-cuda"), str(digest), reports.TYPE)) == 1
-    assert stage(ours) == TODAY
-    assert staged("staging") == staged("undisturbed")
-    ours.builder("registry", "check", "--to", proxy.address)
-
-
-LAST_PUT = {"stage": "/releases/manifests/release-", "release": "/ty-cuda/manifests/1.0-extra$"}
-
-
-@pytest.mark.parametrize("command", ["stage", "release"])
-@pytest.mark.parametrize("fault", [Fault.STATUS_401, Fault.STATUS_500, Fault.ANSWER_LOST], ids=lambda fault: fault.name)
-def test_a_fault_of_the_last_request_that_passes(ours: Checkout, proxy: Proxy, command: str, fault: Fault) -> None:
-    if command == "release":
-        stage(ours)
-    trouble = Trouble(fault=fault, method="PUT", path=LAST_PUT[command])
-    proxy.troubles.append(trouble)
-    if command == "stage":
-        assert stage(ours) == TODAY, "a lost answer leads to no second release"
-        assert repository(ours, proxy, "staging/releases").list_tags() == [f"release-{TODAY}"]
-    else:
-        release(ours, proxy, UNTESTED_GPU)
-        assert len(tags(ours, proxy)) == 2 * 5
-    assert trouble.times == 0
-
-
-@pytest.mark.parametrize("command", ["stage", "release"])
-@pytest.mark.parametrize("fault", [Fault.STATUS_401, Fault.STATUS_507], ids=lambda fault: fault.name)
-def test_a_fault_of_the_last_request_that_stays(ours: Checkout, proxy: Proxy, command: str, fault: Fault) -> None:
-    stage(ours, "--images-only") if command == "stage" else stage(ours)
-    proxy.troubles.append(Trouble(fault=fault, method="PUT", path=LAST_PUT[command], times=10**6))
-    arguments = [command, *(["--to", proxy.address, UNTESTED_GPU] if command == "release" else [])]
-    output = ours.builder(*arguments, code=14)
-    assert ("the registry's disk is full" if fault is Fault.STATUS_507 else f"docker login {proxy.address}") in output
-    if command == "release":
-        assert "tags changed before the failure" in output
-    proxy.heal()
-    ours.builder(*arguments)
-    assert proxy.got["PATCH"] == 0, "no blob is sent again"
-
-
-@pytest.mark.parametrize(("what", "code"), [("configuration", 14), ("report", 8)])
-def test_a_damaged_blob_of_a_staged_image_prevents_the_release(
-    ours: Checkout, proxy: Proxy, what: str, code: int
-) -> None:
-    """The registry serves it without an error."""
-    stage(ours)
-    staged, image = repository(ours, proxy, "staging/ty-cuda"), ours.stored()[ours.references()[0]]
-    [artifact] = artifacts.attached(staged, image, reports.TYPE)
-    manifest = staged.manifest(artifact if what == "report" else image)
-    assert manifest
-    content = json.loads(manifest.content)
-    blob = (content["layers"][0] if what == "report" else content["config"])["digest"]
-    damage(proxy, blob)
-    output = release(ours, proxy, UNTESTED_GPU, code=code)
-    assert f"reading blob {blob.removeprefix('sha256:')[:12]}" in output
-    assert "content does not match its digest" in output
-    assert tags(ours, proxy) == {}
-
-
-def test_a_tag_that_moves_during_a_release(ours: Checkout, proxy: Proxy) -> None:
-    """Another push sets it after this release has read it."""
-    stage(ours)
-    full = ours.references()[0].rpartition(":")[2]
-    other = artifacts.manifest("application/x-test", [], {})
-
-    def move() -> None:
-        artifacts.put(public(ours, proxy), other, [])
-        public(ours, proxy).put_manifest(full, other.content, other.media_type)
-
-    record = Trouble(fault=Fault.MEANWHILE, method="PUT", path="/releases/manifests/released-", meanwhile=move)
-    proxy.troubles.append(record)
-    output = release(ours, proxy, UNTESTED_GPU, code=14)
-    assert f"tag {full} changed from unset to {other.digest}" in output
-    assert tags(ours, proxy)[full] == other.digest

@@ -1,0 +1,31 @@
+"""A registry behind a proxy, and the machine that built the images."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration import registry as registries
+from tests.integration.checkout import Checkout
+from tests.integration.registry import Proxy, Server
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[Proxy]:
+    """An empty registry, behind a proxy."""
+    registries.install()
+    with Server(folder=tmp_path / "registry").serving() as server, Proxy(server).serving() as running:
+        yield running
+
+
+@pytest.fixture
+def ours(released: Checkout, proxy: Proxy, keys: Path) -> Checkout:
+    """The machine that built the images; its matrix.yaml names staging, and trusts our key."""
+    (released.root / "keys").mkdir()
+    shutil.copy2(keys / "ours.pub", released.root / "keys/ours.pub")
+    trusted = f'registry: ""\nstaging: {proxy.address}/staging\nevidence: [{{key: keys/ours.pub}}]'
+    released.edit("matrix.yaml", 'registry: ""', trusted)
+    return released

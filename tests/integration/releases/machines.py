@@ -1,0 +1,58 @@
+"""Machines that share a registry: what the tests of staging and releases do with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+from pathlib import Path
+
+from builder.common.reference import ImageRef
+from builder.index.host import Host
+from builder.registry.client import Registry
+from tests.integration.checkout import Checkout
+from tests.integration.registry import Proxy
+
+TODAY = time.strftime("%Y%m%d", time.gmtime())
+UNTESTED_GPU = "--allow-untested-gpu"
+
+
+def elsewhere(checkout: Checkout, folder: Path) -> Checkout:
+    """Another machine with the same checkout: an empty store and no evidence."""
+    shutil.copytree(checkout.root, folder / "checkout", symlinks=True, ignore=shutil.ignore_patterns(".builder"))
+    environ = {**checkout.environ, "GPU_IMAGES_STORE": str(folder / "store")}
+    return dataclasses.replace(checkout, root=folder / "checkout", environ=environ)
+
+
+def stage(checkout: Checkout, *arguments: str) -> str:
+    """Stages both images; returns the stamp."""
+    release = json.loads(checkout.builder("stage", *arguments, "--format", "json").partition("\n{")[2].join(["{", ""]))
+    return str(release["stamp"])
+
+
+def repository(checkout: Checkout, proxy: Proxy, name: str) -> Registry:
+    return Registry(ImageRef(registry=proxy.address, repository=name), host=Host(), write=True)
+
+
+def public(checkout: Checkout, proxy: Proxy) -> Registry:
+    return repository(checkout, proxy, f"{checkout.namespace}/ty-cuda")
+
+
+def release(checkout: Checkout, proxy: Proxy, *arguments: str, code: int = 0) -> str:
+    return checkout.builder("release", "--to", proxy.address, *arguments, code=code)
+
+
+def tags(checkout: Checkout, proxy: Proxy) -> dict[str, str | None]:
+    """Digests by tag, of all tags for people."""
+    there = public(checkout, proxy)
+    return {tag: there.digest_of(tag) for tag in there.list_tags() if not tag.startswith("sha256-")}
+
+
+def damage(proxy: Proxy, blob: str) -> None:
+    """Changes one byte of a blob in the registry's storage."""
+    digest = blob.removeprefix("sha256:")
+    [stored] = proxy.server.data.glob(f"**/blobs/sha256/{digest[:2]}/{digest}/data")
+    content = bytearray(stored.read_bytes())
+    content[len(content) // 2] ^= 1
+    stored.write_bytes(content)
