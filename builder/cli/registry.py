@@ -93,9 +93,9 @@ def check_command(context: Context, place: str, registry: str, fast: bool) -> No
 def prune_command(context: Context, place: str, registry: str, keep: int, delete: bool) -> None:
     """List what is no longer needed in staging, and delete it.
 
-    Keeps the newest staged releases, releases with an image that a public tag without a stamp names, images of this
-    checkout's plan, and images that were tested less than 7 days ago. Everything else in staging goes: releases, their
-    images, and what is attached to these. If a release cannot be read, nothing is deleted.
+    Keeps the newest staged releases, the newest release with each image that a public tag without a stamp names, images
+    of this checkout's plan, and images that were tested less than 7 days ago. Everything else in staging goes:
+    releases, their images, and what is attached to these. If a release cannot be read, nothing is deleted.
 
     In the public repositories, only what is attached to images that no longer exist goes. Public image tags are never
     deleted: stamped tags never move, and people rely on them.

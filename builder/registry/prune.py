@@ -82,12 +82,14 @@ class Item:
 
 
 def kept(releases: Sequence[Release], published: Collection[str], keep: int) -> list[Release]:
-    """The newest releases, `keep` of them, and those with an image that a public tag names. Pure."""
-    return [
-        release
-        for number, release in enumerate(releases)
-        if number < keep or any(image.digest in published for image in release.images)
-    ]
+    """The newest releases, `keep` of them, and the newest one with each image that a public tag names. Pure."""
+    chosen, unlisted = [], set(published)
+    for number, release in enumerate(releases):
+        images = {image.digest for image in release.images}
+        if number < keep or images & unlisted:
+            chosen.append(release)
+            unlisted -= images
+    return chosen
 
 
 def unneeded(contents: Contents, keep: int, now: datetime) -> list[Item]:
