@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from math import prod
 from typing import TypeVar
@@ -224,12 +225,15 @@ _Order = tuple[int, Version, bool, Version, Version, int]
 
 def _order(matrix: Matrix) -> Callable[[Cell], _Order]:
     """Frameworks and variants in the order of the matrix, versions as versions (12.10 after 12.9), the cpu last."""
-    frameworks, variants = list(matrix.frameworks), list(matrix.variants)
+    frameworks, variants = (
+        {name: place for place, name in enumerate(names)} for names in (matrix.frameworks, matrix.variants)
+    )
+    version = cache(Version)
 
     def key(cell: Cell) -> _Order:
-        cuda = Version("0" if cell.is_cpu else cell.cuda)
-        versions = (Version(cell.line), cell.is_cpu, cuda, Version(cell.python))
-        return (frameworks.index(cell.framework), *versions, variants.index(cell.variant))
+        cuda = version("0" if cell.is_cpu else cell.cuda)
+        versions = (version(cell.line), cell.is_cpu, cuda, version(cell.python))
+        return (frameworks[cell.framework], *versions, variants[cell.variant])
 
     return key
 
