@@ -17,7 +17,7 @@ from builder.cli.options import CELLS_HELP, Size, cells_argument
 from builder.common.errors import LockError
 from builder.common.units import counted, size
 from builder.matrix.project import Project
-from builder.plan import current, plan, shards
+from builder.plan import plan, revisions, shards
 from builder.plan.plan import Plan, PlannedImage
 
 
@@ -94,7 +94,7 @@ def _limited(
 ) -> Sequence[PlannedImage]:
     images: Sequence[PlannedImage] = planned.images
     if revision:
-        images = shards.changed(current.digests(project, revision, context.say), images)
+        images = shards.changed(revisions.digests(project, revision, context.say), images)
     if unreleased:
         from builder.registry import publish, status  # noqa: PLC0415  0.2 s, which other plans would pay
 

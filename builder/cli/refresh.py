@@ -12,7 +12,7 @@ from builder.cli.context import Context
 from builder.cli.options import CELLS_HELP, cells_argument, jobs_option, sign_option, staging_option
 from builder.common import git
 from builder.common.units import counted
-from builder.plan import current, plan, shards
+from builder.plan import plan, revisions, shards
 
 
 @click.command(name="refresh", epilog=CELLS_HELP)
@@ -39,7 +39,7 @@ def refresh_command(
     chosen = project.select(patterns)
     revision = "HEAD" if git.commit(project.root, "HEAD") else ""
     if revision:
-        before = current.digests(project, revision, context.say)
+        before = revisions.digests(project, revision, context.say)
     else:
         before = {image.id: image.digest for image in plan.make_locked(project, chosen).images}
     click_context.invoke(lock.lock_command, patterns=[cell.id for cell in chosen], refresh=True)
