@@ -22,7 +22,7 @@ engine: .venv/.ready ## find a Docker Engine, or install and start one
 images: .venv/.ready ## build, test and tag the default images (CELLS='pt-*' for others; GPU=require: not without GPU tests)
 	@$(BUILDER) images $(CELLS) --start-engine --gpu $(GPU) $(if $(JUNIT),--junit $(JUNIT))
 
-nightly: .venv/.ready ## build, test and tag every image within MAX_DISK of disk, e.g. 60GB (default: what is free; PRUNE_CACHE=1: build cache too)
+nightly: .venv/.ready ## build, test and tag every image within MAX_DISK, e.g. 60GB (default: the free disk space; PRUNE_CACHE=1: empty the build cache too)
 	@$(BUILDER) images all --start-engine --max-disk $(MAX_DISK) $(if $(PRUNE_CACHE),--prune-cache)
 
 check: lint unit ## lint, types and unit tests: no engine, no network

@@ -41,7 +41,7 @@ class KnownImages:
         """
         system = os_layer.get(self.store, image.os) or self.remote.system(image.id, image.os)
         if system is None:
-            raise self._missing(image, "operating system")
+            raise self._missing(image, f"no registry has its operating system, or it is not listed in {KNOWN_LAYERS}")
         layers = [self._layer(layer, image, system) for layer in image.layers]
         return images.write(self.store, image, system, layers)
 
@@ -64,12 +64,14 @@ class KnownImages:
             entries = files.entries(read, system.folders)
             return wheel_layers.put(self.store, layer, lambda out: splice.write(entries, out))
         known = self.known.get(layer)
-        if known is None or self.remote.find(known.digest) is None:
-            raise self._missing(image, f"layer {layer.name}")
+        if known is None:
+            raise self._missing(image, f"layer {layer.name} is not listed in {KNOWN_LAYERS}")
+        if self.remote.find(known.digest) is None:
+            raise self._missing(image, f"no registry has layer {layer.name}")
         return Layer(**vars(known), created_by=oci.describe(layer))
 
-    def _missing(self, image: PlannedImage, what: str) -> BuildError:
+    def _missing(self, image: PlannedImage, reason: str) -> BuildError:
         return BuildError(
-            f"{image.id}: its {what} is not in {KNOWN_LAYERS}, or not in the registry",
+            f"{image.id}: {reason}",
             hint=f"Build and test it on this machine: builder images {image.id}",
         )

@@ -95,7 +95,7 @@ class RegistryLayers:
     def _give_up(self, error: RegistryError) -> None:
         if not self._failed.is_set():
             self._failed.set()
-            self._view.say(f"the registry failed, so layers are built on this machine: {error}")
+            self._view.say(f"the registry is not used for the rest of this run: {error}")
 
     @cached_property
     def _repositories(self) -> list[Registry]:

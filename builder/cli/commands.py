@@ -25,8 +25,8 @@ COMMANDS = {
     "lock": ("lock", "Choose the exact wheels and Debian packages of CELLS."),
     "plan": ("plan", "Show what would be built: cells, tags, layers, sizes."),
     "push": ("push", "Publish images that passed their tests."),
-    "refresh": ("refresh", "Take security updates of Debian: lock, build, test and stage."),
-    "registry": ("registry", "Look at what the registry has, and remove what is not needed."),
+    "refresh": ("refresh", "Apply Debian security updates: lock, build, test and stage."),
+    "registry": ("registry", "Inspect the registry, and delete what is not needed."),
     "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),
     "render": ("render", "Write images/ from templates/ and locks/."),
     "scan": ("scan", "Scan released images for vulnerabilities."),
@@ -34,7 +34,7 @@ COMMANDS = {
     "status": ("release", "Show how far each cell is on its way to a release."),
     "test": ("images", "Run the tests of built or staged images."),
     "upstream": ("upstream", "Propose newer releases of the frameworks for matrix.yaml."),
-    "verify": ("verify", "Check IMAGE: its signature, its contents, and the plan."),
+    "verify": ("verify", "Check the signature and contents of IMAGE, and the plan."),
 }
 
 

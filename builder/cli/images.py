@@ -54,8 +54,9 @@ _DISK = (
         "--max-disk",
         type=Size(positive=True, free=True),
         default=0,
-        help="Maximum disk space for the store and Docker Engine together, e.g. 40GB, or `free` for what they take now "
-        "and what is free. To free space, images of this checkout are removed from the engine; the store keeps them.",
+        help="Maximum disk space for the store and Docker Engine together, e.g. 40GB, or `free`: what they take now "
+        "and what is free, less 2 GB. To free space, images of this checkout are removed from the engine; the store "
+        "keeps them.",
     ),
     click.option(
         "--prune-cache",

@@ -26,13 +26,14 @@ from builder.plan import plan, revisions, shards
 def refresh_command(
     click_context: click.Context, /, patterns: Sequence[str], place: str, signer: Any, **options: Any
 ) -> None:
-    """Take security updates of Debian: lock, build, test and stage.
+    """Apply Debian security updates: lock, build, test and stage.
 
     Locks the newest Debian packages of CELLS and renders their Dockerfiles. Then builds and tests the images that
     differ from the last commit, and stages them if `staging` is set in matrix.yaml. Only the layers of the operating
-    system change. An image without newer packages is left as it is.
+    system change. Images whose packages have not changed are not rebuilt.
 
-    If a test fails, `git restore locks images` brings the earlier packages back.
+    If a test fails, restore the earlier packages with `git restore locks images`, which also discards your other
+    uncommitted changes there.
     """
     context: Context = click_context.obj
     project = context.project
@@ -49,7 +50,7 @@ def refresh_command(
     ids = {cell.id for cell in chosen}
     affected = [image.id for image in changed if image.id in ids]
     if others := len(changed) - len(affected):
-        context.say(f"{counted(others, 'other image')} changed too: builder refresh all")
+        context.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh all`")
     if not affected:
         context.say("no image changed")
         return

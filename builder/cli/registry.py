@@ -22,7 +22,7 @@ from builder.registry.staging import Place, plan_tag
 
 @click.group(name="registry")
 def registry_command() -> None:
-    """Look at what the registry has, and remove what is not needed."""
+    """Inspect the registry, and delete what is not needed."""
 
 
 @registry_command.command(name="ls")
@@ -87,18 +87,25 @@ def check_command(context: Context, place: str, registry: str, fast: bool) -> No
 @registry_command.command(name="prune")
 @staging_option
 @to_option
-@click.option("--keep", type=click.IntRange(1), default=5, show_default=True, help="Number of staged releases to keep.")
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Number of newest staged releases to keep, besides those that are needed.",
+)
 @click.option("--delete", is_flag=True, help="Delete what is listed. Without this option, nothing is changed.")
 @click.pass_obj
 def prune_command(context: Context, place: str, registry: str, keep: int, delete: bool) -> None:
-    """List what is no longer needed in staging, and delete it.
+    """List what is not needed in staging, and delete it.
 
     Keeps the newest staged releases, the newest release with each image that a public tag without a stamp names, images
-    of this checkout's plan, and images that were tested less than 7 days ago. Everything else in staging goes:
-    releases, their images, and what is attached to these. If a release cannot be read, nothing is deleted.
+    of this checkout's plan, images with tags of other tools, and images that were tested less than 7 days ago, or whose
+    results cannot be read. The rest of staging is not needed: releases, their images and attachments. If a release
+    cannot be read, nothing is deleted.
 
-    In the public repositories, only what is attached to images that no longer exist goes. Public image tags are never
-    deleted: stamped tags never move, and people rely on them.
+    In the public repositories, only attachments of images that no longer exist are deleted. Public image tags are never
+    deleted: stamped tags never move, and users may depend on them.
 
     Run it when no job stages, tests or releases images. docs/registries.md describes how the registry frees the space.
     """

@@ -51,8 +51,9 @@ _STAGE_FORMAT = click.option(
 @click.option(
     "--untested",
     is_flag=True,
-    help="Also stage images that nobody built, if the registry has their layers (locks/layers.json). They are "
-    "assembled without an engine and without downloading wheels; `builder test --staged` then runs all their tests.",
+    help="Also stage images that are neither built here nor staged yet, if the registry has their layers "
+    "(locks/layers.json). They are assembled without an engine and without downloading wheels; `builder test --staged` "
+    "then runs all their tests.",
 )
 @_STAGE_FORMAT
 @click.pass_obj

@@ -47,7 +47,8 @@ def scan_command(context: Context, patterns: Sequence[str], registry: str, signe
     if failed := [each for each in rows if each.refused or each.failure]:
         raise RefusedError(
             f"{len(failed)} of {counted(len(rows), 'image')} refused or not scanned",
-            hint="Update the packages and release again, or add an exception to `scan` in matrix.yaml.",
+            hint="Update the packages and release again, or add an exception to `scan` in matrix.yaml. "
+            "If a scan failed, correct the error above, then run this again.",
         )
 
 

@@ -25,9 +25,9 @@ from builder.matrix.schema import Matrix
 def upstream_command(context: Context, form: str) -> None:
     """Propose newer releases of the frameworks for matrix.yaml.
 
-    Queries the package index for the newest stable release of each line of matrix.yaml, and for newer lines. A new line
-    has those CUDA and Python versions of matrix.yaml that work with it: the first variant of each is resolved to
-    wheels. The output can be pasted in matrix.yaml. Nothing is written.
+    Queries the package index for the newest stable release of each line of matrix.yaml, and for newer lines. For a new
+    line, proposes the CUDA and Python versions of matrix.yaml that work with it: the first variant of each is resolved
+    to wheels. The output can be pasted into matrix.yaml. Nothing is written.
     """
     project, settings = context.project, context.host
 

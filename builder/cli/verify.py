@@ -53,30 +53,31 @@ _STYLES = {
     "keys",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="A public key of cosign that must have signed the image. Several: any of them.",
+    help="A public key of cosign that verifies the image's signature. Repeat the option to accept any of several keys.",
 )
 @click.option("--identity", default="", help="An identity, such as a workflow, that must have signed the image.")
 @click.option("--issuer", default="", help="The OpenID Connect issuer of --identity.")
 @click.pass_obj
 def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: bool, **signers: Any) -> None:
-    """Check IMAGE: its signature, its contents, and the plan.
+    """Check the signature and contents of IMAGE, and the plan.
 
     IMAGE is a cell id or a tag of an image in the store, or an image in a registry: ghcr.io/org/pt-cuda:2.9. An image
-    in a registry is downloaded; with --fast, only its documents are.
+    in a registry is downloaded; with --fast, only its manifest, configuration and attachments are.
 
     Checks the hash of every blob, and rebuilds the wheel layers from the package index. In a checkout, compares the
     configuration and the layer of plain files with its plan, and the other layers with those that were built here.
 
     \b
-    For an image in a registry, --key or --identity, or `evidence` in matrix.yaml, says whom to trust:
+    For an image in a registry, the trusted signers are those of --key and --identity, or else those of `evidence` in
+    matrix.yaml. Checks:
       signature     is for this image, its cell and the tag of IMAGE
-      test results  are for this image, passed, and signed
-      SBOM          lists exactly the packages that the files of the image record; signed
-      provenance    is for the plan of this image; signed
-    No checkout is needed then: the signature vouches for what cannot be compared with anything here.
+      test results  are signed, for this image, and passed
+      SBOM          is signed; lists exactly the packages that the image's files record (not checked with --fast)
+      provenance    is signed; is for the plan of this image
+    Works without a checkout: parts that cannot be compared on this machine are accepted if the image is signed.
 
     Results: same (the configuration of the plan), derived (rebuilt with the same bytes), known (this machine built it),
-    signed (by somebody trusted). Any other result is a failure: unknown (nothing to compare it with), different, failed
+    signed (by a trusted signer). Any other result is a failure: unknown (nothing to compare it with), different, failed
     (could not be compared).
     """
     store, view = context.store, View(context.err)
@@ -88,10 +89,10 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
             fast=fast,
             read=Meter(view, "blobs", "hashed", 0).add,
         )
-        said = _claims(context, checked, image, _trust(context, **signers))
+        image_claims = _claims(context, checked, image, _trust(context, **signers))
         findings = []
         with view.live():
-            for finding in claims.findings(checked, check, said, store.root / "tmp"):
+            for finding in claims.findings(checked, check, image_claims, store.root / "tmp"):
                 findings.append(finding)
                 state = Text(f"{finding.state:<12}", style=_STYLES[finding.state])
                 detail = f"  ({finding.detail})" if finding.detail else ""
@@ -106,7 +107,7 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
 def _trust(context: Context, keys: Sequence[str], identity: str, issuer: str) -> Trust:
     """Whom to trust: the signers of the options, else those of the checkout, if there is one."""
     if bool(identity) != bool(issuer):
-        raise UsageError("--identity and --issuer need each other")
+        raise UsageError("--identity and --issuer must be used together")
     signers = [Trusted.model_construct(key=key) for key in keys]
     if identity:
         signers.append(Trusted(identity=identity, issuer=issuer))
@@ -119,7 +120,7 @@ def _trust(context: Context, keys: Sequence[str], identity: str, issuer: str) ->
 
 
 def _claims(context: Context, checked: Source, image: str, trust: Trust) -> Claims | None:
-    """What is said about an image in a registry; None for one of the store, and without anybody to trust."""
+    """The claims about an image in a registry; None for one of the store, and without trusted signers."""
     reference = ImageRef.parse(image)
     if not (reference.registry and trust.signers):
         return None
@@ -152,7 +153,7 @@ def _require_pass(image: str, findings: Sequence[Finding], *, allow_unknown: boo
             hint="Build the image here with `builder build`, or accept these parts with --allow-unknown.",
         )
     if not counts["derived"]:
-        raise VerifyError(f"{image}: no layer could be rebuilt")
+        raise VerifyError(f"{image}: no layer could be rebuilt", hint="Check that `builder` built this image.")
 
 
 def _expected(context: Context, store: Store, image: Source) -> Expected | None:

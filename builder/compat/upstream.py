@@ -35,10 +35,10 @@ class Proposal:
 
     @property
     def lines(self) -> Iterator[str]:
-        """Text that can be pasted in matrix.yaml."""
+        """Text that can be pasted into matrix.yaml."""
         place = f"frameworks.{self.framework}.versions"
         what = f'newer than {self.replaces} in {place}."{self.line}"' if self.replaces else f"a new line of {place}"
-        but = "" if self.entry else ", but no CUDA and Python of matrix.yaml work with it"
+        but = "" if self.entry else ", but no CUDA and Python version of matrix.yaml work with it"
         yield f"      # {self.package} {self.release} is {what}{but}."
         yield from (f"      #   {note}" for note in self.notes)
         if self.entry:
@@ -82,14 +82,14 @@ def _update(explainer: Explainer, name: str, package: str, line: str, release: s
     """The line with another release, and with what is pinned to the same release."""
     framework = explainer.matrix.frameworks[name]
     present = framework.versions[line]
-    packages, notes = _moved(explainer.catalogue, present, release)
+    packages, notes = _moved_packages(explainer.catalogue, present, release)
     entry = present.model_copy(update={"release": release, "packages": packages})
     framework = framework.model_copy(update={"versions": {**framework.versions, line: entry}})
     frameworks = {**explainer.matrix.frameworks, name: framework}
     explainer = replace(explainer, matrix=explainer.matrix.model_copy(update={"frameworks": frameworks}))
-    works, reasons = _checked(explainer, name, line, entry)
+    entry_that_works, reasons = _working_entry(explainer, name, line, entry)
     return Proposal(
-        framework=name, package=package, line=line, release=release, replaces=present.release, entry=works,
+        framework=name, package=package, line=line, release=release, replaces=present.release, entry=entry_that_works,
         notes=(*notes, *reasons),
     )  # fmt: skip
 
@@ -100,17 +100,17 @@ def _addition(explainer: Explainer, name: str, package: str, line: str, release:
     versions = matrix.frameworks[name].versions
     newest = versions[max(versions, key=Version)]
     cudas, pythons = dict.fromkeys([*newest.cuda, *matrix.cuda]), dict.fromkeys([*newest.python, *matrix.python])
-    works, reasons = _checked(
+    entry_that_works, reasons = _working_entry(
         explainer, name, line, FrameworkVersion(release=release, cuda=list(cudas), python=list(pythons))
     )
-    notes = [f"without the packages of the newest line: {', '.join(newest.packages)}"] if newest.packages else []
+    notes = [f"packages of the newest line, not included: {', '.join(newest.packages)}"] if newest.packages else []
     return Proposal(
-        framework=name, package=package, line=line, release=release, replaces="", entry=works,
+        framework=name, package=package, line=line, release=release, replaces="", entry=entry_that_works,
         notes=(*notes, *reasons),
     )  # fmt: skip
 
 
-def _moved(catalogue: Catalogue, present: FrameworkVersion, release: str) -> tuple[list[str], list[str]]:
+def _moved_packages(catalogue: Catalogue, present: FrameworkVersion, release: str) -> tuple[list[str], list[str]]:
     """The packages of a line for another release, and notes: a pin to the framework's release moves with it."""
     packages, notes = [], []
     for package in present.packages:
@@ -125,7 +125,7 @@ def _moved(catalogue: Catalogue, present: FrameworkVersion, release: str) -> tup
     return packages, notes
 
 
-def _checked(
+def _working_entry(
     explainer: Explainer, name: str, line: str, entry: FrameworkVersion
 ) -> tuple[FrameworkVersion | None, list[str]]:
     """The entry with the largest product of its CUDA and Python versions that works, and why others do not."""

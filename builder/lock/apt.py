@@ -139,8 +139,11 @@ class Archive:
         if done.returncode and check:
             lines = [line for line in done.stderr.splitlines() if line.startswith("E: ")] or done.stderr.splitlines()
             reason = self._host.hide("\n".join(f"  | {line}" for line in lines[-5:]))
-            hint = "To accept it, set `ignore_valid_until`: docs/matrix.md." if "is expired" in reason else ""
-            raise LockError(f"Debian {self._release}: {' '.join(command[:2])} failed\n{reason}", hint=hint)
+            accept = "To accept expired Release files, set `ignore_valid_until` of this release: docs/matrix.md."
+            raise LockError(
+                f"Debian {self._release}: {' '.join(command[:2])} failed\n{reason}",
+                hint=accept if "is expired" in reason else "",
+            )
         return done.stdout
 
 

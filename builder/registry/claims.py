@@ -1,6 +1,6 @@
-"""What a release says about an image, checked without its checkout: signature, test results, SBOM, provenance.
+"""Checks the signature, test results, SBOM and provenance of a released image, without its checkout.
 
-Only what somebody trusted signed counts. The SBOM is compared with the packages that the image's own files record.
+Only what a trusted signer signed counts. The SBOM is compared with the packages that the image's own files record.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Provenance(BaseModel, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What is said about an image in a registry. `reference` is what the user asked for."""
+    """The claims about an image in a registry. `reference` is what the user asked for."""
 
     registry: Registry
     reference: ImageRef
@@ -57,16 +57,16 @@ class Claims:
     _installed: Installed = field(default_factory=Installed)
 
     def signature(self) -> Finding:
-        """Whether somebody trusted signed the image as its cell, and for the tag of the reference."""
+        """Whether a trusted signer signed the image as its cell, and for the tag of the reference."""
         cell, tag = self.image.labels.get(CELL_LABEL, ""), self.reference.tag
         signer, signed = signing.signer_of_image(self.registry, self._digest, cell, self.trust)
         if not signer:
-            return self._finding("signature", f"nobody trusted signed it as cell {cell[:100]!a}")
+            return self._finding("signature", f"no trusted signer signed it as cell {cell[:100]!a}")
         if tag and not any(tags.is_tag_of(tag, full) for full in signed):
             return self._finding("signature", f"signed for {', '.join(signed) or 'no tag'}, not for {tag}")
         return self._finding("signature", f"by {signer}", "signed")
 
-    def source(self, source: Source, folder: Path) -> Source:
+    def recording_source(self, source: Source, folder: Path) -> Source:
         """The image's source, which also reads the packages in layers whose hashes are compared.
 
         `folder` is for temporary files. Layers must be compared in their order.
@@ -84,10 +84,10 @@ class Claims:
 
         return dataclasses.replace(source, matches=matches)
 
-    def documents(self, *, is_read: bool) -> Iterator[Finding]:
-        """Test results, SBOM, provenance. `is_read`: all layers were read, so the SBOM is compared with them."""
+    def attachments(self, *, has_read_layers: bool) -> Iterator[Finding]:
+        """Test results, SBOM, provenance. `has_read_layers`: the SBOM is compared with the layers."""
         yield self._test_results()
-        yield self._statement("SBOM", statements.SBOM, lambda content: self._check_sbom(content, is_read=is_read))
+        yield self._statement("SBOM", statements.SBOM, self._check_sbom if has_read_layers else _count_packages)
         yield self._statement("provenance", statements.PROVENANCE, self._check_provenance)
 
     @property
@@ -119,17 +119,13 @@ class Claims:
         except VerifyError as error:
             return self._finding(name, str(error))
 
-    def _check_sbom(self, content: bytes, *, is_read: bool) -> str:
-        listed = _packages(oci.parse(_Sbom, content, "SBOM", hint=""))
-        number = f"{len(listed)} packages"
-        if not is_read:
-            return f"{number}, not compared with the files of the image"
-        installed = self._installed.packages
+    def _check_sbom(self, content: bytes) -> str:
+        listed, installed = _packages(content), self._installed.packages
         lines = [f"not in the image: {_names(listed - installed)}"] if listed - installed else []
         lines += [f"not in the SBOM: {_names(installed - listed)}"] if installed - listed else []
         if lines:
             raise VerifyError("; ".join(lines))
-        return f"{number}, the same as in the files of the image"
+        return f"{len(listed)} packages, the same as in the files of the image"
 
     def _check_provenance(self, content: bytes) -> str:
         provenance = oci.parse(_Provenance, content, "provenance", hint="")
@@ -139,9 +135,9 @@ class Claims:
 
 
 def findings(source: Source, check: Check, claims: Claims | None, folder: Path) -> Iterator[Finding]:
-    """Findings for an image: of its signature first, then those of `verify.verify`, then for what is said about it.
+    """Findings for an image: for its signature, then those of `verify.verify`, then for its attachments.
 
-    `claims` is None for an image without anybody to trust. Raises VerifyError, RegistryError, SigningError.
+    `claims` is None without trusted signers. Raises VerifyError, RegistryError, SigningError.
     """
     if claims is None:
         yield from verify.verify(source, check)
@@ -150,16 +146,20 @@ def findings(source: Source, check: Check, claims: Claims | None, folder: Path) 
     yield signature
     is_signed = signature.state == "signed"
     if is_signed and not check.fast:
-        source = claims.source(source, folder)
+        source = claims.recording_source(source, folder)
     yield from verify.verify(source, dataclasses.replace(check, is_signed=is_signed))
     if is_signed:
-        yield from claims.documents(is_read=not check.fast)
+        yield from claims.attachments(has_read_layers=not check.fast)
 
 
-def _packages(sbom: _Sbom) -> set[Package]:
-    """The components with records in an image. Debian itself and uv's Python have none."""
+def _count_packages(sbom: bytes) -> str:
+    return f"{len(_packages(sbom))} packages, not compared with the files of the image"
+
+
+def _packages(sbom: bytes) -> set[Package]:
+    """The components with records in an image. Debian itself and uv's Python have none. Raises VerifyError."""
     packages = set()
-    for component in sbom.components:
+    for component in oci.parse(_Sbom, sbom, "SBOM", hint="").components:
         if component.purl.startswith("pkg:deb/"):
             packages.add(Package("deb", component.name, component.version))
         elif component.purl.startswith("pkg:pypi/"):

@@ -19,10 +19,10 @@ def run(command: tuple[str, ...]) -> str:
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"{program} did not end within {TIMEOUT_S} s"
+        return f"{program} timed out after {TIMEOUT_S} s"
     except OSError as error:
         return f"{program} cannot run: {(error.strerror or type(error).__name__).lower()}"
     if not result.returncode:
         return ""
     first = next((line for line in result.stderr.splitlines() if line.strip()), "no message")
-    return f"{program} ended with status {result.returncode}: {first}"
+    return f"{program}: exit status {result.returncode}: {first}"

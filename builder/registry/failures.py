@@ -89,13 +89,13 @@ def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
             reason, hint = "unknown host", "Check the name of the registry."
         elif isinstance(cause, ssl.SSLCertVerificationError):
             reason = f"certificate not trusted ({cause.verify_message})"
-            hint = f"Put the authority that signed it in {FOLDER}/{registry}/ca.crt, or set SSL_CERT_FILE."
+            hint = f"Save the certificate of its authority as {FOLDER}/{registry}/ca.crt, or set SSL_CERT_FILE."
         elif isinstance(cause, ssl.SSLError) and _REFUSED_CLIENT.search(cause.reason or ""):
             reason = "client certificate required, or not accepted"
-            hint = f"Put it in {FOLDER}/{registry}/client.cert, and its key in client.key."
+            hint = f"Save a client certificate as {FOLDER}/{registry}/client.cert, and its key as client.key."
         elif isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
             reason = "the server does not use https"
-            hint = f"To use it over plain http all the same, add {registry} to `insecure` in matrix.yaml."
+            hint = f"To allow plain http, add {registry} to `insecure` in matrix.yaml."
         if reason:
             return RejectedError(f"{registry}: {action}: {reason}", hint=hint)
     return TransientError(f"{registry}: {action}: {_reason(error)}", hint=RUN_AGAIN)

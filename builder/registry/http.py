@@ -270,8 +270,9 @@ class Connection:
             url = ""
         if not self._transport.allows(url):
             raise RejectedError(
-                f"{self.registry}: {action}: the response names a URL that is not https",
-                hint="If the registry is behind a proxy, make the proxy send X-Forwarded-Proto: https.",
+                f"{self.registry}: {action}: the response contains a URL that is not https",
+                hint="Configure the proxy of the registry to send X-Forwarded-Proto: https, or add the server to "
+                "`insecure` in matrix.yaml.",
             )
         return url
 

@@ -94,8 +94,8 @@ def kept(releases: Sequence[Release], published: Collection[str], keep: int) -> 
 
 def unneeded(contents: Contents, keep: int, now: datetime) -> list[Item]:
     """What nothing needs, in the order to delete it. Pure."""
-    # Documents go first, so that none ever lists a deleted image. An image goes with its plan tag, before what is
-    # attached to it, and the tag that lists this goes last: after an interruption, the next run finds the rest by tag.
+    # Documents are first, so that none lists a deleted image. Then each image, with its plan tag, then its attachments,
+    # and last the tag that lists them: after an interruption, the next run finds the rest by tag.
     releases = kept(contents.releases, contents.published, keep)
     needed = {image.digest for release in releases for image in release.images}
     items = _documents(contents, releases)
@@ -219,7 +219,7 @@ def _release(place: Place, stamp: str) -> Release:
         return place.read(stamp)
     except (VerifyError, RejectedError) as error:
         raise VerifyError(
-            f"nothing was deleted: release {stamp} cannot be read: {error}",
+            f"release {stamp} cannot be read, so it is unknown which images are needed; nothing was deleted: {error}",
             hint=f"Delete {place.repository(INDEX)}:{PREFIX}{stamp} in the registry, then run this again.",
         ) from error
 

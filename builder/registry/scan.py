@@ -85,11 +85,11 @@ class Result(BaseModel):
         is_clean = all(finding.excepted for finding in self.findings)
         return ", ".join([CLEAN, *parts] if is_clean else parts)
 
-    def refused(self, least: str) -> tuple[Finding, ...]:
-        """The findings of the severity `least` or a higher one, and those of an unknown severity."""
-        if least == "none":
+    def refused(self, lowest: str) -> tuple[Finding, ...]:
+        """The findings of the severity `lowest` or a higher one, and those of an unknown severity."""
+        if lowest == "none":
             return ()
-        severities = (*SEVERITIES[: SEVERITIES.index(least) + 1], "unknown")
+        severities = (*SEVERITIES[: SEVERITIES.index(lowest) + 1], "unknown")
         return tuple(each for each in self.findings if not each.excepted and each.severity in severities)
 
 
@@ -98,7 +98,8 @@ def settings_of(project: Project) -> Scan:
     if project.matrix.scan is None:
         raise UsageError(
             "`scan` is not set in matrix.yaml: no image is scanned for vulnerabilities",
-            hint='Add these lines to it:\nscan:\n  command: [grype, "sbom:{sbom}", --output, cyclonedx-json]',
+            hint="Replace `scan: null` in matrix.yaml with:\n"
+            'scan:\n  command: [grype, "sbom:{sbom}", --output, cyclonedx-json]',
         )
     return project.matrix.scan
 
@@ -111,7 +112,7 @@ def scan(settings: Scan, image: str, sbom: bytes) -> Result:
         image=image,
         scanner=printed.scanner,
         time=f"{now:%Y-%m-%dT%H:%M:%SZ}",
-        findings=tuple(judge(printed.findings, settings.exceptions, now.date())),
+        findings=tuple(apply_exceptions(printed.findings, settings.exceptions, now.date())),
     )
 
 
@@ -120,13 +121,15 @@ def check(cell: str, result: Result, settings: Scan) -> None:
     if refused := result.refused(settings.refuse):
         number = counted(len(refused), "vulnerability", "vulnerabilities")
         raise RefusedError(
-            "\n  ".join([f"{cell}: {number} of severity {settings.refuse} or higher", *map(str, refused)]),
+            "\n  ".join([f"{cell}: {number} of severity {settings.refuse} or higher, or unknown", *map(str, refused)]),
             hint="Update the packages, or add an exception to `scan` in matrix.yaml. "
             "To release it as it is: builder release --allow-vulnerable",
         )
 
 
-def judge(findings: Iterable[Finding], exceptions: Sequence[ScanException], today: date) -> Iterator[Finding]:
+def apply_exceptions(
+    findings: Iterable[Finding], exceptions: Sequence[ScanException], today: date
+) -> Iterator[Finding]:
     """The findings with the exceptions of today."""
     for finding in findings:
         matching = [each for each in exceptions if _covers(each, finding)]
@@ -143,7 +146,7 @@ def unused(settings: Scan | None, results: Sequence[Result]) -> list[str]:
     """A note for each exception that no finding matches."""
     findings = [finding for result in results for finding in result.findings]
     return [
-        f"note: the exception for {each.id}{f' in {each.package}' if each.package else ''} matches no finding"
+        f"note: unused exception for {each.id}{f' in {each.package}' if each.package else ''}"
         for each in (settings.exceptions if settings else ())
         if not any(_covers(each, finding) for finding in findings)
     ]

@@ -68,7 +68,7 @@ class Scanned:
     def state(self) -> str:
         if self.result is None:
             return scan.FAILED
-        return "refused" if self.refused else "passed" if self.result.findings else scan.CLEAN
+        return "refused" if self.refused else self.result.summary
 
     def as_data(self) -> dict[str, Any]:
         """For `--format json`."""
@@ -118,4 +118,4 @@ def _sbom(registry: Registry, digest: str) -> bytes:
             content = documents.get(statements.SBOM_TYPE, b"")
             if scan.subject(content) == digest:
                 return content
-    raise VerifyError("no SBOM of this image is attached to it: only `builder release` attaches one")
+    raise VerifyError("no SBOM is attached to this image: `builder release` attaches one")

@@ -62,7 +62,7 @@ class Assembler(Protocol):
 class Stager:
     """Stages images of one store; `signer` signs their reports, unless it is None.
 
-    With an `assembler`, images that nobody built are staged too, without test results.
+    With an `assembler`, images that are neither here nor staged are staged too, without test results.
     """
 
     project: Project
@@ -79,7 +79,7 @@ class Stager:
         for all images that are neither in the store nor in staging, before anything is sent, and one for all failures.
         """
         targets, failures = publish.collect(self.project, self.store, plan)
-        images = [self._tested(target) for target in targets]
+        images = [self._tested_image(target) for target in targets]
         elsewhere: list[StagedImage] = []
         for planned in plan.images:
             if not isinstance(failures.get(planned.id), NotBuiltError):
@@ -89,7 +89,7 @@ class Stager:
                 del failures[planned.id]
             elif self.assembler:
                 try:
-                    images.append(self._untested(planned, self.assembler.assemble(planned)))
+                    images.append(self._untested_image(planned, self.assembler.assemble(planned)))
                     del failures[planned.id]
                 except BuildError as error:
                     failures[planned.id] = error
@@ -105,12 +105,12 @@ class Stager:
             return None
         return StagedImage(cell=planned.id, repository=name, digest=present, plan=planned.digest)
 
-    def _tested(self, target: Target) -> _Image:
+    def _tested_image(self, target: Target) -> _Image:
         name = name_of(target.references[0])
         staged = StagedImage(cell=target.cell, repository=name, digest=target.digest, plan=target.plan)
         return _Image(staged=staged, stored=target.stored, manifest=target.manifest, proof=target.evidence)
 
-    def _untested(self, planned: PlannedImage, stored: Image) -> _Image:
+    def _untested_image(self, planned: PlannedImage, stored: Image) -> _Image:
         name, digest = name_of(ImageRef.parse(planned.references[0])), stored.manifest.digest
         staged = StagedImage(cell=planned.id, repository=name, digest=digest, plan=planned.digest)
         manifest = Manifest.of(self.store.read(digest), stored.manifest.media_type)

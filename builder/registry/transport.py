@@ -46,7 +46,7 @@ class Transport:
             half = path.with_suffix(_HALVES.get(path.suffix, path.suffix))
             if half not in files:
                 raise RegistryError(
-                    f"{half} is missing, the other half of {path.name}",
+                    f"{half} is missing: {path.name} needs it",
                     hint="A client certificate is a .cert and a .key; an authority is a .crt.",
                 )
         certificate = next((path for path in files if path.suffix == ".cert"), None)
@@ -130,5 +130,5 @@ def _using(*paths: Path) -> Iterator[None]:
     except OSError as error:  # also of OpenSSL
         names = " with ".join(map(str, paths))
         raise RegistryError(
-            f"{names} cannot be used: {error.strerror}", hint="Certificates and keys are PEM."
+            f"{names} cannot be used: {error.strerror}", hint="Use PEM files, and a key without a password."
         ) from None

@@ -2,7 +2,7 @@
 
 Works on images of the store and of a registry. Wheel layers are rebuilt from the index, the layer of plain files from
 the checkout; operating system and bytecode are compared with the store's records of their builds. Parts that cannot be
-checked on this machine are `unknown`, which is not a pass, unless somebody trusted signed the image.
+checked on this machine are `unknown`, which is not a pass, unless a trusted signer signed the image.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Finding:
     """The result for the configuration or one layer; `detail` is the reason.
 
     `derived`: rebuilt with the same bytes. `known`: the same as this store built. `same`: the configuration of the
-    plan. `signed`: nothing to compare it with, but somebody trusted signed the image. `unknown`: nothing to compare it
+    plan. `signed`: nothing to compare it with, but a trusted signer signed the image. `unknown`: nothing to compare it
     with on this machine. `failed`: it could not be compared.
     """
 
@@ -67,7 +67,7 @@ class Finding:
 class Check:
     """How an image is checked.
 
-    `expected` is the image of the plan, None without one. `is_signed`: somebody trusted signed the image. `fast`
+    `expected` is the image of the plan, None without one. `is_signed`: a trusted signer signed the image. `fast`
     hashes no blobs.
     """
 

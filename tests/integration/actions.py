@@ -51,10 +51,10 @@ def evaluate(expression: str, context: Mapping[str, Any]) -> Any:
     """The value of an expression of GitHub Actions; of an unknown name empty. As there, `&&` and `||` give a side."""
 
     def value(name: str) -> Any:
-        found: Any = context
+        node: Any = context
         for part in name.split("."):
-            found = found.get(part, "") if isinstance(found, Mapping) else ""
-        return found
+            node = node.get(part, "") if isinstance(node, Mapping) else ""
+        return node
 
     def python(token: re.Match[str]) -> str:
         known = {"&&": "and", "||": "or", "fromJSON": "loads", "(": "(", ")": ")", "==": "==", "!=": "!="}

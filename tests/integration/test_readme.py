@@ -136,9 +136,7 @@ def check(command: str, clone: Path) -> None:
         run(["sh", "-c", f'PATH="$PWD/.venv/bin:$PATH"; {command} {refused}'], clone)
     elif words[0] in ("mkdir", "cosign"):
         programs.install_from("trixie", "cosign")
-        run(
-            [*words[:2], "--help"] if words[1].startswith("verify") else words, clone
-        )  # verified for real in releases/
+        run([*words[:2], "--help"] if words[1].startswith("verify") else words, clone)  # verified for real in releases/
     elif words[0] == "builder":
         run([".venv/bin/builder", words[1], "--help"], clone)
     else:

@@ -148,7 +148,7 @@ def test_a_release_with_which_nothing_works_is_named_without_a_line() -> None:
     (proposal,) = proposed(catalogue=More("2.9.2"), resolve=lambda *_: "torchvision does not")
     assert proposal.as_data()["entry"] is None
     first, *rest = proposal.lines
-    assert first.endswith('versions."2.9", but no CUDA and Python of matrix.yaml work with it.')
+    assert first.endswith('versions."2.9", but no CUDA and Python version of matrix.yaml work with it.')
     assert rest == ["      #   CUDA 12.8: torchvision does not"]
 
 

@@ -97,7 +97,7 @@ class Desk:
     def findings(self, tag: str = "2.9", *, fast: bool = False) -> dict[str, Finding]:
         reference = ImageRef(registry="registry.example", repository="org/pt-cuda", tag=tag)
         trust = Trust(signers=[Trusted(key="ours")], root=self.folder)
-        said = Claims(registry=self.store, reference=reference, image=self.store.image, trust=trust)
+        image_claims = Claims(registry=self.store, reference=reference, image=self.store.image, trust=trust)
         source = Source(
             manifest=self.store.manifest_bytes,
             read_blob=lambda _: self.store.config,
@@ -105,7 +105,7 @@ class Desk:
             matches=lambda *_: pytest.fail("the layers are read"),
         )
         check = Check(fetcher=NoWheels(), fast=fast)
-        return {finding.layer: finding for finding in claims.findings(source, check, said, self.folder)}
+        return {finding.layer: finding for finding in claims.findings(source, check, image_claims, self.folder)}
 
 
 class NoWheels(Fetcher):
@@ -132,7 +132,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     return desk
 
 
-def test_a_released_image(desk: Desk) -> None:
+def test_all_claims_of_a_released_image_are_signed(desk: Desk) -> None:
     desk.store.report()
     findings = desk.findings()
     assert {name: finding.state for name, finding in findings.items()} == dict.fromkeys(RIGHT, "signed")
@@ -196,7 +196,7 @@ def test_statements_that_differ(desk: Desk, kind: str, statement: object, name: 
     assert detail in finding.detail
 
 
-def test_a_damaged_layer(desk: Desk) -> None:
+def test_a_damaged_layer_is_reported(desk: Desk) -> None:
     desk.store.is_damaged = True
     findings = desk.findings()
     assert "its blob is damaged" in findings["os"].detail

@@ -93,8 +93,8 @@ def test_no_command_is_run_for_a_repository_that_exists_or_without_the_setting(l
 
 FAILURES = [
     ((254, "\n\x1b[31mdenied by http://me:pw@mirror.example.test/x\nmore"), "254:  [31mdenied by http://<mirror>/x"),
-    ((-9, ""), "aws ended with status -9: no message"),
-    (subprocess.TimeoutExpired("x", 1), "aws did not end within 120 s"),
+    ((-9, ""), "aws: exit status -9: no message"),
+    (subprocess.TimeoutExpired("x", 1), "aws timed out after 120 s"),
     (FileNotFoundError(2, "No such file or directory"), "aws cannot run: no such file or directory"),
 ]
 
@@ -104,7 +104,7 @@ def test_a_failing_command(lay: Lay, service: Service, outcome: tuple[int, str] 
     service.outcome, service.creates = outcome, False
     with pytest.raises(RegistryError) as caught:
         send(lay, service)
-    assert str(caught.value).startswith(f"{HOST}: creating a/b: aws ")
+    assert str(caught.value).startswith(f"{HOST}: creating a/b: aws")
     assert str(caught.value).endswith(message)
 
 

@@ -200,7 +200,10 @@ def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: Memory
 
 def test_a_release_that_cannot_be_read_stops_everything(memory: Memory) -> None:
     memory.put_manifest("release-20261122", b"{}", MANIFEST_TYPE)
-    with pytest.raises(VerifyError, match="nothing was deleted: release 20261122 cannot be read") as caught:
+    with pytest.raises(
+        VerifyError,
+        match="release 20261122 cannot be read, so it is unknown which images are needed; nothing was deleted",
+    ) as caught:
         read(memory)
     assert "registry.example.test/staging/releases:release-20261122" in caught.value.hint
 

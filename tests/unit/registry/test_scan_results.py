@@ -131,7 +131,7 @@ def test_a_released_image_is_scanned(desk: Desk) -> None:
     assert (refused.state, refused.refused) == ("refused", (HIGH,))
     assert refused.as_data()["counts"]["high"] == 1
     desk.findings = (HIGH.model_copy(update={"severity": "low"}),)
-    assert [each.state for each in desk.scan()] == ["passed"]
+    assert [each.state for each in desk.scan()] == ["1 low"]
 
 
 @pytest.mark.parametrize("subject", ["", "sha256:" + "e" * 64])
@@ -140,7 +140,7 @@ def test_an_image_without_an_sbom_of_its_own(desk: Desk, subject: str) -> None:
         desk.attach_sbom(subject)
     [failed] = desk.scan()
     assert (failed.state, failed.result) == ("scan failed", None)
-    assert failed.failure == "no SBOM of this image is attached to it: only `builder release` attaches one"
+    assert failed.failure == "no SBOM is attached to this image: `builder release` attaches one"
     assert desk.state == "unscanned"
 
 

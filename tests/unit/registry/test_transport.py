@@ -94,7 +94,7 @@ def test_where_a_registry_may_lead(
         act()
         assert any(sent.url.startswith(url) for sent in wire.seen)
     else:
-        with pytest.raises(RegistryError, match="names a URL that is not https"):
+        with pytest.raises(RegistryError, match="contains a URL that is not https"):
             act()
         assert len(wire.seen) == 1
 
@@ -110,9 +110,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["client.cert"], "client.key is missing, the other half of client.cert"),
-        (["client.key", "ca.crt"], "client.cert is missing, the other half of client.key"),
-        (["a.b.cert", "a.key"], "a.b.key is missing, the other half of a.b.cert"),
+        (["client.cert"], "client.key is missing: client.cert needs it"),
+        (["client.key", "ca.crt"], "client.cert is missing: client.key needs it"),
+        (["a.b.cert", "a.key"], "a.b.key is missing: a.b.cert needs it"),
         (["ca.crt"], "ca.crt cannot be used: "),
         (["a.cert", "a.key"], "a.key cannot be used: "),
     ],
