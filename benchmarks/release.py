@@ -33,9 +33,9 @@ from builder.registry.evidence import Evidence
 GROUPS = ("pt-2.9-cu128-py311", "tf-2.20-cu128-py311", "jax-0.10-cu128-py311")
 FEW = (*GROUPS, f"{GROUPS[0]}-jupyter", f"{GROUPS[0]}-full")
 MORE = 23
-VARIANTS = ("", "-jupyter", *(f"-v{number}" for number in range(1, MORE)), "-new")
+VARIANTS = ("", "-jupyter", "-full", *(f"-v{number}" for number in range(1, MORE)))
 ALL = tuple(f"{group}{variant}" for group in GROUPS for variant in VARIANTS)
-NEW, NEW_VARIANT = f"{GROUPS[0]}-new", "a new variant of known layers, staged from a machine with an empty store"
+NEW, NEW_VARIANT = f"{GROUPS[0]}-v1", "a new image of known layers, staged from a machine with an empty store"
 COMPONENT, SYSTEM = "templates/jupyter/files/etc/services.d/jupyter", "templates/os.j2"
 REQUEST = re.compile(rb'"(GET|HEAD|PUT|POST|PATCH|DELETE) ')
 
@@ -121,7 +121,7 @@ def _release(machine: Machine, results: Results, cells: Sequence[str], key: Sequ
 
 
 def _new_machine(results: Results, scratch: Path, machine: Machine, key: Sequence[str]) -> None:
-    """A new variant of known layers, from a machine without layers and images."""
+    """A variant of the same components as another one, from a machine without layers and images."""
     checkout, store = scratch / "other", Store(scratch / "other-store")
     shutil.copytree(machine.checkout, checkout, symlinks=True, ignore=shutil.ignore_patterns(".builder"))
     other = Machine(checkout, store.root, machine.log)
@@ -137,7 +137,7 @@ def prepared(target: Path) -> Path:
     text = re.sub("(?m)^registry: .*", f'registry: "127.0.0.1:{PORT}"', text)
     text = re.sub("(?m)^staging: .*", f"staging: 127.0.0.1:{PORT}/staging", text)
     more = "".join(f"  v{number}: [tools, tensorboard, science, jupyter]\n" for number in range(1, MORE))
-    text = text.replace("variants:\n", f"variants:\n  new: [tools, tensorboard, jupyter]\n{more}")
+    text = text.replace("variants:\n", f"variants:\n{more}")
     matrix.write_text(text, encoding="utf-8")
     for step in ("lock", "render"):
         run(checkout, checkout / "no-store", step)
