@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -71,8 +72,8 @@ class Machine:
             assembler.close()
         return [image.id for image in images]
 
-    def measure(self, results: Results, name: str, *arguments: str) -> None:
-        """Times a command that writes JSON, and notes its bytes and requests."""
+    def measure(self, results: Results, name: str, *arguments: str) -> dict[str, Any]:
+        """Times a command that writes JSON, and notes its bytes and requests; returns what it wrote."""
         before = len(REQUEST.findall(self.log.read_bytes()))
         with results.timed(name):
             command = [
@@ -88,10 +89,11 @@ class Machine:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"builder {' '.join(arguments)} failed:\n{done.stderr}")
-        data = json.loads(done.stdout)
+        data: dict[str, Any] = json.loads(done.stdout)
         sent = data["sent"] if "sent" in data else sum(image["bytes"]["sent"] for image in data["images"])
         requests = len(REQUEST.findall(self.log.read_bytes())) - before
         results.facts.append(f"{name}: {size(sent)} sent, {requests} requests")
+        return data
 
 
 def measure(results: Results, scratch: Path, store: Path) -> None:
@@ -116,8 +118,8 @@ def measure(results: Results, scratch: Path, store: Path) -> None:
 
 def _release(machine: Machine, results: Results, cells: Sequence[str], key: Sequence[str], what: str) -> None:
     name = f"{len(cells)} images, {what}"
-    machine.measure(results, f"stage {name}", "stage", *cells, *key)
-    machine.measure(results, f"release {name}", "release", "--allow-untested-gpu", *key)
+    stamp = machine.measure(results, f"stage {name}", "stage", *cells, *key)["stamp"]
+    machine.measure(results, f"release {name}", "release", stamp, "--allow-untested-gpu", *key)
 
 
 def _new_machine(results: Results, scratch: Path, machine: Machine, key: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, cells_argument, sign_option, to_option
-from builder.common.errors import RefusedError
+from builder.common.errors import RefusedError, UsageError
 from builder.common.units import counted
 from builder.plan import plan
 from builder.registry import scan
@@ -38,6 +38,8 @@ def scan_command(context: Context, patterns: Sequence[str], registry: str, signe
     project = context.project
     scanner = Scanner(project, context.host, registry, signer)
     rows = list(scanner.scan(plan.make(project, project.select(patterns or ("*",))).images))
+    if not rows:
+        raise UsageError("none of these images is released", hint="builder status shows which are.")
     if form == "json":
         click.echo(json.dumps([each.as_data() for each in rows], indent=1))
     else:

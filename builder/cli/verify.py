@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from builder.registry.expected import Expected
 from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, Source
 
+LATEST = "latest"
 _STYLES = {
     "derived": "green",
     "known": "green",
@@ -89,7 +91,7 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
             fast=fast,
             read=Meter(view, "blobs", "hashed", 0).add,
         )
-        image_claims = _claims(context, checked, image, _trust(context, **signers))
+        image_claims = _claims(context, checked, image, _trust(context, image, **signers))
         findings = []
         with view.live():
             for finding in claims.findings(checked, check, image_claims, store.root / "tmp"):
@@ -104,13 +106,18 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
     context.say(f"{image}: verified: {parts}{'; blobs were not hashed' if fast else ''}")
 
 
-def _trust(context: Context, keys: Sequence[str], identity: str, issuer: str) -> Trust:
+def _trust(context: Context, image: str, keys: Sequence[str], identity: str, issuer: str) -> Trust:
     """Whom to trust: the signers of the options, else those of the checkout, if there is one."""
     if bool(identity) != bool(issuer):
         raise UsageError("--identity and --issuer must be used together")
     signers = [Trusted.model_construct(key=key) for key in keys]
     if identity:
         signers.append(Trusted(identity=identity, issuer=issuer))
+    if signers and not ImageRef.parse(image).registry:
+        raise UsageError(
+            f"{image} has no registry, and images of the store are not signed",
+            hint="Name the registry, e.g. docker.io/org/pt-cuda:2.9.",
+        )
     if signers:
         return Trust(signers=signers, root=Path.cwd())
     try:
@@ -124,6 +131,8 @@ def _claims(context: Context, checked: Source, image: str, trust: Trust) -> Clai
     reference = ImageRef.parse(image)
     if not (reference.registry and trust.signers):
         return None
+    if not (reference.tag or reference.digest):
+        reference = replace(reference, tag=LATEST)
     registry = Registry(reference, host=context.host, write=False)
     stored = oci.read_image(checked.manifest, checked.read_blob)
     return Claims(registry=registry, reference=reference, image=stored, trust=trust)
@@ -190,7 +199,7 @@ def source(context: Context, store: Store, image: str) -> Source:
 
 
 def _in_registry(registry: Registry, reference: ImageRef) -> Source:
-    name = reference.digest or reference.tag or "latest"
+    name = reference.digest or reference.tag or LATEST
     manifest = registry.manifest(name)
     if manifest is None:
         raise RegistryError(f"{registry.name} has no {name}", hint="Check the tag.")

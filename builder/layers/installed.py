@@ -76,7 +76,7 @@ def _read(path: str, file: object, size: int) -> set[Package]:
     if path == DPKG:
         return _debian_packages(content)
     headers = BytesHeaderParser().parsebytes(content)
-    return {python_package(headers["Name"] or "", headers["Version"] or "")}
+    return {python_package(str(headers["Name"] or ""), str(headers["Version"] or ""))}
 
 
 def _debian_packages(status: bytes) -> set[Package]:

@@ -71,11 +71,9 @@ def stamp_order(stamp: str) -> tuple[str, int]:
 
 
 def is_tag_of(tag: str, full: str) -> bool:
-    """Whether an image with this full tag may have a tag: itself, with a stamp, or an alias."""
+    """Whether an image with this full tag may have a tag without a stamp: the full tag, or an alias."""
     version, *axes = full.split("-")
     start, *rest = tag.split("-")
-    if rest and is_stamp(rest[-1]):
-        rest.pop()
     cuda, python, suffix = axes[:1], axes[1:2], axes[2:]
     choices = ([*cuda, *python, *suffix], [*cuda, *suffix], [*python, *suffix], suffix)
     return f"{version}.".startswith(f"{start}.") and rest in choices

@@ -33,6 +33,7 @@ CREATED = "org.opencontainers.image.created"  # the annotation with the time of 
 EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
 # Seconds until the index is read again: longer than another writer takes between reading and replacing it.
 CONFIRM_S = 1.0
+MOST_FILES = 16  # of an artifact
 ATTEMPTS = 30
 _HINT = "Delete it in the registry, then run this again."
 
@@ -62,7 +63,7 @@ class _Index(BaseModel, frozen=True):
 
 class _Artifact(BaseModel, frozen=True):
     artifact_type: str = Field("", alias="artifactType")
-    layers: tuple[_Blob, ...]
+    layers: tuple[_Blob, ...] = Field(max_length=MOST_FILES)
     subject: _Blob | None = None
     annotations: dict[str, str] | None = None
 

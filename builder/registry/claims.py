@@ -6,7 +6,7 @@ Only what a trusted signer signed counts. The SBOM is compared with the packages
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -58,12 +58,16 @@ class Claims:
 
     def signature(self) -> Finding:
         """Whether a trusted signer signed the image as its cell, and for the tag of the reference."""
-        cell, tag = self.image.labels.get(CELL_LABEL, ""), self.reference.tag
-        signer, signed = signing.signer_of_image(self.registry, self._digest, cell, self.trust)
+        cell, name = self.image.labels.get(CELL_LABEL, ""), self.reference.repository.rpartition("/")[2]
+        annotations = {"cell": cell, "image": name}
+        signer, signatures = signing.signer_of_image(self.registry, self._digest, annotations, self.trust)
         if not signer:
-            return self._finding("signature", f"no trusted signer signed it as cell {cell[:100]!a}")
-        if tag and not any(tags.is_tag_of(tag, full) for full in signed):
-            return self._finding("signature", f"signed for {', '.join(signed) or 'no tag'}, not for {tag}")
+            return self._finding("signature", f"no trusted signer signed it as cell {cell[:100]!a} of {name}")
+        if not any(_is_for(signature, self.reference.tag) for signature in signatures):
+            signed = sorted({tag for each in signatures for tag in (each.get("tag"), each.get("release")) if tag})
+            return self._finding(
+                "signature", f"signed for {', '.join(signed) or 'no tag'}, not for {self.reference.tag}"
+            )
         return self._finding("signature", f"by {signer}", "signed")
 
     def recording_source(self, source: Source, folder: Path) -> Source:
@@ -112,12 +116,14 @@ class Claims:
     def _statement(self, name: str, kind: str, check: Callable[[bytes], str]) -> Finding:
         """A finding for the signed statements of one kind; `check` returns the detail, or raises VerifyError."""
         contents = signing.statements_of_image(self.registry, self._digest, kind, self.trust)
-        if not contents:
-            return self._finding(name, "no statement of a trusted signer")
-        try:
-            return self._finding(name, [check(content) for content in contents][-1], "signed")
-        except VerifyError as error:
-            return self._finding(name, str(error))
+        # A later release may have attached a corrected one.
+        reason = "no statement of a trusted signer"
+        for content in contents:
+            try:
+                return self._finding(name, check(content), "signed")
+            except VerifyError as error:
+                reason = str(error)
+        return self._finding(name, reason)
 
     def _check_sbom(self, content: bytes) -> str:
         listed, installed = _packages(content), self._installed.packages
@@ -150,6 +156,13 @@ def findings(source: Source, check: Check, claims: Claims | None, folder: Path) 
     yield from verify.verify(source, dataclasses.replace(check, is_signed=is_signed))
     if is_signed:
         yield from claims.attachments(has_read_layers=not check.fast)
+
+
+def _is_for(signature: Mapping[str, str], tag: str) -> bool:
+    """Whether a signature is for a tag; also for no tag, if the image is named by its digest."""
+    if tags.is_stamp(tag.rpartition("-")[2]):
+        return signature.get("release") == tag
+    return not tag or tags.is_tag_of(tag, signature.get("tag", ""))
 
 
 def _count_packages(sbom: bytes) -> str:

@@ -98,7 +98,15 @@ def unneeded(contents: Contents, keep: int, now: datetime) -> list[Item]:
     # and last the tag that lists them: after an interruption, the next run finds the rest by tag.
     releases = kept(contents.releases, contents.published, keep)
     needed = {image.digest for release in releases for image in release.images}
-    items = _documents(contents, releases)
+    documents = contents.documents
+    kept_tags = {f"{PREFIX}{release.stamp}" for release in releases}
+    old = {f"{PREFIX}{release.stamp}" for release in contents.releases} - kept_tags
+    used = {digest for tag, digest in documents.tags.items() if tag not in old}
+    items = [
+        Item(registry=documents.registry, digest=digest, kind="document", text=tag)
+        for tag, digest in documents.tags.items()
+        if tag in old and digest not in used
+    ]
     for each in contents.staged:
         tagged = {digest for tag, digest in each.tags.items() if tag in contents.plans or not _is_ours(tag)}
         items += _items(contents, each, needed | tagged | {image for image in each.images if _is_new(each, image, now)})
@@ -106,23 +114,6 @@ def unneeded(contents: Contents, keep: int, now: datetime) -> list[Item]:
         tagged = {digest for tag, digest in each.tags.items() if not _ATTACHED_TAG.fullmatch(tag)}
         items += _items(contents, each, tagged | set(each.images))
     return items
-
-
-def _documents(contents: Contents, releases: Sequence[Release]) -> list[Item]:
-    """The documents of other releases, and the records of what was published before all of these."""
-    present = contents.documents.tags
-    stamps = {release.stamp for release in releases}
-    records = [tag.removeprefix(RELEASED) for tag in present if tag.startswith(RELEASED)]
-    records = sorted(filter(tags.is_stamp, records), key=tags.stamp_order)
-    oldest = min(map(tags.stamp_order, [*stamps, *records[-1:]]), default=("", 0))
-    old = {f"{PREFIX}{release.stamp}" for release in contents.releases if release.stamp not in stamps}
-    old |= {f"{RELEASED}{stamp}" for stamp in records if tags.stamp_order(stamp) < oldest}
-    needed = {digest for tag, digest in present.items() if tag not in old}
-    return [
-        Item(registry=contents.documents.registry, digest=present[tag], kind="document", text=tag)
-        for tag in present
-        if tag in old and present[tag] not in needed
-    ]
 
 
 def _is_ours(tag: str) -> bool:
@@ -217,10 +208,11 @@ def read(place: Place, public: Sequence[Registry], plans: Collection[str], keep:
 def _release(place: Place, stamp: str) -> Release:
     try:
         return place.read(stamp)
-    except (VerifyError, RejectedError) as error:
+    except VerifyError as error:
         raise VerifyError(
             f"release {stamp} cannot be read, so it is unknown which images are needed; nothing was deleted: {error}",
-            hint=f"Delete {place.repository(INDEX)}:{PREFIX}{stamp} in the registry, then run this again.",
+            hint=f"If its images are not needed, delete {place.repository(INDEX)}:{PREFIX}{stamp} in the registry, "
+            "then run this again.",
         ) from error
 
 

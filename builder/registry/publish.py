@@ -200,7 +200,7 @@ class Request:
     stamps: Iterable[str]
     roll_back: bool = False
     record: Callable[[], None] = lambda: None
-    attach: Callable[[Registry, Target], None] = lambda *_: None
+    attach: Callable[[Registry, Target, str], None] = lambda *_: None
 
 
 def publish(host: Host, view: View, store: Store, chosen: Sequence[Target], request: Request) -> Published:
@@ -298,7 +298,9 @@ class _Release:
             target, began = image.target, time.monotonic()
             try:
                 pushed = self._push(image, repositories)
-                self._request.attach(image.registry, target)
+                self._request.attach(
+                    image.registry, target, image.stamped(stamp) if stamp and not image.is_released else ""
+                )
                 self.sent.append(Sent(target=target, pushed=pushed, seconds=time.monotonic() - began))
                 if not image.is_released:
                     # The tag was free or ours when the stamp was chosen: if it is neither now, another push set it.

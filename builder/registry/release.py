@@ -149,12 +149,12 @@ class Releaser:
         """Publishes images that were checked, and records it. The error that ended it is in the result."""
         by_cell = {candidate.target.cell: candidate for candidate in candidates}
 
-        def attach(registry: Registry, target: Target) -> None:
+        def attach(registry: Registry, target: Target, stamped: str) -> None:
             source = self._place.open(staging.name_of(target.references[0]))
             if source.name != registry.name:
                 for reading in by_cell[target.cell].readings.counted:
                     artifacts.copy(source, registry, target.digest, reading.artifact)
-            self._describe(registry, by_cell[target.cell], release)
+            self._describe(registry, by_cell[target.cell], release, stamped)
 
         if not self._options.roll_back:
             self._check_newest(release, candidates)
@@ -167,8 +167,11 @@ class Releaser:
         )
         return publish.publish(host, view, store, targets, request)
 
-    def _describe(self, registry: Registry, candidate: Candidate, release: Release) -> None:
-        """Attaches SBOM and scan, signs the image, and attaches signed statements: SBOM and provenance."""
+    def _describe(self, registry: Registry, candidate: Candidate, release: Release, stamped: str) -> None:
+        """Attaches SBOM and scan, signs the image, and attaches signed statements: SBOM and provenance.
+
+        `stamped` is the tag with the stamp that the image gets now, empty if it has one.
+        """
         target = candidate.target
         files = [File(media_type=statements.SBOM_TYPE, content=candidate.sbom)]
         artifact = artifacts.manifest(statements.SBOM_TYPE, files, {}, target.stored.manifest)
@@ -178,7 +181,8 @@ class Releaser:
         if (signer := self._options.signer) is None:
             return
         full = target.references[0]
-        signer.sign_image(registry, target.digest, {"cell": target.cell, "tag": full.tag})
+        annotations = {"cell": target.cell, "image": staging.name_of(full), "tag": full.tag}
+        signer.sign_image(registry, target.digest, annotations | ({"release": stamped} if stamped else {}))
         # The checkout, whose plan was compared with the image: the document in staging is not signed.
         origin = Origin(source=self._project.matrix.source, revision=git.state(self._project.root), stamp=release.stamp)
         planned = self._planned[target.cell]

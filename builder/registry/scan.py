@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, get_args
@@ -29,6 +30,11 @@ UNSCANNED, FAILED, CLEAN = "unscanned", "scan failed", "clean"
 TIMEOUT_S = 600
 Severity = Literal["critical", "high", "medium", "low", "none", "unknown"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+# Of several ratings, the first of these counts: an unknown one may be high.
+_CHOICE: tuple[Severity, ...] = ("critical", "high", "unknown", "medium", "low", "none")
+_SCORES: tuple[tuple[float, Severity], ...] = (
+    (9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.1, "low"), (-inf, "none"),
+)  # fmt: skip
 _HINT = "Let `scan.command` in matrix.yaml print CycloneDX with `vulnerabilities`, as JSON."
 
 
@@ -38,7 +44,8 @@ def _printable(value: str) -> str:
     return value
 
 
-_Text = Annotated[str, StringConstraints(max_length=500), AfterValidator(_printable)]
+LONGEST = 500  # characters of a text
+_Text = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_printable)]
 _Time = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 
 
@@ -177,7 +184,11 @@ class _Bom(BaseModel):
 
 
 class _Rating(BaseModel):
-    severity: str = "unknown"
+    """`severity` is empty for other kinds of scores, such as EPSS; a score of CVSS has one."""
+
+    severity: str = ""
+    score: float | None = None
+    method: str = ""
 
 
 class _Affected(BaseModel):
@@ -215,19 +226,24 @@ def parse(output: bytes, sbom: bytes) -> Printed:
     components = {component.ref: component for component in listed}
     findings: dict[tuple[str, str, str], Finding] = {}
     for each in report.vulnerabilities:
-        severity = min((_severity(rating.severity) for rating in each.ratings), key=_rank, default="unknown")
+        rated = filter(None, map(_severity, each.ratings))
+        severity = min(rated, key=_CHOICE.index, default="unknown")
         for ref in [affected.ref for affected in each.affects] or [""]:
             component = _component(components, ref)
             finding = Finding(id=each.id, package=component.name, version=component.version, severity=severity)
             key = (finding.id, finding.package, finding.version)
-            findings[key] = min(findings.get(key, finding), finding, key=lambda each: _rank(each.severity))
+            findings[key] = min(findings.get(key, finding), finding, key=lambda each: _CHOICE.index(each.severity))
     ordered = sorted(findings.values(), key=lambda each: (_rank(each.severity), each.id, each.package))
     return Printed(scanner=_tool(report.metadata.tools), findings=tuple(ordered))
 
 
-def _severity(text: str) -> Severity:
-    name = text.lower()
-    return "none" if name == "info" else next((each for each in SEVERITIES if each == name), "unknown")
+def _severity(rating: _Rating) -> Severity | None:
+    """The severity of a rating; None if it has none. Source of the scores: CVSS 3.1, section 5."""
+    if name := rating.severity.lower():
+        return "none" if name == "info" else next((each for each in SEVERITIES if each == name), "unknown")
+    if rating.score is None or not rating.method.lower().startswith("cvss"):
+        return None
+    return next(severity for least, severity in _SCORES if rating.score >= least)
 
 
 def _rank(severity: str) -> int:
@@ -253,7 +269,7 @@ def _tool(tools: Any) -> str:
         tool = _Component.model_validate(listed[0]) if listed else None
     except (ValidationError, TypeError, KeyError):
         return ""
-    return f"{tool.name} {tool.version}".strip() if tool else ""
+    return f"{tool.name} {tool.version}".strip()[:LONGEST] if tool else ""
 
 
 # ---- the scanner

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from builder.common.errors import SigningError, VerifyError
+from builder.common.errors import RegistryError, SigningError, VerifyError
 from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import Descriptor
@@ -32,18 +32,24 @@ def attach(registry: Registry, image: Descriptor, result: Result, signer: Signer
 def state(project: Project, registry: Registry, digest: str) -> str:
     """The newest result for an image, its day, and whether a trusted signer did not sign it; `unscanned` without one.
 
+    An unsigned result counts only if no result is signed.
+
     Raises RegistryError.
     """
     try:
         listed = artifacts.attached(registry, digest, TYPE)
     except VerifyError:
         return f"{scan.UNSCANNED}, invalid list"
-    for artifact in reversed(listed):
+    results: list[tuple[bool, str, str]] = []  # whether it is signed, its time, its text
+    for artifact in listed:
         with suppress(VerifyError, RejectedError):
             documents = artifacts.read(registry, artifact, TYPE, digest) or {}
             result = oci.parse(Result, documents.get(TYPE, b""), f"scan {artifact}", hint="")
             if result.image == digest:
-                return f"{result.summary} {result.time[:10]}{_without_signature(project, documents)}"
+                problem = _without_signature(project, documents)
+                results.append((not problem, result.time, f"{result.summary} {result.time[:10]}{problem}"))
+    if results:
+        return max(results)[2]
     return f"{scan.UNSCANNED}, {len(listed)} invalid" if listed else scan.UNSCANNED
 
 
@@ -89,7 +95,7 @@ class Scanner:
         """Raises UsageError without a scanner or a registry."""
         self.settings = scan.settings_of(project)
         publish.require_registry(project, registry)
-        self._host, self._registry, self._signer = host, registry, signer
+        self._project, self._host, self._registry, self._signer = project, host, registry, signer
 
     def scan(self, images: tuple[PlannedImage, ...]) -> Iterator[Scanned]:
         """A scan of each image that is released. Raises RegistryError, SigningError."""
@@ -101,21 +107,29 @@ class Scanner:
                 continue
             digest = manifest.digest
             try:
-                result = scan.scan(self.settings, digest, _sbom(registry, digest))
-            except VerifyError as error:
+                result = scan.scan(self.settings, digest, self._sbom(registry, digest))
+                image = Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
+                attach(registry, image, result, self._signer)
+            except (VerifyError, RegistryError, SigningError) as error:
                 yield Scanned(cell=planned.id, digest=digest, failure=str(error))
                 continue
-            image = Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
-            attach(registry, image, result, self._signer)
             yield Scanned(cell=planned.id, digest=digest, result=result, refused=result.refused(self.settings.refuse))
 
+    def _sbom(self, registry: Registry, digest: str) -> bytes:
+        """The SBOM of an image: signed, if matrix.yaml lists trusted signers. Raises VerifyError, SigningError."""
+        trust = Trust.of(self._project)
+        signed = signing.statements_of_image(registry, digest, statements.SBOM, trust) if trust.signers else []
+        for content in signed or ([] if trust.signers else _attached(registry, digest)):
+            with suppress(VerifyError):
+                if scan.subject(content) == digest:
+                    return content
+        kind = "signed by a trusted signer " if trust.signers else ""
+        raise VerifyError(f"no SBOM {kind}is attached to this image: `builder release` attaches one")
 
-def _sbom(registry: Registry, digest: str) -> bytes:
-    """The SBOM that is attached to an image, the last one of several. Raises VerifyError."""
+
+def _attached(registry: Registry, digest: str) -> Iterator[bytes]:
+    """The SBOMs that are attached to an image, the last one first."""
     for artifact in reversed(artifacts.attached(registry, digest, statements.SBOM_TYPE)):
         with suppress(VerifyError, RejectedError):
             documents = artifacts.read(registry, artifact, statements.SBOM_TYPE, digest) or {}
-            content = documents.get(statements.SBOM_TYPE, b"")
-            if scan.subject(content) == digest:
-                return content
-    raise VerifyError("no SBOM is attached to this image: `builder release` attaches one")
+            yield documents.get(statements.SBOM_TYPE, b"")

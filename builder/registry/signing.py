@@ -18,12 +18,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from builder.common.errors import SigningError
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.registry.artifacts import File
+from builder.registry.auth import credentials
 from builder.registry.client import Registry
+from builder.registry.failures import one_line
 
 SIGNATURE_TYPE = "application/vnd.gpu-images.signature.v1+json"  # a bundle of cosign
 KEYLESS = "keyless"
@@ -31,7 +34,10 @@ TIMEOUT_S = 300
 _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
 _WARNING = "WARNING: "
 # Messages of cosign and of Go's standard library.
-_UNREACHABLE = re.compile(r"dial tcp|no such host|connection refused|deadline exceeded|i/o timeout")
+_UNREACHABLE = re.compile(
+    r"dial tcp|no such host|connection (refused|reset)|deadline exceeded|i/o timeout|unexpected EOF|tls: |x509: "
+    r"|status code (401|403|429|5[0-9]{2})|UNAUTHORIZED|DENIED|TOOMANYREQUESTS"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +70,16 @@ class Signer:
     def sign_image(self, registry: Registry, digest: str, annotations: Mapping[str, str]) -> None:
         """Signs an image of a repository, unless it has this signature. Raises SigningError."""
         notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
-        if not self._accepts(registry, digest, "verify", *notes):
+        if self._verified(registry, digest, "verify", *notes) is None:
             _cosign_image(registry, digest, "sign", "--yes", *self._options, *notes)
 
     def attest(self, registry: Registry, digest: str, kind: str, predicate: bytes) -> None:
-        """Attaches a signed statement about an image, unless it has one of this kind. Raises SigningError.
+        """Attaches a signed statement about an image, unless our key signed the same one. Raises SigningError.
 
         cosign loses all but a few statements that are attached at the same time: attach one after another.
         """
-        if self._accepts(registry, digest, "verify-attestation", f"--type={kind}"):
+        output = self._verified(registry, digest, "verify-attestation", f"--type={kind}")
+        if output and json.loads(predicate) in _predicates(output):
             return
         with TemporaryDirectory() as folder:
             path = Path(folder) / "predicate.json"
@@ -80,18 +87,15 @@ class Signer:
             options = [f"--type={kind}", f"--predicate={path}"]
             _cosign_image(registry, digest, "attest", "--yes", *self._options, *options)
 
-    def _accepts(self, registry: Registry, digest: str, command: str, *options: str) -> bool:
-        """Whether the image has a signature or a statement of our key."""
+    def _verified(self, registry: Registry, digest: str, command: str, *options: str) -> str | None:
+        """The output of cosign if the image has a signature or a statement of our key; None if not."""
         if self.key == KEYLESS:
-            return False
-        with TemporaryDirectory() as folder:
+            return None
+        with TemporaryDirectory() as folder, suppress(_RejectedError):
             public = Path(folder) / "key.pub"
             public.write_text(self._public_key, encoding="utf-8")
-            try:
-                _cosign_image(registry, digest, command, f"--key={public}", _OFFLINE, *options)
-            except _RejectedError:
-                return False
-        return True
+            return _cosign_image(registry, digest, command, f"--key={public}", _OFFLINE, *options)
+        return None
 
     @cached_property
     def _public_key(self) -> str:
@@ -134,21 +138,28 @@ def signer_of(root: Path, content: bytes, bundle: bytes, trusted: Sequence[Trust
     return ""
 
 
-def signer_of_image(registry: Registry, digest: str, cell: str, trust: Trust) -> tuple[str, list[str]]:
-    """The first trusted signer of an image as a cell, and the tags that the signatures name.
+def signer_of_image(
+    registry: Registry, digest: str, annotations: Mapping[str, str], trust: Trust
+) -> tuple[str, list[Mapping[str, str]]]:
+    """The first trusted signer of an image with these annotations, and all annotations of each signature.
 
     Empty without one. Raises SigningError.
     """
-    signer, output = _verified(registry, digest, trust, ["verify", f"--annotations=cell={cell}"])
+    options = [f"--annotations={name}={value}" for name, value in annotations.items()]
+    signer, output = _verified(registry, digest, trust, ["verify", *options])
     signatures = [payload.get("optional") or {} for payload in json.loads(output)] if signer else []
-    return signer, [str(notes["tag"]) for notes in signatures if "tag" in notes]
+    return signer, [{str(name): str(value) for name, value in notes.items()} for notes in signatures]
 
 
 def statements_of_image(registry: Registry, digest: str, kind: str, trust: Trust) -> list[bytes]:
     """The statements of one kind about an image that the first trusted signer made. Raises SigningError."""
     _, output = _verified(registry, digest, trust, ["verify-attestation", f"--type={kind}"])
-    payloads = (json.loads(base64.b64decode(json.loads(line)["payload"])) for line in output.splitlines())
-    return [json.dumps(payload["predicate"]).encode() for payload in payloads]
+    return [json.dumps(predicate).encode() for predicate in _predicates(output)]
+
+
+def _predicates(output: str) -> list[Any]:
+    """The predicates of the statements that cosign prints."""
+    return [json.loads(base64.b64decode(json.loads(line)["payload"]))["predicate"] for line in output.splitlines()]
 
 
 def _verified(registry: Registry, digest: str, trust: Trust, command: Sequence[str]) -> tuple[str, str]:
@@ -194,16 +205,22 @@ def _cosign_image(registry: Registry, digest: str, command: str, *options: str) 
     Raises SigningError.
     """
     transport = registry.transport
+    if transport.may_lose_tls and credentials(transport.registry):
+        raise SigningError(
+            f"{transport.registry}: cosign would send the login over plain http if TLS fails",
+            hint="Use a name of the registry that is not a private address and does not end with .local or .localhost. "
+            "Or log out, or allow plain http with `insecure` in matrix.yaml.",
+        )
     with TemporaryDirectory() as folder:
-        reach = ["--allow-http-registry"] if transport.is_plain else []
+        connection_options = ["--allow-http-registry"] if transport.is_plain else []
         if pem := transport.pem:
             path = Path(folder) / "ca.pem"
             path.write_bytes(pem)
-            reach.append(f"--registry-cacert={path}")
+            connection_options.append(f"--registry-cacert={path}")
         if transport.client:
             certificate, key = transport.client
-            reach += [f"--registry-client-cert={certificate}", f"--registry-client-key={key}"]
-        return _cosign(command, *options, *reach, f"{registry.name}@{digest}")
+            connection_options += [f"--registry-client-cert={certificate}", f"--registry-client-key={key}"]
+        return _cosign(command, *options, *connection_options, f"{registry.name}@{digest}")
 
 
 def _cosign(*arguments: str) -> str:
@@ -216,7 +233,8 @@ def _cosign(*arguments: str) -> str:
     try:
         result = subprocess.run(
             ["cosign", *arguments],
-            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8",
+            errors="replace", timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SigningError(f"cosign {arguments[0]}: {type(error).__name__}") from error
@@ -227,5 +245,5 @@ def _cosign(*arguments: str) -> str:
                 hint="Check the connection to the registry and, without a key, to Sigstore.",
             )
         lines = [line for line in result.stderr.splitlines() if line and not line.startswith(_WARNING)]
-        raise _RejectedError(f"cosign {arguments[0]}: {lines[0][:300] if lines else 'failed'}")
+        raise _RejectedError(f"cosign {arguments[0]}: {one_line(lines[0])[:300] if lines else 'failed'}")
     return result.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -89,12 +88,15 @@ class _LookUp:
         self._suite = evidence.suite(where.project.root)
         self._release: Release | None = None
         self._allowed: dict[str, tuple[str, ...]] = {}  # by digest
+        self._unreadable = ""
         if (place := where.place) is not None:
             self._release = place.read(stamps[0]) if (stamps := place.stamps()) else None
             for stamp in reversed(place.released_stamps()):
-                with suppress(VerifyError):  # it cannot be read
+                try:
                     if released := place.released(stamp):
                         self._allowed |= {image.digest: released.allowed for image in released.images}
+                except (VerifyError, RejectedError):
+                    self._unreadable += f", record of {stamp} cannot be read"
 
     def status(self, planned: PlannedImage) -> Status:
         images = self._release.images if self._release else ()
@@ -147,7 +149,7 @@ class _LookUp:
         digest = registry.digest_of(full.tag)
         if digest is None:
             return NO, NONE, NONE
-        allowed = "".join(f", {name} allowed" for name in self._allowed.get(digest, ()))
+        allowed = "".join(f", {name} allowed" for name in self._allowed.get(digest, ())) + self._unreadable
         signature = registry.digest_of(_SIGNATURE.format(digest.replace(":", "-")))
         scanned = scan_results.state(self._where.project, registry, digest)
         return (YES if digest == expected else "another image") + allowed, YES if signature else NO, scanned

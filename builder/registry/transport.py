@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from builder.index.host import Host, Registries
 
 FOLDER = Path("/etc/docker/certs.d")
 CONNECTIONS = 16  # kept open; more are made when needed
+_PRIVATE = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 _HALVES = {".cert": ".key", ".key": ".cert"}
 
 
@@ -62,6 +64,19 @@ class Transport:
     def is_plain(self) -> bool:
         """Whether the registry is reached over plain http."""
         return self.registries.allow_http(self.registry)
+
+    @property
+    def may_lose_tls(self) -> bool:
+        """Whether cosign falls back to plain http without TLS: for private addresses and names in .local.
+
+        Source: go-containerregistry, pkg/name, `Registry.Scheme`.
+        """
+        host = index.split(self.registry).hostname or ""
+        try:
+            is_private = any(ip_address(host) in network for network in _PRIVATE)
+        except ValueError:
+            is_private = host.endswith((".local", ".localhost"))
+        return is_private and not self.is_plain
 
     def allows(self, url: str) -> bool:
         """Whether a URL from the registry may be used: no TLS only if the registry itself has none.

@@ -59,7 +59,19 @@ def test_images_without_refused_findings(run: Run, scanned: list[Scanned]) -> No
     shown = run("scan", "--format", "json")
     assert shown.code == 0
     [row] = json.loads(shown.out)
-    assert (row["cell"], row["digest"], row["state"], row["counts"]["excepted"]) == (CELL, DIGEST, "clean, 1 excepted", 1)
+    assert (row["cell"], row["digest"], row["state"], row["counts"]["excepted"]) == (
+        CELL,
+        DIGEST,
+        "clean, 1 excepted",
+        1,
+    )
+
+
+def test_a_scan_of_nothing_is_no_pass(run: Run, scanned: list[Scanned]) -> None:
+    assert scanned == []
+    shown = run("scan")
+    assert shown.code == 2
+    assert "none of these images is released" in shown.err
 
 
 def test_without_a_scanner(run: Run) -> None:

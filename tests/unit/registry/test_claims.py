@@ -90,9 +90,9 @@ class Desk:
 
     store: Store
     folder: Path
-    signed: Sequence[str] = (FULL,)
     statements: Mapping[str, object] = None  # type: ignore[assignment]
     is_trusted: bool = True
+    earlier: Sequence[object] = ()  # statements of every kind that an earlier release attached
 
     def findings(self, tag: str = "2.9", *, fast: bool = False) -> dict[str, Finding]:
         reference = ImageRef(registry="registry.example", repository="org/pt-cuda", tag=tag)
@@ -118,12 +118,15 @@ class NoWheels(Fetcher):
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     desk = Desk(Store(), tmp_path, statements={"cyclonedx": SBOM, "slsaprovenance1": provenance(PLAN)})
 
-    def signer_of_image(registry: object, digest: str, cell: str, trust: object) -> tuple[str, list[str]]:
-        assert (digest, cell) == (desk.store.image.manifest.digest, CELL)
-        return ("ours", list(desk.signed)) if desk.is_trusted else ("", [])
+    def signer_of_image(
+        registry: object, digest: str, annotations: Mapping[str, str], trust: object
+    ) -> tuple[str, list[dict[str, str]]]:
+        assert digest == desk.store.image.manifest.digest
+        assert annotations == {"cell": CELL, "image": "pt-cuda"}
+        return ("ours", [{"tag": FULL, "release": f"{FULL}-20261122"}]) if desk.is_trusted else ("", [])
 
     def statements_of_image(registry: object, digest: str, kind: str, trust: object) -> list[bytes]:
-        return [json.dumps(desk.statements[kind]).encode()] if kind in desk.statements else []
+        return [json.dumps(each).encode() for each in (*desk.earlier, desk.statements.get(kind)) if each is not None]
 
     monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     monkeypatch.setattr(signing, "signer_of", lambda root, content, bundle, trusted: bundle.decode())
@@ -155,10 +158,10 @@ def test_without_a_trusted_signature_nothing_is_vouched_for(desk: Desk) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("tag", ["2.9-jupyter", "2.8", "2.9.1-py313", "2.9-20261122-cu128"])
+@pytest.mark.parametrize("tag", ["2.9-jupyter", "2.8", "2.9.1-py313", "2.9-20261122-cu128", f"{FULL}-20261121"])
 def test_a_signature_for_another_tag(desk: Desk, tag: str) -> None:
     finding = desk.findings(tag, fast=True)["signature"]
-    assert (finding.state, finding.detail) == ("different", f"signed for {FULL}, not for {tag}")
+    assert (finding.state, finding.detail) == ("different", f"signed for {FULL}, {FULL}-20261122, not for {tag}")
 
 
 @pytest.mark.parametrize(
@@ -201,3 +204,14 @@ def test_a_damaged_layer_is_reported(desk: Desk) -> None:
     findings = desk.findings()
     assert "its blob is damaged" in findings["os"].detail
     assert findings["SBOM"].state == "different"
+
+
+def test_the_tag_of_a_release_is_signed_itself(desk: Desk) -> None:
+    """Whoever can write to the registry could let a stamped tag name an older image."""
+    assert desk.findings(f"{FULL}-20261122", fast=True)["signature"].state == "signed"
+
+
+def test_a_corrected_statement_counts(desk: Desk) -> None:
+    desk.store.report()
+    desk.earlier = [{}]
+    assert {finding.state for finding in desk.findings().values()} == {"signed"}

@@ -265,9 +265,12 @@ def test_a_release_that_is_refused_is_not_recorded(bench: Bench) -> None:
 
 
 def test_what_is_attached_comes_before_the_tag(bench: Bench) -> None:
-    request = Request(stamps=tags.stamps(DAY), attach=lambda _, target: bench.calls.append(f"attach {target.cell}"))
+    request = Request(
+        stamps=tags.stamps(DAY), attach=lambda _, target, tag: bench.calls.append(f"attach {target.cell} {tag}")
+    )
     publish.publish(Host(), View(bench.console), bench.store, bench.targets(), request)
-    assert bench.calls.index(f"attach {EMBER}") == bench.calls.index(f"put {bench.stamped(EMBER)}") - 1
+    attached = bench.calls.index(f"attach {EMBER} {bench.stamped(EMBER)}")
+    assert attached == bench.calls.index(f"put {bench.stamped(EMBER)}") - 1
 
 
 def test_a_released_image_gets_no_other_stamp(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,7 +278,7 @@ def test_a_vulnerable_image(desk: Desk, scanning: list[Finding]) -> None:
 def attach_all(desk: Desk) -> None:
     """What a release attaches when the image is in the registry."""
     [([target], request)] = desk.published
-    request.attach(cast("Registry", desk.registry), target)
+    request.attach(cast("Registry", desk.registry), target, "")
 
 
 def test_a_scan_that_failed(desk: Desk, scanning: list[Finding]) -> None:

@@ -161,7 +161,8 @@ def test_no_shell_reads_the_command(tmp_path: Path, text: str) -> None:
     ("severities", "severity"),
     [
         (["low", "critical", "unknown"], "critical"),
-        (["unknown", "none"], "none"),
+        (["unknown", "none"], "unknown"),
+        (["unknown", "high"], "high"),
         (["info"], "none"),
         (["High"], "high"),
         (["urgent"], "unknown"),
@@ -171,6 +172,20 @@ def test_no_shell_reads_the_command(tmp_path: Path, text: str) -> None:
 )
 def test_the_highest_rating_counts(severities: list[str], severity: str) -> None:
     assert findings(vulnerability("CVE-1", TLS, **rated(*severities))) == [f"CVE-1 in libtls 1.1 ({severity})"]
+
+
+@pytest.mark.parametrize(
+    ("ratings", "severity"),
+    [
+        ([{"severity": "none"}, {"score": 9.8, "method": "CVSSv31"}], "critical"),
+        ([{"score": 3.9, "method": "CVSSv4"}], "low"),
+        ([{"severity": "medium"}, {"score": 0.9, "method": "other"}], "medium"),
+        ([{"score": 0.9, "method": "other"}], "unknown"),
+    ],
+)
+def test_a_score_counts_as_its_severity(ratings: list[dict[str, Any]], severity: str) -> None:
+    """But not scores of another kind, such as the probability of an attack."""
+    assert findings(vulnerability("CVE-1", TLS, ratings=ratings)) == [f"CVE-1 in libtls 1.1 ({severity})"]
 
 
 def test_where_the_package_of_a_finding_is_looked_up() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from builder.common.errors import SigningError, UsageError, VerifyError
 from builder.index.host import Host
+from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.matrix.project import Project
 from builder.matrix.schema import Scan
@@ -84,6 +85,17 @@ def test_the_newest_result_counts_in_any_order(desk: Desk) -> None:
     desk.attach(desk.result("2026-11-23", desk.digest))
     assert desk.state == "1 high 2026-11-24, unsigned"
     assert desk.registry.listed(desk.digest.replace(":", "-"))[0]["annotations"]["gpu-images.scan"] == "1 high"
+
+
+def test_an_annotation_does_not_make_a_result_newer(desk: Desk) -> None:
+    """The list of attachments is not signed."""
+    desk.attach(desk.result("2026-11-24", desk.digest, HIGH))
+    desk.attach(desk.result("2026-11-23", desk.digest))
+    tag = desk.digest.replace(":", "-")
+    entries = desk.registry.listed(tag)
+    entries[-1]["annotations"][artifacts.CREATED] = "2030-01-01T00:00:00Z"
+    desk.registry.put_manifest(tag, json.dumps({"manifests": entries}).encode(), oci.INDEX_TYPE)
+    assert desk.state == "1 high 2026-11-24, unsigned"
 
 
 def test_results_that_are_forged_or_of_another_image(desk: Desk) -> None:

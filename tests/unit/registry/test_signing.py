@@ -143,7 +143,32 @@ def test_the_public_key_is_read_once(cosign: Cosign) -> None:
     signer = Signer(key="key")
     signer.sign_image(repository(), DIGEST, {})
     signer.attest(repository(), DIGEST, "cyclonedx", b"{}")
-    assert [command[1] for command in cosign.programs.calls] == ["public-key", "verify", "verify-attestation"]
+    assert [command[1] for command in cosign.programs.calls] == [
+        "public-key", "verify", "verify-attestation", "attest",
+    ]  # fmt: skip
+
+
+def test_a_statement_is_attached_once_and_another_one_beside_it(cosign: Cosign) -> None:
+    payload = base64.b64encode(json.dumps({"predicate": {"a": 1}}).encode()).decode()
+    cosign.programs.answer = lambda _: (0, f"{json.dumps({'payload': payload})}\n", "")
+    for predicate, last in ((b'{"a": 1}', "verify-attestation"), (b'{"a": 2}', "attest")):
+        Signer(key="key").attest(repository(), DIGEST, "cyclonedx", predicate)
+        assert cosign.programs.calls[-1][1] == last
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3:5000", "192.168.0.1", "registry.local", "registry.localhost:443"])
+def test_cosign_never_sends_a_login_over_plain_http(
+    cosign: Cosign, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """It falls back to plain http for these addresses if TLS fails."""
+    monkeypatch.setattr(signing, "credentials", lambda _: object())
+    with pytest.raises(SigningError, match="cosign would send the login over plain http"):
+        Signer(key="key").sign_image(repository(address), DIGEST, {})
+    assert [command[1] for command in cosign.programs.calls] == ["public-key"]
+    Signer(key="key").sign_image(repository(address, insecure=(address,)), DIGEST, {})
+    Signer(key="key").sign_image(repository(AWAY), DIGEST, {})
+    monkeypatch.setattr(signing, "credentials", lambda _: None)
+    Signer(key="key").sign_image(repository(address), DIGEST, {})
 
 
 def test_without_a_key_the_log_is_used(cosign: Cosign) -> None:
@@ -156,12 +181,13 @@ def test_the_signer_of_an_image_and_its_tags(cosign: Cosign) -> None:
     printed = json.dumps([{"critical": {}, "optional": {"tag": "2.9.1"}}, {"optional": None}])
     cosign.programs.answer = lambda command: (0, printed, "") if "--key=" in command[3] else (1, "", "Error: no")
     trust = Trust(signers=[IDENTITY, KEY], root=cosign.root)
-    assert signing.signer_of_image(repository(AWAY), DIGEST, "c", trust) == ("keys/ci.pub", ["2.9.1"])
+    signed = signing.signer_of_image(repository(AWAY), DIGEST, {"cell": "c"}, trust)
+    assert signed == ("keys/ci.pub", [{"tag": "2.9.1"}, {}])
     command = cosign.programs.calls[-1]
     assert command[:3] == ["cosign", "verify", "--annotations=cell=c"]
     assert command[-1].endswith(f"@{DIGEST}")
     trust = Trust(signers=[IDENTITY], root=cosign.root)
-    assert signing.signer_of_image(repository(AWAY), DIGEST, "c", trust) == ("", [])
+    assert signing.signer_of_image(repository(AWAY), DIGEST, {"cell": "c"}, trust) == ("", [])
 
 
 def test_the_statements_about_an_image(cosign: Cosign) -> None:
