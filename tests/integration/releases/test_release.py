@@ -130,7 +130,15 @@ def test_a_released_image_is_verified_without_a_checkout(ours: Checkout, proxy: 
     assert stored
     there.put_manifest(extra.rpartition(":")[2], stored.content, stored.media_type)
     output = consumer.builder("verify", extra, "--fast", "--key", str(keys / "ours.pub"), code=15)
-    assert f"signed for {ours.references()[0].rpartition(':')[2]}, not for {extra.rpartition(':')[2]}" in output
+    full = ours.references()[0].rpartition(":")[2]
+    assert f"signed for {full}, {full}-{TODAY}, not for {extra.rpartition(':')[2]}" in output
+    key = ("--fast", "--key", str(keys / "ours.pub"))
+    repository_name = plain.rpartition(":")[0]
+    consumer.builder("verify", f"{repository_name}:{full}-{TODAY}", *key)
+    there.put_manifest(f"{full}-20200101", stored.content, stored.media_type)
+    output = consumer.builder("verify", f"{repository_name}:{full}-20200101", *key, code=15)
+    assert f"not for {full}-20200101" in output
+    assert "images of the store are not signed" in consumer.builder("verify", ours.references()[0], *key, code=2)
 
 
 def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
