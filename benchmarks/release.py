@@ -37,7 +37,7 @@ MORE = 23
 VARIANTS = ("", "-jupyter", "-full", *(f"-v{number}" for number in range(1, MORE)))
 ALL = tuple(f"{group}{variant}" for group in GROUPS for variant in VARIANTS)
 NEW, NEW_VARIANT = f"{GROUPS[0]}-v1", "a new image of known layers, staged from a machine with an empty store"
-COMPONENT, SYSTEM = "templates/jupyter/files/etc/services.d/jupyter", "templates/os.j2"
+COMPONENT, SYSTEM = "templates/jupyter/files/etc/services.d/jupyter/run", "templates/os.j2"
 REQUEST = re.compile(rb'"(GET|HEAD|PUT|POST|PATCH|DELETE) ')
 
 
