@@ -101,12 +101,11 @@ def measure(results: Results, scratch: Path, store: Path) -> None:
     with registry(scratch / "registry") as log:
         key = _key(results, scratch)
         machine = Machine(prepared(scratch / "release"), store, log)
-        few = machine.assemble(FEW)
-        _release(machine, results, few, key, "first")
-        _new_machine(results, scratch, machine, key)
-        for cells in (few, machine.assemble(ALL)):
-            if cells != few:
-                _release(machine, results, cells, key, "first")
+        for cells in (FEW, ALL):
+            machine.assemble(cells)
+            _release(machine, results, cells, key, "first")
+            if cells == FEW:
+                _new_machine(results, scratch, machine, key)
             _release(machine, results, cells, key, "nothing changed")
             for what, path in (("a component changed", COMPONENT), ("Debian packages changed", SYSTEM)):
                 with (machine.checkout / path).open("a", encoding="utf-8") as file:
