@@ -39,7 +39,7 @@ GATES = (
     Gate("the signature", "reports.py", "if not (signer or self.allow_unsigned or self._is_own(image, report)):", "if False:"),
     Gate("who is trusted", "signing.py", "            except _RejectedError:\n                continue", "            except _RejectedError:\n                pass"),
     Gate("a signature that is a path", "signing.py", "if not (isinstance(signature, str) and", "if not (isinstance(signature, str) or"),
-    Gate("the signature of an image", "claims.py", "        if not signer:\n", "        if False:\n"),
+    Gate("the signature of an image", "claims.py", 'is_signed = signature.state == "signed"', "is_signed = True"),
     Gate("the tag of a signature", "claims.py", "if not any(_is_for(", "if False and not any(_is_for("),
     Gate("the SBOM of an image", "claims.py", "        if lines:\n            raise VerifyError(", "        if False:\n            raise VerifyError("),
     Gate("the stamp of a tag", "claims.py", 'return signature.get("release") == tag', "return True"),
