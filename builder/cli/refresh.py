@@ -29,7 +29,7 @@ def refresh_command(
     """Apply Debian security updates: lock, build, test and stage.
 
     Locks the newest Debian packages of CELLS and renders their Dockerfiles. Then builds and tests the images that
-    differ from the last commit (without git: all that are not up to date), and stages them if `staging` is set in
+    differ from the last commit (without git: that this command changed), and stages them if `staging` is set in
     matrix.yaml. Only the layers of the operating system change. Images whose packages have not changed are not rebuilt.
 
     If a test fails, restore the earlier packages with `git restore locks images`, which also discards your other
@@ -39,7 +39,10 @@ def refresh_command(
     project = context.project
     chosen = project.select(patterns)
     revision = "HEAD" if git.commit(project.root, "HEAD") else ""
-    before = revisions.digests(project, revision, context.say) if revision else {}
+    if revision:
+        before = revisions.digests(project, revision, context.say)
+    else:
+        before = {image.id: image.digest for image in plan.make_locked(project, chosen).images}
     click_context.invoke(lock.lock_command, patterns=[cell.id for cell in chosen], refresh=True)
     click_context.invoke(render.render_command)
     project = context.project  # its locks are new

@@ -82,7 +82,7 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
     signed (by a trusted signer). Any other result is a failure: unknown (nothing to compare it with), different, failed
     (could not be compared).
     """
-    store, view = context.store, View(context.err)
+    store, view, trust = context.store, View(context.err), _trust(context, image, **signers)
     with store.used():
         checked = source(context, store, image)
         check = Check(
@@ -91,7 +91,7 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
             fast=fast,
             read=Meter(view, "blobs", "hashed", 0).add,
         )
-        image_claims = _claims(context, checked, image, _trust(context, image, **signers))
+        image_claims = _claims(context, checked, image, trust)
         findings = []
         with view.live():
             for finding in claims.findings(checked, check, image_claims, store.root / "tmp"):
@@ -113,7 +113,7 @@ def _trust(context: Context, image: str, keys: Sequence[str], identity: str, iss
     signers = [Trusted.model_construct(key=key) for key in keys]
     if identity:
         signers.append(Trusted(identity=identity, issuer=issuer))
-    if signers and not ImageRef.parse(image).registry:
+    if signers and not _parse(image).registry:
         raise UsageError(
             f"{image} has no registry, and images of the store are not signed",
             hint="Name the registry, e.g. docker.io/org/pt-cuda:2.9.",
@@ -128,7 +128,7 @@ def _trust(context: Context, image: str, keys: Sequence[str], identity: str, iss
 
 def _claims(context: Context, checked: Source, image: str, trust: Trust) -> Claims | None:
     """The claims about an image in a registry; None for one of the store, and without trusted signers."""
-    reference = ImageRef.parse(image)
+    reference = _parse(image)
     if not (reference.registry and trust.signers):
         return None
     if not (reference.tag or reference.digest):
@@ -176,12 +176,17 @@ def _expected(context: Context, store: Store, image: Source) -> Expected | None:
     return expected.of_plan(project.root, store, images[0]) if images else None
 
 
-def source(context: Context, store: Store, image: str) -> Source:
-    """An image by its reference in a registry, or by a name, cell or tag in the store."""
+def _parse(image: str) -> ImageRef:
+    """Raises UsageError."""
     try:
-        reference = ImageRef.parse(image)
+        return ImageRef.parse(image)
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def source(context: Context, store: Store, image: str) -> Source:
+    """An image by its reference in a registry, or by a name, cell or tag in the store."""
+    reference = _parse(image)
     if reference.registry:
         return _in_registry(Registry(reference, host=context.host, write=False), reference)
     stored = store.images()

@@ -32,24 +32,22 @@ def attach(registry: Registry, image: Descriptor, result: Result, signer: Signer
 def state(project: Project, registry: Registry, digest: str) -> str:
     """The newest result for an image, its day, and whether a trusted signer did not sign it; `unscanned` without one.
 
-    An unsigned result counts only if no result is signed.
-
     Raises RegistryError.
     """
     try:
         listed = artifacts.attached(registry, digest, TYPE)
     except VerifyError:
         return f"{scan.UNSCANNED}, invalid list"
-    results: list[tuple[bool, str, str]] = []  # whether it is signed, its time, its text
+    results: list[tuple[str, str]] = []  # the time and the text of each; the list of attachments is not signed
     for artifact in listed:
         with suppress(VerifyError, RejectedError):
             documents = artifacts.read(registry, artifact, TYPE, digest) or {}
             result = oci.parse(Result, documents.get(TYPE, b""), f"scan {artifact}", hint="")
             if result.image == digest:
-                problem = _without_signature(project, documents)
-                results.append((not problem, result.time, f"{result.summary} {result.time[:10]}{problem}"))
+                text = f"{result.summary} {result.time[:10]}{_without_signature(project, documents)}"
+                results.append((result.time, text))
     if results:
-        return max(results)[2]
+        return max(results)[1]
     return f"{scan.UNSCANNED}, {len(listed)} invalid" if listed else scan.UNSCANNED
 
 

@@ -57,10 +57,19 @@ def evaluate(expression: str, context: Mapping[str, Any]) -> Any:
         return node
 
     def python(token: re.Match[str]) -> str:
-        known = {"&&": "and", "||": "or", "fromJSON": "loads", "(": "(", ")": ")", "==": "==", "!=": "!="}
+        known = {
+            "&&": "and",
+            "||": "or",
+            "fromJSON": "loads",
+            "always": "always",
+            "(": "(",
+            ")": ")",
+            "==": "==",
+            "!=": "!=",
+        }
         return token[0] if token[0][0] == "'" else known.get(token[0], f"value({token[0]!r})")
 
-    return eval(_TOKEN.sub(python, expression.strip()), {"value": value, "loads": json.loads})
+    return eval(_TOKEN.sub(python, expression.strip()), {"value": value, "loads": json.loads, "always": lambda: True})
 
 
 def expand(text: str, context: Mapping[str, Any]) -> Any:

@@ -127,7 +127,7 @@ def test_what_is_attached_to_a_public_image_that_was_deleted(ours: Checkout, ser
     public.delete_manifest(extra)
     before, attached = tags(public), artifacts.attached(public, extra)
     assert len(attached) == 2, "the report and the SBOM"
-    output = ours.builder(*PRUNE, "--delete")
+    output = ours.builder("registry", "prune", "--delete")
     text = f"attached to {extra.removeprefix('sha256:')[:12]}, which no longer exists"
     assert lines(output) == [(f"{ours.namespace}/ty-cuda", text)] * 3
     assert tags(public) == {tag: digest for tag, digest in before.items() if tag != extra.replace(":", "-")}
