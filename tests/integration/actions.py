@@ -144,7 +144,7 @@ class Runner:
             (work / ".venv/bin").symlink_to(BUILDER.parent)
             (work / ".venv/.ready").touch()
         else:
-            assert action == "sigstore/cosign-installer"
+            assert action in ("sigstore/cosign-installer", "actions/upload-artifact")
 
     def _run(self, command: str, shell: str, place: Path, environ: Mapping[str, str]) -> dict[str, str]:
         """Runs a command as GitHub does; returns the outputs of the step."""
