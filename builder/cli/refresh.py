@@ -42,7 +42,7 @@ def refresh_command(
     if revision:
         before = revisions.digests(project, revision, context.say)
     else:
-        before = {image.id: image.digest for image in plan.make_locked(project, chosen).images}
+        before = {image.id: image.digest for image in plan.make(project, project.cells).images}
     click_context.invoke(lock.lock_command, patterns=[cell.id for cell in chosen], refresh=True)
     click_context.invoke(render.render_command)
     project = context.project  # its locks are new
