@@ -127,7 +127,7 @@ def copy(source: Registry, target: Registry, subject: str, artifact: str) -> Non
 
 
 def attached(registry: Registry, subject: str, artifact_type: str = "") -> list[str]:
-    """The digests of the artifacts that are attached to an image, of one type or of all; those with a time last.
+    """The digests of the artifacts that are attached to an image, of one type or of all, as they are listed.
 
     Raises RegistryError, VerifyError.
     """
@@ -139,7 +139,6 @@ def attached(registry: Registry, subject: str, artifact_type: str = "") -> list[
         for page in pages
         for entry in oci.parse(_Index, page, f"list of artifacts in {registry.name}", hint=_HINT).manifests
     ]
-    entries.sort(key=lambda entry: (entry.annotations or {}).get(CREATED, ""))
     return list(dict.fromkeys(entry.digest for entry in entries if artifact_type in ("", entry.artifact_type)))
 
 
