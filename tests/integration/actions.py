@@ -124,7 +124,7 @@ class Runner:
             if not evaluate(step.get("if", "'always'"), context):
                 continue
             if "uses" in step:
-                self._use(step, place / "work")
+                self._use(step, place / "checkout")
                 continue
             variables = {**job.get("env", {}), **step.get("env", {})}
             environ = {key: str(expand(str(value), context)) for key, value in variables.items()}
@@ -162,7 +162,7 @@ class Runner:
             "GITHUB_STEP_SUMMARY": f"{self.folder}/summary.md", "CI": "true",
         }  # fmt: skip
         done = subprocess.run(
-            ["unshare", "--mount", "sh", "-ec", ON_UBUNTU, "sh", *bash, str(script)], cwd=place / "work",
+            ["unshare", "--mount", "sh", "-ec", ON_UBUNTU, "sh", *bash, str(script)], cwd=place / "checkout",
             env={**inherited, **mine, **environ}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=TIMEOUT_S, check=False,
         )  # fmt: skip

@@ -108,7 +108,7 @@ def test_every_night_all_images_are_built(runner: Runner) -> None:
     runner.play("nightly", {"event_name": "schedule"})
     assert runner.jobs == ["images"]
     assert runner.calls == [FREE_DISK]
-    files = [path.read_text(encoding="utf-8") for path in runner.folder.glob("job-0/work/.builder/evidence/*.json")]
+    files = [path.read_text(encoding="utf-8") for path in runner.folder.glob("job-0/checkout/.builder/evidence/*.json")]
     assert {(each["cell"], *each["failed"]) for each in map(json.loads, files)} == {(PLAIN,), (EXTRA,)}
 
 
