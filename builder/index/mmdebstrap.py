@@ -44,12 +44,16 @@ def is_installed() -> bool:
 
 def sources_list(release: str) -> str:
     """apt's one-line sources with Debian's own addresses, as mmdebstrap writes them; empty if it cannot run."""
-    # The hook ends it before anything is downloaded.
+    # The hook stops mmdebstrap before it downloads or installs packages: a mode without root or namespaces is enough.
     hook = f'sed "s/^/{_MARK}/" "$1/etc/apt/sources.list" >&2; exit 1'
-    command = ["mmdebstrap", "--quiet", "--variant=custom", "--format=null", f"--setup-hook={hook}"]
+    command = ["mmdebstrap", "--quiet", "--mode=chrootless", "--variant=custom", "--format=null"]
     try:
         done = subprocess.run(
-            [*command, release, "/dev/null"], capture_output=True, text=True, timeout=SOURCES_S, check=False
+            [*command, f"--setup-hook={hook}", release, "/dev/null"],
+            capture_output=True,
+            text=True,
+            timeout=SOURCES_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return ""

@@ -10,6 +10,8 @@ from typing import BinaryIO, Literal, NamedTuple, cast
 from isal import igzip
 from packaging.utils import canonicalize_name, canonicalize_version
 
+from builder.common import debian
+from builder.common.debian import NO_SOURCE, SourcePackage
 from builder.common.errors import VerifyError
 from builder.layers.blobs import InflateError
 from builder.layers.os_layer import OPAQUE, WHITEOUT
@@ -21,11 +23,12 @@ LARGEST = 16 << 20  # bytes of a record
 
 
 class Package(NamedTuple):
-    """`version` of a Python package is in its canonical form."""
+    """`version` of a Python package is in its canonical form; it has no source package."""
 
     kind: Literal["deb", "pypi"]
     name: str
     version: str
+    source: SourcePackage = NO_SOURCE
 
 
 def python_package(name: str, version: str) -> Package:
@@ -84,5 +87,6 @@ def _debian_packages(status: bytes) -> set[Package]:
     for stanza in status.decode("utf-8", "replace").split("\n\n"):
         fields = dict(line.split(": ", 1) for line in stanza.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
         if fields.get("Status", "").endswith(" installed"):
-            packages.add(Package("deb", fields.get("Package", ""), fields.get("Version", "")))
+            name, version = fields.get("Package", ""), fields.get("Version", "")
+            packages.add(Package("deb", name, version, debian.source_package(fields.get("Source", ""), name, version)))
     return packages

@@ -25,7 +25,7 @@ TIMEOUT_S = 300
 # What mmdebstrap's variant `minbase` installs.
 _RELEASE = ("?essential", "?priority(required)", "apt")
 _INSTALL = re.compile(r"^Inst (\S+) \((\S+) ", re.MULTILINE)
-_FIELDS = ("Package", "Version", "Architecture", "Size", "SHA256")
+_FIELDS = ("Package", "Version", "Architecture", "Size", "SHA256")  # of every package
 _CONFIGURATION = """\
 Dir "/";
 Dir::Etc "{folder}";
@@ -78,8 +78,7 @@ class Archive:
         sources = host.sources_list(release) or mmdebstrap.sources_list(release)
         if not sources:
             raise LockError(
-                f"Debian {release}: mmdebstrap does not name Debian's archives",
-                hint="Run it as root, or on Debian.",
+                f"Debian {release}: no archive addresses from mmdebstrap", hint="Run this command on Debian."
             )
         (folder / "sources.list").write_text(sources, encoding="utf-8")
         (folder / "status").touch()
@@ -111,10 +110,11 @@ class Archive:
         present = self._packages(lock.versions)
         if not present:
             raise LockError(f"Debian {self._release}: apt-cache shows none of the locked packages")
-        differ = [package for package in lock.packages if present.get(package.name) != package]
+        files = {package.name: package.sha256 for package in present.values()}
         return [
-            f"{package.name} {package.version}" + (" (another file)" if package.name in present else "")
-            for package in differ
+            f"{package.name} {package.version}" + (" (another file)" if package.name in files else "")
+            for package in lock.packages
+            if files.get(package.name) != package.sha256
         ]
 
     def _packages(self, versions: Mapping[str, str]) -> dict[str, Package]:
@@ -124,7 +124,9 @@ class Archive:
         )
         packages = {}
         for stanza in output.split("\n\n"):
-            fields = dict(line.split(": ", 1) for line in stanza.splitlines() if line.partition(":")[0] in _FIELDS)
+            fields = dict(
+                line.split(": ", 1) for line in stanza.splitlines() if line.partition(":")[0] in (*_FIELDS, "Source")
+            )
             if fields:
                 packages[fields["Package"]] = _package(fields)
         return packages
@@ -153,6 +155,7 @@ def _package(fields: Mapping[str, str]) -> Package:
         name=name,
         version=version,
         architecture=cast("Architecture", architecture),  # checked by the class
+        source=fields.get("Source", ""),
         size=int(length),
         sha256=sha256,
     )

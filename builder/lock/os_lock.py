@@ -16,7 +16,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
-from builder.common import digest
+from builder.common import debian, digest
+from builder.common.debian import SourcePackage
 from builder.common.errors import LockError
 from builder.common.units import counted
 from builder.index.wheels import STRICT, Sha256
@@ -38,6 +39,12 @@ def _check_version(value: str) -> str:
     return value
 
 
+def _check_source(value: str) -> str:
+    if value:  # empty: the binary package's own name and version
+        debian.source_package(value, "", "")
+    return value
+
+
 def _check_time(value: str) -> str:
     if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", value, re.ASCII):
         raise ValueError("expected a time such as 20261122T210000Z")
@@ -46,13 +53,22 @@ def _check_time(value: str) -> str:
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class Package:
-    """A Debian package; `size` in bytes and `sha256` are those of its .deb file."""
+    """A Debian package; `size` in bytes and `sha256` are those of its .deb file.
+
+    `source` is its field `Source`: empty if its source package has the same name and version, or if an
+    earlier version of builder wrote the lock. No layer depends on it. `packages.sh` needs `sha256` to be last.
+    """
 
     name: AptPackage
     version: Annotated[str, AfterValidator(_check_version)]
     architecture: Architecture
+    source: Annotated[str, AfterValidator(_check_source)] = ""
     size: Annotated[int, Field(ge=0)]
     sha256: Sha256
+
+    @property
+    def source_package(self) -> SourcePackage:
+        return debian.source_package(self.source, self.name, self.version)
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
@@ -105,7 +121,10 @@ def request_of(matrix: Matrix, version: str, components: tuple[str, ...]) -> OsR
 def dump(lock: OsLock) -> str:
     """The file's text, with one line for each package. `templates/steps/packages.sh` reads these lines."""
     head = {"format": FORMAT, "debian": lock.debian, "time": lock.time, "requested": list(lock.requested)}
-    lines = [json.dumps(vars(package)) for package in lock.packages]
+    lines = [
+        json.dumps({name: value for name, value in vars(package).items() if name != "source" or value})
+        for package in lock.packages
+    ]
     return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {document.block("[", lines, "]")}\n}}\n'
 
 

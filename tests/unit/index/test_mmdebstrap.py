@@ -32,6 +32,7 @@ def test_the_addresses_that_mmdebstrap_writes(monkeypatch: pytest.MonkeyPatch) -
         f"deb [signed-by={KEYRING}] http://archive.example.test/debian-security newbird-security main",
     ]
     assert programs.calls[0][-2:] == ["newbird", "/dev/null"]
+    assert "--mode=chrootless" in programs.calls[0], "other modes need root or namespaces"
 
 
 def test_there_are_none_if_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from builder.layers.installed import LARGEST, Installed
 
 STATUS = b"""Package: bash
 Status: install ok installed
+Source: bash (5.2.15-2)
 Version: 5.2.15-2+b8
 Description: a shell
  Version: not a field
@@ -87,6 +88,17 @@ def test_what_a_higher_layer_removes_is_not_installed(path: str, content: bytes 
     assert packages(lower) == {BASH, ("pypi", "a", "1")}
     lower = layer({"var/lib/dpkg/status": STATUS, f"{SITE}/a-1.dist-info/METADATA": metadata("a", "1")})
     assert packages(lower, layer({path: content})) == {BASH}
+
+
+def test_debian_packages_have_a_source() -> None:
+    status = STATUS + b"\nPackage: tini\nStatus: install ok installed\nVersion: 0.19.0-1\n"
+    installed = Installed()
+    installed.add(layer({"var/lib/dpkg/status": status, f"{SITE}/a-1.dist-info/METADATA": metadata("a", "1")}))
+    assert {package.name: package.source for package in installed.packages} == {
+        "bash": ("bash", "5.2.15-2"),
+        "tini": ("tini", "0.19.0-1"),
+        "a": ("", ""),
+    }
 
 
 def test_a_name_that_is_not_ascii() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from builder.lock import apt, os_lock, os_update
 from builder.lock import update as locking
 from builder.lock.os_lock import OsLock, OsRequest
 from builder.matrix.project import Project
+from builder.plan.plan import PACKAGES_SCRIPT
 from tests.fakes import locks
 
 Edit = Callable[[str, str], Project]
@@ -34,6 +37,72 @@ def test_what_is_written_is_read(tiny: Project) -> None:
     assert os_lock.read(tiny.root, replace(request, packages=())) is None
 
 
+def test_a_source_is_written_where_the_field_is_present(tiny: Project) -> None:
+    """Locks of earlier builders have none."""
+    request = request_of(tiny)
+    lock = locks.os_lock_of(request)
+    assert '"source"' not in os_lock.dump(lock)
+    first, *others = lock.packages
+    named = replace(lock, packages=(replace(first, source="glibc (2.36-9)"), *others))
+    text = os_lock.dump(named)
+    assert text.count('"source"') == 1
+    assert os_lock.parse(text, request) == named
+    assert named.packages[0].source_package == ("glibc", "2.36-9")
+    assert others[0].source_package == (others[0].name, others[0].version)
+
+
+def test_packages_sh_reads_every_package_with_and_without_a_source(tiny: Project) -> None:
+    """Its pattern needs the fields in their order. It is an input of every operating system, so it must not change."""
+    [pattern] = re.findall(r"sed -nE 's/(.*)/[^/]*/p'", (tiny.root / PACKAGES_SCRIPT).read_text())
+    lock = locks.os_lock_of(request_of(tiny))
+    named = replace(lock, packages=tuple(replace(package, source="glibc (2.36-9)") for package in lock.packages))
+    expected = [(each.name, each.version, each.architecture, each.sha256) for each in lock.packages]
+    for each in (lock, named):
+        assert re.findall(pattern, os_lock.dump(each), re.MULTILINE) == expected
+
+
+def test_a_refresh_adds_sources_to_an_earlier_lock(tiny: Project, archive: FakeArchive) -> None:
+    archive.versions["newbird"] = "1.0-1"
+    archive.source = "glibc"
+    changed, _, said = update(tiny, CELL, refresh=True)
+    assert changed == [request_of(tiny).path]
+    assert said == ["Debian newbird: reading the lists of packages"], "no version differs"
+    lock = os_lock.read(tiny.root, request_of(tiny))
+    assert lock
+    assert {package.source for package in lock.packages} == {"glibc"}
+
+
+SHOWN = """\
+Package: libc6
+Source: glibc (2.36-9)
+Version: 2.36-9+b1
+Architecture: amd64
+Size: 10
+SHA256: {sha256}
+Description: a library
+ Source: not a field
+
+Package: tini
+Version: 0.19.0-1
+Architecture: amd64
+Size: 20
+SHA256: {sha256}
+"""
+
+
+def test_apt_names_the_source_of_each_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apt.Archive, "__init__", lambda *_: None)
+    monkeypatch.setattr(apt.Archive, "_run", lambda *_, **__: SHOWN.format(sha256="a" * 64))
+    archive = apt.Archive("newbird", Host(), tmp_path)
+    packages = archive._packages({"libc6": "2.36-9+b1", "tini": "0.19.0-1"})
+    assert {name: package.source for name, package in packages.items()} == {"libc6": "glibc (2.36-9)", "tini": ""}
+    earlier = tuple(replace(package, source="") for package in packages.values())
+    lock = OsLock(debian="newbird", time=locks.TIME, requested=(), packages=earlier)
+    assert archive.missing(lock) == [], "the files are the same"
+    other = replace(lock, packages=(replace(earlier[0], sha256="b" * 64),))
+    assert archive.missing(other) == ["libc6 2.36-9+b1 (another file)"]
+
+
 def test_cells_with_the_same_packages_share_a_lock(tiny: Project, edit: Edit) -> None:
     before = request_of(tiny)
     assert request_of(tiny, f"{CELL}-board").path == before.path
@@ -46,6 +115,8 @@ def test_cells_with_the_same_packages_share_a_lock(tiny: Project, edit: Edit) ->
 DAMAGE: Mapping[str, tuple[str, str, str]] = {
     "a version": ('"version": "1.0-1"', '"version": "1.0 1"', "is damaged: packages.0.version: .* a Debian package"),
     "a hash": ('"sha256": "', '"sha256": "0', "is damaged: packages.0.sha256: .*64 hex digits"),
+    "a source": ('"size": ', '"source": "Glibc", "size": ', "is damaged: packages.0.source: .*invalid source package"),
+    "an empty source": ('"size": ', '"source": "", "size": ', "was edited by hand or is incomplete"),
     "an architecture": ('"amd64"', '"arm64"', "is damaged: packages.0.architecture"),
     "the format": ('"format": 1', '"format": 2', "has lock format 2; this builder reads format 1"),
     "another request": ('"requested": [', '"requested": [\n  "a-package",', "was edited by hand or is incomplete"),
@@ -86,6 +157,7 @@ class FakeArchive:
     broken: str = ""
     unknown: str = ""
     release: str = ""
+    source: str = ""
     sources: str = ""
     resolved: list[str] = field(default_factory=list)
 
@@ -101,7 +173,8 @@ class FakeArchive:
         if self.unknown in request.packages:
             raise LockError(f"Unable to locate package {self.unknown}")
         self.resolved.append(request.path)
-        return replace(locks.os_lock_of(request, self.versions[request.debian]), time=time)
+        lock = locks.os_lock_of(request, self.versions[request.debian])
+        return replace(lock, time=time, packages=tuple(replace(each, source=self.source) for each in lock.packages))
 
 
 @pytest.fixture

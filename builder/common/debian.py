@@ -1,0 +1,28 @@
+"""Source packages of Debian. Security advisories name source packages, not the binary packages built from them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_FIELD = re.compile(r"([a-z0-9][a-z0-9+.-]{1,99})(?: \(([A-Za-z0-9][A-Za-z0-9.+~:-]{0,99})\))?", re.ASCII)
+
+
+class SourcePackage(NamedTuple):
+    name: str
+    version: str
+
+
+NO_SOURCE = SourcePackage("", "")
+
+
+def source_package(field: str, name: str, version: str) -> SourcePackage:
+    """The source of a binary package of this name and version. Raises ValueError.
+
+    `field` is its field `Source`, e.g. `openssl` or `bash (5.2.15-2)`; empty if name and version are the same.
+    Source: Debian Policy, section 5.6.1.
+    """
+    match = _FIELD.fullmatch(field or name)
+    if not match:
+        raise ValueError(f"invalid source package {field[:100]!r}: use e.g. openssl or bash (5.2.15-2)")
+    return SourcePackage(match[1], match[2] or version)
