@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import TypeVar
 
@@ -116,31 +116,21 @@ def foundation(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
 
 def _roots(matrix: Matrix, cell: Cell) -> list[str]:
     line = matrix.frameworks[cell.framework].versions[cell.line]
-    return [cell.framework, *(name for name in line.components if not (cell.is_cpu and _needs_cuda(matrix, name)))]
+    return [
+        cell.framework,
+        *(name for name in line.components if not (cell.is_cpu and CUDA in matrix.with_needs[name])),
+    ]
 
 
 def _with_needs(matrix: Matrix, cell: Cell, names: Iterable[str]) -> tuple[str, ...]:
-    ordered: list[str] = []
-
-    def add(name: str) -> None:
-        if name in ordered:
-            return
-        for need in matrix.components[name].needs:
-            add(need)
-        if not (name == CUDA and cell.is_cpu) and _is_on(matrix.components[name], cell.cuda):
-            ordered.append(name)
-
-    for name in names:
-        add(name)
-    return tuple(ordered)
+    ordered = dict.fromkeys(chain.from_iterable(matrix.with_needs[name] for name in names))
+    return tuple(
+        name for name in ordered if not (name == CUDA and cell.is_cpu) and _is_on(matrix.components[name], cell.cuda)
+    )
 
 
 def _is_on(component: Component, cuda: str) -> bool:
     return not component.only_on or cuda.split(".", maxsplit=1)[0] in component.only_on
-
-
-def _needs_cuda(matrix: Matrix, name: str) -> bool:
-    return name == CUDA or any(_needs_cuda(matrix, need) for need in matrix.components[name].needs)
 
 
 def match(pattern: str, ids: Iterable[str]) -> list[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import date
+from functools import cached_property
+from itertools import chain
 from typing import Annotated, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -323,6 +325,19 @@ class Matrix(StrictModel):
         frameworks = self.frameworks.values()
         names = [name for framework in frameworks for name in (framework.image, framework.cpu_image) if name]
         return list(dict.fromkeys(names))
+
+    @cached_property
+    def with_needs(self) -> dict[str, tuple[str, ...]]:
+        """By name of a component: everything that it needs, then itself. The needs must not be circular."""
+        ordered: dict[str, tuple[str, ...]] = {}
+
+        def add(name: str) -> tuple[str, ...]:
+            if name not in ordered:
+                needs = chain.from_iterable(add(need) for need in self.components[name].needs)
+                ordered[name] = tuple(dict.fromkeys((*needs, name)))
+            return ordered[name]
+
+        return {name: add(name) for name in self.components}
 
     def locate(self, located: strict_yaml.Located) -> None:
         """Keeps the parsed file for `where`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Literal
 
 from builder.common import digest
@@ -58,7 +59,7 @@ class PlannedLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What an image consists of: its `components` in order, and those of every cell of its group in `foundation`.
+    """What an image consists of; `foundation` are the components that all cells of its group have.
 
     `name` is the variant. `os`, `files` and `compiler` are digests of inputs.
     """
@@ -66,7 +67,6 @@ class Parts:
     name: str
     framework: str
     foundation: tuple[str, ...]
-    components: tuple[str, ...]
     python: str
     wheels: tuple[Wheel, ...]
     os: str
@@ -76,7 +76,9 @@ class Parts:
 
 def foundation(parts: Parts) -> tuple[PlannedLayer, ...]:
     """The layers below the operating system, which all images of a group have."""
-    return (*_cuda(CUDA, parts, [CUDA]), *_with_bytecode(parts.framework, parts, parts.foundation))
+    cuda = [wheel for wheel in parts.wheels if wheel.component == CUDA]
+    wheels = [wheel for wheel in parts.wheels if wheel.component in parts.foundation]
+    return (*_cuda(CUDA, cuda), *_with_bytecode(parts.framework, parts, wheels))
 
 
 def stack(name: str, parts: Parts, lowest: Sequence[PlannedLayer] | None = None) -> tuple[PlannedLayer, ...]:
@@ -84,12 +86,13 @@ def stack(name: str, parts: Parts, lowest: Sequence[PlannedLayer] | None = None)
 
     Raises MatrixError for more than Docker allows.
     """
-    variant = [component for component in parts.components if component not in (CUDA, *parts.foundation)]
+    below = {CUDA, *parts.foundation}
+    wheels = [wheel for wheel in parts.wheels if wheel.component not in below]
     layers = [
         *(foundation(parts) if lowest is None else lowest),
         PlannedLayer(kind="os", name="os", component="base", inputs=parts.os, python=parts.python),
-        *_cuda(parts.name, parts, variant),
-        *_with_bytecode(parts.name, parts, variant),
+        *_cuda(parts.name, wheels),
+        *_with_bytecode(parts.name, parts, wheels),
         PlannedLayer(kind="files", name="files", component="base", inputs=parts.files, python=parts.python),
     ]
     if len(layers) > MOST:
@@ -97,20 +100,19 @@ def stack(name: str, parts: Parts, lowest: Sequence[PlannedLayer] | None = None)
     return tuple(layers)
 
 
-def _cuda(name: str, parts: Parts, components: Sequence[str]) -> Iterator[PlannedLayer]:
-    """Layers of the CUDA wheels of some components, in /opt/nvidia for every Python."""
-    wheels = [wheel for wheel in parts.wheels if wheel.component in components and wheel.is_cuda]
-    return _cut(name, "", sorted(wheels, key=_cuda_order))
+def _cuda(name: str, wheels: Sequence[Wheel]) -> Iterator[PlannedLayer]:
+    """Layers of the CUDA wheels in `wheels`, in /opt/nvidia for every Python."""
+    return _cut(name, "", sorted((wheel for wheel in wheels if wheel.is_cuda), key=_cuda_order))
 
 
 def _cuda_order(wheel: Wheel) -> tuple[bool, str]:
     return any(part in wheel.name for part in _NOT_FOR_ALL), wheel.name
 
 
-def _with_bytecode(name: str, parts: Parts, components: Sequence[str]) -> Iterator[PlannedLayer]:
-    """Layers of the Python wheels of some components, and one layer with the bytecode of all of them."""
-    wheels = [wheel for wheel in parts.wheels if wheel.component in components and not wheel.is_cuda]
-    layers = list(_cut(name, parts.python, sorted(wheels, key=lambda wheel: wheel.name)))
+def _with_bytecode(name: str, parts: Parts, wheels: Sequence[Wheel]) -> Iterator[PlannedLayer]:
+    """Layers of the Python wheels in `wheels`, and one layer with the bytecode of all of them."""
+    for_python = sorted((wheel for wheel in wheels if not wheel.is_cuda), key=attrgetter("name"))
+    layers = list(_cut(name, parts.python, for_python))
     yield from layers
     if layers:
         compiled = tuple(layer.inputs for layer in layers)

@@ -127,7 +127,8 @@ class Plan:
     @property
     def unique_bytes(self) -> int:
         """Bytes of all wheel layers, each counted once."""
-        return sum({layer.inputs: layer.bytes for image in self.images for layer in image.layers}.values())
+        layers = {layer.inputs: layer for image in self.images for layer in image.layers}
+        return sum(layer.bytes for layer in layers.values())
 
     def as_data(self) -> dict[str, Any]:
         """For `--format json`: stable, and the same on every machine."""
@@ -252,7 +253,6 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         name=cell.variant,
         framework=cell.framework,
         foundation=group.foundation,
-        components=names,
         python=cell.python,
         wheels=locked.wheels,
         os=common.os(cell.python, request),
@@ -303,7 +303,6 @@ def _group(common: _Common, cell: Cell, lock: Lock, locked: Locked, compiler: st
         name=cell.variant,
         framework=cell.framework,
         foundation=foundation,
-        components=foundation,
         python=cell.python,
         wheels=locked.wheels,
         os="",

@@ -19,23 +19,13 @@ from tests.fakes.engine import place
 Edit = Callable[[str, str], Project]
 
 TINY_IDS = [
-    "em-1.9-cu129-py39",
-    "em-1.9-cu129-py39-jupyter",
-    "em-1.9-cu129-py39-board",
-    "em-1.10-cu129-py311",
-    "em-1.10-cu129-py311-jupyter",
-    "em-1.10-cu129-py311-board",
-    "em-1.10-cu1210-py39",
-    "em-1.10-cu1210-py39-jupyter",
-    "em-1.10-cu1210-py39-board",
-    "em-1.10-cu1210-py311",
-    "em-1.10-cu1210-py311-jupyter",
-    "em-1.10-cu1210-py311-board",
-    "qz-0.5-cu129-py311",
-    "qz-0.5-cu129-py311-jupyter",
-    "qz-0.5-cu129-py311-board",
+    "em-1.9-cu129-py39", "em-1.9-cu129-py39-jupyter", "em-1.9-cu129-py39-board",
+    "em-1.10-cu129-py311", "em-1.10-cu129-py311-jupyter", "em-1.10-cu129-py311-board",
+    "em-1.10-cu1210-py39", "em-1.10-cu1210-py39-jupyter", "em-1.10-cu1210-py39-board",
+    "em-1.10-cu1210-py311", "em-1.10-cu1210-py311-jupyter", "em-1.10-cu1210-py311-board",
+    "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-jupyter", "qz-0.5-cu129-py311-board",
     "qz-0.5-cu1210-py39-board",
-]
+]  # fmt: skip
 
 
 def test_all_cells_in_order(tiny: Project) -> None:
@@ -51,18 +41,6 @@ def test_parts_of_a_cell(tiny: Project) -> None:
     assert [cell.id for cell in tiny.groups[cell.group]] == TINY_IDS[9:12]
 
 
-@pytest.mark.parametrize(
-    ("id_", "components"),
-    [
-        ("em-1.9-cu129-py39", "base python cuda ember"),
-        ("em-1.9-cu129-py39-jupyter", "base python cuda ember board jupyter"),
-        ("qz-0.5-cu129-py311-board", "base python cuda quartz board"),
-    ],
-)
-def test_components_come_after_what_they_need(tiny: Project, id_: str, components: str) -> None:
-    assert cells.components(tiny.matrix, tiny.select([id_])[0]) == tuple(components.split())
-
-
 def test_the_cpu_comes_last_and_has_no_cuda(on_cpu: Project) -> None:
     quartz = [cell.id for cell in on_cpu.cells if cell.short == "qz"]
     assert quartz == [*TINY_IDS[12:], *(f"qz-0.5-cpu-py311{suffix}" for suffix in ("", "-jupyter", "-board"))]
@@ -76,18 +54,6 @@ def test_the_cpu_comes_last_and_has_no_cuda(on_cpu: Project) -> None:
 def test_a_cpu_that_is_not_in_the_matrix(tiny: Project) -> None:
     with pytest.raises(MatrixError, match="no CUDA version 'cpu'"):
         cells.parse(tiny.matrix, "qz-0.5-cpu-py311", "x")
-
-
-def test_groups(tiny: Project) -> None:
-    """One for each line of a framework, CUDA and Python, with its variants."""
-    assert {group: [cell.id for cell in members] for group, members in tiny.groups.items()} == {
-        "em-1.9-cu129-py39": TINY_IDS[:3],
-        "em-1.10-cu129-py311": TINY_IDS[3:6],
-        "em-1.10-cu1210-py39": TINY_IDS[6:9],
-        "em-1.10-cu1210-py311": TINY_IDS[9:12],
-        "qz-0.5-cu129-py311": TINY_IDS[12:15],
-        "qz-0.5-cu1210-py39": TINY_IDS[15:],
-    }
 
 
 @pytest.mark.parametrize("variant", ["", "-jupyter", "-board"])

@@ -33,11 +33,9 @@ def refusal(old: str, new: str) -> MatrixError:
     return caught.value
 
 
-def test_the_tiny_matrix_is_valid() -> None:
-    matrix = load(TINY)
-    assert list(matrix.frameworks) == ["ember", "quartz"]
-    assert matrix.frameworks["ember"].versions["1.10"].cuda == ["12.10", "12.9"]
-    assert matrix.where("frameworks", "ember", "short").startswith("matrix.yaml:")
+def before(old: str, text: str) -> tuple[str, str]:
+    """An edit that puts `text` before `old`."""
+    return old, text + old
 
 
 # Dangerous values: (text in the tiny matrix, its replacement, part of the message).
@@ -85,41 +83,20 @@ HOSTILE = {
     "port out of range": ("port: 8888", "port: 65536", "less than or equal to 65535"),
     "huge port": ("port: 8888", "port: 1" + "0" * 400, "port"),
     "truth value as port": ("port: 8888", "port: yes", "the truth value true"),
-    "insecure registry with a path": ("namespace: team", "insecure: [e.test/x]\nnamespace: team", "not a registry"),
-    "insecure registry with a scheme": (
-        "namespace: team",
-        'insecure: ["http://e.test"]\nnamespace: team',
-        "not a regis",
-    ),
-    "insecure registry without a name": (
-        "namespace: team",
-        'insecure: [""]\nnamespace: team',
-        "expected a registry such",
-    ),
-    "all registries as insecure": ("namespace: team", 'insecure: ["*"]\nnamespace: team', "not a registry"),
-    "creation of nothing": ("namespace: team", "create_repository: [aws, x]\nnamespace: team", "with {repository}"),
-    "creation by any program": (
-        "namespace: team",
-        'create_repository: ["{repository}"]\nnamespace: team',
-        "with {repos",
-    ),
-    "newline in a creation": (
-        "namespace: team",
-        'create_repository: [aws, "{repository}\\nx"]\nnamespace: team',
-        "expected one line",
-    ),
+    "insecure registry with a path": (*before("namespace: team", "insecure: [e.test/x]\n"), "not a registry"),
+    "insecure registry with a scheme": (*before("namespace: team", 'insecure: ["http://e.test"]\n'), "not a registry"),
+    "insecure registry without a name": (*before("namespace: team", 'insecure: [""]\n'), "expected a registry such"),
+    "all registries as insecure": (*before("namespace: team", 'insecure: ["*"]\n'), "not a registry"),
+    "creation of nothing": (*before("namespace: team", "create_repository: [aws, x]\n"), "with {repository}"),
+    "creation by any program": (*before("namespace: team", 'create_repository: ["{repository}"]\n'), "with {rep"),
+    "newline in a creation": (*before("namespace: team", 'create_repository: [aws, "{repository}\\nx"]\n'), "one line"),
     "registry with a path": ("registry: registry.example.test:5000", "registry: e.test/x", "not a registry"),
-    "shell in a Debian package of a Python": (
-        "{debian: oldbird}",
-        '{debian: oldbird, apt: ["python3;id"]}',
-        "Debian package",
-    ),
+    "shell in a package of a Python": (*before("debian: oldbird}", 'apt: ["python3;id"], '), "Debian package"),
     "RUN line in uv's release": ("{debian: oldbird}", '{debian: oldbird, uv: "3.9.1\\nRUN id"}', "a full version"),
     "address as a toolkit": ("toolkit: 12.10.1", "toolkit: https://e.test/x", "a full version"),
     "other CUDA than a version or cpu": ('  "12.9": {}', "  gpu: {}", 'a version such as "12.8", or cpu'),
     "address of a constraint": (
-        "{release: 0.5.3",
-        '{constraints: ["x @ https://e.test/x.whl"], release: 0.5.3',
+        *before("release: 0.5.3", 'constraints: ["x @ https://e.test/x.whl"], '),
         "without an address",
     ),
     "option as a constraint": ("{release: 0.5.3", "{constraints: [--pre], release: 0.5.3", "Python requirement"),
@@ -127,25 +104,21 @@ HOSTILE = {
     "constraint with an extra": ("{release: 0.5.3", '{constraints: ["x[y]<2"], release: 0.5.3', "without extras"),
     "parent folder as a line's component": ("{release: 0.5.3", '{components: ["../x"], release: 0.5.3', "'../x'"),
     "package for a full CUDA version": (
-        "package: quartz[cuda]",
-        'package_on: {"12.9": quartz}\n    package: quartz',
-        "the first number of a CUDA version",
+        *before("package: quartz[cuda]", 'package_on: {"12.9": x}\n    '),
+        "the first number of a CUDA",
     ),
     "version in a package for a CUDA": (
-        "package: quartz[cuda]",
-        'package_on: {"12": quartz==1}\n    package: quartz',
+        *before("package: quartz[cuda]", 'package_on: {"12": x==1}\n    '),
         "without a version",
     ),
     "path as an image for the cpu": ("image: quartz-cuda", "cpu_image: ../x\n    image: quartz-cuda", "an image name"),
     "budget in another unit": (
-        "exclude:",
-        'budgets: [{cells: "*", image: 4GiB, layer: 1GB}]\nexclude:',
-        "a size such as 4.3GB or 900MB",
+        *before("exclude:", 'budgets: [{cells: "*", image: 4GiB, layer: 1GB}]\n'),
+        "a size such as 4.3GB",
     ),
     "budget that is no number": (
-        "exclude:",
-        'budgets: [{cells: "*", image: 4GB, layer: -1GB}]\nexclude:',
-        "a size such as 4.3GB or 900MB",
+        *before("exclude:", 'budgets: [{cells: "*", image: 4GB, layer: -1GB}]\n'),
+        "a size such as 4.3GB",
     ),
     "namespace over 255 characters": ("namespace: team", f"namespace: {'a' * 256}", "is not an image name"),
 }
@@ -208,11 +181,7 @@ UNKNOWN = {
     "of an exclusion": ("exclude:\n  - {cells:", "exclude:\n  - {reson: x, cells:", "did you mean 'reason'?"),
     "of CUDA": ("{toolkit: 12.10.1}", "{toolkit: 12.10.1, driver: x}", "driver: unknown key; known: toolkit, env"),
     "of a Python": ("{debian: oldbird}", "{debian: oldbird, atp: [git]}", "did you mean 'apt'?"),
-    "of a framework's name on the cpu": (
-        "image: quartz-cuda\n",
-        "cpu_imge: quartz-cuda\n",
-        "did you mean 'cpu_image'?",
-    ),
+    "of the image on the cpu": ("image: quartz-cuda\n", "cpu_imge: quartz-cuda\n", "did you mean 'cpu_image'?"),
 }
 
 
@@ -249,8 +218,7 @@ REFERENCES = {
     "circle": ("base: {apt: [", "base: {needs: [cuda], apt: [", "circular needs: base -> cuda -> python -> base"),
     "need of itself": ("base: {apt: [", "base: {needs: [base], apt: [", "circular needs: base -> base"),
     "component of a line": (
-        "{release: 0.5.3",
-        "{components: [bord], release: 0.5.3",
+        *before("release: 0.5.3", "components: [bord], "),
         "no component 'bord'; did you mean 'board'?",
     ),
     "package with a version": ("package: quartz[cuda]", 'package: "quartz>=0.5"', "package"),
@@ -309,15 +277,6 @@ def test_debian_packages_of_a_python(entry: str, packages: list[str]) -> None:
     assert load(TINY.replace("{debian: oldbird}", entry)).python["3.9"].packages == packages
 
 
-def test_every_fault_is_listed() -> None:
-    text = (
-        TINY.replace("short: qz", "short: Q").replace("release: 0.5.3", "release: x").replace("port: 8888", "port: 0")
-    )
-    with pytest.raises(MatrixError) as caught:
-        load(text)
-    assert len(str(caught.value).splitlines()) == 3
-
-
 def test_no_plain_variant() -> None:
     with pytest.raises(MatrixError, match=r"^matrix.yaml:\d+:\d+: variants: 'plain' is missing"):
         load(TINY.replace("  plain: []\n", ""))
@@ -370,25 +329,18 @@ AXES = {
         "{debian: oldbird, uv: 3.12.1}",
         "3.12.1 is not a release of Python 3.9",
     ),
-    "a toolkit of another CUDA": (
-        "{toolkit: 12.10.1}",
-        "{toolkit: 12.6.3}",
-        "cuda-toolkit 12.6.3 is not a release of CUDA 12.10",
-    ),
+    "a toolkit of another CUDA": ("12.10.1}", "12.6.3}", "cuda-toolkit 12.6.3 is not a release of CUDA 12.10"),
     "a toolkit for the cpu": (
-        '"12.9": {}',
-        '"12.9": {}\n  cpu: {toolkit: 12.9.1}',
-        "cuda-toolkit 12.9.1 is not a release of CUDA cpu",
+        *before('"12.9": {}', "cpu: {toolkit: 12.9.1}\n  "),
+        "12.9.1 is not a release of CUDA cpu",
     ),
     "versions with the same tag": ('"12.9": {}', '"12.9": {}\n  "1.29": {}', "1.29 and 12.9 differ only in their dots"),
     "a package for no CUDA": (
-        "package: ember\n",
-        'package: ember\n    package_on: {"14": ember}\n',
+        *before("package: ember\n", 'package_on: {"14": ember}\n    '),
         "no CUDA major version '14'",
     ),
     "a budget of nothing": (
-        "exclude:",
-        'budgets: [{cells: "zz-*", image: 1GB, layer: 1GB}]\nexclude:',
+        *before("exclude:", 'budgets: [{cells: "zz-*", image: 1GB, layer: 1GB}]\n'),
         "'zz-*' matches no cell",
     ),
 }

@@ -6,13 +6,11 @@ The matrices have CUDA versions that do not sort as text, the cpu, and several l
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from random import Random
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from packaging.version import Version
 
 from builder.common.strict_yaml import Located
 from builder.index.wheels import Entry
@@ -88,24 +86,6 @@ def test_ids_are_unique_and_can_be_parsed(matrix: Matrix) -> None:
 
 
 @given(matrices())
-def test_cells_are_in_the_order_of_versions_the_cpu_last(matrix: Matrix) -> None:
-    expanded = cells.expand(matrix)
-    assert [name for name in matrix.frameworks if any(cell.framework == name for cell in expanded)] == list(
-        dict.fromkeys(cell.framework for cell in expanded)
-    )
-    for first, second in pairwise(expanded):
-        if first.framework == second.framework:
-            assert Version(first.line) <= Version(second.line)
-        if (first.framework, first.line) == (second.framework, second.line):
-            assert not first.is_cpu or second.is_cpu
-            if not second.is_cpu:
-                assert Version(first.cuda) <= Version(second.cuda)
-        if (first.framework, first.line, first.cuda) == (second.framework, second.line, second.cuda):
-            assert Version(first.python) <= Version(second.python)
-    assert all(len(members) == len(matrix.variants) for members in groups(expanded).values())
-
-
-@given(matrices())
 def test_components_come_after_what_they_need_and_the_cpu_has_no_cuda(matrix: Matrix) -> None:
     for cell in cells.expand(matrix):
         parts = cells.components(matrix, cell)
@@ -161,10 +141,7 @@ def test_a_group_is_one_environment_without_its_variants(matrix: Matrix) -> None
 # ---- locks of groups
 
 SHARED = (entry("sums", "1", 10), entry("tools", "1", LARGE))
-BLAS, FFT, SPARSE = (
-    entry(name, "1", LARGE, "py3-none-manylinux_2_28_x86_64")
-    for name in ("nvidia-blas", "nvidia-fft", "nvidia-cusparselt")
-)
+BLAS, FFT = (entry(name, "1", LARGE, "py3-none-manylinux_2_28_x86_64") for name in ("nvidia-blas", "nvidia-fft"))
 
 
 def lock_of(matrix: Matrix, members: Sequence[Cell], needs: Mapping[str, Iterable[Entry]]) -> Lock:
@@ -228,7 +205,6 @@ def parts_of(matrix: Matrix, cell: Cell, locked: Locked, random: Random) -> Part
         name=cell.variant,
         framework=cell.framework,
         foundation=cells.foundation(matrix, cell),
-        components=cells.components(matrix, cell),
         python=cell.python,
         wheels=tuple(random.sample(locked.wheels, len(locked.wheels))),
         os=f"sha256:os {cell.python}",
@@ -292,18 +268,3 @@ def test_a_tag_belongs_to_one_cell_and_has_its_axes(matrix: Matrix) -> None:
         entry = matrix.frameworks[cell.framework].versions[cell.line]
         is_default = cell.python == entry.python[0] and (cell.is_cpu or cell.cuda == entry.cuda[0])
         assert (f"{cell.line}{cell.suffix}" in {reference.tag for reference in references[cell.id]}) is is_default
-
-
-@given(matrices(), randoms)
-def test_images_of_one_cuda_share_its_lowest_layer_and_the_cpu_has_none(matrix: Matrix, random: Random) -> None:
-    """Whatever their framework, line, Python and variant. One framework has a library that the others do not have."""
-    of_cuda = {name: [FFT, SPARSE] if name == "ember" else [FFT] for name in FRAMEWORKS}
-    lowest: dict[str, str] = {}
-    for cell, stacked in stacks(matrix, of_cuda, random).values():
-        libraries = [layer for layer in stacked if layer.kind == "wheels" and not layer.python]
-        if cell.is_cpu:
-            assert not libraries
-            continue
-        assert list(stacked[: len(libraries)]) == libraries
-        assert [layer.wheels[0].name for layer in libraries] == [wheel.name for wheel in of_cuda[cell.framework]]
-        assert lowest.setdefault(cell.cuda, stacked[0].inputs) == stacked[0].inputs

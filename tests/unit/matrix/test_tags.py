@@ -16,39 +16,24 @@ QUARTZ = "registry.example.test:5000/team/quartz-cuda"
 
 
 @pytest.mark.parametrize(
-    ("cell", "references"),
+    ("cell", "image", "expected"),
     [
+        ("em-1.10-cu1210-py311", EMBER, "1.10.0-cu1210-py311 1.10-cu1210-py311 1.10.0 1.10"),
         (
-            "em-1.10-cu1210-py311",  # all defaults
-            [f"{EMBER}:1.10.0-cu1210-py311", f"{EMBER}:1.10-cu1210-py311", f"{EMBER}:1.10.0", f"{EMBER}:1.10"],
+            "em-1.10-cu129-py311-jupyter", EMBER,
+            "1.10.0-cu129-py311-jupyter 1.10-cu129-py311-jupyter 1.10.0-cu129-jupyter 1.10-cu129-jupyter",
         ),
         (
-            "em-1.10-cu129-py311-jupyter",  # another CUDA
-            [
-                f"{EMBER}:1.10.0-cu129-py311-jupyter",
-                f"{EMBER}:1.10-cu129-py311-jupyter",
-                f"{EMBER}:1.10.0-cu129-jupyter",
-                f"{EMBER}:1.10-cu129-jupyter",
-            ],
+            "em-1.10-cu1210-py39-board", EMBER,
+            "1.10.0-cu1210-py39-board 1.10-cu1210-py39-board 1.10.0-py39-board 1.10-py39-board",
         ),
-        (
-            "em-1.10-cu1210-py39-board",  # another Python
-            [
-                f"{EMBER}:1.10.0-cu1210-py39-board",
-                f"{EMBER}:1.10-cu1210-py39-board",
-                f"{EMBER}:1.10.0-py39-board",
-                f"{EMBER}:1.10-py39-board",
-            ],
-        ),
-        (
-            "qz-0.5-cu1210-py39-board",  # both others: the alias is the full tag
-            [f"{QUARTZ}:0.5.3-cu1210-py39-board", f"{QUARTZ}:0.5-cu1210-py39-board"],
-        ),
+        ("qz-0.5-cu1210-py39-board", QUARTZ, "0.5.3-cu1210-py39-board 0.5-cu1210-py39-board"),
     ],
-)
-def test_references(tiny: Project, cell: str, references: list[str]) -> None:
+    ids=["all defaults", "another CUDA", "another Python", "both others: the alias is the full tag"],
+)  # fmt: skip
+def test_references(tiny: Project, cell: str, image: str, expected: str) -> None:
     computed = tags.compute(tiny.matrix, tiny.cells)[cell]
-    assert [str(reference) for reference in computed] == references
+    assert [str(reference) for reference in computed] == [f"{image}:{tag}" for tag in expected.split()]
 
 
 def test_on_the_cpu_tags_leave_out_the_cpu(on_cpu: Project) -> None:

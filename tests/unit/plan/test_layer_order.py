@@ -18,7 +18,6 @@ from builder.index.wheels import Wheel
 from builder.plan import layer_order
 from builder.plan.layer_order import LARGE, MOST, Parts, PlannedLayer
 
-COMPONENTS = ("base", "python", "cuda", "ember", "board", "jupyter")
 FOUNDATION = ("base", "python", "cuda", "ember")
 
 
@@ -45,7 +44,6 @@ def parts(*wheels: Wheel, python: str = "3.11", system: str = "sha256:os", files
         name="lab",
         framework="ember",
         foundation=FOUNDATION,
-        components=COMPONENTS,
         python=python,
         wheels=wheels,
         os=system,
@@ -102,11 +100,6 @@ def test_an_image_without_wheels_has_an_os_and_files() -> None:
     assert [layer.name for layer in stack(parts())] == ["os", "files"]
 
 
-def test_cuda_layers_have_no_python() -> None:
-    stacked = stack(parts(BLAS, EMBER))
-    assert [layer.python for layer in stacked] == ["", "3.11", "3.11", "3.11", "3.11"]
-
-
 @pytest.mark.parametrize(("size", "alone"), [(LARGE, True), (LARGE - 1, False)])
 def test_a_large_wheel_has_a_layer_of_its_own(size: int, alone: bool) -> None:
     stacked = stack(parts(KIT, wheel("ember", "amber", size), wheel("ember", "zember")))
@@ -133,18 +126,6 @@ def test_parts_of_the_compiler_are_with_the_small_wheels() -> None:
         ["nvidia-blas"],
         ["nvidia-cuda-nvcc-cu12", "nvidia-fft", "nvidia-nvvm"],
     ]
-
-
-def test_large_cuda_wheels_are_below_the_small_ones() -> None:
-    zeta = library("nvidia-zeta", LARGE)
-    assert names(stack(parts(FFT, zeta, BLAS))) == [["nvidia-blas"], ["nvidia-zeta"], ["nvidia-fft"]]
-
-
-def test_python_wheels_are_other_layers_on_another_python() -> None:
-    old, new = parts(EMBER, python="3.11"), parts(EMBER, python="3.13")
-    for before, after in zip(stack(old)[:2], stack(new)[:2], strict=True):
-        assert before.name == after.name
-        assert before.inputs != after.inputs
 
 
 def test_a_wheel_is_of_cuda_by_its_platform_not_by_its_name() -> None:
@@ -252,12 +233,3 @@ def test_images_with_the_same_cuda_wheels_share_their_lowest_layers(image: Parts
     same = replace(other, wheels=(*cuda, *(wheel for wheel in other.wheels if not wheel.is_cuda)))
     lowest = [layer for layer in stack(image) if layer.kind == "wheels" and not layer.python]
     assert list(stack(same)[: len(lowest)]) == lowest
-
-
-@given(some_parts, some_wheels)
-def test_a_variant_changes_nothing_below_the_operating_system(image: Parts, more: tuple[Wheel, ...]) -> None:
-    known = {wheel.name for wheel in image.wheels}
-    added = [wheel for wheel in more if wheel.component in ("board", "jupyter") and wheel.name not in known]
-    before, after = stack(image), stack(replace(image, wheels=(*image.wheels, *added)))
-    system = next(number for number, layer in enumerate(before) if layer.kind == "os")
-    assert after[: system + 1] == before[: system + 1]

@@ -36,16 +36,6 @@ def test_snapshot(tiny: Project, snapshot: Callable[[str, str], None], cell: str
     snapshot(f"snapshots/{cell}.Dockerfile", rendered(tiny, cell)[DOCKERFILES[cell]])
 
 
-def test_lists_of_wheels_have_hashes_and_no_addresses(tiny: Project) -> None:
-    files = rendered(tiny, PLAIN)
-    assert sorted(files) == [
-        f"images/{PLAIN}/{name}"
-        for name in ("constraints.txt", "cuda.txt", "plain.Dockerfile", "wheels-python.txt", "wheels-quartz.txt")
-    ]
-    [wheel] = plan.make(tiny, tiny.select([PLAIN])).images[0].of_component("quartz")
-    assert files[f"images/{PLAIN}/wheels-quartz.txt"] == f"quartz==0.5.3 --hash=sha256:{wheel.sha256}\n"
-
-
 # ---- one group
 
 
@@ -133,9 +123,7 @@ def steps(text: str) -> list[tuple[str, str]]:
     return [(path.rpartition("/")[2], argument.strip()) for path, argument in runs]
 
 
-def test_a_component_called_cuda_may_have_packages_of_its_own(
-    edit: Callable[[str, str], Project],
-) -> None:
+def test_a_component_called_cuda_may_have_packages_of_its_own(edit: Edit) -> None:
     """Their list is not that of the CUDA wheels."""
     project = edit("cuda: {needs: [python]}", "cuda: {needs: [python], packages: [sums]}")
     path = lockfile.path(project.root, GROUP)
@@ -143,16 +131,6 @@ def test_a_component_called_cuda_may_have_packages_of_its_own(
     files = rendered(project, CELL)
     assert listed(files[f"images/{GROUP}/wheels-cuda.txt"]) == ["sums"]
     assert sorted(listed(files[f"images/{GROUP}/cuda.txt"])) == sorted(locks.CUDA)
-
-
-def test_steps_install_cuda_first_then_component_by_component(tiny: Project) -> None:
-    assert steps(rendered(tiny)[DOCKERFILES[CELL]]) == [
-        ("cuda.txt", "cuda"),
-        ("wheels-python.txt", ""),
-        ("wheels-ember.txt", ""),
-        ("wheels-board.txt", ""),
-        ("wheels-jupyter.txt", ""),
-    ]
 
 
 def test_cuda_of_a_variant_has_a_list_of_its_own(tiny: Project) -> None:
@@ -236,24 +214,8 @@ def test_another_variant_adds_its_dockerfile_and_changes_no_file(tiny: Project, 
 # ---- the text of a Dockerfile
 
 
-def test_no_jinja_is_left_and_lines_end_well(tiny: Project) -> None:
-    for name, text in rendered(tiny).items():
-        assert not any(sign in text for sign in ("{{", "}}", "{%", "%}", "{#")), name
-        assert text.endswith("\n"), name
-        assert not any(line != line.rstrip() for line in text.splitlines()), name
-
-
 def instructions(text: str, word: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(f"{word} ")]
-
-
-def test_the_last_command_wins_and_bash_is_the_default(tiny: Project) -> None:
-    files = rendered(tiny)
-    assert instructions(files[DOCKERFILES[CELL]], "CMD") == ['CMD ["start-jupyter"]']
-    assert instructions(files[DOCKERFILES[PLAIN]], "CMD") == ['CMD ["bash"]']
-    assert instructions(files[DOCKERFILES[CELL]], "EXPOSE") == ["EXPOSE 8888"]
-    assert instructions(files[DOCKERFILES[PLAIN]], "EXPOSE") == []
-    assert instructions(files[DOCKERFILES[PLAIN]], "HEALTHCHECK") == []
 
 
 @pytest.mark.parametrize("cell", [CELL, PLAIN])
@@ -281,10 +243,6 @@ def test_the_dockerfile_equals_the_configuration_of_an_assembled_image(tiny: Pro
         assert line.split() == ["HEALTHCHECK", *options, f"--retries={health['Retries']}", *command]
     else:
         assert instructions(text, "HEALTHCHECK") == []
-
-
-def test_rendered_files_do_not_depend_on_the_machine(tiny: Project) -> None:
-    assert not any(str(tiny.root) in text for text in rendered(tiny).values())
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as datetime_module
-import shutil
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime, tzinfo
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,16 +112,6 @@ def test_a_cuda_with_an_unknown_driver(tiny: Project, monkeypatch: pytest.Monkey
     assert configured.env["NVIDIA_VISIBLE_DEVICES"] == "all"
 
 
-def test_configuration_of_components(tiny: Project) -> None:
-    configured = of(tiny)
-    assert configured.ports == (8888,)
-    assert configured.command == ("start-jupyter",)
-    assert configured.health == Health(command=("check-jupyter",))
-    assert list(configured.env)[-1] == "EMBER_HOME"
-    assert configured.env["NVIDIA_REQUIRE_CUDA"] == "driver>=525.60.13"
-    assert configured.labels["gpu-images.components"] == "base python cuda ember board jupyter"
-
-
 BOARD = "board: {needs: [python], packages: [board]"
 TWO = f"{BOARD}, port: 6006, command: [start-board], healthcheck: [check-board]"
 
@@ -147,37 +132,3 @@ def test_the_variable_of_a_later_component_wins_in_the_earlier_place(edit: Edit)
     assert list(configured.env)[-2:] == ["EMBER_HOME", "BOARD"]
     assert configured.env["EMBER_HOME"] == "/elsewhere"
     assert list(configured.env)[1] == "LANG"
-
-
-def on_another_machine(patch: pytest.MonkeyPatch, now: datetime, user: str) -> None:
-    """Sets the clock and the environment, for code that reads them in any of the usual ways."""
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Any:
-            return now.astimezone(tz)
-
-    seconds, fields = now.timestamp(), now.timetuple()
-    strftime = time.strftime
-    for module in (datetime_module, settings):
-        patch.setattr(module, "datetime", Clock, raising=False)
-    patch.setattr(time, "time", lambda: seconds)
-    patch.setattr(time, "gmtime", lambda *_: fields)
-    patch.setattr(time, "localtime", lambda *_: fields)
-    patch.setattr(time, "strftime", lambda form, *_: strftime(form, fields))
-    for name in ("USER", "LOGNAME", "HOSTNAME", "REGISTRY_TOKEN"):
-        patch.setenv(name, user)
-    patch.setenv("HOME", f"/home/{user}")
-
-
-@pytest.mark.parametrize("cell", [CELL, PLAIN])
-def test_the_configuration_does_not_depend_on_the_machine_or_the_day(
-    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: str
-) -> None:
-    configurations = []
-    for user, year in (("alice", 2026), ("bob", 2031)):
-        root = shutil.copytree(tiny.root, tmp_path / user, symlinks=True)
-        with monkeypatch.context() as patch:
-            on_another_machine(patch, datetime(year, 2, 3, 4, 5, 6, tzinfo=UTC), user)
-            configurations.append(of(Project(root), cell))
-    assert configurations[0] == configurations[1]
