@@ -148,9 +148,8 @@ class Assembler:
             if planned.kind != "files" or planned.compiled:
                 self._known.add(planned, layer, system.base)
         self._known.write()
-        named = [(planned.name, layer) for planned, layer in zip(image.layers, stack, strict=True)]
-        wheel_layers.check_paths(self._store, image.id, named, set(system.taken))
-        sizes = [(name, layer.size, layer.unpacked) for name, layer in named]
+        wheel_layers.check_paths(self._store, image.id, image.layers, set(system.taken))
+        sizes = [(planned.name, layer.size, layer.unpacked) for planned, layer in zip(image.layers, stack, strict=True)]
         budget.check_built(self._work.project.matrix, image.cell, sizes)
         assembled = stored_images.write(self._store, image, system, stack)
         stored_images.put_name(self._store, image, system, assembled.manifest, image.references[0] + UNTESTED)
@@ -198,12 +197,14 @@ class Assembler:
         if downloaded := self._remote.bytecode(layer):
             return downloaded
         system = self._systems[image.os].result()
-        below = [self._wheels.layer(inputs) for inputs in layer.compiled]
+        below = {inputs: self._wheels.layer(inputs) for inputs in layer.compiled}
         compilation = Compilation(
             os_image=self._os_image(image, system),
             program=self._program,
             place=wheel.environment(layer.python),
-            sources=[(built.digest, wheel_layers.sources_of(self._store, built)) for built in below],
+            sources=[
+                (built.digest, wheel_layers.sources_of(self._store, inputs, built)) for inputs, built in below.items()
+            ],
         )
         self._work.view.note(os_stage.row(image), f"compiling {layer.component}")
 

@@ -140,9 +140,10 @@ def outstanding(work: Work, store: Store, plan: Plan, *, test: bool) -> Plan:
             assembled = stored_image.find(store, image)
         except DamagedError:
             return False
-        return assembled is not None and not (
-            test and evidence.why_not_publishable(work.project.state, assembled, image.digest, suite)
-        )
+        if assembled is None or not test:
+            return assembled is not None
+        _, reason = evidence.check_stored(work.project.state, assembled, image.digest, suite)
+        return not reason
 
     return Plan(images=tuple(image for image in plan.images if not is_done(image)))
 

@@ -15,6 +15,7 @@ import requests
 from builder.build import bootstrap, disk
 from builder.common.errors import BuilderError, EngineError, UsageError
 from builder.common.reference import ImageRef
+from builder.common.retry import RetryPolicy
 from builder.common.units import size
 from builder.compat import gpus
 from builder.engine.client import Engine
@@ -27,7 +28,6 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry.client import Registry
-from builder.registry.http import RetryPolicy
 from builder.registry.staging import INDEX, Place
 
 State = Literal["ok", "note", "missing"]

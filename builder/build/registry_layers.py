@@ -13,6 +13,7 @@ from functools import cached_property
 from builder.common.console import Meter, View
 from builder.common.errors import RegistryError
 from builder.common.reference import ImageRef
+from builder.common.retry import RetryPolicy
 from builder.index.host import Host
 from builder.layers import os_layer, wheel_layers
 from builder.layers.blobs import LAYER_TYPE, Descriptor
@@ -25,7 +26,6 @@ from builder.plan.layer_order import PlannedLayer
 from builder.registry import pull
 from builder.registry.client import Registry
 from builder.registry.failures import RejectedError
-from builder.registry.http import RetryPolicy
 from builder.registry.staging import Place
 
 POLICY = RetryPolicy(connect_s=5, read_s=30, retries=1)  # a build does not need the registry

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from builder.cli.commands import Commands, Group
+from builder.cli.commands import COMMANDS, Commands, Group
 from builder.cli.options import Size
 from builder.common import errors
 from builder.common.errors import Terminated
@@ -32,7 +32,7 @@ Exit codes:
 """
 
 
-@click.group(cls=Group, commands=Commands(), epilog=EPILOG, context_settings=SETTINGS)
+@click.group(cls=Group, commands=Commands(COMMANDS), epilog=EPILOG, context_settings=SETTINGS)
 @click.option(
     "--root",
     type=click.Path(file_okay=False, path_type=Path),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections import UserDict
-from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -38,26 +38,17 @@ COMMANDS = {
 }
 
 
-class Commands(UserDict[str, click.Command]):
+class Commands(UserDict[str, Any]):
     """The commands by name; reading one imports its module. Source: Click, "Lazily Loading Subcommands"."""
 
     def __getitem__(self, name: str) -> click.Command:
-        module, _ = COMMANDS[name]
+        module, _ = self.data[name]
         command = getattr(import_module(f"builder.cli.{module}"), f"{name}_command")
         assert isinstance(command, click.Command)
         # Replaces the handler of `builder.start`: an exception in the import of a compiled module shows a traceback.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return command
-
-    def __contains__(self, name: object) -> bool:
-        return name in COMMANDS
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
 
 
 class Group(click.Group):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from textwrap import indent
 
 import click
 from rich.padding import Padding
@@ -16,17 +16,17 @@ from rich.text import Text
 
 from builder.cli import verify
 from builder.cli.context import Context, new_table
-from builder.common import git, strict_yaml
-from builder.common.errors import StaleError, UsageError, did_you_mean
+from builder.cli.options import format_option
+from builder.common import git
+from builder.common.errors import BuilderError, StaleError, UsageError, did_you_mean
 from builder.common.units import counted, size
 from builder.layers import images
 from builder.lock import diff, lockfile
 from builder.lock.diff import Amount, Change, Diff, Package, Revisions, Side
-from builder.lock.lockfile import Lock, Locked
-from builder.matrix import cells, reader
-from builder.matrix.cells import Cell
+from builder.lock.lockfile import Locked
+from builder.matrix import cells
 from builder.matrix.project import Project
-from builder.matrix.schema import Matrix
+from builder.plan import revisions
 
 FORMS = "A and B are cell ids, git revisions, REVISION:CELL, or images as org/name:tag or registry/org/name:tag."
 HERE = "working tree"
@@ -44,10 +44,7 @@ class _Locks:
 @click.command(name="diff", epilog=FORMS)
 @click.argument("old", metavar="A")
 @click.argument("new", metavar="[B]", default="")
-@click.option(
-    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True,
-    help="json: all details, for scripts.",
-)  # fmt: skip
+@format_option("json: all details, for scripts.", "table", "json")
 @click.pass_obj
 def diff_command(context: Context, old: str, new: str, form: str) -> None:
     """Show what changed from A to B, by package and bytes.
@@ -62,7 +59,7 @@ def diff_command(context: Context, old: str, new: str, form: str) -> None:
     """
     changes = _compare(context, old, new)
     if form == "json":
-        click.echo(json.dumps(changes.as_data(), indent=1))
+        context.print_json(changes.as_data())
     elif isinstance(changes, Revisions):
         _show_all(context, changes)
     else:
@@ -78,12 +75,12 @@ def _compare(context: Context, old: str, new: str) -> Diff | Revisions:
                 f"{old!r} is not {_revision(context.project.root)}: only a revision is compared with the working tree",
                 hint=f"Add a second name. {FORMS}",
             )
-        after: _Locks | None = _Locks(name=HERE, by_cell=_in_tree(context.project))
+        after: _Locks | None = _Locks(name=HERE, by_cell=_locked(context.project))
     else:
         after = _locks(context.project, new)
     if before and after and not before.cell and not after.cell:
         return diff.compare_all(before.name, before.by_cell, after.name, after.by_cell)
-    wheel_sizes = diff.sizes(_in_tree(context.project).values()) if before is None or after is None else {}
+    wheel_sizes = diff.sizes(_locked(context.project).values()) if before is None or after is None else {}
     # Images first: their error message covers a name that does not exist at all.
     images = {name: _image(context, name, wheel_sizes) for name, locks in ((old, before), (new, after)) if not locks}
     sides = [
@@ -123,40 +120,32 @@ def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Side:
 def _locks(project: Project, name: str) -> _Locks | None:
     """None if the name is neither a cell nor a revision."""
     if cells.ID.fullmatch(name):
-        return _Locks(name=HERE, by_cell=_in_tree(project), cell=name)
+        return _Locks(name=HERE, by_cell=_locked(project), cell=name)
     revision, _, cell = name.rpartition(":")
     if revision and cells.ID.fullmatch(cell):
         if not git.commit(project.root, revision):
             raise UsageError(f"no git revision {revision!r}", hint="`git log --oneline` lists revisions.")
-        return _Locks(name=revision, by_cell=_at(project.root, revision), cell=cell)
-    return _Locks(name=name, by_cell=_at(project.root, name)) if git.commit(project.root, name) else None
+        return _Locks(name=revision, by_cell=_at(project, revision), cell=cell)
+    return _Locks(name=name, by_cell=_at(project, name)) if git.commit(project.root, name) else None
 
 
-def _in_tree(project: Project) -> dict[str, Locked]:
-    locks = {group: lock for group in project.groups if (lock := lockfile.read(project.root, group))}
-    return _locked(project.matrix, project.cells, locks)
-
-
-def _at(root: Path, revision: str) -> dict[str, Locked]:
+def _at(project: Project, revision: str) -> dict[str, Locked]:
     """The locks of a revision, for the cells of its own matrix.yaml. Raises MatrixError, LockError."""
-    located = strict_yaml.parse(git.run(root, "show", f"{revision}:./matrix.yaml").encode(), f"{revision}:matrix.yaml")
-    matrix = reader.check(located)
-    all_cells = cells.expand(matrix)
-    groups = {cell.group for cell in all_cells}
-    names = git.run(root, "ls-tree", "-z", "--name-only", git.commit(root, revision), "locks/")
-    paths = sorted(path for name in names.split("\0") if (path := PurePosixPath(name)).stem in groups)
-    texts = {path: git.run(root, "show", f"{revision}:./{path}") for path in paths}
-    locks = {path.stem: lockfile.parse(text, f"{revision}:{path}", path.stem) for path, text in texts.items()}
-    return _locked(matrix, all_cells, locks)
+    with revisions.checkout(project, revision) as at_revision:
+        try:
+            return _locked(at_revision)
+        except BuilderError as error:
+            raise type(error)(indent(str(error), f"{revision}:"), hint=error.hint) from error
 
 
-def _locked(matrix: Matrix, all_cells: Iterable[Cell], locks: Mapping[str, Lock]) -> dict[str, Locked]:
+def _locked(project: Project) -> dict[str, Locked]:
     """Cell id -> its wheels, for all cells whose components are locked."""
+    locks = {group: lock for group in project.groups if (lock := lockfile.read(project.root, group))}
     result = {}
-    for cell in all_cells:
+    for cell in project.cells:
         if cell.group in locks:
             with suppress(StaleError):
-                result[cell.id] = lockfile.of_cell(matrix, cell, locks[cell.group])
+                result[cell.id] = lockfile.of_cell(project.matrix, cell, locks[cell.group])
     return result
 
 
@@ -172,23 +161,23 @@ def _revision(root: Path) -> str:
 # ---- output
 
 
-def _show_all(context: Context, revisions: Revisions) -> None:
-    for cell, changes in revisions.changed.items():
+def _show_all(context: Context, changes: Revisions) -> None:
+    for cell, difference in changes.changed.items():
         context.out.print(Text(cell, style="bold"))
-        _show(context, changes, indent=2)
+        _show(context, difference, indent=2)
         context.out.print()
-    for word, sides in (("added", revisions.added), ("removed", revisions.removed)):
+    for word, sides in (("added", changes.added), ("removed", changes.removed)):
         for side in sides:
             packages = counted(len(side.packages), "package")
             context.out.print(Text(f"{word}: {side.label}, {packages}, {size(side.bytes)}"))
     counts = {
-        "changed": len(revisions.changed),
-        "added": len(revisions.added),
-        "removed": len(revisions.removed),
-        "unchanged": revisions.unchanged,
+        "changed": len(changes.changed),
+        "added": len(changes.added),
+        "removed": len(changes.removed),
+        "unchanged": changes.unchanged,
     }
     summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    context.out.print(Text(f"{revisions.old} -> {revisions.new}: cells: {summary or 'none'}"), soft_wrap=True)
+    context.out.print(Text(f"{changes.old} -> {changes.new}: cells: {summary or 'none'}"), soft_wrap=True)
 
 
 def _show(context: Context, changes: Diff, indent: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import sys
@@ -10,13 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from builder.common.errors import FileError, UsageError
+from builder.common.reference import ImageRef
 from builder.index import host
 from builder.index.host import Host
 from builder.layers.store import Store
@@ -54,6 +57,10 @@ class Context:
     def say(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)
 
+    def print_json(self, data: Any) -> None:
+        """Prints the result of a command for scripts."""
+        click.echo(json.dumps(data, indent=1))
+
     @contextmanager
     def locked(self, project: Project, command: str) -> Iterator[None]:
         """Holds the lock of the checkout; see `Project.locked`."""
@@ -80,6 +87,14 @@ class Context:
     def store(self) -> Store:
         """The store of this machine, shared by all checkouts by default."""
         return Store((self.store_root or _cache() / "gpu-images").resolve(), limit=self.store_limit)
+
+
+def parse_image(text: str) -> ImageRef:
+    """An image that a user names. Raises UsageError."""
+    try:
+        return ImageRef.parse(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _cache() -> Path:

@@ -9,7 +9,7 @@ from typing import Any, Concatenate
 
 import click
 
-from builder.cli.context import Context
+from builder.cli.context import Context, parse_image
 from builder.cli.explain import labels_of
 from builder.cli.options import Size
 from builder.common import atomic
@@ -200,10 +200,7 @@ def _find_image(context: Context, name: str) -> Image:
                 f"no cell {name!r}{did_you_mean(name, references)}", hint="`builder plan all` lists the cells."
             )
         return image_of_cell(project.matrix, cell, references[cell.id][0])
-    try:
-        reference = ImageRef.parse(name)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    reference = parse_image(name)
     for cell in project.cells:
         if reference in references[cell.id]:
             return image_of_cell(project.matrix, cell, reference)
@@ -222,5 +219,4 @@ def _labels(context: Context, reference: ImageRef) -> dict[str, str]:
             f"{reference} is not a tag of matrix.yaml and not in Docker Engine",
             hint="Use the id of a cell, a tag (`builder plan all` lists them), or an image with its registry.",
         )
-    registry = Registry(reference, host=context.host, write=False)
-    return dict(labels_of(registry, reference.digest or reference.tag or "latest"))
+    return labels_of(Registry(reference, host=context.host, write=False), reference.target)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 from rich.text import Text
 
-from builder.cli.context import Context
+from builder.cli.context import Context, parse_image
 from builder.common.errors import RefusedError, UsageError, VerifyError
-from builder.common.reference import ImageRef
 from builder.compat import explain, gpu_support, gpus
 from builder.compat.explain import Explainer, Resolve
 from builder.compat.gpu_support import Device, ImageNeeds
@@ -148,16 +147,12 @@ def _images(context: Context, targets: Sequence[str]) -> Iterator[tuple[str, Ima
         suffixes = [cell.suffix for cell in members]
         yield group + (suffixes[0] if len(suffixes) == 1 else f"{{{','.join(suffixes)}}}"), _needs(project, members[0])
     for name in names:
-        try:
-            reference = ImageRef.parse(name)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        reference = parse_image(name)
         if not reference.registry and (tagged := by_tag.get(name)):
             yield f"{name} ({tagged.id})", _needs(project, tagged)
         else:
             registry = Registry(reference, host=context.host, write=False)
-            labels = labels_of(registry, reference.digest or reference.tag or "latest")
-            yield name, gpu_support.needs_of_labels(labels)
+            yield name, gpu_support.needs_of_labels(labels_of(registry, reference.target))
 
 
 def _by_tag(project: Project) -> dict[str, Cell]:
@@ -176,7 +171,7 @@ def _needs(project: Project, cell: Cell) -> ImageNeeds:
     return gpu_support.needs_of_build(cell.cuda, build, facts.load(), cell.framework)
 
 
-def labels_of(registry: Registry, reference: str) -> Mapping[str, str]:
+def labels_of(registry: Registry, reference: str) -> dict[str, str]:
     """Labels of the image that a tag or digest names; of an index, those of its image for our platform."""
     manifest = registry.manifest(reference)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,16 @@ from builder.build.images import Method, Options, Outcome
 from builder.build.work import Work
 from builder.cli import engine
 from builder.cli.context import Context
-from builder.cli.options import CELLS_HELP, FREE, Size, cells_argument, jobs_option, sign_option, staging_option
+from builder.cli.options import (
+    CELLS_HELP,
+    FREE,
+    Size,
+    cells_argument,
+    format_option,
+    jobs_option,
+    sign_option,
+    staging_option,
+)
 from builder.common.errors import BuilderError, ImageTestError, UsageError
 from builder.common.units import duration
 from builder.compat import gpus
@@ -75,17 +83,13 @@ gpu_option = click.option(
     "of the image shows `gpu: not run` and the reason. CPU images have no GPU tests.",
 )
 _REPORT = (
-    click.option(
-        "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-        help="json: print the result for each image to standard output.",
-    ),
+    format_option("json: print the result for each image to standard output."),
     click.option(
         "--junit",
         type=click.Path(file_okay=False, path_type=Path),
         help="Write JUnit reports of the image tests to this folder, one file per image and kind of test.",
     ),
-)  # fmt: skip
-
+)
 
 _STAGED = (
     click.option(
@@ -187,8 +191,7 @@ def _run(context: Context, patterns: Sequence[str], request: _Request) -> None:
         outcomes = step(context, work, planned, request)
     seconds = time.monotonic() - began
     if request.form == "json":
-        data = {"images": [outcome.as_data() for outcome in outcomes], "seconds": round(seconds, 1)}
-        click.echo(json.dumps(data, indent=1))
+        context.print_json({"images": [outcome.as_data() for outcome in outcomes], "seconds": round(seconds, 1)})
     else:
         where = " in the store" if request.max_disk else ""
         context.say(f"{images.summary(outcomes, len(planned.images), where)} ({duration(seconds)})")

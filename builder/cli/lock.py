@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import click
 
 from builder.cli.context import Context
-from builder.cli.options import CELLS_HELP, cells_argument
+from builder.cli.options import ALL_CELLS_HELP, cells_argument
 from builder.common.units import counted
 from builder.lock import os_lock
 from builder.lock import update as locking
 
 
-@click.command(name="lock", epilog=CELLS_HELP.replace("the set `default`", "all cells"))
+@click.command(name="lock", epilog=ALL_CELLS_HELP)
 @cells_argument
 @click.option(
     "--check", is_flag=True, help="Only check that the locks match matrix.yaml; use no network, write nothing."

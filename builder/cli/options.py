@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from builder.common import units
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 CELLS_HELP = (
     "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*'), or sets from matrix.yaml. "
     "Default: the set `default`."
 )
+
+ALL_CELLS_HELP = CELLS_HELP.replace("the set `default`", "all cells")
 
 cells_argument = click.argument("patterns", metavar="[CELLS]...", nargs=-1)
 jobs_option = click.option(
@@ -65,6 +69,19 @@ sign_option = click.option(
     help="Sign with cosign: the file or KMS address of a private key, or `keyless` for the identity of a CI job. The "
     "password of a key is read from COSIGN_PASSWORD. Default: nothing is signed.",
 )
+
+
+roll_back_option = click.option(
+    "--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages."
+)
+
+
+def format_option(help_text: str, *forms: str) -> Callable[[_Command], _Command]:
+    """The option `--format`. `forms` are its choices (`text` and `json` if empty); the first is the default."""
+    forms = forms or ("text", "json")
+    return click.option(
+        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help=help_text
+    )
 
 
 FREE = -1  # the size `free`

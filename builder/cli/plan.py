@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from builder.cli.context import Context, new_table
-from builder.cli.options import CELLS_HELP, Size, cells_argument
+from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option
 from builder.common.errors import LockError
 from builder.common.units import counted, size
 from builder.matrix.project import Project
@@ -23,10 +23,10 @@ from builder.plan.plan import Plan, PlannedImage
 
 @click.command(name="plan", epilog=CELLS_HELP)
 @cells_argument
-@click.option(
-    "--format", "form", type=click.Choice(["table", "json", "ids", "github"]), default="table", show_default=True,
-    help="json: all details, for scripts. ids: only the cell ids. github: the matrix of a GitHub Actions job, in parts "
-    "that fit on the disk.",
+@format_option(
+    "json: all details, for scripts. ids: only the cell ids. github: the matrix of a GitHub Actions job, in parts that "
+    "fit on the disk.",
+    "table", "json", "ids", "github",
 )  # fmt: skip
 @click.option(
     "--changed-since", "revision", default="", metavar="REVISION",
@@ -67,7 +67,7 @@ def plan_command(
         _print_parts(planned, disk)
         return
     if form == "json":
-        click.echo(json.dumps(planned.as_data(), indent=1))
+        context.print_json(planned.as_data())
         return
     _print_tables(context, planned, layers=layers)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from builder.cli.context import Context
-from builder.cli.options import CELLS_HELP, cells_argument, to_option
+from builder.cli.options import CELLS_HELP, cells_argument, format_option, roll_back_option, to_option
 from builder.common.console import View
 from builder.common.units import counted, duration
 from builder.matrix import tags
@@ -22,11 +21,8 @@ from builder.registry.publish import Published
 @click.command(name="push", epilog=CELLS_HELP)
 @cells_argument
 @to_option
-@click.option("--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="json: print digests, bytes, seconds, and tags before and after, to standard output.",
-)  # fmt: skip
+@roll_back_option
+@format_option("json: print digests, bytes, seconds, and tags before and after, to standard output.")
 @click.pass_obj
 def push_command(context: Context, patterns: Sequence[str], registry: str, roll_back: bool, form: str) -> None:
     """Publish images that passed their tests.
@@ -54,7 +50,7 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
 def show(context: Context, result: Published, form: str, **data: Any) -> None:
     """Prints what a push or a release did; `data` is for JSON. Raises its error."""
     if form == "json":
-        click.echo(json.dumps(result.as_data() | data, indent=1))
+        context.print_json(result.as_data() | data)
     if result.error:
         raise result.error
     if form == "text":

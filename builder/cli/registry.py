@@ -11,7 +11,6 @@ from builder.cli.context import Context, new_table
 from builder.cli.options import staging_option, to_option
 from builder.common.console import Meter, View
 from builder.common.errors import VerifyError
-from builder.common.reference import ImageRef
 from builder.common.units import counted
 from builder.plan import plan
 from builder.registry import inspection, prune, publish
@@ -32,9 +31,11 @@ def list_command(context: Context, place: str) -> None:
     """List the staged releases, the newest first."""
     project = context.project
     table = new_table("RELEASE", "IMAGES", "RELEASED", "REVISION", right=["IMAGES"])
-    for line in inspection.releases(Place.of(project, place, context.host)):
-        released = "yes" + "".join(f", {name} allowed" for name in line.allowed) if line.is_released else "no"
-        table.add_row(*map(Text, [line.stamp, str(line.images), released, line.revision or "-"]))
+    staging = Place.of(project, place, context.host)
+    for stamp in staging.stamps():
+        staged, released = staging.read(stamp), staging.released(stamp)
+        state = "yes" + "".join(f", {name} allowed" for name in released.allowed) if released else "no"
+        table.add_row(*map(Text, [stamp, str(len(staged.images)), state, staged.revision or "-"]))
     context.out.print(table)
 
 
@@ -47,13 +48,13 @@ def diff_command(context: Context, registry: str) -> None:
     Shows tags that no cell has, such as those of a version that was removed, and tags that are not published yet.
     """
     publish.require_registry(context.project, registry)
-    for name, expected in inspection.references(context.project, registry).items():
-        repository = Registry(ImageRef.parse(name), host=context.host, write=False)
-        difference = inspection.difference(repository, expected)
-        for tag in difference.unknown:
-            context.out.print(Text(f"{difference.repository}:{tag} is not in the matrix"), soft_wrap=True)
-        missing = f"{len(difference.missing)} of {counted(len(expected), 'tag')} not published"
-        context.out.print(Text(f"{difference.repository}: {missing}"), soft_wrap=True)
+    for reference, expected in inspection.references(context.project, registry).items():
+        repository = Registry(reference, host=context.host, write=False)
+        present = repository.list_tags()
+        for tag in inspection.unknown_tags(present, expected):
+            context.out.print(Text(f"{repository.name}:{tag} is not in the matrix"), soft_wrap=True)
+        missing = f"{len(expected.difference(present))} of {counted(len(expected), 'tag')} not published"
+        context.out.print(Text(f"{repository.name}: {missing}"), soft_wrap=True)
 
 
 @registry_command.command(name="check")
@@ -68,8 +69,8 @@ def check_command(context: Context, place: str, registry: str, fast: bool) -> No
     missing or damaged.
     """
     project = context.project
-    repositories = inspection.repositories(project, context.host, _place(context, place), registry)
-    inspection.require(repositories)
+    staging = Place.if_set(project, place, context.host)
+    repositories = inspection.repositories(project, context.host, staging, registry)
     view, faults = View(context.err), 0
     with view.live():
         for each in repositories:
@@ -128,8 +129,3 @@ def prune_command(context: Context, place: str, registry: str, keep: int, delete
         with view.live():
             deleted = prune.delete(items, view)
         context.say(f"{counted(deleted, 'manifest')} deleted")
-
-
-def _place(context: Context, text: str) -> Place | None:
-    project = context.project
-    return Place.of(project, text, context.host) if text or project.matrix.staging else None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import click
@@ -14,7 +13,16 @@ from rich.text import Text
 from builder.build.known_images import KnownImages
 from builder.build.registry_layers import RegistryLayers
 from builder.cli.context import Context, new_table
-from builder.cli.options import CELLS_HELP, cells_argument, sign_option, staging_option, to_option
+from builder.cli.options import (
+    ALL_CELLS_HELP,
+    CELLS_HELP,
+    cells_argument,
+    format_option,
+    roll_back_option,
+    sign_option,
+    staging_option,
+    to_option,
+)
 from builder.cli.push import show, today
 from builder.common import git
 from builder.common.console import View
@@ -27,16 +35,9 @@ from builder.registry.release import Options, Releaser
 from builder.registry.signing import Signer
 from builder.registry.stager import Stager
 from builder.registry.staging import Place
-from builder.registry.status import Where
+from builder.registry.status import Status, Where
 
-_FORMAT = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="json: print the result to standard output.",
-)  # fmt: skip
-_STAGE_FORMAT = click.option(
-    "--format", "form", type=click.Choice(["text", "json", "github"]), default="text", show_default=True,
-    help="json: print the result to standard output. github: print the stamp as an output of a GitHub Actions step.",
-)  # fmt: skip
+_JSON_HELP = "json: print the result to standard output."
 
 
 @click.command(name="stage", epilog=CELLS_HELP)
@@ -55,7 +56,7 @@ _STAGE_FORMAT = click.option(
     "(locks/layers.json). They are assembled without an engine and without downloading wheels; `builder test --staged` "
     "then runs all their tests.",
 )
-@_STAGE_FORMAT
+@format_option(f"{_JSON_HELP} github: print the stamp as an output of a GitHub Actions step.", "text", "json", "github")
 @click.pass_obj
 def stage_command(
     context: Context, /, patterns: Sequence[str], place: str, images_only: bool, form: str, **options: Any
@@ -72,12 +73,13 @@ def stage_command(
     project = context.project
     staging_place = Place.of(project, place, context.host)
     planned = current.make(project, project.select(patterns))
+    stager = replace(_stager(context, project, staging_place, **options), listed_on=today() if images_only else "")
     with context.store.used():
-        staged = _stager(context, project, staging_place, **options).stage(planned)
+        staged = stager.stage(planned)
     stamp = "" if images_only else staging_place.write(today(), git.state(project.root), staged.images).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
-        click.echo(json.dumps({"stamp": stamp, "images": images, "sent": staged.sent}, indent=1))
+        context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
         return
     if form == "github":
         click.echo(f"stamp={stamp}")
@@ -123,9 +125,9 @@ def _stager(context: Context, project: Project, place: Place, *, signer: Signer 
     help="Release images with vulnerabilities that `scan` in matrix.yaml refuses, or whose scan failed. The release "
     "records it.",
 )
-@click.option("--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages.")
+@roll_back_option
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
-@_FORMAT
+@format_option(_JSON_HELP)
 @click.pass_obj
 def release_command(
     context: Context, /, stamp: str, place: str, registry: str, check: bool, form: str, **options: Any
@@ -163,55 +165,41 @@ def release_command(
         context.say(f"release {chosen.stamp}: {images}, {changed} changed ({duration(seconds)})")
 
 
-@click.command(name="status", epilog=CELLS_HELP.replace("the set `default`", "all cells"))
+@click.command(name="status", epilog=ALL_CELLS_HELP)
 @cells_argument
 @staging_option
 @to_option
 @click.option("--here", is_flag=True, help="Look only at this machine, not at staging and the registry.")
-@_FORMAT
+@format_option(_JSON_HELP)
 @click.pass_obj
 def status_command(
     context: Context, /, patterns: Sequence[str], place: str, registry: str, here: bool, form: str
 ) -> None:
     """Show how far each cell is on its way to a release.
 
-    TESTED and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED is whether
-    the tag names that image. SIGNATURE is whether it has one; `cosign verify` checks it. SCAN is the newest scan of the
-    released image for vulnerabilities. PACKAGES is the age of the locked Debian packages.
+    TESTED, TIME and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED is
+    whether the tag names that image. SIGNATURE is whether it has one; `cosign verify` checks it. SCAN is the newest
+    scan of the released image for vulnerabilities. PACKAGES is the age of the locked Debian packages.
     """
     project = context.project
     planned = plan.make(project, project.select(patterns or ("*",)))
-    has_staging = not here and (place or project.matrix.staging)
     where = Where(
         project=project,
         store=context.store,
         host=context.host,
-        place=Place.of(project, place, context.host) if has_staging else None,
+        place=None if here else Place.if_set(project, place, context.host),
         registry=registry,
         here=here,
     )
     rows = list(status.read(where, planned))
     if form == "json":
-        click.echo(json.dumps([each.as_data() for each in rows], indent=1))
+        context.print_json(list(map(asdict, rows)))
         return
-    table = new_table("CELL", "LOCKED", "BUILT", "TESTED", "GPU", "STAGED", "RELEASED", "SIGNATURE", "SCAN", "PACKAGES")
+    shown = [field.name for field in fields(Status) if not (here and field.name in status.OF_REGISTRY)]
+    table = new_table(*("TIME" if name == "seconds" else name.upper() for name in shown))
     for each in rows:
+        tests_time = "-" if each.seconds is None else duration(each.seconds)
         age = "-" if each.packages is None else counted(each.packages, "day")
-        table.add_row(
-            *map(
-                Text,
-                [
-                    each.cell,
-                    each.locked,
-                    each.built,
-                    each.tested,
-                    each.gpu,
-                    each.staged,
-                    each.released,
-                    each.signature,
-                    each.scan,
-                    age,
-                ],
-            )
-        )
+        values = vars(each) | {"seconds": tests_time, "packages": age}
+        table.add_row(*(Text(values[name]) for name in shown))
     context.out.print(table)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import click
 from rich.text import Text
 
 from builder.cli.context import Context, new_table
-from builder.cli.options import CELLS_HELP, cells_argument, sign_option, to_option
+from builder.cli.options import ALL_CELLS_HELP, cells_argument, format_option, sign_option, to_option
 from builder.common.errors import RefusedError, UsageError
 from builder.common.units import counted
 from builder.plan import plan
@@ -20,14 +19,11 @@ from builder.registry.signing import Signer
 _COUNTS = ("critical", "high", "medium", "low", "unknown", "excepted")
 
 
-@click.command(name="scan", epilog=CELLS_HELP.replace("the set `default`", "all cells"))
+@click.command(name="scan", epilog=ALL_CELLS_HELP)
 @cells_argument
 @to_option
 @sign_option
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="json: print the results to standard output.",
-)  # fmt: skip
+@format_option("json: print the results to standard output.")
 @click.pass_obj
 def scan_command(context: Context, patterns: Sequence[str], registry: str, signer: Signer | None, form: str) -> None:
     """Scan released images for vulnerabilities.
@@ -41,7 +37,7 @@ def scan_command(context: Context, patterns: Sequence[str], registry: str, signe
     if not rows:
         raise UsageError("none of these images is released", hint="builder status shows which are.")
     if form == "json":
-        click.echo(json.dumps([each.as_data() for each in rows], indent=1))
+        context.print_json([each.as_data() for each in rows])
     else:
         _show(context, rows)
     for note in scan.unused(scanner.settings, [each.result for each in rows if each.result]):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from builder.cli.context import Context
+from builder.cli.options import format_option
 from builder.compat import upstream
 from builder.compat.explain import Explainer
 from builder.index.releases import Index
@@ -17,10 +16,7 @@ from builder.matrix.schema import Matrix
 
 
 @click.command(name="upstream")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="json: all details, for scripts.",
-)  # fmt: skip
+@format_option("json: all details, for scripts.")
 @click.pass_obj
 def upstream_command(context: Context, form: str) -> None:
     """Propose newer releases of the frameworks for matrix.yaml.
@@ -44,7 +40,7 @@ def upstream_command(context: Context, form: str) -> None:
     )
     proposals = list(upstream.propose(explainer))
     if form == "json":
-        click.echo(json.dumps([proposal.as_data() for proposal in proposals], indent=1))
+        context.print_json([proposal.as_data() for proposal in proposals])
         return
     for proposal in proposals:
         click.echo("\n".join(proposal.lines))

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from builder.cli.context import Context
+from builder.cli.context import Context, parse_image
 from builder.common import digest
 from builder.common.console import Meter, View
 from builder.common.errors import FetchError, RegistryError, StaleError, UsageError, VerifyError
@@ -30,16 +30,7 @@ from builder.registry.expected import Expected
 from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, Source
 
-LATEST = "latest"
-_STYLES = {
-    "derived": "green",
-    "known": "green",
-    "signed": "green",
-    "same": "green",
-    "unknown": "yellow",
-    "different": "bold red",
-    "failed": "bold red",
-}
+_STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  # others are green
 
 
 @click.command(name="verify")
@@ -96,7 +87,7 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
         with view.live():
             for finding in claims.findings(checked, check, image_claims, store.root / "tmp"):
                 findings.append(finding)
-                state = Text(f"{finding.state:<12}", style=_STYLES[finding.state])
+                state = Text(f"{finding.state:<12}", style=_STYLES.get(finding.state, "green"))
                 detail = f"  ({finding.detail})" if finding.detail else ""
                 part = Text(f"{digest.short(finding.digest)}  {finding.layer}{detail}")
                 context.out.print(state, part, overflow="fold")
@@ -113,7 +104,7 @@ def _trust(context: Context, image: str, keys: Sequence[str], identity: str, iss
     signers = [Trusted.model_construct(key=key) for key in keys]
     if identity:
         signers.append(Trusted(identity=identity, issuer=issuer))
-    if signers and not _parse(image).registry:
+    if signers and not parse_image(image).registry:
         raise UsageError(
             f"{image} has no registry, and images of the store are not signed",
             hint="Name the registry, e.g. docker.io/org/pt-cuda:2.9.",
@@ -128,11 +119,11 @@ def _trust(context: Context, image: str, keys: Sequence[str], identity: str, iss
 
 def _claims(context: Context, checked: Source, image: str, trust: Trust) -> Claims | None:
     """The claims about an image in a registry; None for one of the store, and without trusted signers."""
-    reference = _parse(image)
+    reference = parse_image(image)
     if not (reference.registry and trust.signers):
         return None
     if not (reference.tag or reference.digest):
-        reference = replace(reference, tag=LATEST)
+        reference = replace(reference, tag=reference.target)
     registry = Registry(reference, host=context.host, write=False)
     stored = oci.read_image(checked.manifest, checked.read_blob)
     return Claims(registry=registry, reference=reference, image=stored, trust=trust)
@@ -176,17 +167,9 @@ def _expected(context: Context, store: Store, image: Source) -> Expected | None:
     return expected.of_plan(project.root, store, images[0]) if images else None
 
 
-def _parse(image: str) -> ImageRef:
-    """Raises UsageError."""
-    try:
-        return ImageRef.parse(image)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 def source(context: Context, store: Store, image: str) -> Source:
     """An image by its reference in a registry, or by a name, cell or tag in the store."""
-    reference = _parse(image)
+    reference = parse_image(image)
     if reference.registry:
         return _in_registry(Registry(reference, host=context.host, write=False), reference)
     stored = store.images()
@@ -204,7 +187,7 @@ def source(context: Context, store: Store, image: str) -> Source:
 
 
 def _in_registry(registry: Registry, reference: ImageRef) -> Source:
-    name = reference.digest or reference.tag or LATEST
+    name = reference.target
     manifest = registry.manifest(name)
     if manifest is None:
         raise RegistryError(f"{registry.name} has no {name}", hint="Check the tag.")

@@ -47,6 +47,11 @@ class ImageRef:
         """The reference without tag and digest."""
         return str(ImageRef(registry=self.registry, repository=self.repository))
 
+    @property
+    def target(self) -> str:
+        """The digest, else the tag, else `latest`."""
+        return self.digest or self.tag or "latest"
+
     @classmethod
     def parse(cls, text: str) -> ImageRef:
         """Raises ValueError that names the invalid part."""

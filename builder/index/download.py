@@ -8,11 +8,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import random
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +19,7 @@ import requests
 from packaging.utils import canonicalize_name
 
 from builder.common.errors import FetchError, store_error
+from builder.common.retry import RetryPolicy
 from builder.index.session import DOCTOR, PIECE, RETRIED, IndexSession, describe, origin_of
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
@@ -29,19 +28,10 @@ if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
 CONNECTIONS = 4  # downloads at once
+DEFAULT_POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 _KEPT = "The part that was downloaded is kept: run again."
 _RESOLVE = "Resolve again: `builder lock --upgrade`."
 _WRONG = "The download was discarded. Do not use this index until the difference is explained."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How often a download is tried, and timeouts in seconds: to connect, between two bytes, before the first retry."""
-
-    attempts: int = 5
-    connect: float = 10
-    read: float = 30
-    pause: float = 0.5
 
 
 class _RetryError(Exception):
@@ -97,16 +87,16 @@ class Fetcher:
         folder: Path,
         *,
         progress: Callable[[int], None] = lambda _: None,
-        patience: Patience = Patience(),
+        policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
         self._folder = folder
         self._progress = progress
-        self._patience = patience
+        self._policy = policy
         self._pages: dict[str, Mapping[str, DistributionPackage]] = {}
         self._page_locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._session = IndexSession(settings, timeout=(patience.connect, patience.read))
+        self._session = IndexSession(settings, timeout=(policy.connect_s, policy.read_s))
 
     def fetch(self, wheel: Wheel) -> Path:
         """The wheel's file, size and SHA-256 checked. Raises FetchError."""
@@ -151,19 +141,19 @@ class Fetcher:
 
     def _download(self, wheel: Wheel, file: BufferedRandom) -> None:
         """Tries until the wheel is complete."""
-        attempt = 0
+        failures = 0
         while True:
             try:
                 self._attempt(wheel, file)
                 return
             except (_RetryError, requests.RequestException, ConnectionError) as error:
-                attempt += 1
+                failures += 1
                 reason = str(error) if isinstance(error, _RetryError) else describe(error)
                 if isinstance(error, requests.HTTPError) and error.response.status_code not in RETRIED:
                     raise FetchError(f"{wheel.file}: {reason}", hint=f"{DOCTOR} {_RESOLVE}") from error
-                if attempt >= self._patience.attempts:
+                if failures > self._policy.retries:
                     raise FetchError(f"{wheel.file}: {reason}", hint=f"Several attempts failed. {_KEPT}") from error
-                self._stopped.wait(self._patience.pause * 2**attempt * random.uniform(0.5, 1))  # noqa: S311  no secret
+                self._stopped.wait(self._policy.delay(failures))
                 self._check_stopped(wheel)
 
     def _check_stopped(self, wheel: Wheel) -> None:

@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as model
@@ -111,19 +111,6 @@ def check(planned: PlannedLayer, known: KnownLayer, layer: Layer) -> None:
             hint="The same inputs must give the same bytes. If the recorded layer is wrong, delete its line from "
             f"{PATH}: {planned.inputs}",
         )
-
-
-class _Digests(Protocol):
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def diff_id(self) -> str: ...
-
-
-def is_same(planned: PlannedLayer, known: _Digests, digest: str, diff_id: str) -> bool:
-    """Whether a layer with these digests is the known one: an operating system may be compressed to other bytes."""
-    return diff_id == known.diff_id and (planned.kind == "os" or digest == known.digest)
 
 
 def _key(planned: PlannedLayer, base: str) -> str:

@@ -34,7 +34,7 @@ _HISTORY = re.compile(r"wheels format=([0-9]+) python=([0-9.]+|none): (.+)", re.
 class Layer:
     """A layer of an image: `digest` and `size` of the blob, `diff_id` of the tar in it, `created_by` in the history.
 
-    `unpacked` is the size of the tar, 0 if unknown. `key` is that of its record in the store, empty if there is none.
+    `unpacked` is the size of the tar, 0 if unknown.
     """
 
     digest: str
@@ -42,7 +42,6 @@ class Layer:
     size: int
     created_by: str = ""
     unpacked: int = 0
-    key: str = ""
 
     @property
     def descriptor(self) -> Descriptor:
@@ -159,11 +158,11 @@ def _json(data: Mapping[str, Any]) -> bytes:
 # ---- reading
 
 _Model = TypeVar("_Model", bound=BaseModel)
-_Digest = Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
+Digest = Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
 
 
 class _Blob(BaseModel, frozen=True):
-    digest: _Digest
+    digest: Digest
     size: Annotated[int, Field(ge=0, strict=True)]
 
 
@@ -178,13 +177,13 @@ class _Line(BaseModel, frozen=True):
 
 
 class _Config(BaseModel, frozen=True):
-    diff_ids: tuple[_Digest, ...] = Field(validation_alias=AliasPath("rootfs", "diff_ids"))
+    diff_ids: tuple[Digest, ...] = Field(validation_alias=AliasPath("rootfs", "diff_ids"))
     history: tuple[_Line, ...] = ()
     labels: dict[str, str] | None = Field(None, validation_alias=AliasPath("config", "Labels"))
 
 
 class _Reference(BaseModel, frozen=True):
-    digest: _Digest
+    digest: Digest
 
 
 class _ConfigOnly(BaseModel, frozen=True):
@@ -196,7 +195,7 @@ class _LabelsOnly(BaseModel, frozen=True):
 
 
 class _Platform(BaseModel, frozen=True):
-    digest: _Digest
+    digest: Digest
     os: str = Field("", validation_alias=AliasPath("platform", "os"))
     architecture: str = Field("", validation_alias=AliasPath("platform", "architecture"))
 

@@ -63,13 +63,12 @@ def _layer(record: Mapping[str, Any], planned: PlannedLayer) -> Layer:
         size=record["size"],
         created_by=oci.describe(planned),
         unpacked=record["unpacked"],
-        key=planned.inputs,
     )
 
 
-def sources_of(store: Store, layer: Layer) -> list[Source]:
-    """The Python files of a layer of wheels."""
-    record = store.get_record(layer.key)
+def sources_of(store: Store, inputs: str, layer: Layer) -> list[Source]:
+    """The Python files of a layer of wheels that was made from these inputs."""
+    record = store.get_record(inputs)
     if record is None:
         raise BuildError(
             f"the store lost layer {layer.digest} during the build", hint="Run the same command again to rebuild it."
@@ -77,21 +76,21 @@ def sources_of(store: Store, layer: Layer) -> list[Source]:
     return [Source(path=path, offset=offset, length=length) for path, offset, length in record["sources"]]
 
 
-def check_paths(store: Store, image_id: str, layers: Iterable[tuple[str, Layer]], taken: Collection[str]) -> None:
-    """Raises BuildError if two layers, given with their names, have different files for one path.
+def check_paths(store: Store, image_id: str, layers: Iterable[PlannedLayer], taken: Collection[str]) -> None:
+    """Raises BuildError if two layers, which the store has, have different files for one path.
 
     Their order would decide which file is used. `taken` are paths of the operating system in folders that wheels use.
     Wheels of one namespace may share a file.
     """
     files: dict[str, tuple[str, list[object]]] = {}
-    for name, layer in layers:
-        for path, *file in (store.get_record(layer.key) or {}).get("files", ()):
-            first_name, first = files.setdefault(path, (name, file))
+    for layer in layers:
+        for path, *file in (store.get_record(layer.inputs) or {}).get("files", ()):
+            first_name, first = files.setdefault(path, (layer.name, file))
             if path in taken:
-                raise BuildError(f"{image_id}: /{path} is in the os layer and in {name}")
+                raise BuildError(f"{image_id}: /{path} is in the os layer and in {layer.name}")
             if first != file:
                 raise BuildError(
-                    f"{image_id}: {first_name} and {name} have different files for /{path}",
+                    f"{image_id}: {first_name} and {layer.name} have different files for /{path}",
                     hint="Two of their wheels are incompatible: pin other versions in matrix.yaml.",
                 )
     names = {path: name for path, (name, _) in files.items()} | dict.fromkeys(taken, "the os layer")

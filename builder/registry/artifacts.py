@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,10 @@ from builder.common import digest as digests
 from builder.common.errors import RegistryError, VerifyError
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.layers.oci import INDEX_TYPE
+from builder.layers.oci import INDEX_TYPE, Digest
 from builder.registry import push
 from builder.registry.client import Manifest, Registry
-from builder.registry.failures import TransientError
+from builder.registry.failures import RejectedError, TransientError
 from builder.registry.push import Blob
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
@@ -48,7 +48,7 @@ class File:
 
 class _Blob(BaseModel, frozen=True):
     media_type: str = Field(alias="mediaType", max_length=200)
-    digest: Annotated[str, Field(pattern=f"^sha256:{digests.HEX}$")]
+    digest: Digest
     size: Annotated[int, Field(ge=0, strict=True)]
 
 
@@ -126,20 +126,37 @@ def copy(source: Registry, target: Registry, subject: str, artifact: str) -> Non
     attach(target, subject, stored, files)
 
 
-def attached(registry: Registry, subject: str, artifact_type: str = "") -> list[str]:
-    """The digests of the artifacts that are attached to an image, of one type or of all, as they are listed.
+def attached(
+    registry: Registry, subject: str, artifact_type: str = "", annotations: Mapping[str, str] | None = None
+) -> list[str]:
+    """The digests of the artifacts that are attached to an image, as they are listed: of one type or of all, and with
+    all of these annotations.
 
     Raises RegistryError, VerifyError.
     """
     pages = registry.referrers(subject)
     if pages is None:
         pages = [json.dumps({"manifests": _listed_by_tag(registry, subject)}).encode()]
-    entries = [
-        entry
+    entries = {
+        entry.digest: entry
         for page in pages
         for entry in oci.parse(_Index, page, f"list of artifacts in {registry.name}", hint=_HINT).manifests
-    ]
-    return list(dict.fromkeys(entry.digest for entry in entries if artifact_type in ("", entry.artifact_type)))
+    }
+
+    def is_match(entry: _Entry) -> bool:
+        listed: _Entry | _Artifact | None = entry
+        # Some registries and clients list the configuration's type instead of the artifact's, or list no annotations.
+        if entry.artifact_type in ("", EMPTY_TYPE) or (annotations and not entry.annotations):
+            listed = None
+            with suppress(VerifyError, RejectedError):  # an attachment of another program
+                listed = _manifest(registry, entry.digest)
+        return (
+            listed is not None
+            and listed.artifact_type == artifact_type
+            and (annotations or {}).items() <= (listed.annotations or {}).items()
+        )
+
+    return [entry.digest for entry in entries.values() if not artifact_type or is_match(entry)]
 
 
 def entries(index: bytes, name: str) -> list[str]:
@@ -152,10 +169,9 @@ def read(registry: Registry, reference: str, artifact_type: str, subject: str = 
 
     Raises VerifyError for an invalid manifest, one of another type or of another subject; RegistryError.
     """
-    stored = registry.manifest(reference)
-    if stored is None:
+    artifact = _manifest(registry, reference)
+    if artifact is None:
         return None
-    artifact = oci.parse(_Artifact, stored.content, f"artifact {registry.name}:{reference}", hint=_HINT)
     if artifact.artifact_type != artifact_type:
         raise VerifyError(f"{registry.name}: artifact {reference} does not have the type {artifact_type}", hint=_HINT)
     actual = artifact.subject.digest if artifact.subject else ""
@@ -166,6 +182,21 @@ def read(registry: Registry, reference: str, artifact_type: str, subject: str = 
             hint=_HINT,
         )
     return {blob.media_type: registry.read_blob(blob.digest) for blob in artifact.layers}
+
+
+def documents(registry: Registry, subject: str, artifact_type: str) -> Iterator[dict[str, bytes]]:
+    """The documents of each artifact of a type that is attached to an image, the last one first.
+
+    Leaves out those that cannot be read.
+    """
+    for artifact in reversed(attached(registry, subject, artifact_type)):
+        with suppress(VerifyError, RejectedError):
+            yield read(registry, artifact, artifact_type, subject) or {}
+
+
+def _manifest(registry: Registry, reference: str) -> _Artifact | None:
+    stored = registry.manifest(reference)
+    return oci.parse(_Artifact, stored.content, f"artifact {registry.name}:{reference}", hint=_HINT) if stored else None
 
 
 def _descriptor(content: bytes, media_type: str) -> Descriptor:

@@ -12,8 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Literal
 
+from packageurl import PackageURL
 from pydantic import AliasPath, BaseModel, Field
 
+from builder.common.debian import NO_SOURCE, SourcePackage
 from builder.common.errors import ImageTestError, VerifyError
 from builder.common.reference import ImageRef
 from builder.layers import oci
@@ -31,10 +33,16 @@ from builder.registry.verify import Check, Finding, Source
 SHOWN = 5  # packages that differ
 
 
+class _Property(BaseModel, frozen=True):
+    name: str = Field("", max_length=1000)
+    value: str = Field("", max_length=10_000)
+
+
 class _Component(BaseModel, frozen=True):
     purl: str = Field("", max_length=1000, pattern=r"^pkg:[a-z]+/")
     name: str = Field(max_length=300)
     version: str = Field(max_length=300)
+    properties: tuple[_Property, ...] = ()
 
 
 class _Sbom(BaseModel, frozen=True):
@@ -127,8 +135,15 @@ class Claims:
 
     def _check_sbom(self, content: bytes) -> str:
         listed, installed = _packages(content), self._installed.packages
-        lines = [f"not in the image: {_names(listed - installed)}"] if listed - installed else []
-        lines += [f"not in the SBOM: {_names(installed - listed)}"] if installed - listed else []
+        lines = [
+            f"{problem}: {_names(packages)}"
+            for problem, packages in {
+                "not in the image": _without_sources(listed) - _without_sources(installed),
+                "not in the SBOM": _without_sources(installed) - _without_sources(listed),
+                "different source package in the image": _other_sources(listed, installed),
+            }.items()
+            if packages
+        ]
         if lines:
             raise VerifyError("; ".join(lines))
         return f"{len(listed)} packages, the same as in the files of the image"
@@ -171,16 +186,51 @@ def _count_packages(sbom: bytes) -> str:
 
 def _packages(sbom: bytes) -> set[Package]:
     """The components with records in an image. Debian itself and uv's Python have none. Raises VerifyError."""
-    packages = set()
-    for component in oci.parse(_Sbom, sbom, "SBOM", hint="").components:
-        if component.purl.startswith("pkg:deb/"):
-            packages.add(Package("deb", component.name, component.version))
-        elif component.purl.startswith("pkg:pypi/"):
-            packages.add(python_package(component.name, component.version))
-    return packages
+    components = oci.parse(_Sbom, sbom, "SBOM", hint="").components
+    return {_package(component) for component in components if component.purl.startswith(("pkg:deb/", "pkg:pypi/"))}
+
+
+def _package(component: _Component) -> Package:
+    """Raises VerifyError unless what scanners read, the purl and properties, is about this package."""
+    name, version = component.name, component.version
+    try:
+        purl = PackageURL.from_string(component.purl)
+    except ValueError as error:
+        raise VerifyError(f"invalid SBOM: {error}") from error
+    if purl.type == "pypi":
+        package, of_purl = python_package(name, version), python_package(purl.name, purl.version or "")
+    else:
+        package = Package("deb", name, version, statements.source_package(purl) or SourcePackage(name, version))
+        of_purl = package._replace(name=purl.name, version=purl.version or "")
+    if package != of_purl:
+        raise VerifyError(f"invalid SBOM: {component.purl} is {name} {version}")
+    stated = {each.name: each.value for each in component.properties}
+    if any(
+        stated.get(each, value) != value for each, value in zip(statements.SOURCE_NAMES, package.source, strict=True)
+    ):
+        raise VerifyError(f"invalid SBOM: {component.purl} has properties of another source package")
+    return package
+
+
+def _without_sources(packages: set[Package]) -> set[Package]:
+    return {package._replace(source=NO_SOURCE) for package in packages}
+
+
+def _other_sources(listed: set[Package], installed: set[Package]) -> set[Package]:
+    """The listed packages that are installed with another source.
+
+    Empty if the SBOM names no sources, as in earlier versions of builder.
+    """
+    if all(package.source in {(package.name, package.version), NO_SOURCE} for package in listed):
+        return set()
+    names = _without_sources(installed)
+    return {package for package in listed - installed if package._replace(source=NO_SOURCE) in names}
 
 
 def _names(packages: set[Package]) -> str:
-    shown = [f"{package.name} {package.version}" for package in sorted(packages)[:SHOWN]]
+    shown = [
+        f"{package.name} {package.version}" + (f" (source: {' '.join(package.source)})" if package.source.name else "")
+        for package in sorted(packages)[:SHOWN]
+    ]
     more = f" and {len(packages) - SHOWN} more" if len(packages) > SHOWN else ""
     return ", ".join(shown) + more

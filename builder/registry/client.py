@@ -20,10 +20,11 @@ from urllib.parse import urlencode
 from builder.common import digest as digests
 from builder.common.errors import RegistryError, of_file
 from builder.common.reference import ImageRef
+from builder.common.retry import RetryPolicy
 from builder.index.host import Host
 from builder.registry import creation, failures
 from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
-from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request, RetryPolicy
+from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request
 from builder.registry.transport import Transport
 from builder.registry.upload import Transfer, Upload
 
@@ -75,6 +76,10 @@ class Registry:
         other = copy.copy(self)
         other._http = self._http.stoppable(stop)
         return other
+
+    def check_stop(self) -> None:
+        """Raises StoppedError if the event of `stoppable` is set."""
+        self._http.check_stop()
 
     def exists(self) -> bool:
         """Whether the repository exists."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from builder.common import atomic, digest
 from builder.layers.oci import Image
@@ -24,7 +25,7 @@ RUNNERS = (
 )
 
 
-class Evidence(BaseModel):
+class Evidence(BaseModel, extra="forbid", frozen=True):
     """`suite` is the digest of every file of the tests, and of the program that ran them, by path.
 
     `gpu` is never `passed` without a GPU; `gpu_reason` says why GPU tests were not run. `not_applicable` are tests
@@ -33,8 +34,6 @@ class Evidence(BaseModel):
     measured. `machine` is where the tests ran: engine, kernel, and GPUs and driver if there were any. `finished` is
     RFC 3339.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     image_id: str
     cell: str
@@ -116,15 +115,11 @@ def read(state: Path, image_id: str) -> Evidence | None:
         return None
 
 
-def of_stored(state: Path, stored: Image) -> Evidence | None:
-    """The evidence of an image of the store, under any id that an engine may have for it."""
-    ids = (stored.config.digest, stored.manifest.digest)
-    return next(filter(None, (read(state, image_id) for image_id in ids)), None)
-
-
-def why_not_publishable(state: Path, stored: Image, plan: str, suite: Mapping[str, str]) -> str:
-    """Why an image of the store may not be published; empty if it may."""
-    return why_invalid(lambda image_id: read(state, image_id), of_stored(state, stored), plan, suite)
+def check_stored(state: Path, stored: Image, plan: str, suite: Mapping[str, str]) -> tuple[Evidence | None, str]:
+    """The evidence of a stored image, and why the image does not count as tested (empty if it does)."""
+    ids = (stored.config.digest, stored.manifest.digest)  # either may be its id in an engine
+    evidence = next(filter(None, (read(state, image_id) for image_id in ids)), None)
+    return evidence, why_invalid(partial(read, state), evidence, plan, suite)
 
 
 def suite(root: Path) -> dict[str, str]:

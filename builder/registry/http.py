@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +16,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder.common.errors import RegistryError
+from builder.common.retry import RetryPolicy
 from builder.registry import failures
 from builder.registry.auth import Login, login_hint
 from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
@@ -25,23 +25,6 @@ from builder.registry.transport import Transport
 READ = 1024 * 1024
 SMALL = 4 * 1024 * 1024  # bytes of a response; the specification: manifests up to this size have to be accepted
 REDIRECTS = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """Timeouts of a request, and how often a failed one is repeated, after growing delays."""
-
-    connect_s: float = 20
-    read_s: float = 60
-    commit_s: float = 180  # at the end of an upload: some registries copy gigabytes before they answer
-    retries: int = 5
-    first_s: float = 0.5
-    longest_s: float = 60
-
-    def delay(self, failed: int, at_least: float = 0) -> float:
-        """Seconds to wait after so many failures in a row; jitter keeps many builders from retrying at once."""
-        delay: float = min(self.first_s * 2 ** (failed - 1), self.longest_s)
-        return max(delay * random.uniform(0.5, 1), at_least)  # noqa: S311  no secret depends on it
 
 
 DEFAULT_POLICY = RetryPolicy()
@@ -147,7 +130,7 @@ class Connection:
         """The body as it is, never decompressed. Raises TooLongError after more than `limit` bytes."""
         length = 0
         while True:
-            self._check_stop()
+            self.check_stop()
             try:
                 piece = response.raw.read(READ, decode_content=False)
             except (HTTPError, OSError) as error:
@@ -171,15 +154,15 @@ class Connection:
 
     def _pause(self, error: TransientError, failed: int) -> None:
         """Waits before the next try. Raises RegistryError instead if there is none."""
-        if error.wait > self.policy.longest_s:
+        if error.wait > self.policy.longest_delay_s:
             raise RegistryError(f"{error}: asks to retry after {error.wait:.0f} s", hint="Try again then.") from error
         if failed > self.policy.retries:
             tries = f"tried {failed} times" if failed > 1 else "tried once"
             raise RegistryError(f"{error}: {tries}", hint=error.hint) from error
         self._stop.wait(self.policy.delay(failed, error.wait))
-        self._check_stop()
+        self.check_stop()
 
-    def _check_stop(self) -> None:
+    def check_stop(self) -> None:
         if self._stop.is_set():
             raise StoppedError(f"{self.registry}: stopped")
 
@@ -225,7 +208,7 @@ class Connection:
         raise RejectedError(f"{self.registry}: {request.action}: more than {REDIRECTS} redirects")
 
     def _send(self, request: Request, authorization: str = "") -> requests.Response:
-        self._check_stop()
+        self.check_stop()
         headers = {"Accept-Encoding": "identity", "User-Agent": "builder", **request.headers}
         if authorization:
             headers["Authorization"] = authorization

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from builder.common.errors import RegistryError, VerifyError
@@ -14,77 +14,41 @@ from builder.matrix.project import Project
 from builder.registry import artifacts
 from builder.registry.client import Registry
 from builder.registry.failures import RejectedError
-from builder.registry.staging import INDEX, Place
+from builder.registry.staging import INDEX, Place, name_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReleaseLine:
-    """A release: the number of its images, and whether it was published, with the checks that it left out."""
-
-    stamp: str
-    images: int
-    revision: str
-    is_released: bool
-    allowed: tuple[str, ...] = ()
-
-
-def releases(place: Place) -> Iterator[ReleaseLine]:
-    """All staged releases, the newest first. Raises RegistryError, VerifyError."""
-    for stamp in place.stamps():
-        staged, released = place.read(stamp), place.released(stamp)
-        yield ReleaseLine(
-            stamp=stamp,
-            images=len(staged.images),
-            revision=staged.revision,
-            is_released=released is not None,
-            allowed=released.allowed if released else (),
-        )
-
-
-def references(project: Project, registry: str) -> dict[str, set[str]]:
+def references(project: Project, registry: str) -> dict[ImageRef, set[str]]:
     """The tags of the matrix, without stamps, by public repository; `registry` overrides the setting in matrix.yaml."""
-    expected: dict[str, set[str]] = {}
+    expected: dict[ImageRef, set[str]] = {}
     for names in tags.compute(project.matrix, project.cells).values():
         for name in names:
             full = ImageRef(registry=registry or name.registry, repository=name.repository)
-            expected.setdefault(str(full), set()).add(name.tag)
+            expected.setdefault(full, set()).add(name.tag)
     return expected
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Tags of a repository that the matrix does not have, and tags of the matrix that it lacks."""
-
-    repository: str
-    unknown: tuple[str, ...]
-    missing: tuple[str, ...]
-
-
-def difference(registry: Registry, expected: Iterable[str]) -> Difference:
-    """Stamped tags of a cell count as known; tags of tools (`sha256-...`) are left out. Raises RegistryError."""
-    known = set(expected)
-    present = [tag for tag in registry.list_tags() if not tag.startswith("sha256-")]
-    unknown = [tag for tag in present if tag not in known and not _is_stamped(tag, known)]
-    return Difference(
-        repository=registry.name, unknown=tuple(sorted(unknown)), missing=tuple(sorted(known - set(present)))
+def unknown_tags(present: Iterable[str], expected: Collection[str]) -> list[str]:
+    """The tags of a repository that the matrix does not have, without those of tools (`sha256-...`)."""
+    return sorted(
+        tag for tag in present if not (tag in expected or _is_stamped(tag, expected) or tag.startswith("sha256-"))
     )
 
 
-def _is_stamped(tag: str, known: set[str]) -> bool:
+def _is_stamped(tag: str, known: Collection[str]) -> bool:
     name, _, stamp = tag.rpartition("-")
     return name in known and tags.is_stamp(stamp)
 
 
 def repositories(project: Project, host: Host, place: Place | None, registry: str) -> list[Registry]:
-    """The public repositories, those of staging, and that of the releases."""
-    public = [ImageRef.parse(name) for name in references(project, registry)]
-    staged = [place.repository(name) for name in (*_names(public), INDEX)] if place else []
+    """The public repositories, those of staging, and that of the releases. Raises RegistryError if there are none."""
+    public = list(references(project, registry))
+    staged = [place.repository(name) for name in (*map(name_of, public), INDEX)] if place else []
     named = [each for each in (*public, *staged) if each.registry]
+    if not named:
+        raise RegistryError(
+            "matrix.yaml names neither a registry nor staging", hint="Set `registry` there, or use --to."
+        )
     return [Registry(reference, host=host, write=False) for reference in dict.fromkeys(named)]
-
-
-def _names(public: Iterable[ImageRef]) -> list[str]:
-    return [reference.repository.rpartition("/")[2] for reference in public]
 
 
 @dataclass(kw_only=True)
@@ -138,11 +102,3 @@ class Check:
             return
         if not is_good:
             yield f"{name}: blob {digest} is {'missing' if self.fast else 'damaged'}"
-
-
-def require(repositories: Iterable[Registry]) -> None:
-    """Raises RegistryError if there is nothing to look at."""
-    if not list(repositories):
-        raise RegistryError(
-            "matrix.yaml names neither a registry nor staging", hint="Set `registry` there, or use --to."
-        )

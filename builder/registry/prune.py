@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, TypeVar
+from typing import Literal
 
 from builder.common import digest as digests
 from builder.common.console import View
@@ -23,17 +22,14 @@ from builder.matrix import tags
 from builder.registry import artifacts, reports
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
-from builder.registry.failures import RejectedError
+from builder.registry.lookups import look_up
 from builder.registry.reports import Report
 from builder.registry.staging import INDEX, PREFIX, RELEASED, Place, Release
 
-NEW = timedelta(days=7)  # another machine may still list an image that was tested this recently
-PARALLEL = 8  # requests at once
+NEW = timedelta(days=7)  # another machine may still list an image that was tested or staged this recently
 _PLAN_TAG = re.compile(rf"plan-{digests.HEX}", re.ASCII)
 # The index of what is attached to an image; with a suffix, what cosign stores for it.
 _ATTACHED_TAG = re.compile(rf"sha256-({digests.HEX})(?:\.[a-z]+)?", re.ASCII)
-_Input = TypeVar("_Input")
-_Output = TypeVar("_Output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +49,13 @@ class Repository:
 class Contents:
     """What staging and the public repositories have.
 
-    `releases` are all staged ones, the newest first. `published` are the digests that public tags without a stamp
-    name, `plans` the tags of this checkout's plan.
+    `releases` are all staged ones, the newest first; `lists` those of images that were staged without a release, by
+    tag. `published` are the digests that public tags without a stamp name, `plans` the tags of this checkout's plan.
     """
 
     documents: Repository
     releases: Sequence[Release]
+    lists: Mapping[str, Release]
     staged: Sequence[Repository]
     public: Sequence[Repository]
     published: Collection[str]
@@ -96,11 +93,12 @@ def unneeded(contents: Contents, keep: int, now: datetime) -> list[Item]:
     """What nothing needs, in the order to delete it. Pure."""
     # Documents are first, so that none lists a deleted image. Then each image, with its plan tag, then its attachments,
     # and last the tag that lists them: after an interruption, the next run finds the rest by tag.
-    releases = kept(contents.releases, contents.published, keep)
-    needed = {image.digest for release in releases for image in release.images}
+    current = {f"{PREFIX}{release.stamp}": release for release in kept(contents.releases, contents.published, keep)}
+    first_day = (now - NEW).strftime("%Y%m%d")
+    current |= {tag: staged for tag, staged in contents.lists.items() if staged.stamp >= first_day}
+    needed = {image.digest for release in current.values() for image in release.images}
     documents = contents.documents
-    kept_tags = {f"{PREFIX}{release.stamp}" for release in releases}
-    old = {f"{PREFIX}{release.stamp}" for release in contents.releases} - kept_tags
+    old = {*(f"{PREFIX}{release.stamp}" for release in contents.releases), *contents.lists} - current.keys()
     used = {digest for tag, digest in documents.tags.items() if tag not in old}
     items = [
         Item(registry=documents.registry, digest=digest, kind="document", text=tag)
@@ -185,12 +183,14 @@ def read(place: Place, public: Sequence[Registry], plans: Collection[str], keep:
     Raises VerifyError, RegistryError if anything that may be needed cannot be read.
     """
     index = place.open(INDEX)
-    releases = _parallel(lambda stamp: _release(place, stamp), place.stamps())
+    releases = [release for _, release in look_up(lambda stamp: _release(place, stamp), place.stamps())]
+    lists = dict(look_up(lambda tag: _list(place, tag), place.lists()))
+    listed = [image for release in (*releases, *lists.values()) for image in release.images]
     published: set[str] = set()
     for registry in public:
         published |= set(_digests(registry, filter(_is_moving, registry.list_tags())).values())
     images: dict[str, set[str]] = {registry.name.rpartition("/")[2]: set() for registry in public}
-    for image in (image for release in releases for image in release.images):
+    for image in listed:
         images.setdefault(image.repository, set()).add(image.digest)
     safe = {image.digest for release in kept(releases, published, keep) for image in release.images}
     staged = {name: place.open(name) for name in images}
@@ -198,6 +198,7 @@ def read(place: Place, public: Sequence[Registry], plans: Collection[str], keep:
     return Contents(
         documents=Repository(registry=index, tags=_digests(index, index.list_tags()), images={}, attached={}),
         releases=releases,
+        lists=lists,
         staged=[_read_staged(registry, images[name], safe, view) for name, registry in staged.items()],
         public=[_read_public(registry, view) for registry in others],
         published=published,
@@ -209,11 +210,22 @@ def _release(place: Place, stamp: str) -> Release:
     try:
         return place.read(stamp)
     except VerifyError as error:
-        raise VerifyError(
-            f"release {stamp} cannot be read, so it is unknown which images are needed; nothing was deleted: {error}",
-            hint=f"If its images are not needed, delete {place.repository(INDEX)}:{PREFIX}{stamp} in the registry, "
-            "then run this again.",
-        ) from error
+        raise _unreadable(place, f"release {stamp}", f"{PREFIX}{stamp}", error) from error
+
+
+def _list(place: Place, tag: str) -> Release:
+    try:
+        return place.read_list(tag)
+    except VerifyError as error:
+        raise _unreadable(place, f"list {tag}", tag, error) from error
+
+
+def _unreadable(place: Place, name: str, tag: str, error: VerifyError) -> VerifyError:
+    return VerifyError(
+        f"{name} cannot be read, so it is unknown which images are needed; nothing was deleted: {error}",
+        hint=f"If its images are not needed, delete {place.repository(INDEX)}:{tag} in the registry, "
+        "then run this again.",
+    )
 
 
 def _is_moving(tag: str) -> bool:
@@ -228,16 +240,10 @@ def _read_staged(registry: Registry, listed: Collection[str], safe: Collection[s
     planned = {digest for tag, digest in present.items() if _PLAN_TAG.fullmatch(tag)}
     subjects = sorted({*listed, *planned, *_subjects(present)})
     images = _digests(registry, subjects)
-    attached = dict(zip(subjects, _parallel(lambda each: _attached(registry, each, present), subjects), strict=True))
-    unsafe = [image for image in images if image not in safe]
-    newest = dict(zip(unsafe, _parallel(lambda each: _newest(registry, each), unsafe), strict=True))
+    attached = dict(look_up(lambda each: _attached(registry, each, present), subjects))
+    newest = look_up(lambda image: None if image in safe else _newest(registry, image), images)
     view.end(registry.name, "done", counted(len(images), "image"))
-    return Repository(
-        registry=registry,
-        tags=present,
-        images={image: newest.get(image) for image in images},
-        attached=attached,
-    )
+    return Repository(registry=registry, tags=present, images=dict(newest), attached=attached)
 
 
 def _read_public(registry: Registry, view: View) -> Repository:
@@ -249,8 +255,7 @@ def _read_public(registry: Registry, view: View) -> Repository:
     missing = [subject for subject in subjects if subject not in images]
     # Without a missing image, nothing goes: the digests of thousands of tags need not be read.
     present = _digests(registry, names) if missing else {}
-    related = subjects if missing else []
-    attached = dict(zip(related, _parallel(lambda each: _attached(registry, each, present), related), strict=True))
+    attached = dict(look_up(lambda each: _attached(registry, each, present), subjects if missing else []))
     view.end(registry.name, "done", counted(len(subjects), "image"))
     return Repository(registry=registry, tags=present, images=images, attached=attached)
 
@@ -269,23 +274,15 @@ def _attached(registry: Registry, subject: str, present: Mapping[str, str]) -> l
 def _newest(registry: Registry, image: str) -> Evidence | None:
     """The evidence of the newest report of an image that can be read."""
     proofs: list[Evidence] = []
-    for artifact in artifacts.attached(registry, image, reports.TYPE):
-        with suppress(VerifyError, RejectedError):
-            documents = artifacts.read(registry, artifact, reports.TYPE, image) or {}
+    for documents in artifacts.documents(registry, image, reports.TYPE):
+        with suppress(VerifyError):
             proofs.append(oci.parse(Report, documents.get(reports.TYPE, b""), "report").evidence)
     return max(proofs, key=lambda proof: proof.finished, default=None)
 
 
 def _digests(registry: Registry, names: Iterable[str]) -> dict[str, str]:
     """The digests of manifests by tag (or digest), without those that do not exist."""
-    listed = list(names)
-    pairs = zip(listed, _parallel(registry.digest_of, listed), strict=True)
-    return {name: digest for name, digest in pairs if digest}
-
-
-def _parallel(function: Callable[[_Input], _Output], inputs: Iterable[_Input]) -> list[_Output]:
-    with ThreadPoolExecutor(PARALLEL, "prune") as pool:
-        return list(pool.map(function, inputs))
+    return {name: digest for name, digest in look_up(registry.digest_of, names) if digest}
 
 
 def delete(items: Sequence[Item], view: View) -> int:

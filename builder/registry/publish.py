@@ -6,8 +6,10 @@ they never name half a release.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +32,9 @@ from builder.registry import evidence, push, tagging
 from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Evidence
 from builder.registry.push import Blob, Pushed
-from builder.registry.tagging import Age, TagChange
+from builder.registry.tagging import TagChange
 
+PARALLEL_FINISHES = 4  # finishing an image is mostly waiting for the registry
 Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
 
 
@@ -112,8 +115,7 @@ def _tested(project: Project, store: Store, image: PlannedImage, suite: Mapping[
     stored = stored_images.find(store, image)
     if stored is None:
         raise NotBuiltError("not built")
-    proof = evidence.of_stored(project.state, stored)
-    reason = evidence.why_invalid(partial(evidence.read, project.state), proof, image.digest, suite)
+    proof, reason = evidence.check_stored(project.state, stored, image.digest, suite)
     if proof is None or reason:
         raise ImageTestError(reason)
     return stored, proof
@@ -200,7 +202,7 @@ class Request:
     stamps: Iterable[str]
     roll_back: bool = False
     record: Callable[[], None] = lambda: None
-    attach: Callable[[Registry, Target, str], None] = lambda *_: None
+    attach: Callable[[Registry, Target, str], None] | None = None
 
 
 def publish(host: Host, view: View, store: Store, chosen: Sequence[Target], request: Request) -> Published:
@@ -229,6 +231,7 @@ class _Tagged:
         self.target = target
         self.registry = Registry(target.references[0], host=host, write=True)
         self.moving = tagging.read(self.registry, [reference.tag for reference in target.references])
+        self.stamp_changes: list[TagChange] = []
 
     @property
     def is_released(self) -> bool:
@@ -254,6 +257,7 @@ class _Release:
         self._images: list[_Tagged] = []
         self.sent: list[Sent] = []
         self.changes: list[TagChange] = []
+        self._stop = threading.Event()
 
     def publish(self, host: Host, chosen: Sequence[Target]) -> None:
         self._images = [_Tagged(host, target) for target in chosen]
@@ -272,8 +276,8 @@ class _Release:
         """Raises RegistryError if a tag would move to an older release or older Debian packages."""
         lines = []
         for image in self._images:
-            if age := Age.of_labels(image.target.stored.labels):
-                lines += tagging.backward(image.registry, image.moving, image.target.digest, age)
+            target = image.target
+            lines += tagging.backward(image.registry, image.moving, target.digest, target.stored.labels)
         if lines:
             raise RegistryError(
                 "nothing was pushed: tags never move back\n" + "\n".join(f"  {line}" for line in lines),
@@ -291,26 +295,56 @@ class _Release:
         return stamp if new and stamp else ""
 
     def _push_all(self, stamp: str) -> None:
-        """Pushes every image and sets its stamped tag. Raises one error for all failures at the end."""
+        """Pushes the images one after another, because they share layers. In parallel, finishes those that are pushed.
+
+        Raises one error for all failures at the end.
+        """
         failures: list[BuilderError] = []
         repositories = sorted({image.target.references[0].repository for image in self._images})
-        for image in self._images:
-            target, began = image.target, time.monotonic()
+        finishing: list[Future[Sent]] = []
+        with ThreadPoolExecutor(PARALLEL_FINISHES, "publish") as pool:
             try:
-                pushed = self._push(image, repositories)
-                self._request.attach(
-                    image.registry, target, image.stamped(stamp) if stamp and not image.is_released else ""
-                )
-                self.sent.append(Sent(target=target, pushed=pushed, seconds=time.monotonic() - began))
-                if not image.is_released:
-                    # The tag was free or ours when the stamp was chosen: if it is neither now, another push set it.
-                    before = {image.stamped(stamp): None}
-                    tagging.tag(image.registry, target.manifest, self.changes, before)
-            except BuilderError as error:
-                failures.append(error)
-                self._view.end(target.cell, "failed")
+                for image in self._images:
+                    began = time.monotonic()
+                    try:
+                        pushed = self._push(image, repositories)
+                    except BuilderError as error:
+                        failures.append(error)
+                        self._view.end(image.target.cell, "failed")
+                        continue
+                    sent = Sent(target=image.target, pushed=pushed, seconds=time.monotonic() - began)
+                    finishing.append(pool.submit(self._finish, image, stamp, sent))
+                for future in finishing:
+                    try:
+                        self.sent.append(future.result())
+                    except BuilderError as error:
+                        failures.append(error)
+            except BaseException:  # Ctrl-C: no further tag is set
+                self._stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+            finally:
+                self.changes += [change for image in self._images for change in image.stamp_changes]
         if failures:
             raise errors.join(failures)
+
+    def _finish(self, image: _Tagged, stamp: str, sent: Sent) -> Sent:
+        """Attaches what belongs to a pushed image, and sets its stamped tag; returns `sent` with the time it took."""
+        target, registry = image.target, image.registry.stoppable(self._stop)
+        began, is_new = time.monotonic(), not image.is_released
+        try:
+            if self._request.attach:
+                self._view.begin(target.cell, "attaching test results and statements")
+                self._request.attach(registry, target, image.stamped(stamp) if stamp and is_new else "")
+                self._view.end(target.cell, "done", "test results and statements attached")
+            if is_new:
+                # The tag was free or ours when the stamp was chosen: if it is neither now, another push set it.
+                tagging.tag(registry, target.manifest, image.stamp_changes, {image.stamped(stamp): None})
+        except BuilderError:
+            if not self._stop.is_set():
+                self._view.end(target.cell, "failed")
+            raise
+        return replace(sent, seconds=sent.seconds + time.monotonic() - began)
 
     def _push(self, image: _Tagged, repositories: Sequence[str]) -> Pushed:
         target = image.target

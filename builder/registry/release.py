@@ -154,7 +154,7 @@ class Releaser:
             if source.name != registry.name:
                 for reading in by_cell[target.cell].readings.counted:
                     artifacts.copy(source, registry, target.digest, reading.artifact)
-            self._describe(registry, by_cell[target.cell], release, stamped)
+            self._describe(registry, by_cell[target.cell], stamped)
 
         if not self._options.roll_back:
             self._check_newest(release, candidates)
@@ -167,8 +167,8 @@ class Releaser:
         )
         return publish.publish(host, view, store, targets, request)
 
-    def _describe(self, registry: Registry, candidate: Candidate, release: Release, stamped: str) -> None:
-        """Attaches SBOM and scan, signs the image, and attaches signed statements: SBOM and provenance.
+    def _describe(self, registry: Registry, candidate: Candidate, stamped: str) -> None:
+        """Attaches the SBOM, the scan and the signed statements (SBOM, provenance), then signs the image.
 
         `stamped` is the tag with the stamp that the image gets now, empty if it has one.
         """
@@ -180,15 +180,16 @@ class Releaser:
             scan_results.attach(registry, target.stored.manifest, candidate.scan, self._options.signer)
         if (signer := self._options.signer) is None:
             return
+        # The checkout, whose plan was compared with the image: the document in staging is not signed.
+        origin = Origin(source=self._project.matrix.source, revision=git.state(self._project.root))
+        planned = self._planned[target.cell]
+        provenance = statements.provenance(planned, target.stored, self._system(planned), origin)
+        documents = {statements.SBOM: candidate.sbom, statements.PROVENANCE: provenance}
+        signer.attest(registry, target.digest, documents, statements.agree)
+        # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
         full = target.references[0]
         annotations = {"cell": target.cell, "image": staging.name_of(full), "tag": full.tag}
         signer.sign_image(registry, target.digest, annotations | ({"release": stamped} if stamped else {}))
-        # The checkout, whose plan was compared with the image: the document in staging is not signed.
-        origin = Origin(source=self._project.matrix.source, revision=git.state(self._project.root), stamp=release.stamp)
-        planned = self._planned[target.cell]
-        provenance = statements.provenance(planned, target.stored, self._system(planned), origin)
-        for kind, predicate in ((statements.SBOM, candidate.sbom), (statements.PROVENANCE, provenance)):
-            signer.attest(registry, target.digest, kind, predicate)
 
     def _check_newest(self, release: Release, candidates: Sequence[Candidate]) -> None:
         """Raises RegistryError if a newer release published other images of these cells."""

@@ -7,12 +7,11 @@ A report counts if it is about exactly this image, this plan and the test files 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from builder.common import digest
 from builder.common.errors import ImageTestError, VerifyError
@@ -27,13 +26,11 @@ from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
 TYPE = "application/vnd.gpu-images.evidence.v1+json"
 
 
-class Report(BaseModel):
+class Report(BaseModel, extra="forbid", frozen=True):
     """Test results of the image whose manifest has the digest `image`.
 
     `reused` is the evidence of other images whose results count for this one.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     image: str
@@ -74,10 +71,7 @@ class _RefusedError(Exception):
 def write(project: Project, registry: Registry, image: Image, report: Report, signer: Signer | None) -> None:
     """Attaches a report to an image in a registry, unless it is attached; signed if there is a signer."""
     content, subject = report.model_dump_json().encode(), image.manifest.digest
-    for artifact in artifacts.attached(registry, subject, TYPE):
-        documents: dict[str, bytes] = {}
-        with suppress(VerifyError, RejectedError):  # a damaged one: this one is attached beside it
-            documents = artifacts.read(registry, artifact, TYPE, subject) or {}
+    for documents in artifacts.documents(registry, subject, TYPE):  # a damaged report does not prevent a new one
         if documents.get(TYPE) == content and (not signer or _is_signed(project, documents)):
             return
     files = signing.signed(TYPE, content, signer)

@@ -16,13 +16,13 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import unquote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
 
-from builder.common import digest
 from builder.common.errors import RefusedError, UsageError, VerifyError
 from builder.common.redact import Redactor
 from builder.common.units import counted, duration
 from builder.layers import oci
+from builder.layers.oci import Digest
 from builder.matrix.project import Project
 from builder.matrix.schema import SBOM, Scan, ScanException
 
@@ -49,10 +49,8 @@ _Text = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_pr
 _Time = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 
 
-class Finding(BaseModel):
+class Finding(BaseModel, extra="forbid", frozen=True):
     """A vulnerability of a package. `excepted` is why it does not count, `ended` the last day of its exception."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: Annotated[_Text, Field(min_length=1)]
     package: _Text
@@ -66,13 +64,11 @@ class Finding(BaseModel):
         return f"{self.id} in {f'{self.package} {self.version}'.rstrip()} ({self.severity}){ended}"
 
 
-class Result(BaseModel):
+class Result(BaseModel, extra="forbid", frozen=True):
     """The findings in the image whose manifest has the digest `image`, the most severe first."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     format: Literal[1] = 1
-    image: Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
+    image: Digest
     scanner: _Text
     time: _Time
     findings: tuple[Finding, ...]
@@ -233,7 +229,7 @@ def parse(output: bytes, sbom: bytes) -> Printed:
             finding = Finding(id=each.id, package=component.name, version=component.version, severity=severity)
             key = (finding.id, finding.package, finding.version)
             findings[key] = min(findings.get(key, finding), finding, key=lambda each: _CHOICE.index(each.severity))
-    ordered = sorted(findings.values(), key=lambda each: (_rank(each.severity), each.id, each.package))
+    ordered = sorted(findings.values(), key=lambda each: (SEVERITIES.index(each.severity), each.id, each.package))
     return Printed(scanner=_tool(report.metadata.tools), findings=tuple(ordered))
 
 
@@ -244,10 +240,6 @@ def _severity(rating: _Rating) -> Severity | None:
     if rating.score is None or not rating.method.lower().startswith("cvss"):
         return None
     return next(severity for least, severity in _SCORES if rating.score >= least)
-
-
-def _rank(severity: str) -> int:
-    return SEVERITIES.index(severity)
 
 
 def _component(components: dict[str, _Component], ref: str) -> _Component:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -116,18 +116,16 @@ class Scanner:
     def _sbom(self, registry: Registry, digest: str) -> bytes:
         """The SBOM of an image: signed, if matrix.yaml lists trusted signers. Raises VerifyError, SigningError."""
         trust = Trust.of(self._project)
-        signed = signing.statements_of_image(registry, digest, statements.SBOM, trust) if trust.signers else []
-        for content in signed or ([] if trust.signers else _attached(registry, digest)):
+        sboms: Iterable[bytes]
+        if trust.signers:
+            # The last one first: an earlier release may have attached one without source packages.
+            sboms = reversed(signing.statements_of_image(registry, digest, statements.SBOM, trust))
+        else:
+            attached = artifacts.documents(registry, digest, statements.SBOM_TYPE)
+            sboms = (documents.get(statements.SBOM_TYPE, b"") for documents in attached)
+        for content in sboms:
             with suppress(VerifyError):
                 if scan.subject(content) == digest:
                     return content
         kind = "signed by a trusted signer " if trust.signers else ""
         raise VerifyError(f"no SBOM {kind}is attached to this image: `builder release` attaches one")
-
-
-def _attached(registry: Registry, digest: str) -> Iterator[bytes]:
-    """The SBOMs that are attached to an image, the last one first."""
-    for artifact in reversed(artifacts.attached(registry, digest, statements.SBOM_TYPE)):
-        with suppress(VerifyError, RejectedError):
-            documents = artifacts.read(registry, artifact, statements.SBOM_TYPE, digest) or {}
-            yield documents.get(statements.SBOM_TYPE, b"")

@@ -1,18 +1,19 @@
 """Signatures of documents and images, by the program `cosign`.
 
 A key pair works offline: nothing is sent to a public log. `keyless` signs with the identity of the CI job (OIDC) and
-needs Sigstore's public services. Source: cosign 2.5, `cosign sign-blob --help`; Sigstore bundle format 0.3.
+needs Sigstore's public services. Source: cosign 2.5 and 3.1, `cosign sign-blob --help`; Sigstore bundle format 0.3.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import operator
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,14 +24,18 @@ from typing import Any
 from builder.common.errors import SigningError
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
+from builder.registry import artifacts
 from builder.registry.artifacts import File
 from builder.registry.auth import credentials
 from builder.registry.client import Registry
 from builder.registry.failures import one_line
 
 SIGNATURE_TYPE = "application/vnd.gpu-images.signature.v1+json"  # a bundle of cosign
+_BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"  # what cosign 3 attaches to images
+_SIGN_PREDICATE = "https://sigstore.dev/cosign/sign/v1"  # the predicate type of a bundle that signs an image
 KEYLESS = "keyless"
 TIMEOUT_S = 300
+ATTEMPTS = 5  # to attach statements
 _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
 _WARNING = "WARNING: "
 # Messages of cosign and of Go's standard library.
@@ -69,18 +74,41 @@ class Signer:
 
     def sign_image(self, registry: Registry, digest: str, annotations: Mapping[str, str]) -> None:
         """Signs an image of a repository, unless it has this signature. Raises SigningError."""
-        notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
-        if self._verified(registry, digest, "verify", *notes) is None:
+        if not _signatures(self._verified(registry, digest, "verify") or "[]", annotations):
+            notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
             _cosign_image(registry, digest, "sign", "--yes", *self._options, *notes)
 
-    def attest(self, registry: Registry, digest: str, kind: str, predicate: bytes) -> None:
-        """Attaches a signed statement about an image, unless our key signed the same one. Raises SigningError.
+    def attest(
+        self,
+        registry: Registry,
+        digest: str,
+        statements: Mapping[str, bytes],
+        is_same: Callable[[Any, Any], bool] = operator.eq,
+    ) -> None:
+        """Attaches the statements, by kind, that our key has not signed yet. Raises SigningError.
 
-        cosign loses all but a few statements that are attached at the same time: attach one after another.
+        Checks and repeats: cosign loses statements that several jobs attach at the same time, and cosign 3 hides those
+        of cosign 2.
         """
-        output = self._verified(registry, digest, "verify-attestation", f"--type={kind}")
-        if output and json.loads(predicate) in _predicates(output):
-            return
+        for _ in range(ATTEMPTS):
+            missing = {
+                kind: predicate
+                for kind, predicate in statements.items()
+                if not any(is_same(json.loads(predicate), other) for other in self._statements(registry, digest, kind))
+            }
+            for kind, predicate in missing.items():
+                self._attach(registry, digest, kind, predicate)
+            if not missing or self.key == KEYLESS:
+                return
+        raise SigningError(
+            f"{registry.name}: statements about {digest} are still missing after {ATTEMPTS} attempts",
+            hint="Another job may be signing images in this repository: run this again after it ends.",
+        )
+
+    def _statements(self, registry: Registry, digest: str, kind: str) -> list[Any]:
+        return _predicates(self._verified(registry, digest, "verify-attestation", f"--type={kind}") or "")
+
+    def _attach(self, registry: Registry, digest: str, kind: str, predicate: bytes) -> None:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "predicate.json"
             path.write_bytes(predicate)
@@ -101,9 +129,14 @@ class Signer:
     def _public_key(self) -> str:
         return _cosign("public-key", f"--key={self.key}")
 
-    @property
-    def _options(self) -> list[str]:
-        return [] if self.key == KEYLESS else [f"--key={self.key}", "--tlog-upload=false"]
+    @cached_property
+    def _options(self) -> Sequence[str]:
+        """The options that name the key. With a key, cosign uses no Sigstore service."""
+        if self.key == KEYLESS:
+            return []
+        is_cosign_3 = "--use-signing-config" in _cosign("sign", "--help")
+        services = ["--use-signing-config=false"] if is_cosign_3 else []
+        return [f"--key={self.key}", "--tlog-upload=false", *services]
 
 
 def signed(kind: str, content: bytes, signer: Signer | None) -> list[File]:
@@ -145,29 +178,42 @@ def signer_of_image(
 
     Empty without one. Raises SigningError.
     """
-    options = [f"--annotations={name}={value}" for name, value in annotations.items()]
-    signer, output = _verified(registry, digest, trust, ["verify", *options])
-    signatures = [payload.get("optional") or {} for payload in json.loads(output)] if signer else []
-    return signer, [{str(name): str(value) for name, value in notes.items()} for notes in signatures]
+    for who in trust.signers:
+        with suppress(_RejectedError):
+            output = _cosign_image(registry, digest, "verify", *_identity(trust.root, who))
+            if signatures := _signatures(output, annotations):
+                return who.name, signatures
+    return "", []
+
+
+def _signatures(output: str, annotations: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """The annotations of each verified signature that has these. cosign 3.0.0 to 3.0.2 do not compare them."""
+    signatures = [payload.get("optional") or {} for payload in json.loads(output)]
+    texts = [{str(name): str(value) for name, value in notes.items()} for notes in signatures]
+    return [notes for notes in texts if annotations.items() <= notes.items()]
+
+
+def has_signature(registry: Registry, digest: str) -> bool:
+    """Whether an image has a signature of cosign 2 or 3, which is not checked. Raises RegistryError, VerifyError."""
+    return registry.digest_of(f"{digest.replace(':', '-')}.sig") is not None or bool(
+        artifacts.attached(registry, digest, _BUNDLE_TYPE, {"dev.sigstore.bundle.predicateType": _SIGN_PREDICATE})
+    )
 
 
 def statements_of_image(registry: Registry, digest: str, kind: str, trust: Trust) -> list[bytes]:
     """The statements of one kind about an image that the first trusted signer made. Raises SigningError."""
-    _, output = _verified(registry, digest, trust, ["verify-attestation", f"--type={kind}"])
-    return [json.dumps(predicate).encode() for predicate in _predicates(output)]
+    for who in trust.signers:
+        with suppress(_RejectedError):
+            output = _cosign_image(
+                registry, digest, "verify-attestation", f"--type={kind}", *_identity(trust.root, who)
+            )
+            return [json.dumps(predicate).encode() for predicate in _predicates(output)]
+    return []
 
 
 def _predicates(output: str) -> list[Any]:
     """The predicates of the statements that cosign prints."""
     return [json.loads(base64.b64decode(json.loads(line)["payload"]))["predicate"] for line in output.splitlines()]
-
-
-def _verified(registry: Registry, digest: str, trust: Trust, command: Sequence[str]) -> tuple[str, str]:
-    """The first trusted signer whose signature cosign accepts, and what cosign prints; empty without one."""
-    for who in trust.signers:
-        with suppress(_RejectedError):
-            return who.name, _cosign_image(registry, digest, *command, *_identity(trust.root, who))
-    return "", ""
 
 
 def _identity(root: Path, who: Trusted) -> list[str]:
@@ -204,6 +250,7 @@ def _cosign_image(registry: Registry, digest: str, command: str, *options: str) 
 
     Raises SigningError.
     """
+    registry.check_stop()
     transport = registry.transport
     if transport.may_lose_tls and credentials(transport.registry):
         raise SigningError(
@@ -238,6 +285,8 @@ def _cosign(*arguments: str) -> str:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SigningError(f"cosign {arguments[0]}: {type(error).__name__}") from error
+    if result.returncode < 0:
+        raise SigningError(f"cosign {arguments[0]} was ended by signal {-result.returncode}")
     if result.returncode:
         if _UNREACHABLE.search(result.stderr):
             raise SigningError(

@@ -20,7 +20,7 @@ from builder.plan.plan import Plan, PlannedImage
 from builder.registry import publish, push, reports
 from builder.registry.client import Manifest
 from builder.registry.evidence import Evidence
-from builder.registry.publish import NotBuiltError, Target
+from builder.registry.publish import NotBuiltError
 from builder.registry.signing import Signer
 from builder.registry.staging import Place, StagedImage, name_of, plan_tag
 
@@ -44,7 +44,6 @@ class _Image:
 
     staged: StagedImage
     stored: Image
-    manifest: Manifest
     proof: Evidence | None
 
 
@@ -62,7 +61,8 @@ class Assembler(Protocol):
 class Stager:
     """Stages images of one store; `signer` signs their reports, unless it is None.
 
-    With an `assembler`, images that are neither here nor staged are staged too, without test results.
+    With an `assembler`, images that are neither here nor staged are staged too, without test results. With a day in
+    `listed_on`, they are listed for this day before any is pushed, so that `prune` keeps them.
     """
 
     project: Project
@@ -71,6 +71,7 @@ class Stager:
     place: Place
     signer: Signer | None = None
     assembler: Assembler | None = None
+    listed_on: str = ""
 
     def stage(self, plan: Plan) -> Staged:
         """Pushes the images by digest, and attaches their reports.
@@ -79,7 +80,12 @@ class Stager:
         for all images that are neither in the store nor in staging, before anything is sent, and one for all failures.
         """
         targets, failures = publish.collect(self.project, self.store, plan)
-        images = [self._tested_image(target) for target in targets]
+        tested = {target.cell: target for target in targets}
+        images = [
+            _Image(staged=_staged(planned, target.digest), stored=target.stored, proof=target.evidence)
+            for planned in plan.images
+            if (target := tested.get(planned.id))
+        ]
         elsewhere: list[StagedImage] = []
         for planned in plan.images:
             if not isinstance(failures.get(planned.id), NotBuiltError):
@@ -89,32 +95,21 @@ class Stager:
                 del failures[planned.id]
             elif self.assembler:
                 try:
-                    images.append(self._untested_image(planned, self.assembler.assemble(planned)))
+                    stored = self.assembler.assemble(planned)
+                    images.append(_Image(staged=_staged(planned, stored.manifest.digest), stored=stored, proof=None))
                     del failures[planned.id]
                 except BuildError as error:
                     failures[planned.id] = error
         if failures:
             raise errors.join([failures[cell] for cell in sorted(failures)], "images cannot be staged")
-        sent = self._push_all(images)
-        return Staged(here=tuple(image.staged for image in images), elsewhere=tuple(elsewhere), sent=sent)
+        here = tuple(image.staged for image in images)
+        if self.listed_on:
+            self.place.list_images(self.listed_on, [*here, *elsewhere])
+        return Staged(here=here, elsewhere=tuple(elsewhere), sent=self._push_all(images))
 
     def _look_up(self, planned: PlannedImage) -> StagedImage | None:
-        name = name_of(ImageRef.parse(planned.references[0]))
-        present = self.place.open(name).digest_of(plan_tag(planned.digest))
-        if present is None:
-            return None
-        return StagedImage(cell=planned.id, repository=name, digest=present, plan=planned.digest)
-
-    def _tested_image(self, target: Target) -> _Image:
-        name = name_of(target.references[0])
-        staged = StagedImage(cell=target.cell, repository=name, digest=target.digest, plan=target.plan)
-        return _Image(staged=staged, stored=target.stored, manifest=target.manifest, proof=target.evidence)
-
-    def _untested_image(self, planned: PlannedImage, stored: Image) -> _Image:
-        name, digest = name_of(ImageRef.parse(planned.references[0])), stored.manifest.digest
-        staged = StagedImage(cell=planned.id, repository=name, digest=digest, plan=planned.digest)
-        manifest = Manifest.of(self.store.read(digest), stored.manifest.media_type)
-        return _Image(staged=staged, stored=stored, manifest=manifest, proof=None)
+        present = self.place.open(_name(planned)).digest_of(plan_tag(planned.digest))
+        return _staged(planned, present) if present else None
 
     def _push_all(self, images: Sequence[_Image]) -> int:
         """Pushes all images; returns the number of bytes of blobs sent. Raises one error for all failures."""
@@ -146,11 +141,20 @@ class Stager:
         registry = self.place.open(staged.repository, write=True)
         blobs = publish.blobs_of(self.store, image.stored, self.assembler.fetch if self.assembler else None)
         meter = Meter(self.view, staged.cell, "checked or sent", sum(blob.size for blob in blobs))
-        pushed = push.push(registry, image.manifest, blobs, mount_from=sources, progress=meter.add)
+        manifest = Manifest.of(self.store.read(staged.digest), image.stored.manifest.media_type)
+        pushed = push.push(registry, manifest, blobs, mount_from=sources, progress=meter.add)
         if proof:
             report = reports.of_evidence(self.project.state, image.stored, proof)
             reports.write(self.project, registry, image.stored, report, self.signer)
-        registry.put_manifest(plan_tag(staged.plan), image.manifest.content, image.manifest.media_type)
+        registry.put_manifest(plan_tag(staged.plan), manifest.content, manifest.media_type)
         status = f"gpu: {proof.gpu_status}" if proof else "not tested"
         self.view.end(staged.cell, "staged", f"{size(pushed.sent)} sent, {status}")
         return pushed.sent
+
+
+def _name(planned: PlannedImage) -> str:
+    return name_of(ImageRef.parse(planned.references[0]))
+
+
+def _staged(planned: PlannedImage, digest: str) -> StagedImage:
+    return StagedImage(cell=planned.id, repository=_name(planned), digest=digest, plan=planned.digest)

@@ -2,23 +2,24 @@
 
 An image is in the repository <staging>/<its name>, with its reports attached and the tag of its plan. The document is
 in <staging>/releases, as an artifact with the tag `release-<stamp>`. Other machines need nothing else to test and to
-release the images.
+release the images. Images that are staged without a release are listed by day, under tags that begin with `images-`.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, StringConstraints
 
 from builder.common import digest
 from builder.common.errors import RegistryError, StaleError, UsageError, VerifyError
 from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.oci import Image
+from builder.layers.oci import Digest, Image
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.registry import artifacts, scan
@@ -27,27 +28,24 @@ from builder.registry.client import Manifest, Registry
 
 TYPE = "application/vnd.gpu-images.release.v1+json"
 RELEASED_TYPE = "application/vnd.gpu-images.released.v1+json"
-INDEX, PREFIX, RELEASED = "releases", "release-", "released-"
+INDEX, PREFIX, RELEASED, LIST = "releases", "release-", "released-", "images-"
+_LIST_TAG = re.compile(rf"{LIST}([0-9]{{8}})-[0-9a-f]{{12}}", re.ASCII)
 _HINT = "Stage the images again."
 _Line = Annotated[str, StringConstraints(max_length=600)]
 _Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")]
 
 
-class StagedImage(BaseModel):
+class StagedImage(BaseModel, extra="forbid", frozen=True):
     """`repository` is the image's name in staging, `digest` that of its manifest."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     cell: _Text
     repository: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+){0,20}$", max_length=100)]
-    digest: Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
-    plan: Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
+    digest: Digest
+    plan: Digest
 
 
-class Release(BaseModel):
+class Release(BaseModel, extra="forbid", frozen=True):
     """`revision` is the commit of the checkout, with `+changes` if files differed from it; empty outside git."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     stamp: _Text
@@ -63,13 +61,11 @@ class Release(BaseModel):
         )
 
 
-class ReleasedImage(BaseModel):
+class ReleasedImage(BaseModel, extra="forbid", frozen=True):
     """`references` are its tags, `gpu` the state of its GPU tests, `signer` who signed the report; empty for nobody.
 
     `scan` is the result of its scan for vulnerabilities.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     cell: _Line
     digest: _Line
@@ -79,10 +75,8 @@ class ReleasedImage(BaseModel):
     scan: _Line = scan.UNSCANNED
 
 
-class Released(BaseModel):
+class Released(BaseModel, extra="forbid", frozen=True):
     """What a release publishes, written before its first tag, and the checks that it skipped."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     stamp: _Line
@@ -116,6 +110,11 @@ class Place:
         """Where the images of a project are staged; `text` overrides matrix.yaml. Raises UsageError."""
         return cls(text or project.matrix.staging, project.matrix.registry, host)
 
+    @classmethod
+    def if_set(cls, project: Project, text: str, host: Host) -> Place | None:
+        """The place of the text or of matrix.yaml; None if neither names one."""
+        return cls.of(project, text, host) if text or project.matrix.staging else None
+
     def repository(self, name: str) -> ImageRef:
         """The repository of images of this name."""
         return ImageRef(registry=self._registry, repository=f"{self._prefix}/{name}".lstrip("/"))
@@ -142,14 +141,43 @@ class Place:
             stamp = stamps[0]
         if not tags.is_stamp(stamp):
             raise UsageError(f"invalid stamp {stamp[:100]!r}: use e.g. 20261122")
-        reference = f"{PREFIX}{stamp}"
-        documents = artifacts.read(self.open(INDEX), reference, TYPE)
+        if release := self._document(f"{PREFIX}{stamp}", stamp):
+            return release
+        raise RegistryError(f"no staged release {stamp}", hint=f"Staged: {', '.join(self.stamps()[:5]) or 'none'}.")
+
+    def _document(self, tag: str, stamp: str) -> Release | None:
+        documents = artifacts.read(self.open(INDEX), tag, TYPE)
         if documents is None:
-            raise RegistryError(f"no staged release {stamp}", hint=f"Staged: {', '.join(self.stamps()[:5]) or 'none'}.")
-        release = oci.parse(Release, documents.get(TYPE, b""), f"release {stamp}", hint=_HINT)
+            return None
+        release = oci.parse(Release, documents.get(TYPE, b""), tag, hint=_HINT)
         if release.stamp != stamp:
-            raise VerifyError(f"the release under {reference} has the stamp {release.stamp}", hint=_HINT)
+            raise VerifyError(f"{tag} has the stamp {release.stamp}, expected {stamp}", hint=_HINT)
         return release
+
+    def list_images(self, day: str, images: Sequence[StagedImage]) -> None:
+        """Records that images were staged on a day without a release, so that `prune` keeps them for some time.
+
+        Each list has a tag of its own: several machines may write theirs at the same time.
+        """
+        content = Release(stamp=day, revision="", images=tuple(images)).model_dump_json().encode()
+        files = [File(media_type=TYPE, content=content)]
+        artifact, registry = artifacts.manifest(TYPE, files, {}), self.open(INDEX, write=True)
+        artifacts.put(registry, artifact, files)
+        tag = f"{LIST}{day}-{digest.short(artifact.digest)}"
+        registry.put_manifest(tag, artifact.content, artifact.media_type)
+
+    def lists(self) -> list[str]:
+        """The tags of the lists of images that were staged without a release."""
+        return list(filter(_LIST_TAG.fullmatch, self.open(INDEX).list_tags()))
+
+    def read_list(self, tag: str) -> Release:
+        """A list; its stamp is the day. Raises RegistryError, VerifyError."""
+        match = _LIST_TAG.fullmatch(tag)
+        if match and (staged_list := self._document(tag, match[1])):
+            return staged_list
+        raise RegistryError(
+            f"{self.repository(INDEX)}: no list {tag}", hint="Another machine may have deleted it: run this again."
+        )
 
     def released(self, stamp: str) -> Released | None:
         """What was published of a release; None if nothing was. Raises RegistryError, VerifyError."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,8 +19,9 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
+from builder.common.debian import SourcePackage
 from builder.layers.oci import Image
-from builder.lock.os_lock import OsLock
+from builder.lock.os_lock import OsLock, Package
 from builder.matrix.tags import BASE_LABEL, OCI
 from builder.plan.plan import PlannedImage
 
@@ -29,15 +30,17 @@ SBOM_TYPE = "application/vnd.cyclonedx+json"
 SBOM, PROVENANCE = "cyclonedx", "slsaprovenance1"
 BUILD_TYPE = "urn:gpu-images:assemble:1"
 BUILDER = "urn:gpu-images:builder"
+# The qualifier of a purl that names the source package, as syft writes it and grype reads it: NAME or NAME@VERSION.
+_UPSTREAM = "upstream"
+SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  # properties, for trivy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The address of the repository, the commit (with `+changes` if files differed from it), and the release."""
+    """The address of the repository, and the commit (with `+changes` if files differed from it)."""
 
     source: str
     revision: str
-    stamp: str
 
 
 def sbom(planned: PlannedImage, name: str, image: Image, system: OsLock) -> bytes:
@@ -66,11 +69,15 @@ def sbom(planned: PlannedImage, name: str, image: Image, system: OsLock) -> byte
 
 def _debian(system: OsLock) -> Iterator[Component]:
     """The operating system with its number: without it, scanners may ignore all Debian packages."""
-    if base := system.versions.get("base-files"):  # its version begins with the number of the release
-        release = base.partition(".")[0]
+    if release := _release_number(system):
         yield Component(
             name="debian", version=release, type=ComponentType.OPERATING_SYSTEM, bom_ref=f"debian-{release}"
         )
+
+
+def _release_number(system: OsLock) -> str:
+    """The number of the Debian release, e.g. 12; empty if `base-files` is not locked."""
+    return system.versions.get("base-files", "").partition(".")[0]
 
 
 def _interpreter(planned: PlannedImage) -> Iterator[Component]:
@@ -82,26 +89,65 @@ def _interpreter(planned: PlannedImage) -> Iterator[Component]:
 
 def _wheels(planned: PlannedImage) -> Iterator[Component]:
     for sha256, wheel in {wheel.sha256: wheel for wheel in planned.wheels}.items():
-        yield _component("pypi", wheel.name, wheel.version, sha256)
+        yield _component(PackageURL("pypi", None, wheel.name, wheel.version), sha256)
 
 
 def _debian_packages(system: OsLock) -> Iterator[Component]:
     for package in system.packages:
-        qualifiers = {"arch": package.architecture, "distro": system.debian}
-        yield _component("deb", package.name, package.version, package.sha256, "debian", qualifiers)
+        yield _debian_package(package, f"debian-{_release_number(system) or system.debian}")
 
 
-def _component(
-    kind: str,
-    name: str,
-    version: str,
-    sha256: str,
-    namespace: str | None = None,
-    qualifiers: dict[str, str] | None = None,
-) -> Component:
-    purl = PackageURL(kind, namespace, name, version, qualifiers)
-    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=sha256)]
-    return Component(name=name, version=version, purl=purl, bom_ref=f"{purl}#{sha256[:12]}", hashes=hashes)
+def _debian_package(package: Package, release: str) -> Component:
+    """The component of a Debian package.
+
+    A source package with another name or version is in the purl (for grype) and in properties (for trivy).
+    """
+    qualifiers = {"arch": package.architecture, "distro": release}
+    properties = []
+    if package.source:
+        source = package.source_package
+        version = "" if source.version == package.version else f"@{source.version}"
+        qualifiers[_UPSTREAM] = f"{source.name}{version}"
+        # trivy ignores the qualifier. Without both properties, it takes the binary package's name or version.
+        properties = [Property(name=name, value=value) for name, value in zip(SOURCE_NAMES, source, strict=True)]
+    purl = PackageURL("deb", "debian", package.name, package.version, qualifiers)
+    return _component(purl, package.sha256, properties)
+
+
+def source_package(purl: PackageURL) -> SourcePackage | None:
+    """The source package that the purl of a Debian package names; None if it names none."""
+    upstream = dict(purl.qualifiers).get(_UPSTREAM, "")
+    name, _, version = upstream.partition("@")
+    return SourcePackage(name, version or purl.version or "") if name else None
+
+
+def _component(purl: PackageURL, sha256: str, properties: Iterable[Property] = ()) -> Component:
+    return Component(
+        name=purl.name,
+        version=purl.version,
+        purl=purl,
+        bom_ref=f"{purl}#{sha256[:12]}",
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)],
+        properties=properties,
+    )
+
+
+def agree(statement: Any, other: Any) -> bool:
+    """Whether two predicates of a kind say the same about an image, at most with other commits.
+
+    Most commits do not change an image, so it needs no new statement for each of them.
+    """
+    return bool(_without_commit(statement) == _without_commit(other))
+
+
+def _without_commit(predicate: Any) -> Any:
+    try:
+        definition = predicate["buildDefinition"]
+        dependencies = definition["resolvedDependencies"]
+        rest = [each for each in dependencies if "gitCommit" not in each.get("digest", {})]
+        return definition["internalParameters"], rest, len(rest) == len(dependencies)
+    except (KeyError, TypeError, AttributeError):
+        return predicate
 
 
 def provenance(planned: PlannedImage, image: Image, system: OsLock, origin: Origin) -> bytes:
@@ -129,6 +175,7 @@ def provenance(planned: PlannedImage, image: Image, system: OsLock, origin: Orig
             },
             "resolvedDependencies": dependencies,
         },
-        "runDetails": {"builder": {"id": BUILDER}, "metadata": {"invocationId": f"release-{origin.stamp}"}},
+        # Empty: cosign 2 adds `metadata` and renames its fields, so the attached statement would differ from this one.
+        "runDetails": {"builder": {"id": BUILDER}, "metadata": {}},
     }
     return json.dumps(predicate, indent=1).encode()

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
 
 from builder.common.errors import ImageTestError, RegistryError, SigningError, VerifyError
 from builder.index.host import Host
 from builder.layers import images as stored_images
-from builder.layers import oci
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.lock import os_lock
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, publish, scan_results, staging
+from builder.registry import evidence, publish, scan_results, signing, staging, tagging
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
+from builder.registry.lookups import look_up
 from builder.registry.reports import Reader
 from builder.registry.staging import Place, Release, StagedImage
 
 NO, YES, NONE = "no", "yes", "-"
-PARALLEL = 8  # images that are looked up at once
-_SIGNATURE = "{}.sig"  # the tag of cosign's signatures of an image
+OF_REGISTRY = ("staged", "released", "signature", "scan")  # fields of a status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +32,17 @@ class Status:
     """The state of one cell; `-` for what does not apply, or was not looked up.
 
     `tested` is the number of tests that passed, or why the image does not count as tested: of the staged image, else of
-    the one built here. `gpu` is the state of its GPU tests. `staged` is a stamp; `released` is whether the full tag
-    names that image, with the checks that its release left out; `signature` is whether that has one, which is not
-    checked; `scan` is the newest result of a scan of it. `packages` is the age of the lock of its Debian packages in
-    days, None if it is not locked.
+    the one built here. `seconds` is how long these tests took, without reused ones. `gpu` is the state of its GPU
+    tests. `staged` is a stamp; `released` is whether the full tag names that image, with the checks that its release
+    left out; `signature` is whether that has one, which is not checked; `scan` is the newest result of a scan of it.
+    `packages` is the age of the lock of its Debian packages in days, None if it is not locked.
     """
 
     cell: str
     locked: str = NO
     built: str = NO
     tested: str = NONE
+    seconds: float | None = None
     gpu: str = NONE
     staged: str = NONE
     released: str = NONE
@@ -53,9 +50,14 @@ class Status:
     scan: str = NONE
     packages: int | None = None
 
-    def as_data(self) -> dict[str, Any]:
-        """For `--format json`."""
-        return asdict(self)
+
+@dataclass(frozen=True, kw_only=True)
+class _Tests:
+    """The part of a status that is about tests."""
+
+    tested: str = NONE
+    seconds: float | None = None
+    gpu: str = NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +74,13 @@ class Where:
 
 def read(where: Where, plan: Plan) -> Iterator[Status]:
     """The status of each image of the plan, and of each cell that is not locked. Raises RegistryError, SigningError."""
-    look_up = _LookUp(where)
-    with ThreadPoolExecutor(PARALLEL, "status") as pool:
-        yield from pool.map(look_up.status, plan.images)
+    for _, status in look_up(_StatusReader(where).status, plan.images):
+        yield status
     for cell in plan.unlocked:
         yield Status(cell=cell)
 
 
-class _LookUp:
+class _StatusReader:
     """Looks up the status of images. `staged` are those of the newest staged release, by cell."""
 
     def __init__(self, where: Where) -> None:
@@ -103,11 +104,11 @@ class _LookUp:
         staged = next((image for image in images if image.cell == planned.id), None)
         is_current = staged is not None and staged.plan == planned.digest
         stored = stored_images.find(self._where.store, planned)
-        tested, gpu = NONE, NONE
+        tests = _Tests()
         if staged and is_current:
-            tested, gpu = self._tests_in_registry(planned, staged)
+            tests = self._tests_in_registry(planned, staged)
         elif stored:
-            tested, gpu = self._tests_here(planned, stored)
+            tests = self._tests_here(planned, stored)
         expected = staged.digest if staged and is_current else stored.manifest.digest if stored else ""
         released, signature, scanned = self._released(planned, expected)
         stamp = self._release.stamp if self._release else ""
@@ -115,8 +116,9 @@ class _LookUp:
             cell=planned.id,
             locked=YES,
             built=YES if stored else NO,
-            tested=tested,
-            gpu="cpu" if planned.cell.is_cpu else gpu,
+            tested=tests.tested,
+            seconds=tests.seconds,
+            gpu="cpu" if planned.cell.is_cpu else tests.gpu,
             staged=(stamp if is_current else f"{stamp}, another plan") if staged else NONE,
             released=released,
             signature=signature,
@@ -124,13 +126,11 @@ class _LookUp:
             packages=_age(self._where.project, planned),
         )
 
-    def _tests_here(self, planned: PlannedImage, stored: Image) -> tuple[str, str]:
-        state = self._where.project.state
-        proof = evidence.of_stored(state, stored)
-        reason = evidence.why_invalid(partial(evidence.read, state), proof, planned.digest, self._suite)
-        return (reason, NONE) if reason or proof is None else _passed(proof)
+    def _tests_here(self, planned: PlannedImage, stored: Image) -> _Tests:
+        proof, reason = evidence.check_stored(self._where.project.state, stored, planned.digest, self._suite)
+        return _Tests(tested=reason) if reason or proof is None else _passed(proof)
 
-    def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> tuple[str, str]:
+    def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> _Tests:
         assert self._where.place is not None
         try:
             image, _ = staging.image_of(self._where.place, staged)
@@ -138,7 +138,7 @@ class _LookUp:
             readings = self._reader.read(registry, image, planned.id, planned.digest)
             return _passed(self._reader.proof(readings, planned.id).evidence)
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
-            return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), NONE
+            return _Tests(tested=str(error).splitlines()[0].removeprefix(f"{planned.id}: "))
 
     def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str, str]:
         """Whether the full tag names the image `expected`; whether what it names has a signature, and its scan."""
@@ -150,9 +150,12 @@ class _LookUp:
         if digest is None:
             return NO, NONE, NONE
         allowed = "".join(f", {name} allowed" for name in self._allowed.get(digest, ())) + self._unreadable
-        signature = registry.digest_of(_SIGNATURE.format(digest.replace(":", "-")))
+        try:
+            signature = YES if signing.has_signature(registry, digest) else NO
+        except (VerifyError, RejectedError):
+            signature = "invalid list"
         scanned = scan_results.state(self._where.project, registry, digest)
-        return (YES if digest == expected else "another image") + allowed, YES if signature else NO, scanned
+        return (YES if digest == expected else "another image") + allowed, signature, scanned
 
 
 def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]:
@@ -160,20 +163,15 @@ def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]
 
     def is_released(planned: PlannedImage) -> bool:
         full = publish.references(planned)[0]
-        repository = Registry(full, host=host, write=False)
-        try:
-            manifest = repository.manifest(full.tag)
-            labels = oci.read_labels(manifest.content, repository.read_blob) if manifest else {}
-        except (VerifyError, RejectedError):  # the repository does not exist, or the image is invalid
-            return False
+        labels = tagging.read_labels(Registry(full, host=host, write=False), full.tag)
         return labels.get(PLAN_LABEL) == planned.digest
 
-    with ThreadPoolExecutor(PARALLEL, "status") as pool:
-        return [image for image, is_done in zip(images, pool.map(is_released, images), strict=True) if not is_done]
+    return [image for image, is_done in look_up(is_released, images) if not is_done]
 
 
-def _passed(proof: Evidence) -> tuple[str, str]:
-    return f"{len(proof.passed) + proof.reused_count} passed", proof.gpu
+def _passed(proof: Evidence) -> _Tests:
+    tested = f"{len(proof.passed) + proof.reused_count} passed"
+    return _Tests(tested=tested, seconds=round(sum(proof.seconds.values()), 1) or None, gpu=proof.gpu)
 
 
 def _age(project: Project, image: PlannedImage) -> int | None:

@@ -45,55 +45,43 @@ class TagChange:
         return {"reference": reference, "before": self.before, "after": self.digest, "state": self.state}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Age:
-    """The age of an image: the framework's release, and the time of its newest Debian package (RFC 3339)."""
-
-    version: str
-    created: str
-
-    @classmethod
-    def of_labels(cls, labels: Mapping[str, str]) -> Age | None:
-        """None for an image without these labels."""
-        version, created = labels.get(f"{OCI}.version"), labels.get(f"{OCI}.created")
-        return None if version is None or created is None else cls(version=version, created=created)
-
-    def behind(self, other: Age) -> str:
-        """How this image is older than another; empty if it is not, or if its release cannot be parsed."""
-        try:
-            if Version(self.version) < Version(other.version):
-                return f"from release {other.version} to {self.version}"
-        except InvalidVersion:
-            return ""
-        if self.created < other.created:
-            return f"from Debian packages of {other.created[:10]} to those of {self.created[:10]}"
-        return ""
-
-
 def read(registry: Registry, names: Iterable[str]) -> dict[str, str | None]:
     """The digests that tags name now."""
     return {name: registry.digest_of(name) for name in names}
 
 
-def backward(registry: Registry, tags: Mapping[str, str | None], digest: str, age: Age) -> list[str]:
-    """A line for each tag that would move to an older image."""
-    lines = []
-    for name, before in tags.items():
-        if before in (None, digest):
-            continue
-        other = _age(registry, before or "")
-        if other and (way := age.behind(other)):
-            lines.append(f"{registry.name}:{name} would move back {way}")
-    return lines
+def backward(registry: Registry, tags: Mapping[str, str | None], digest: str, labels: Mapping[str, str]) -> list[str]:
+    """A line for each tag that would move to an older image; `digest` and `labels` are those of the new one."""
+    moving = {name: before for name, before in tags.items() if before not in (None, digest)}
+    reasons = {name: _why_older(read_labels(registry, before), labels) for name, before in moving.items() if before}
+    return [f"{registry.name}:{name} would move back {reason}" for name, reason in reasons.items() if reason]
 
 
-def _age(registry: Registry, digest: str) -> Age | None:
-    """None for an image without an age, or that cannot be read: its tag may move to any image."""
+def read_labels(registry: Registry, reference: str) -> dict[str, str]:
+    """The labels of the image that a tag or digest names; none if it does not exist or cannot be read."""
     try:
-        manifest = registry.manifest(digest)
-        return Age.of_labels(oci.read_labels(manifest.content, registry.read_blob)) if manifest else None
+        manifest = registry.manifest(reference)
+        return oci.read_labels(manifest.content, registry.read_blob) if manifest else {}
     except (VerifyError, RejectedError):
-        return None
+        return {}
+
+
+def _why_older(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Why an image is older than the one that the tag names now, by their labels; empty if it is not, or unknown.
+
+    Compares the releases of the framework, then the times of the newest Debian packages (RFC 3339).
+    """
+    version, created = f"{OCI}.version", f"{OCI}.created"
+    if not {version, created} <= before.keys() & after.keys():
+        return ""
+    try:
+        if Version(after[version]) < Version(before[version]):
+            return f"from release {before[version]} to {after[version]}"
+    except InvalidVersion:
+        return ""
+    if after[created] < before[created]:
+        return f"from Debian packages of {before[created][:10]} to those of {after[created][:10]}"
+    return ""
 
 
 def tag(registry: Registry, manifest: Manifest, changes: list[TagChange], before: Mapping[str, str | None]) -> None:

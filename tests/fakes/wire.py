@@ -18,12 +18,12 @@ from urllib3.exceptions import ProtocolError
 
 from builder.common.digest import of_bytes
 from builder.common.reference import ImageRef
+from builder.common.retry import RetryPolicy
 from builder.index.host import Host
 from builder.registry.client import Registry
-from builder.registry.http import RetryPolicy
 
 HOST = "registry.example.test"
-QUICK = RetryPolicy(retries=2, first_s=0.001, longest_s=5)
+QUICK = RetryPolicy(retries=2, first_delay_s=0.001, longest_delay_s=5)
 CONTENT = random.Random(1).randbytes(1000)
 DIGEST = of_bytes(CONTENT)
 

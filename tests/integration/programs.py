@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,13 +34,30 @@ def install_from(release: str, package: str) -> None:
     with one_at_a_time():
         if shutil.which(package):
             return
-        with TemporaryDirectory() as folder:
-            Archive(release, host.read(), Path(folder))
-            environment = {**os.environ, "APT_CONFIG": f"{folder}/apt.conf"}
-            options = {"cwd": folder, "env": environment, "timeout": TIMEOUT_S, "capture_output": True}
-            subprocess.run(["apt-get", "download", "-q", package], check=True, **options)  # type: ignore[call-overload]
-            subprocess.run(["dpkg", "-i", *map(str, Path(folder).glob("*.deb"))], capture_output=True, check=True)
+        with _downloaded(release, package) as archive:
+            subprocess.run(["dpkg", "-i", str(archive)], capture_output=True, check=True)
     assert shutil.which(package), f"`dpkg -i` did not install {package}"
+
+
+def unpack_from(release: str, package: str, folder: Path) -> Path:
+    """Unpacks a package of a newer Debian release, beside an installed one; returns the folder of its programs."""
+    with one_at_a_time(), _downloaded(release, package) as archive:
+        subprocess.run(["dpkg-deb", "--extract", str(archive), str(folder)], capture_output=True, check=True)
+    return folder / "usr/bin"
+
+
+@contextmanager
+def _downloaded(release: str, package: str) -> Iterator[Path]:
+    with TemporaryDirectory() as folder:
+        # Mirrors may lag behind; what they have is signed.
+        Archive(release, replace(host.read(), expired=frozenset({release})), Path(folder))
+        environment = {**os.environ, "APT_CONFIG": f"{folder}/apt.conf"}
+        subprocess.run(
+            ["apt-get", "download", "-q", package],
+            cwd=folder, env=environment, timeout=TIMEOUT_S, capture_output=True, check=True,
+        )  # fmt: skip
+        [archive] = Path(folder).glob("*.deb")
+        yield archive
 
 
 def install(program: str) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import FetchError
-from builder.index.download import Fetcher, Patience
+from builder.common.retry import RetryPolicy
+from builder.index.download import Fetcher
 from builder.index.session import PIECE
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
@@ -24,8 +25,8 @@ from tests.integration.wheels import Distribution
 
 CONTENT = random.Random(1).randbytes(10_000_000) + b"PK\x01\x02" + bytes(20)  # as much of a zip as the index changes
 FILE = "tiny_wheel-1.0-py3-none-any.whl"
-QUICK = Patience(attempts=3, connect=5, read=0.5, pause=0.001)
-ONCE = Patience(attempts=1, connect=5, read=0.5, pause=0.001)
+QUICK = RetryPolicy(connect_s=5, read_s=0.5, retries=2, first_delay_s=0.002)
+ONCE = RetryPolicy(connect_s=5, read_s=0.5, retries=0, first_delay_s=0.002)
 PART = len(CONTENT) // 20  # what an index sends that truncates
 
 WHEEL = Wheel(
@@ -64,18 +65,18 @@ class Folder:
         self.progress: list[int] = []
         self._index = index
 
-    def fetcher(self, patience: Patience = QUICK) -> Fetcher:
+    def fetcher(self, policy: RetryPolicy = QUICK) -> Fetcher:
         settings = IndexSettings(url=self._index.url)
-        return Fetcher(settings, self.path, progress=self.progress.append, patience=patience)
+        return Fetcher(settings, self.path, progress=self.progress.append, policy=policy)
 
-    def fetch(self, patience: Patience = QUICK, wheel: Wheel = WHEEL) -> Path:
-        return self.fetcher(patience).fetch(wheel)
+    def fetch(self, policy: RetryPolicy = QUICK, wheel: Wheel = WHEEL) -> Path:
+        return self.fetcher(policy).fetch(wheel)
 
-    def fails(self, patience: Patience = QUICK) -> str:
+    def fails(self, policy: RetryPolicy = QUICK) -> str:
         """The message of a failed fetch; it must not name the index, and there must be no wheel."""
         before = sum(self.progress)
         with pytest.raises(FetchError) as raised:
-            self.fetch(patience)
+            self.fetch(policy)
         message = f"{raised.value}\n{raised.value.hint}"
         assert FILE in message
         for word in (self._index.address, "127.0.0.1", "localhost"):
@@ -265,7 +266,7 @@ def test_an_index_that_does_not_listen(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     settings = IndexSettings(url=f"http://localhost:{port}/simple/")
     with pytest.raises(FetchError) as raised:
-        Fetcher(settings, tmp_path, patience=QUICK).fetch(WHEEL)
+        Fetcher(settings, tmp_path, policy=QUICK).fetch(WHEEL)
     assert str(raised.value).startswith(f"{FILE}: ")
     assert "localhost" not in str(raised.value)
 
@@ -275,7 +276,7 @@ def test_an_index_that_does_not_listen(tmp_path: Path) -> None:
 
 def test_two_fetchers_on_one_folder_fetch_once(folder: Folder, index: Index) -> None:
     index.faults["tiny-wheel"], index.times["tiny-wheel"] = Fault.FILE_STALLS_HALFWAY, 1
-    patient = Patience(attempts=3, connect=5, read=60, pause=0.001)
+    patient = RetryPolicy(connect_s=5, read_s=60, retries=2, first_delay_s=0.002)
     other = Folder(folder.path, index)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(folder.fetch, patient)
@@ -295,7 +296,7 @@ def test_a_second_fetcher_continues_where_the_first_failed(folder: Folder, index
     index.faults["tiny-wheel"], index.times["tiny-wheel"] = Fault.FILE_STALLS_HALFWAY, 1
     other = Folder(folder.path, index)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(folder.fetch, Patience(attempts=1, connect=5, read=1, pause=0.001))
+        first = pool.submit(folder.fetch, RetryPolicy(connect_s=5, read_s=1, retries=0, first_delay_s=0.002))
         assert index.stalled.wait(30)
         second = pool.submit(other.fetch)
         with pytest.raises(FetchError):

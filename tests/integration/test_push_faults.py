@@ -17,12 +17,12 @@ import pytest
 
 from builder.common.errors import FileError, RegistryError
 from builder.common.reference import ImageRef
+from builder.common.retry import RetryPolicy
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.registry import push as pushing
 from builder.registry import tagging, upload
 from builder.registry.client import Manifest, Registry
-from builder.registry.http import RetryPolicy
 from builder.registry.push import Blob, Pushed
 from builder.registry.tagging import TagChange
 from tests.integration import registry as registries
@@ -30,7 +30,7 @@ from tests.integration.checkout import ROOT
 from tests.integration.registry import IMAGE, PASSWORD, USER, Fault, Image, Proxy, Server, Tokens, Trouble, image
 
 MIB = 1024 * 1024
-IMPATIENT = RetryPolicy(connect_s=5, read_s=2, commit_s=5, retries=2, first_s=0.05, longest_s=2)
+IMPATIENT = RetryPolicy(connect_s=5, read_s=2, commit_s=5, retries=2, first_delay_s=0.05, longest_delay_s=2)
 UPLOADS = "/blobs/uploads/"
 SHORT = {"read_s": 1, "commit_s": 1}
 
@@ -232,7 +232,7 @@ def test_401_twice(proxy: Proxy, sample: Image) -> None:
 
 @pytest.mark.parametrize(("method", "path"), [("HEAD", "/blobs/"), ("PATCH", UPLOADS), ("PUT", "/manifests/")])
 def test_a_stall_once_and_forever(proxy: Proxy, sample: Image, method: str, path: str) -> None:
-    policy = RetryPolicy(connect_s=5, retries=1, first_s=0.05, **SHORT)
+    policy = RetryPolicy(connect_s=5, retries=1, first_delay_s=0.05, **SHORT)
     registry = connect(proxy.address, f"stall/{method.lower()}", policy)
     proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path, times=10**6))
     start = time.monotonic()

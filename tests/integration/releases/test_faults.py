@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -14,7 +18,7 @@ from builder.layers.blobs import Descriptor
 from builder.registry import artifacts, reports, signing
 from builder.registry.client import Registry
 from builder.registry.signing import Signer
-from tests.integration.checkout import EXTRA, PLAIN, Checkout
+from tests.integration.checkout import EXTRA, PLAIN, Checkout, Running, until
 from tests.integration.registry import Fault, Proxy, Trouble
 from tests.integration.releases.machines import (
     TODAY,
@@ -27,6 +31,8 @@ from tests.integration.releases.machines import (
     stage,
     tags,
 )
+
+WAIT_S = 120
 
 
 def subject_of(repository: Registry, digest: str) -> Descriptor:
@@ -175,8 +181,8 @@ def test_a_release_that_is_killed(ours: Checkout, proxy: Proxy, method: str, pat
     assert set(complete.values()) == set(expected.values())
 
 
-def test_two_releases_at_once(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
-    """Both publish the same images, so both succeed, and nothing is lost."""
+def test_one_release_from_three_machines_at_once(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
+    """All publish the same images, so all succeed, and nothing is lost."""
     stage(ours)
     copies = [ours, *(dataclasses.replace(ours, root=elsewhere(ours, tmp_path / name).root) for name in ("a", "b"))]
     with ThreadPoolExecutor(3) as pool:
@@ -184,6 +190,61 @@ def test_two_releases_at_once(ours: Checkout, proxy: Proxy, tmp_path: Path) -> N
     assert all("2 images" in output for output in outputs)
     assert set(tags(ours, proxy).values()) == set(ours.stored().values())
     assert len(tags(ours, proxy)) == 2 * 5
+
+
+@pytest.mark.parametrize(
+    ("first", "codes"),
+    [("older", {"older": (0,), "newer": (14,)}), ("newer", {"older": (14,), "newer": (0,)}), ("", {})],
+    ids=["the older ends first", "the newer ends first", "both go on"],
+)
+def test_the_newer_of_two_parallel_releases_gets_the_moving_tags(
+    ours: Checkout, proxy: Proxy, tmp_path: Path, first: str, codes: dict[str, tuple[int]]
+) -> None:
+    """Releases of different images of the same cells: both set their stamped tags, then go on to the moving tags.
+
+    A release fails if the other one has already moved a tag. After another run of the newer release, its images have
+    the moving tags.
+    """
+    machines = {"older": elsewhere(ours, tmp_path / "older"), "newer": ours}
+    stamps = {"older": TODAY, "newer": f"{TODAY}.1"}
+    digests = {}
+    for name, stamp in stamps.items():
+        if name == "newer":
+            (ours.root / "templates/base/files/etc/notes").write_text("new\n", encoding="utf-8")
+            ours.builder("render")
+            ours.builder("images")
+        assert stage(ours) == stamp
+        digests[name] = [ours.stored()[ours.references(suffix)[0]] for suffix in ("", "-extra")]
+    assert not set(digests["older"]) & set(digests["newer"])
+    runs: dict[str, Running] = {}
+    documents = repository(ours, proxy, "staging/releases")
+    both_have_stamped_tags = Barrier(2, timeout=WAIT_S)
+
+    def pause(name: str) -> None:
+        both_have_stamped_tags.wait()
+        if first not in ("", name):
+            runs[first].process.wait(WAIT_S)
+
+    full = [ours.references(suffix)[0].rpartition(":")[2] for suffix in ("", "-extra")]
+    for name, stamp in stamps.items():
+        path = rf"/ty-cuda/manifests/{re.escape(f'{full[1]}-{stamp}')}$"
+        trouble = Trouble(fault=Fault.MEANWHILE, method="PUT", path=path, meanwhile=partial(pause, name))
+        proxy.troubles.append(trouble)
+    with ExitStack() as stack:
+        for name, stamp in stamps.items():
+            command = ["release", stamp, "--to", proxy.address, UNTESTED_GPU, "--allow-unsigned"]
+            runs[name] = stack.enter_context(machines[name].running(*command))
+            # An older release does not begin after a newer one.
+            until(partial(documents.digest_of, f"released-{stamp}"), f"release {stamp} to begin")
+        for name, run in runs.items():
+            assert run.process.wait(2 * WAIT_S) in codes.get(name, (0, 14)), run.output
+    release(ours, proxy, UNTESTED_GPU, "--allow-unsigned")
+    expected = {
+        f"{tag}-{stamps[name]}": image for name in stamps for tag, image in zip(full, digests[name], strict=True)
+    }
+    for suffix, image in zip(("", "-extra"), digests["newer"], strict=True):
+        expected |= {reference.rpartition(":")[2]: image for reference in ours.references(suffix)}
+    assert tags(ours, proxy) == expected
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,25 @@ def test_an_old_release_is_removed_and_the_newest_still_works(ours: Checkout, se
     ours.builder("registry", "check")
 
 
+def test_an_image_that_was_staged_today_is_kept_until_a_release_lists_it(ours: Checkout, server: Server) -> None:
+    """Its tests are old, and the checkout that staged it had another plan."""
+    age(ours)
+    (ours.root / "templates/extra/files/etc/newer").write_text("1\n", encoding="utf-8")
+    ours.builder("render")
+    ours.builder("images")
+    age(ours)
+    with Proxy(server).serving() as proxy:  # the image is pushed, but not all of what belongs to it
+        proxy.troubles.append(Trouble(fault=Fault.STATUS_507, method="PUT", path="/manifests/plan-", times=10**6))
+        ours.builder("stage", EXTRA, "--images-only", "--staging", f"{proxy.address}/staging", code=14)
+    assert any(tag.startswith("images-") for tag in tags(repository(server, "staging/releases")))
+    output = ours.builder("stage", EXTRA, "--images-only", "--format", "json")
+    [staged] = re.findall(r'"digest": "(sha256:[0-9a-f]{64})"', output)
+    (ours.root / "templates/extra/files/etc/newer").write_text("2\n", encoding="utf-8")
+    ours.builder("render")
+    ours.builder(*PRUNE, "--delete")
+    assert repository(server, "staging/ty-cuda").digest_of(staged)
+
+
 def test_each_run_continues_an_interrupted_one(ours: Checkout, server: Server) -> None:
     staged, documents = repository(server, "staging/ty-cuda"), repository(server, "staging/releases")
     [old], kept = images_of(documents, TODAY, EXTRA), images_of(documents, f"{TODAY}.1", EXTRA)

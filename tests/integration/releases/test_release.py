@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from builder.registry import artifacts, reports
+from packageurl import PackageURL
+
+from builder.registry import artifacts, reports, statements
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.registry import Fault, Proxy, Trouble
@@ -98,12 +100,20 @@ def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
     packages = [each for each in sbom["components"] if each != debian]
     listed = {(each["purl"].split(":")[1].split("/")[0], each["name"], each["version"]) for each in packages}
     run = ("run", "--rm", checkout.references("-extra")[0])
-    debs = checkout.docker(*run, "dpkg-query", "-W", "-f", "${Package} ${Version}\\n").splitlines()
+    fields = "${Package} ${Version} ${source:Package} ${source:Version}\\n"
+    debs = [line.split() for line in checkout.docker(*run, "dpkg-query", "-W", "-f", fields).splitlines()]
     wheels = json.loads(checkout.docker(*run, "python", "-m", "pip", "list", "--format", "json"))
-    installed = {("deb", *line.split()) for line in debs}
+    installed = {("deb", name, version) for name, version, *_ in debs}
     installed |= {("pypi", wheel["name"].lower().replace("_", "-"), wheel["version"]) for wheel in wheels}
     assert installed <= listed
     assert {each for each in listed if each[0] == "deb"} <= installed
+    sources = {
+        each["name"]: statements.source_package(PackageURL.from_string(each["purl"])) or (each["name"], each["version"])
+        for each in packages
+        if each["purl"].startswith("pkg:deb/")
+    }
+    assert sources == {name: (source, version) for name, _, source, version in debs}
+    assert sources["libc6"][0] == "glibc"
 
 
 def test_a_released_image_is_verified_without_a_checkout(ours: Checkout, proxy: Proxy, keys: Path) -> None:
@@ -153,6 +163,7 @@ def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_p
     plain = status(ours)[PLAIN]
     assert (plain["built"], plain["gpu"], plain["staged"], plain["released"]) == ("yes", "not run", TODAY, "no")
     assert plain["tested"].endswith(" passed")
+    assert plain["seconds"] > 0
     plain = status(other)[PLAIN]
     assert (plain["built"], plain["tested"]) == ("no", "no test results that count")
     release(ours, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))

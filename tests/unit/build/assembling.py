@@ -24,6 +24,7 @@ from builder.common import digest
 from builder.common.console import View
 from builder.common.errors import BuilderError, RegistryError
 from builder.common.reference import ImageRef
+from builder.common.retry import RetryPolicy
 from builder.index.host import Host
 from builder.index.wheels import Wheel
 from builder.layers import images as stored_images
@@ -38,7 +39,6 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
-from builder.registry.http import RetryPolicy
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.unit.build.test_context import members

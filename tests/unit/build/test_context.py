@@ -66,15 +66,10 @@ def test_files_of_other_variants_are_left_out(tiny: Project, image: PlannedImage
 @pytest.mark.parametrize(
     "name",
     [
-        "matrix.yaml",
-        "templates/host/ca.crt",
-        "templates/host/index.env",
-        "templates/pytorch/x",
-        "images/other/plain.Dockerfile",
-        f"images/{GROUP}/other.Dockerfile",
-        f"images/{GROUP}/wheels-other.txt",
+        "matrix.yaml", "templates/host/ca.crt", "templates/host/index.env", "templates/pytorch/x",
+        "images/other/plain.Dockerfile", f"images/{GROUP}/other.Dockerfile", f"images/{GROUP}/wheels-other.txt",
     ],
-)
+)  # fmt: skip
 def test_other_files_are_left_out(tiny: Project, image: PlannedImage, name: str) -> None:
     before = context(tiny.root, image, {})
     (tiny.root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -213,7 +213,7 @@ def test_only_outstanding_images_are_built(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, stored: bool, reason: str, is_done: bool
 ) -> None:
     monkeypatch.setattr(stored_image, "find", lambda *_: object() if stored else None)
-    monkeypatch.setattr(evidence, "why_not_publishable", lambda *_: reason)
+    monkeypatch.setattr(evidence, "check_stored", lambda *_: (None, reason))
     assert bool(disk.outstanding(bench.work, bench.store, bench.plan, test=True).images) is not is_done
     assert bool(disk.outstanding(bench.work, bench.store, bench.plan, test=False).images) is not stored
 

@@ -180,13 +180,6 @@ def test_outcomes_as_json(bench: Bench) -> None:
     assert passed["seconds"] >= 0
 
 
-def test_what_is_done_is_not_done_again(bench: Bench) -> None:
-    bench.run()
-    bench.calls(*ALL)
-    assert bench.run() == "2 images up to date"
-    assert bench.calls(*ALL) == []
-
-
 def test_an_unchanged_image_is_not_tested_again(bench: Bench) -> None:
     """As after the engine lost it."""
     bench.run()
@@ -241,11 +234,6 @@ def test_an_image_that_failed_is_tested_again(bench: Bench) -> None:
     bench.calls(*ALL)
     bench.run()
     assert bench.calls("build", "test") == [f"test {FIRST}"]
-
-
-def test_build_only(bench: Bench) -> None:
-    bench.run(test=False, jobs=1)
-    assert bench.calls(*ALL) == [f"prepare {FIRST} {SECOND}", f"build {FIRST}", f"build {SECOND}", "close"]
 
 
 def test_a_failed_test_gives_no_tag(bench: Bench) -> None:

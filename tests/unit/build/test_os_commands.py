@@ -38,17 +38,12 @@ def test_commands_and_their_mounts() -> None:
 @pytest.mark.parametrize(
     "instruction",
     [
-        "COPY --from=python /opt /opt",
-        "ENV KEY=value",
-        "WORKDIR /workspace",
-        'RUN ["echo", "exec form"]',
-        "RUN <<END",
-        "RUN --network=none true",
-        "RUN --mount=type=secret,id=key true",
+        "COPY --from=python /opt /opt", "ENV KEY=value", "WORKDIR /workspace", 'RUN ["echo", "exec form"]',
+        "RUN <<END", "RUN --network=none true", "RUN --mount=type=secret,id=key true",
         "RUN --mount=type=bind,from=tools,source=/opt,target=/mnt true",
         "RUN --mount=type=bind,source=a,target=/mnt,readwrite true",
     ],
-)
+)  # fmt: skip
 def test_a_stage_with_anything_else_is_left_to_buildkit(instruction: str) -> None:
     text = f"FROM ${{BASE}} AS os\nRUN true\n{instruction}\n"
     assert commands("FROM ${BASE} AS os\nRUN true\n", "os") == (Command(text="true", mounts={}),)

@@ -377,7 +377,7 @@ def test_ctrl_c_raises_an_exception_only_after_the_import_of_a_command(
     monkeypatch.setattr(commands, "import_module", import_module)
     restored = signal.signal(signal.SIGINT, before)
     try:
-        assert commands.Commands()["plan"].name == "plan"
+        assert commands.Commands(COMMANDS)["plan"].name == "plan"
         after = signal.getsignal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, restored)

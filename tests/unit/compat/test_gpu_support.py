@@ -31,45 +31,37 @@ def gpu(name: str) -> Device:
     return gpu_support.find_gpu(name, KNOWN)
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "capability"),
-    [
-        ("RTX 5090", "GeForce RTX 5090", "12.0"),
-        ("nvidia geforce rtx 5090", "GeForce RTX 5090", "12.0"),
-        ("rtx5090", "GeForce RTX 5090", "12.0"),
-        ("5090", "GeForce RTX 5090", "12.0"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "GeForce RTX 4090", "8.9"),
-        ("RTX 3080 Ti", "GeForce RTX 3080 Ti", "8.6"),
-        ("NVIDIA A100-SXM4-80GB", "A100", "8.0"),
-        ("NVIDIA H100 80GB HBM3", "H100", "9.0"),
-        ("H100 PCIe", "H100", "9.0"),
-        ("NVIDIA GH200 480GB", "GH200", "9.0"),
-        ("Tesla V100-SXM2-16GB", "Tesla V100", "7.0"),
-        ("V100", "Tesla V100", "7.0"),
-        ("Tesla V100S-PCIE-32GB", "Tesla V100S", "7.0"),
-        ("Tesla K80", "Tesla K80", "3.7"),
-        ("Tesla K40m", "Tesla K40m", "3.5"),
-        ("K40", "Tesla K40", "3.5"),
-        ("NVIDIA A800-SXM4-80GB", "A800", "8.0"),
-        ("NVIDIA A800 40GB Active", "A800", "8.0"),
-        ("NVIDIA H800", "H800", "9.0"),
-        ("NVIDIA GeForce RTX 4090 D", "GeForce RTX 4090 D", "8.9"),
-        ("NVIDIA GeForce GTX 1650 SUPER", "GeForce GTX 1650 SUPER", "7.5"),
-        ("GeForce GTX 1080 with Max-Q Design", "GeForce GTX 1080", "6.1"),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "H100", "9.0"),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", "A100", "8.0"),
-        ("NVIDIA GH200 144G HBM3e", "GH200", "9.0"),
-        ("Tesla T4", "T4", "7.5"),
-        ("A6000", "RTX A6000", "8.6"),
-        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "8.9"),
-        ("Quadro RTX 6000", "Quadro RTX 6000", "7.5"),
-        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Blackwell", "12.0"),
-        ("sm_120", "12.0", "12.0"),
-        ("12.0", "12.0", "12.0"),
-        ("SM_86", "8.6", "8.6"),
-    ],
-)
-def test_find_gpu(text: str, name: str, capability: str) -> None:
+# Name and compute capability -> what a person or a driver calls it.
+NAMES = {
+    ("GeForce RTX 5090", "12.0"): ["RTX 5090", "nvidia geforce rtx 5090", "rtx5090", "5090"],
+    ("GeForce RTX 4090", "8.9"): ["NVIDIA GeForce RTX 4090 Laptop GPU"],
+    ("GeForce RTX 3080 Ti", "8.6"): ["RTX 3080 Ti"],
+    ("A100", "8.0"): ["NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB MIG 1g.5gb+me"],
+    ("H100", "9.0"): ["NVIDIA H100 80GB HBM3", "H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"],
+    ("GH200", "9.0"): ["NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e"],
+    ("Tesla V100", "7.0"): ["Tesla V100-SXM2-16GB", "V100"],
+    ("Tesla V100S", "7.0"): ["Tesla V100S-PCIE-32GB"],
+    ("Tesla K80", "3.7"): ["Tesla K80"],
+    ("Tesla K40m", "3.5"): ["Tesla K40m"],
+    ("Tesla K40", "3.5"): ["K40"],
+    ("A800", "8.0"): ["NVIDIA A800-SXM4-80GB", "NVIDIA A800 40GB Active"],
+    ("H800", "9.0"): ["NVIDIA H800"],
+    ("GeForce RTX 4090 D", "8.9"): ["NVIDIA GeForce RTX 4090 D"],
+    ("GeForce GTX 1650 SUPER", "7.5"): ["NVIDIA GeForce GTX 1650 SUPER"],
+    ("GeForce GTX 1080", "6.1"): ["GeForce GTX 1080 with Max-Q Design"],
+    ("T4", "7.5"): ["Tesla T4"],
+    ("RTX A6000", "8.6"): ["A6000"],
+    ("RTX 6000 Ada", "8.9"): ["NVIDIA RTX 6000 Ada Generation"],
+    ("Quadro RTX 6000", "7.5"): ["Quadro RTX 6000"],
+    ("RTX PRO 6000 Blackwell", "12.0"): ["NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"],
+    ("12.0", "12.0"): ["sm_120", "12.0"],
+    ("8.6", "8.6"): ["SM_86"],
+}
+
+
+@pytest.mark.parametrize(("text", "device"), [(text, device) for device in NAMES for text in NAMES[device]])
+def test_find_gpu(text: str, device: tuple[str, str]) -> None:
+    name, capability = device
     assert gpu_support.find_gpu(text, KNOWN) == Device(name=name, capability=capability)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import hashlib
 import json
@@ -15,7 +14,8 @@ import pytest
 import requests
 
 from builder.common.errors import DiskError, FetchError
-from builder.index.download import Fetcher, Patience
+from builder.common.retry import RetryPolicy
+from builder.index.download import DEFAULT_POLICY, Fetcher
 from builder.index.session import PIECE
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
@@ -26,7 +26,6 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 FILE = "tiny_wheel-1.0-py3-none-any.whl"
 HOST = "index.example.test"
 INDEX = f"https://{HOST}/simple/"
-PATIENCE = Patience()
 WHEEL = Wheel(component="tiny", name="Tiny_Wheel", version="1.0", file=FILE, size=len(CONTENT), sha256=SHA256)
 UNKNOWN = Wheel(component="tiny", name="Tiny_Wheel", version="1.0", file=FILE, size=0, sha256=SHA256)
 
@@ -77,21 +76,21 @@ class Setting:
         self.wire = Wire.install(monkeypatch, lambda sent: (self.page if "/simple/" in sent.url else self.file)(sent))
         self.whl, self.part = folder / f"{SHA256}.whl", folder / f"{SHA256}.part"
 
-    def fetcher(self, patience: Patience = PATIENCE, **settings: str) -> Fetcher:
+    def fetcher(self, policy: RetryPolicy = DEFAULT_POLICY, **settings: str) -> Fetcher:
         index = IndexSettings(**({"url": INDEX} | settings))
-        fetcher = Fetcher(index, self.folder, progress=self.progress.append, patience=patience)
+        fetcher = Fetcher(index, self.folder, progress=self.progress.append, policy=policy)
         fetcher._stopped = Stop(self.waited)
         return fetcher
 
     def fetches(self, wheel: Wheel = WHEEL, **settings: str) -> None:
-        assert self.fetcher(PATIENCE, **settings).fetch(wheel) == self.whl
+        assert self.fetcher(DEFAULT_POLICY, **settings).fetch(wheel) == self.whl
         assert self.whl.read_bytes() == CONTENT
         assert list(self.folder.iterdir()) == [self.whl]
         assert sum(self.progress) == len(CONTENT)
 
-    def fails(self, patience: Patience = PATIENCE, **settings: str) -> str:
+    def fails(self, policy: RetryPolicy = DEFAULT_POLICY, **settings: str) -> str:
         with pytest.raises(FetchError) as caught:
-            self.fetcher(patience, **settings).fetch(WHEEL)
+            self.fetcher(policy, **settings).fetch(WHEEL)
         message = str(caught.value)
         assert message.startswith(f"{FILE}: ")
         assert HOST not in f"{message} {caught.value.hint}"
@@ -124,7 +123,7 @@ def once(first: Reply | Exception, then: Answer) -> Answer:
 
 
 def test_the_requests_of_a_download(setting: Setting) -> None:
-    setting.fetcher(Patience(connect=3, read=4)).fetch(WHEEL)
+    setting.fetcher(RetryPolicy(connect_s=3, read_s=4)).fetch(WHEEL)
     assert setting.wire.lines == ["GET /simple/tiny-wheel/", f"GET /files/{FILE}"]
     page, whole = setting.wire.seen
     assert "json" in page.headers["Accept"]
@@ -203,15 +202,6 @@ def test_a_wheel_that_another_process_downloads_and_removes_meanwhile(
     assert waits == 2
 
 
-def test_the_login_is_sent_for_pages_and_for_files_of_the_index(setting: Setting) -> None:
-    login = "Basic " + base64.b64encode(b"some@one:se/cret").decode()
-    for url, expected in (("../../files/x.whl", login), ("https://elsewhere.test/x.whl", None)):
-        setting.forget()
-        setting.page = lambda _, url=url: html(url=url)  # type: ignore[misc]
-        setting.fetches(WHEEL, url=f"https://some%40one:se%2Fcret@{HOST}/simple/")
-        assert [sent.headers.get("Authorization") for sent in setting.wire.seen] == [login, expected]
-
-
 # ---- retries
 
 
@@ -239,7 +229,7 @@ def test_any_other_status_is_final(setting: Setting, what: str, status: int) -> 
 @pytest.mark.parametrize("attempts", [1, 2, 5])
 def test_pauses_grow_between_attempts(setting: Setting, attempts: int) -> None:
     setting.file = lambda _: Reply(status=503)
-    setting.fails(Patience(attempts=attempts, pause=0.5))
+    setting.fails(RetryPolicy(retries=attempts - 1, first_delay_s=1))
     assert len(setting.wire.seen) == 1 + attempts
     assert len(setting.waited) == attempts - 1
     for number, waited in enumerate(setting.waited):
@@ -387,7 +377,7 @@ def test_messages_have_neither_hosts_nor_passwords(setting: Setting, what: str, 
 )
 def test_messages(setting: Setting, reply: Reply | Exception, message: str) -> None:
     setting.file = lambda _: reply
-    assert setting.fails(Patience(attempts=1)) == f"{FILE}: {message}"
+    assert setting.fails(RetryPolicy(retries=0)) == f"{FILE}: {message}"
 
 
 def test_a_full_disk(setting: Setting) -> None:

@@ -134,22 +134,16 @@ def refusal(*packed: Wheel, place: Place = PLACE) -> str:
 # ---- what is installed
 
 
-def test_a_plain_wheel() -> None:
+def test_a_plain_wheel_in_its_order_and_record_is_last() -> None:
     files = {"tiny/__init__.py": b"VALUE = 1\n", "tiny/data.bin": bytes(999), "alone.py": b"", "tiny/py.typed": b""}
     result = installed(pack(files))
     info = f"{SITE}/{INFO}"
-    parts = ("METADATA", "WHEEL", "RECORD", "INSTALLER", "REQUESTED")
-    assert set(result) == {f"{SITE}/{path}" for path in files} | {f"{info}/{part}" for part in parts}
+    parts = ("METADATA", "WHEEL", "INSTALLER", "REQUESTED", "RECORD")
+    assert list(result) == [*(f"{SITE}/{path}" for path in files), *(f"{info}/{part}" for part in parts)]
     assert all(result[f"{SITE}/{path}"] == content for path, content in files.items())
     assert result[f"{info}/INSTALLER"] == b"uv"
     assert result[f"{info}/REQUESTED"] == b""
     assert result[f"{info}/WHEEL"] == WHEEL
-
-
-def test_the_order_is_that_of_the_wheel_and_record_is_last() -> None:
-    paths = [path.removeprefix(f"{SITE}/") for path in installed(pack({"z.py": b"", "a.py": b""}))]
-    parts = ("METADATA", "WHEEL", "INSTALLER", "REQUESTED", "RECORD")
-    assert paths == ["z.py", "a.py", *(f"{INFO}/{part}" for part in parts)]
 
 
 @pytest.mark.parametrize(("place", "site"), [(PLACE, SITE), (wheel.CUDA, "opt/nvidia")])
@@ -414,10 +408,6 @@ def test_other_paths_are_valid_on_linux(path: str) -> None:
     assert installed(pack({path: b"x"}))[f"{SITE}/{path}"] == b"x"
 
 
-def test_upper_and_lower_case_are_different_files() -> None:
-    assert installed(pack({"A.py": b"A", "a.py": b"a"}))[f"{SITE}/A.py"] == b"A"
-
-
 @pytest.mark.parametrize("path", ["a.py", f"{INFO}/METADATA", f"{INFO}/RECORD"])
 def test_one_path_twice(path: str) -> None:
     out = io.BytesIO(pack({"a.py": b"1"}).content)
@@ -642,13 +632,6 @@ def test_files_that_are_not_wheels(content: bytes) -> None:
     refusal(Wheel(name=NAME, content=content))
 
 
-def test_a_damaged_file_is_named_with_its_wheel() -> None:
-    packed = pack({"tiny/a.py": b"x" * 99}, method=zipfile.ZIP_STORED)
-    damaged = Wheel(name=NAME, content=packed.content.replace(b"x" * 99, b"x" * 98 + b"y", 1))
-    with pytest.raises(SpliceError, match=rf"^{re.escape(NAME)}: tiny/a\.py: "):
-        splice.write(wheel.layer_entries([damaged.open()], PLACE), io.BytesIO())
-
-
 @pytest.mark.parametrize("part", ["RECORD", "WHEEL"])
 def test_damaged_metadata_is_named_with_its_wheel(part: str) -> None:
     content = bytearray(pack({}, method=zipfile.ZIP_STORED).content)
@@ -707,12 +690,6 @@ def test_every_folder_occurs_once_and_before_its_contents() -> None:
         assert entry.path == "opt" or entry.path.rpartition("/")[0] in paths[:number]
         if entry.content is None and not entry.link:
             assert entry.mode == MODES.get(entry.path, 0o775 if entry.path.startswith(f"{RECORDS}/") else 0o755)
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
-def test_the_same_file_of_two_wheels(method: int) -> None:
-    result = layer(pack({"ns/__init__.py": b"same"}), other({"ns/__init__.py": b"same"}, method=method))
-    assert [entry.path for entry in result].count(f"{SITE}/ns/__init__.py") == 1
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
@@ -796,27 +773,21 @@ def test_a_layer_of_a_wheel_is_these_bytes() -> None:
 
 @pytest.mark.parametrize("name", ["tiny_pkg-1.1-py3-none-any.whl", "tiny_pkg-1.0.post1-py3-none-any.whl"])
 def test_a_wheel_with_another_version_in_its_file_name(name: str) -> None:
-    packed = pack(name=name)
-    with pytest.raises(WheelError, match="of another project or version"):
-        list(wheel.install(*packed.open(), wheel.environment("3.11")))
+    assert "of another project or version" in refusal(pack(name=name))
 
 
 @pytest.mark.parametrize(
     "metadata", ["Name: other\nVersion: 1.0\n", "Name: tiny-pkg\nVersion: 9.9.9\n", "Name: tiny-pkg\n"]
 )
 def test_a_wheel_with_metadata_of_another_one(metadata: str) -> None:
-    packed = pack(parts={"METADATA": metadata.encode()})
-    with pytest.raises(WheelError, match="METADATA is of another project or version"):
-        list(wheel.install(*packed.open(), wheel.environment("3.11")))
+    assert "METADATA is of another project or version" in refusal(pack(parts={"METADATA": metadata.encode()}))
 
 
 def test_a_wheel_that_unpacks_to_a_thousand_times_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel_zip, "MAX_UNPACKED", 1_000_000)
-    good = pack({"tiny/data": bytes(900_000)})
-    assert list(wheel.install(*good.open(), wheel.environment("3.11")))
-    bad = pack({"tiny/data": bytes(2_000_000)})
-    with pytest.raises(WheelError, match=r"bytes unpack to 200\d{4}, more than 50 times as many"):
-        list(wheel.install(*bad.open(), wheel.environment("3.11")))
+    assert entries(pack({"tiny/data": bytes(900_000)}))
+    error = refusal(pack({"tiny/data": bytes(2_000_000)}))
+    assert re.search(r"bytes unpack to 200\d{4}, more than 50 times as many", error)
 
 
 def test_the_size_limit_is_for_all_files_of_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:

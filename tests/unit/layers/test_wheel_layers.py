@@ -12,21 +12,20 @@ import pytest
 from builder.common.errors import BuildError, FetchError
 from builder.index.wheels import Wheel
 from builder.layers import wheel_layers
-from builder.layers.oci import Layer
 from builder.layers.splice import Entry
 from builder.layers.splice import write as splice
 from builder.layers.store import Store
 from builder.plan.layer_order import PlannedLayer
 from tests.unit.layers.test_wheel import NAME, pack
 
-Make = Callable[[str, Mapping[str, str]], Layer]
+Make = Callable[[str, Mapping[str, str]], PlannedLayer]
 
 
 @pytest.fixture
 def make(store: Store) -> Make:
     """A layer with these files, given as content, or as an arrow and the target of a link."""
 
-    def run(name: str, files: Mapping[str, str]) -> Layer:
+    def run(name: str, files: Mapping[str, str]) -> PlannedLayer:
         entries = [
             Entry(path=path, mode=0o777, link=text[2:])
             if text.startswith("->")
@@ -35,7 +34,8 @@ def make(store: Store) -> Make:
         ]
         inputs = f"sha256:{zlib.crc32(name.encode()):064x}"
         layer = PlannedLayer(kind="wheels", name=name, component="x", inputs=inputs)
-        return wheel_layers.put(store, layer, lambda out: splice(entries, out))
+        wheel_layers.put(store, layer, lambda out: splice(entries, out))
+        return layer
 
     return run
 
@@ -53,7 +53,7 @@ def make(store: Store) -> Make:
 def test_layers_without_conflicts(
     store: Store, make: Make, first: dict[str, str], second: dict[str, str], taken: set[str]
 ) -> None:
-    wheel_layers.check_paths(store, "image", [("one", make("one", first)), ("two", make("two", second))], taken)
+    wheel_layers.check_paths(store, "image", [make("one", first), make("two", second)], taken)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_layers_without_conflicts(
 def test_layers_with_conflicts(
     store: Store, make: Make, first: dict[str, str], second: dict[str, str], taken: set[str], message: str
 ) -> None:
-    layers = [("one", make("one", first)), ("two", make("two", second))]
+    layers = [make("one", first), make("two", second)]
     with pytest.raises(BuildError) as raised:
         wheel_layers.check_paths(store, "image", layers, taken)
     assert str(raised.value) == f"image: {message}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,17 +34,6 @@ def test_an_empty_lock(tiny: Project) -> None:
     empty = replace(locks.locks(tiny)[GROUP], wheels=(), components={})
     lockfile.path(tiny.root, GROUP).write_text(lockfile.dump(empty))
     assert lockfile.read(tiny.root, GROUP) == empty
-
-
-def test_a_line_a_wheel_and_a_line_a_component(tiny: Project) -> None:
-    lock = locks.locks(tiny)[GROUP]
-    lines = [line.strip().rstrip(",") for line in lockfile.dump(lock).splitlines()]
-    assert [json.loads(line)["name"] for line in lines if '"sha256"' in line] == [wheel.name for wheel in lock.wheels]
-    parts = [line for line in lines if '"requirements"' in line]
-    assert [json.loads(f"{{{line}}}") for line in parts] == [
-        {name: {"requirements": part.requirements, "wheels": part.wheels}} for name, part in lock.components.items()
-    ]
-    assert "example.test" not in lockfile.dump(lock)
 
 
 def test_none(tiny: Project) -> None:
@@ -138,16 +126,6 @@ def test_requirements_of_a_component_of_a_line(edit: Edit) -> None:
         ("legacy", ["old-sums"]),
     ]
     assert "legacy" not in lockfile.requirements(project.matrix, new)
-
-
-def test_requirements_of_a_group(tiny: Project) -> None:
-    needs = lockfile.group_requirements(tiny.matrix, tiny.groups["em-1.9-cu129-py39"])
-    assert needs == {
-        "python": ["pip"],
-        "ember": ["ember==1.9.2", "emberkit"],
-        "board": ["board"],
-        "jupyter": ["notebook"],
-    }
 
 
 def stale(project: Project, cell_id: str = CELL) -> str:

@@ -72,18 +72,12 @@ def test_tags_from_specific_to_general() -> None:
 @pytest.mark.parametrize(
     "tag",
     [
-        "cp312-cp312-manylinux_2_17_x86_64",
-        "cp310-cp310-manylinux_2_17_x86_64",
-        "cp312-abi3-manylinux_2_17_x86_64",
-        "cp311-cp311-manylinux_2_37_x86_64",
-        "cp311-cp311-manylinux_2_17_aarch64",
-        "cp311-cp311-musllinux_1_2_x86_64",
-        "cp311-cp311t-manylinux_2_17_x86_64",
-        "cp311-cp311-win_amd64",
-        "py2-none-any",
+        "cp312-cp312-manylinux_2_17_x86_64", "cp310-cp310-manylinux_2_17_x86_64", "cp312-abi3-manylinux_2_17_x86_64",
+        "cp311-cp311-manylinux_2_37_x86_64", "cp311-cp311-manylinux_2_17_aarch64", "cp311-cp311-musllinux_1_2_x86_64",
+        "cp311-cp311t-manylinux_2_17_x86_64", "cp311-cp311-win_amd64", "py2-none-any",
         "pp311-pypy311_pp73-manylinux_2_17_x86_64",
     ],
-)
+)  # fmt: skip
 def test_tags_that_do_not_fit(tag: str) -> None:
     assert rank(tag) is None
 

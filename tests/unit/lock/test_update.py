@@ -124,36 +124,12 @@ def test_check(tiny: Project) -> None:
     assert stale_lines(tiny, f"{LOCKED}*", f"{OLD_39}*") == [f"locks/{OLD_39}.json: missing"]
 
 
-STALE = {
-    "requirements": (
-        "packages: [notebook]",
-        "packages: [notebook>=2]",
-        f"locks/{LOCKED}.json: jupyter: matrix.yaml requires notebook>=2, the lock has notebook",
-    ),
-    "component": (
-        "  jupyter: [board, jupyter]",
-        "  jupyter: [board, jupyter, extra]",
-        f"locks/{LOCKED}.json: the component extra is new",
-    ),
-    "toolkit": (
-        "toolkit: 12.10.1",
-        "toolkit: 12.10.2",
-        f"locks/{LOCKED}.json: toolkit: matrix.yaml has 12.10.2, the lock 12.10.1",
-    ),
-}
-
-
-@pytest.mark.parametrize(("old", "new", "message"), STALE.values(), ids=STALE.keys())
-def test_check_says_why_a_lock_is_stale(edit: Edit, old: str, new: str, message: str) -> None:
-    edit("  board: {needs", "  extra: {needs: [python], packages: [extra]}\n  board: {needs")
-    project = edit(old, new)
-    assert stale_lines(project, f"{LOCKED}*") == [message], "once for all cells of the group"
-
-
-def test_check_ignores_what_other_cells_of_the_group_ask_for(edit: Edit) -> None:
+def test_check_says_why_a_lock_is_stale_for_a_cell(edit: Edit) -> None:
+    """Once for all cells of the group, and not for those that lack the component."""
     project = edit("packages: [notebook]", "packages: [notebook>=2]")
+    line = f"locks/{LOCKED}.json: jupyter: matrix.yaml requires notebook>=2, the lock has notebook"
+    assert stale_lines(project, f"{LOCKED}*") == stale_lines(project, f"{LOCKED}-jupyter") == [line]
     locking.check(project, project.select([LOCKED, f"{LOCKED}-board"]))
-    assert len(stale_lines(project, f"{LOCKED}-jupyter")) == 1
 
 
 def test_check_names_files_that_belong_to_no_cell(tiny: Project) -> None:
@@ -178,14 +154,18 @@ def test_the_sizes_of_locked_wheels_are_known(tiny: Project, resolver: FakeResol
     assert resolver.sizes == {wheel.sha256: wheel.size for wheel in locked}
 
 
-def test_an_upgrade_leaves_the_locks_of_other_groups_alone(tiny: Project) -> None:
+def test_an_upgrade_of_one_group_leaves_the_other_locks_alone_and_prefers_their_versions(
+    tiny: Project, resolver: FakeResolver
+) -> None:
     for group in GROUPS:
         write(tiny, group, "8")
-    write(tiny, CU129_311, "7")
+    write(tiny, LOCKED, "7")
     before = contents(tiny)
-    assert update(tiny, CU129_311, upgrade=True) == paths(CU129_311)
+    resolver.newest = "10"
+    assert update(tiny, LOCKED, upgrade=True) == paths(LOCKED)
+    assert resolver.preferred == {LOCKED: dict.fromkeys(WHEELS, "8")}
     assert contents(tiny).keys() == before.keys()
-    assert {group for group, content in contents(tiny).items() if content != before[group]} == {CU129_311}
+    assert {group for group, content in contents(tiny).items() if content != before[group]} == {LOCKED}
 
 
 CHANGES: dict[str, tuple[str, str, list[str]]] = {
@@ -288,15 +268,6 @@ def test_an_upgrade_prefers_only_what_the_same_upgrade_has_resolved(tiny: Projec
         LOCKED_QUARTZ: dict.fromkeys(WHEELS, "10"),
         QUARTZ_39: dict.fromkeys(WHEELS, "10"),
     }
-
-
-def test_an_upgrade_of_one_group_prefers_the_versions_of_those_that_stay(tiny: Project, resolver: FakeResolver) -> None:
-    for group in GROUPS:
-        write(tiny, group, "8")
-    write(tiny, LOCKED, "7")
-    resolver.newest = "10"
-    update(tiny, LOCKED, upgrade=True)
-    assert resolver.preferred == {LOCKED: dict.fromkeys(WHEELS, "8")}
 
 
 def test_groups_that_stay_count_more_than_those_resolved_before(

@@ -102,6 +102,38 @@ def test_with_the_api_there_is_no_index(registry: Memory) -> None:
     assert artifacts.attached(registry, SUBJECT.digest, TYPE) == [artifact]
 
 
+@pytest.mark.parametrize("listed", [{}, {"artifactType": artifacts.EMPTY_TYPE}])
+def test_a_type_that_is_not_listed_is_read(registry: Memory, listed: dict[str, str]) -> None:
+    first, second = attach(registry, "first"), attach(registry, "second")
+    foreign, damaged = of_bytes(b"{}"), of_bytes(b"damaged")
+    registry.contents[foreign] = b"{}"
+    original = registry.manifest
+
+    def manifest(reference: str) -> Manifest | None:
+        if reference == damaged:
+            raise RejectedError("damaged")
+        return original(reference)
+
+    registry.manifest = manifest  # type: ignore[method-assign]
+    others = [foreign, damaged]
+    entries = [{"mediaType": MANIFEST_TYPE, "digest": each, "size": 1} | listed for each in (*others, first, second)]
+    registry.api = [json.dumps({"manifests": entries}).encode()]
+    assert artifacts.attached(registry, SUBJECT.digest, TYPE) == [first, second]
+    assert artifacts.attached(registry, SUBJECT.digest, TYPE, {"note": "second"}) == [second]
+    assert artifacts.attached(registry, SUBJECT.digest, "application/x-other") == []
+    assert artifacts.attached(registry, SUBJECT.digest) == [*others, first, second]
+
+
+@pytest.mark.parametrize("listed", [{}, {"annotations": {"note": "second"}}])
+def test_annotations_are_listed_or_read(registry: Memory, listed: dict[str, Any]) -> None:
+    attach(registry, "first")
+    second = attach(registry, "second")
+    entry = {"mediaType": MANIFEST_TYPE, "digest": second, "size": 1, "artifactType": TYPE} | listed
+    registry.api = [json.dumps({"manifests": [entry]}).encode()]
+    assert artifacts.attached(registry, SUBJECT.digest, TYPE, {"note": "second"}) == [second]
+    assert artifacts.attached(registry, SUBJECT.digest, TYPE, {"note": "first"}) == []
+
+
 def test_an_entry_that_another_writer_removed_is_added_again(registry: Memory) -> None:
     """The other writer read the index before, and replaces it after."""
     other = attach(registry, "other")

@@ -16,7 +16,7 @@ from builder.index.download import Fetcher
 from builder.layers import oci
 from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
-from builder.registry import artifacts, claims, reports, signing
+from builder.registry import artifacts, claims, reports, signing, statements
 from builder.registry.artifacts import File
 from builder.registry.claims import Claims
 from builder.registry.evidence import Evidence
@@ -186,6 +186,9 @@ def test_results_that_do_not_count(desk: Desk, changes: dict[str, Any], detail: 
         ("cyclonedx", {"components": SBOM["components"][1:]}, "SBOM", "not in the SBOM: bash 5.2.15-2+b8"),
         ("cyclonedx", {"components": [*SBOM["components"], MORE]}, "SBOM", "not in the image: b 2"),
         ("cyclonedx", {"components": [{**MORE, "purl": "nonsense"}]}, "SBOM", "invalid SBOM"),
+        ("cyclonedx", {"components": [{**MORE, "purl": "pkg:deb/"}]}, "SBOM", "invalid SBOM"),
+        ("cyclonedx", {"components": [{**MORE, "purl": "pkg:pypi/other@2"}]}, "SBOM", "pkg:pypi/other@2 is b 2"),
+        ("cyclonedx", {"components": [{**MORE, "purl": "pkg:deb/debian/b@1"}]}, "SBOM", "pkg:deb/debian/b@1 is b 2"),
         ("cyclonedx", {}, "SBOM", "invalid SBOM"),
         ("cyclonedx", None, "SBOM", "no statement of a trusted signer"),
         ("slsaprovenance1", provenance(OTHER), "provenance", "it is about another plan"),
@@ -197,6 +200,53 @@ def test_statements_that_differ(desk: Desk, kind: str, statement: object, name: 
     finding = desk.findings()[name]
     assert finding.state == "different"
     assert detail in finding.detail
+
+
+def sbom_with(purl: str) -> dict[str, Any]:
+    """The SBOM with another purl of bash, whose source in the layer is `bash (5.2.15-2)`."""
+    return {"components": [{**SBOM["components"][0], "purl": purl}, *SBOM["components"][1:]]}
+
+
+@pytest.mark.parametrize(
+    ("upstream", "detail"),
+    [
+        ("", "2 packages, the same as in the files of the image"),  # an SBOM of an earlier builder
+        ("?arch=amd64&upstream=bash%405.2.15-2", "2 packages, the same as in the files of the image"),
+        (
+            "?upstream=bash%405.2.15-1",
+            "different source package in the image: bash 5.2.15-2+b8 (source: bash 5.2.15-1)",
+        ),
+        ("?upstream=dash", "different source package in the image: bash 5.2.15-2+b8 (source: dash 5.2.15-2+b8)"),
+    ],
+)
+def test_the_source_packages_of_the_sbom_are_compared(desk: Desk, upstream: str, detail: str) -> None:
+    desk.statements = {"cyclonedx": sbom_with(f"pkg:deb/debian/bash@5.2.15-2%2Bb8{upstream}")}
+    assert desk.findings()["SBOM"].detail == detail
+
+
+@pytest.mark.parametrize(
+    ("source", "state"),
+    [(("bash", "5.2.15-2"), "signed"), (("dash", "5.2.15-2"), "different"), (("bash", "9"), "different")],
+)
+def test_what_trivy_reads_must_be_the_same_source(desk: Desk, source: tuple[str, str], state: str) -> None:
+    sbom = sbom_with("pkg:deb/debian/bash@5.2.15-2%2Bb8?upstream=bash%405.2.15-2")
+    pairs = zip(statements.SOURCE_NAMES, source, strict=True)
+    sbom["components"][0]["properties"] = [{"name": name, "value": value} for name, value in pairs]
+    desk.statements = {"cyclonedx": sbom}
+    finding = desk.findings()["SBOM"]
+    assert finding.state == state
+    assert ("properties of another source package" in finding.detail) == (state == "different")
+
+
+def test_a_source_package_missing_from_the_sbom_is_reported(desk: Desk) -> None:
+    """Scanners would look up the advisories of `bash` in the wrong version."""
+    named = {"purl": "pkg:deb/debian/libssl3@3?upstream=openssl", "name": "libssl3", "version": "3"}
+    desk.statements = {"cyclonedx": {"components": [*SBOM["components"], named]}}
+    detail = desk.findings()["SBOM"].detail
+    assert detail == (
+        "not in the image: libssl3 3; "
+        "different source package in the image: bash 5.2.15-2+b8 (source: bash 5.2.15-2+b8)"
+    )
 
 
 def test_a_damaged_layer_is_reported(desk: Desk) -> None:

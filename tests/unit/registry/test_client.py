@@ -16,12 +16,12 @@ from urllib3.exceptions import MaxRetryError, NewConnectionError
 
 from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError
+from builder.common.retry import RetryPolicy
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.registry import http
 from builder.registry.client import Manifest
 from builder.registry.failures import RejectedError, StoppedError, TransientError, retry_after
-from builder.registry.http import RetryPolicy
 from tests.fakes.wire import CONTENT, DIGEST, HOST, Reply, Sent, broken, connect, errors, part
 from tests.unit.registry.conftest import Lay
 
@@ -47,7 +47,7 @@ def test_retry_after(header: str, seconds: float) -> None:
 
 
 def test_delays_grow_to_a_limit_and_are_never_shorter_than_retry_after() -> None:
-    policy = RetryPolicy(first_s=1, longest_s=10)
+    policy = RetryPolicy(first_delay_s=1, longest_delay_s=10)
     for failures, most in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 10), (99, 10)):
         delays = [policy.delay(failures) for _ in range(200)]
         assert most / 2 <= min(delays) < max(delays) <= most
@@ -375,7 +375,7 @@ def test_stopped(lay: Lay) -> None:
     stop = threading.Event()
     stop.set()
     wire = lay(lambda _: Reply(status=503))
-    registry = connect(policy=RetryPolicy(first_s=60))
+    registry = connect(policy=RetryPolicy(first_delay_s=60))
     with pytest.raises(StoppedError):
         registry.stoppable(stop).has_blob(DIGEST)
     assert wire.seen == []

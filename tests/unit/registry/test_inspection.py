@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,12 +14,11 @@ from builder.common.errors import RegistryError
 from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.matrix.project import Project
-from builder.registry import artifacts, inspection, staging
+from builder.registry import artifacts, inspection
 from builder.registry.client import Manifest
 from builder.registry.inspection import Check
-from builder.registry.staging import Place, Released
+from builder.registry.staging import Place
 from tests.unit.registry.test_artifacts import SUBJECT, TAG, Memory, attach
-from tests.unit.registry.test_staging import IMAGE
 
 
 class Served(Memory):
@@ -103,11 +103,9 @@ def test_a_manifest_that_cannot_be_read(registry: Served) -> None:
     assert fault.startswith(f"{registry.name}:bad: invalid manifest")
 
 
-def test_tags_of_the_registry_and_of_the_matrix(registry: Served) -> None:
+def test_tags_that_the_matrix_does_not_have(registry: Served) -> None:
     registry.tags |= dict.fromkeys(["1.0-20261122.3", "0.9", "0.9-20250101", "1.0-jupyter"], "x")
-    difference = inspection.difference(registry, ["1.0", "1.1"])
-    assert difference.unknown == ("0.9", "0.9-20250101", "1.0-jupyter")
-    assert difference.missing == ("1.1",)
+    assert inspection.unknown_tags(registry.list_tags(), {"1.0", "1.1"}) == ["0.9", "0.9-20250101", "1.0-jupyter"]
 
 
 def test_the_repositories_of_a_project(tiny: Project) -> None:
@@ -119,16 +117,7 @@ def test_the_repositories_of_a_project(tiny: Project) -> None:
     assert len(names) == len(set(names))
     others = inspection.repositories(tiny, Host(), None, "another.example.test")
     assert {each.name.partition("/")[0] for each in others} == {"another.example.test"}
+    path = tiny.root / "matrix.yaml"
+    path.write_text(re.sub(r"(?m)^registry: .*", 'registry: ""', path.read_text("utf-8")), encoding="utf-8")
     with pytest.raises(RegistryError, match="names neither a registry nor staging"):
-        inspection.require([])
-
-
-def test_releases(registry: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "Registry", lambda *_, **__: registry)
-    place = Place("registry.example.test/staging", "", Host())
-    place.write("20261122", "abc", [IMAGE])
-    place.write("20261122", "def", [IMAGE, IMAGE])
-    place.record(Released(stamp="20261122", revision="abc", images=(), allowed=("unsigned",)))
-    first, second = inspection.releases(place)
-    assert (first.stamp, first.images, first.is_released) == ("20261122.1", 2, False)
-    assert (second.stamp, second.is_released, second.allowed) == ("20261122", True, ("unsigned",))
+        inspection.repositories(Project(tiny.root), Host(), None, "")

@@ -69,6 +69,7 @@ def contents(**changes: Any) -> Contents:
     whole = Contents(
         documents=repository({}, {**documents, "release-zzz": "x"}),
         releases=[release(stamp, images) for stamp, images in stamps.items()],
+        lists={},
         staged=[repository(dict.fromkeys("abc", OLD), tags, **attached)],
         public=[],
         published=set(),
@@ -129,6 +130,17 @@ def test_an_image_that_may_still_be_listed_is_kept(finished: str) -> None:
 
     assert with_proofs(NEW, OLD) == ["e", "x", "report-e"]
     assert with_proofs(None, proof(finished)) == ["x"]
+
+
+@pytest.mark.parametrize(("day", "is_kept"), [("20261115", True), ("20261114", False)])
+def test_an_image_that_was_staged_without_a_release_is_kept_for_some_days(day: str, is_kept: bool) -> None:
+    """Its test results may be older than that."""
+    tag = f"images-{day}-0123456789ab"
+    whole = contents(lists={tag: release(day, "a")})
+    documents = replace(whole.documents, tags={**whole.documents.tags, tag: digest("list of images")})
+    items = prune.unneeded(replace(whole, documents=documents), 1, NOW)
+    assert (digest("a") not in {item.digest for item in items}) is is_kept
+    assert (tag not in {item.text for item in items}) is is_kept
 
 
 def test_images_of_the_plan_and_of_unknown_tags_are_kept() -> None:
@@ -198,14 +210,18 @@ def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: Memory
     assert len(staged.attached[SUBJECT.digest]) == 3 + 1, "the reports and their list"
 
 
-def test_a_release_that_cannot_be_read_stops_everything(memory: Memory) -> None:
-    memory.put_manifest("release-20261122", b"{}", MANIFEST_TYPE)
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [("release-20261122", "release 20261122"), ("images-20261122-0123456789ab", "images-20261122-0123456789ab")],
+)
+def test_a_release_that_cannot_be_read_stops_everything(memory: Memory, tag: str, name: str) -> None:
+    memory.put_manifest(tag, b"{}", MANIFEST_TYPE)
     with pytest.raises(
         VerifyError,
-        match="release 20261122 cannot be read, so it is unknown which images are needed; nothing was deleted",
+        match=f"{name} cannot be read, so it is unknown which images are needed; nothing was deleted",
     ) as caught:
         read(memory)
-    assert "registry.example.test/staging/releases:release-20261122" in caught.value.hint
+    assert f"registry.example.test/staging/releases:{tag} " in caught.value.hint
 
 
 def test_an_interrupted_deletion_shows_how_far_it_went(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,8 +24,9 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, publish, push
-from builder.registry.client import Manifest
+from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Evidence
+from builder.registry.failures import StoppedError
 from builder.registry.publish import Published, Request, Target
 from builder.registry.push import Blob, Pushed
 from tests.fakes.engine import MemoryConsole
@@ -100,14 +103,14 @@ class Bench:
     def targets(self, registry: str = "") -> list[Target]:
         return publish.targets(self.project, self.store, self.plan, registry)
 
-    def publish(self, registry: str = "", *, roll_back: bool = False) -> Published:
+    def publish(self, registry: str = "", *, roll_back: bool = False, attach: Any = None) -> Published:
         """Raises the error that ended it."""
         self.result = publish.publish(
             Host(),
             View(self.console),
             self.store,
             self.targets(registry),
-            Request(stamps=tags.stamps(DAY), roll_back=roll_back),
+            Request(stamps=tags.stamps(DAY), roll_back=roll_back, attach=attach),
         )
         if self.result.error:
             raise self.result.error
@@ -393,13 +396,24 @@ def test_a_failed_push_lists_the_tags_that_it_changed(bench: Bench) -> None:
 
 
 def test_an_interrupted_push_lists_the_tags_that_it_changed(bench: Bench) -> None:
-    def interrupt(tag: str) -> None:
-        if tag == bench.stamped(BOARD):
-            raise KeyboardInterrupt
+    """What is attached at that moment is the last: no further tag is set."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # not set in background jobs of a shell
+    is_tagged = threading.Event()
 
-    bench.on_put = interrupt
+    def attach(registry: Registry, target: Target, _: str) -> None:
+        if target.cell == BOARD:
+            assert is_tagged.wait(10)
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+            stop = cast("FakeRegistry", registry).stop
+            assert stop.wait(10)
+            raise StoppedError("stopped")
+
+    bench.on_put = lambda tag: is_tagged.set() if tag == bench.stamped(EMBER) else None
     with pytest.raises(KeyboardInterrupt):
-        bench.publish()
+        bench.publish(attach=attach)
+    assert bench.stamped(BOARD) not in bench.repository(BOARD).tags
     tag = f"{REGISTRY}/team/ember-cuda:{bench.stamped(EMBER)}"
     assert f"changed before the interruption: {tag} is sha256:" in bench.console.text
     assert bench.console.text.count("changed before the interruption: ") == 1

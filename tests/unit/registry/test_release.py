@@ -278,6 +278,7 @@ def test_a_vulnerable_image(desk: Desk, scanning: list[Finding]) -> None:
 def attach_all(desk: Desk) -> None:
     """What a release attaches when the image is in the registry."""
     [([target], request)] = desk.published
+    assert request.attach
     request.attach(cast("Registry", desk.registry), target, "")
 
 

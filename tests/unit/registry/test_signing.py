@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,8 +20,10 @@ from builder.index.settings import IndexSettings
 from builder.matrix.schema import Trusted
 from builder.registry import signing, transport
 from builder.registry.client import Registry
+from builder.registry.failures import StoppedError
 from builder.registry.signing import Signer, Trust
 from tests.fakes.engine import Programs
+from tests.unit.registry.test_push import FakeRegistry
 
 SIGNATURE = "MEUCIQDnINRMbEwoViFHj9ZzJHDkbxNC+/=="
 OLD = json.dumps({"base64Signature": SIGNATURE}).encode()
@@ -31,7 +36,7 @@ class Cosign:
     """Stands in for the program; `accepts` is a word of the commands that succeed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-        self.accepts = ""
+        self.accepts, self.help = "", ""
         self.programs = Programs(self._answer)
         self.root = root
         (root / "keys").mkdir()
@@ -40,6 +45,8 @@ class Cosign:
         monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/cosign")
 
     def _answer(self, command: list[str]) -> tuple[int, str, str]:
+        if command[-1] == "--help":
+            return 0, self.help, ""
         is_accepted = any(self.accepts in word for word in command)
         return (0, "", "") if is_accepted else (1, "", "WARNING: insecure\nError: no matching signatures\nmore")
 
@@ -127,11 +134,15 @@ def repository(registry: str = "127.0.0.1:5000", *, bundle: str = "", insecure: 
 
 
 def test_an_image_is_signed_once(cosign: Cosign) -> None:
+    cosign.programs.answer = lambda _: (0, json.dumps([{"optional": {"cell": "c", "tag": "t"}}]), "")
     Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
     assert [command[1] for command in cosign.programs.calls] == ["public-key", "verify"]
-    cosign.programs.calls.clear()
-    original = cosign._answer
-    cosign.programs.answer = lambda command: (1, "", "no") if command[1] == "verify" else original(command)
+
+
+@pytest.mark.parametrize("verified", [(1, "", "no"), (0, json.dumps([{"optional": {"tag": "c"}}]), "")])
+def test_an_image_without_this_signature_is_signed(cosign: Cosign, verified: tuple[int, str, str]) -> None:
+    """cosign 3.0.0 to 3.0.2 print all signatures, whatever their annotations."""
+    cosign.programs.answer = lambda command: verified if command[1] == "verify" else (0, "", "")
     Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
     command = cosign.programs.calls[-1]
     assert command[:2] == ["cosign", "sign"]
@@ -139,21 +150,104 @@ def test_an_image_is_signed_once(cosign: Cosign) -> None:
     assert command[-1] == f"127.0.0.1:5000/a/b@{DIGEST}"
 
 
-def test_the_public_key_is_read_once(cosign: Cosign) -> None:
+def test_the_public_key_and_the_options_of_cosign_are_read_once(cosign: Cosign) -> None:
+    cosign.programs.answer = lambda command: (1, "", "no") if command[1] == "verify" else (0, "", "")
     signer = Signer(key="key")
-    signer.sign_image(repository(), DIGEST, {})
-    signer.attest(repository(), DIGEST, "cyclonedx", b"{}")
-    assert [command[1] for command in cosign.programs.calls] == [
-        "public-key", "verify", "verify-attestation", "attest",
-    ]  # fmt: skip
+    for _ in range(2):
+        signer.sign_image(repository(), DIGEST, {})
+    calls = [" ".join(command[1:3]) for command in cosign.programs.calls]
+    assert calls.count("public-key --key=key") == calls.count("sign --help") == 1
+    assert calls.count("sign --yes") == 2
 
 
-def test_a_statement_is_attached_once_and_another_one_beside_it(cosign: Cosign) -> None:
-    payload = base64.b64encode(json.dumps({"predicate": {"a": 1}}).encode()).decode()
-    cosign.programs.answer = lambda _: (0, f"{json.dumps({'payload': payload})}\n", "")
-    for predicate, last in ((b'{"a": 1}', "verify-attestation"), (b'{"a": 2}', "attest")):
-        Signer(key="key").attest(repository(), DIGEST, "cyclonedx", predicate)
-        assert cosign.programs.calls[-1][1] == last
+@pytest.mark.parametrize("options", ["--tlog-upload", "--tlog-upload --use-signing-config"])
+def test_with_a_key_no_service_of_sigstore_is_used(cosign: Cosign, options: str) -> None:
+    """By default, cosign 3 fetches the list of services from Sigstore; cosign 2 lacks the option that prevents it."""
+    cosign.help = options
+    cosign.accepts = "sign-blob"
+    with suppress(FileNotFoundError):  # the bundle that cosign would write
+        Signer(key="key").sign(b"{}")
+    command = cosign.programs.calls[-1]
+    assert "--tlog-upload=false" in command
+    assert ("--use-signing-config=false" in command) == ("--use-signing-config" in options)
+
+
+@pytest.mark.parametrize(
+    ("tag", "attached", "expected"),
+    [
+        (None, [], False),
+        (".sig", [], True),
+        (".att", [], False),
+        (None, ["https://cyclonedx.org/bom"], False),
+        (None, ["https://cyclonedx.org/bom", "https://sigstore.dev/cosign/sign/v1"], True),
+    ],
+)
+def test_a_signature_of_cosign_2_or_3_is_seen(tag: str | None, attached: list[str], expected: bool) -> None:
+    class Repository(FakeRegistry):
+        def referrers(self, digest: str) -> list[bytes]:
+            entries = [
+                {
+                    "mediaType": "m", "digest": DIGEST, "size": 1,
+                    "artifactType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+                    "annotations": {"dev.sigstore.bundle.predicateType": kind},
+                }
+                for kind in attached
+            ]  # fmt: skip
+            return [json.dumps({"manifests": entries}).encode()]
+
+    registry = Repository()
+    if tag:
+        registry.tags[f"sha256-{'a' * 64}{tag}"] = DIGEST
+    assert signing.has_signature(registry, DIGEST) is expected
+
+
+class Statements:
+    """What cosign has attached; at first it loses as many statements as `loses`."""
+
+    def __init__(self, cosign: Cosign, attached: Sequence[tuple[str, str]] = (), loses: int = 0) -> None:
+        self.attached, self.loses = list(attached), loses
+        self.attempts = 0
+        cosign.programs.answer = self._answer
+
+    def _answer(self, command: list[str]) -> tuple[int, str, str]:
+        options = dict(word.split("=", 1) for word in command if word.startswith("--") and "=" in word)
+        if command[1] == "attest":
+            self.attempts += 1
+            if self.attempts > self.loses:
+                self.attached.append((options["--type"], Path(options["--predicate"]).read_text()))
+        if command[1] != "verify-attestation":
+            return 0, "", ""
+        predicates = [json.loads(predicate) for kind, predicate in self.attached if kind == options["--type"]]
+        payloads = [base64.b64encode(json.dumps({"predicate": each}).encode()).decode() for each in predicates]
+        return (
+            (0, "".join(f"{json.dumps({'payload': each})}\n" for each in payloads), "") if payloads else (1, "", "no")
+        )
+
+
+SBOM, PROVENANCE = ("cyclonedx", '{"a": 1}'), ("slsaprovenance1", '{"a": 2}')
+BOTH = {kind: predicate.encode() for kind, predicate in (SBOM, PROVENANCE)}
+
+
+@pytest.mark.parametrize("attached", [[], [SBOM], [SBOM, ("slsaprovenance1", '{"a": 3}')], [SBOM, PROVENANCE]])
+def test_statements_that_are_missing_are_attached(cosign: Cosign, attached: list[tuple[str, str]]) -> None:
+    statements = Statements(cosign, attached)
+    Signer(key="key").attest(repository(), DIGEST, BOTH)
+    assert statements.attached == list(dict.fromkeys([*attached, SBOM, PROVENANCE]))
+
+
+def test_a_statement_that_was_lost_is_attached_again(cosign: Cosign) -> None:
+    statements = Statements(cosign, loses=3)
+    Signer(key="key").attest(repository(), DIGEST, BOTH)
+    assert set(statements.attached) == {SBOM, PROVENANCE}
+    Statements(cosign, loses=100)
+    with pytest.raises(SigningError, match="are still missing after 5 attempts"):
+        Signer(key="key").attest(repository(), DIGEST, BOTH)
+
+
+def test_without_a_key_statements_are_attached_once(cosign: Cosign) -> None:
+    statements = Statements(cosign)
+    Signer(key="keyless").attest(repository(AWAY), DIGEST, BOTH)
+    assert statements.attached == [SBOM, PROVENANCE]
 
 
 @pytest.mark.parametrize("address", ["10.1.2.3:5000", "192.168.0.1", "registry.local", "registry.localhost:443"])
@@ -164,7 +258,7 @@ def test_cosign_never_sends_a_login_over_plain_http(
     monkeypatch.setattr(signing, "credentials", lambda _: object())
     with pytest.raises(SigningError, match="cosign would send the login over plain http"):
         Signer(key="key").sign_image(repository(address), DIGEST, {})
-    assert [command[1] for command in cosign.programs.calls] == ["public-key"]
+    assert {command[1] for command in cosign.programs.calls} == {"public-key"}
     Signer(key="key").sign_image(repository(address, insecure=(address,)), DIGEST, {})
     Signer(key="key").sign_image(repository(AWAY), DIGEST, {})
     monkeypatch.setattr(signing, "credentials", lambda _: None)
@@ -178,13 +272,13 @@ def test_without_a_key_the_log_is_used(cosign: Cosign) -> None:
 
 
 def test_the_signer_of_an_image_and_its_tags(cosign: Cosign) -> None:
-    printed = json.dumps([{"critical": {}, "optional": {"tag": "2.9.1"}}, {"optional": None}])
-    cosign.programs.answer = lambda command: (0, printed, "") if "--key=" in command[3] else (1, "", "Error: no")
+    printed = json.dumps([{"critical": {}, "optional": {"cell": "c", "tag": "2.9.1"}}, {"optional": None}])
+    cosign.programs.answer = lambda command: (0, printed, "") if "--key=" in command[2] else (1, "", "Error: no")
     trust = Trust(signers=[IDENTITY, KEY], root=cosign.root)
     signed = signing.signer_of_image(repository(AWAY), DIGEST, {"cell": "c"}, trust)
-    assert signed == ("keys/ci.pub", [{"tag": "2.9.1"}, {}])
+    assert signed == ("keys/ci.pub", [{"cell": "c", "tag": "2.9.1"}])
     command = cosign.programs.calls[-1]
-    assert command[:3] == ["cosign", "verify", "--annotations=cell=c"]
+    assert command[:2] == ["cosign", "verify"]
     assert command[-1].endswith(f"@{DIGEST}")
     trust = Trust(signers=[IDENTITY], root=cosign.root)
     assert signing.signer_of_image(repository(AWAY), DIGEST, {"cell": "c"}, trust) == ("", [])
@@ -196,6 +290,20 @@ def test_the_statements_about_an_image(cosign: Cosign) -> None:
     trust = Trust(signers=[KEY], root=cosign.root)
     assert signing.statements_of_image(repository(AWAY), DIGEST, "cyclonedx", trust) == [b'{"a": 1}']
     assert cosign.programs.calls[-1][1:3] == ["verify-attestation", "--type=cyclonedx"]
+
+
+def test_an_interrupted_cosign_is_not_a_missing_signature(cosign: Cosign) -> None:
+    cosign.programs.answer = lambda _: (-2, "", "")
+    with pytest.raises(SigningError, match=r"cosign verify-blob was ended by signal 2"):
+        cosign.signer(OLD, KEY)
+
+
+def test_cosign_is_not_started_after_a_stop(cosign: Cosign) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        Signer(key="keyless").sign_image(repository(AWAY).stoppable(stop), DIGEST, {})
+    assert cosign.programs.calls == []
 
 
 @pytest.mark.parametrize("message", ["dial tcp: lookup x: no such host", "context deadline exceeded"])
@@ -223,7 +331,7 @@ def test_cosign_reaches_a_registry_as_the_client_does(
 
     for name in ("b.cert", "b.key"):
         (tmp_path / AWAY / name).touch()
-    signer.attest(repository(AWAY), DIGEST, "cyclonedx", b"{}")
+    signer.attest(repository(AWAY), DIGEST, {"cyclonedx": b"{}"})
     folder = tmp_path / AWAY
     assert {f"--registry-client-cert={folder}/b.cert", f"--registry-client-key={folder}/b.key"} < set(
         cosign.programs.calls[-1]

@@ -120,6 +120,19 @@ def test_a_document_that_cannot_be_read(place: Place, registry: Memory, content:
         place.read("20261122")
 
 
+def test_images_without_a_release_are_listed_by_day(place: Place) -> None:
+    """Each list has its own tag, and none is a release."""
+    other = IMAGE.model_copy(update={"cell": "d"})
+    for image in (IMAGE, other, IMAGE):
+        place.list_images("20261122", [image])
+    assert [place.read_list(tag).images for tag in place.lists()] == [(IMAGE,), (other,)]
+    assert {place.read_list(tag).stamp for tag in place.lists()} == {"20261122"}
+    assert place.stamps() == []
+    for tag in ("images-20261122-0123456789ab", "release-20261122"):
+        with pytest.raises(RegistryError, match=f"releases: no list {tag}"):
+            place.read_list(tag)
+
+
 def test_what_was_released(place: Place, tmp_path: Path) -> None:
     assert place.released("20261122") is None
     released = Released(stamp="20261122", revision="abc", images=(), allowed=("unsigned",))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from packageurl import PackageURL
 
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image
@@ -52,12 +53,51 @@ def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage
     hashes = {component["purl"]: component["hashes"][0]["content"] for component in data["components"]}
     wheels = {f"pkg:pypi/{wheel.name}@{wheel.version}": wheel.sha256 for wheel in planned.wheels}
     packages = {
-        f"pkg:deb/debian/{each.name}@{each.version}?arch={each.architecture}&distro={system.debian}": each.sha256
+        f"pkg:deb/debian/{each.name}@{each.version}?arch={each.architecture}&distro=debian-newbird": each.sha256
         for each in system.packages
     }
     assert hashes == wheels | packages
     assert wheels
     assert packages
+
+
+def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedImage, system: OsLock) -> None:
+    """Debian's advisories are by source package. grype reads the purl, trivy the properties."""
+    first, second, third = (
+        replace(system.packages[0], name=name, version=version, source=source)
+        for name, version, source in (
+            ("base-files", "12.4+deb12u15", ""),
+            ("libssl3", "3.0.17-1~deb12u2", "openssl"),
+            ("libss2", "1.47.0-2+b2", "e2fsprogs (1.47.0-2)"),
+        )
+    )
+    lock = replace(system, packages=(first, second, third))
+    data = json.loads(statements.sbom(planned, NAME, IMAGE, lock))
+    components = {each["name"]: each for each in data["components"] if each.get("purl", "").startswith("pkg:deb/")}
+    qualifiers = {name: dict(PackageURL.from_string(each["purl"]).qualifiers) for name, each in components.items()}
+    common = {"arch": "amd64", "distro": "debian-12"}
+    assert qualifiers == {
+        "base-files": common,
+        "libssl3": common | {"upstream": "openssl"},
+        "libss2": common | {"upstream": "e2fsprogs@1.47.0-2"},
+    }
+    properties = {
+        name: {each["name"]: each["value"] for each in component.get("properties", [])}
+        for name, component in components.items()
+    }
+    prefix = "aquasecurity:trivy:Src"
+    assert properties == {
+        "base-files": {},
+        "libssl3": {f"{prefix}Name": "openssl", f"{prefix}Version": "3.0.17-1~deb12u2"},
+        "libss2": {f"{prefix}Name": "e2fsprogs", f"{prefix}Version": "1.47.0-2"},
+    }
+    assert {
+        name: statements.source_package(PackageURL.from_string(each["purl"])) for name, each in components.items()
+    } == {
+        "base-files": None,
+        "libssl3": second.source_package,
+        "libss2": third.source_package,
+    }
 
 
 def test_the_sbom_names_the_release_of_debian(planned: PlannedImage, system: OsLock) -> None:
@@ -78,7 +118,7 @@ def test_the_statements_of_an_image_are_the_same_everywhere(planned: PlannedImag
 def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, commit: str) -> None:
     address = "https://example.test/org/images"
     predicate: dict[str, Any] = json.loads(
-        statements.provenance(planned, IMAGE, system, Origin(source=address, revision=revision, stamp="20261122"))
+        statements.provenance(planned, IMAGE, system, Origin(source=address, revision=revision))
     )
     definition = predicate["buildDefinition"]
     assert definition["externalParameters"] == {"cell": CELL, "revision": revision}
@@ -86,4 +126,19 @@ def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, co
     uris = {each["uri"]: each["digest"] for each in definition["resolvedDependencies"]}
     assert uris.get(f"git+{address}", {}).get("gitCommit", "") == commit
     assert len(uris) == len(planned.wheels) + len(system.packages) + bool(commit)
-    assert predicate["runDetails"]["metadata"]["invocationId"] == "release-20261122"
+
+
+def test_statements_agree_if_only_the_commit_differs(planned: PlannedImage, system: OsLock) -> None:
+    def provenance(revision: str, planned: PlannedImage = planned) -> Any:
+        origin = Origin(source="https://example.test/org/images", revision=revision)
+        return json.loads(statements.provenance(planned, IMAGE, system, origin))
+
+    assert statements.agree(provenance("a" * 40), provenance("b" * 40))
+    assert not statements.agree(provenance("a" * 40), provenance(""))
+    assert not statements.agree(provenance("a" * 40), provenance("a" * 40, replace(planned, digest="sha256:other")))
+    fewer = replace(planned, wheels=planned.wheels[1:])
+    assert not statements.agree(provenance("a" * 40), provenance("a" * 40, fewer))
+    sbom = json.loads(statements.sbom(planned, NAME, IMAGE, system))
+    assert statements.agree(sbom, sbom)
+    assert not statements.agree(sbom, json.loads(statements.sbom(fewer, NAME, IMAGE, system)))
+    assert not statements.agree(sbom, provenance(""))

@@ -11,7 +11,7 @@ from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError, VerifyError
 from builder.registry import tagging
 from builder.registry.client import Manifest, Registry
-from builder.registry.tagging import Age, TagChange
+from builder.registry.tagging import TagChange
 from tests.unit.registry.test_push import CONTENT, DIGEST, IMAGE, MANIFEST, OTHERS, FakeRegistry
 
 
@@ -99,7 +99,7 @@ def config(version: str, created: str) -> dict[str, Any]:
     return EMPTY | {"config": {"Labels": labels}}
 
 
-NEW = Age(version="2.9.1", created="2026-11-20T00:00:00Z")
+NEW = config("2.9.1", "2026-11-20T00:00:00Z")["config"]["Labels"]
 
 
 @pytest.mark.parametrize(

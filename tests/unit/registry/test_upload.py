@@ -12,10 +12,10 @@ import pytest
 
 from builder.common.digest import of_bytes
 from builder.common.errors import FileError, RegistryError
+from builder.common.retry import RetryPolicy
 from builder.registry import upload as registry_upload
 from builder.registry.client import Registry
 from builder.registry.failures import RejectedError
-from builder.registry.http import RetryPolicy
 from builder.registry.upload import parse_range
 from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, Wire, broken, connect, errors
 from tests.unit.registry.conftest import Lay
@@ -249,7 +249,7 @@ def test_an_upload_fails_only_without_progress(lay: Lay, blob: Path) -> None:
 
     uploads.before = every_second
     lay(uploads)
-    upload(blob, connect(policy=RetryPolicy(retries=1, first_s=0.001)))
+    upload(blob, connect(policy=RetryPolicy(retries=1, first_delay_s=0.001)))
     uploads.before = lambda sent: broken() if sent.method == "PUT" else None
     uploads.blobs.clear()
     wire = lay(uploads)

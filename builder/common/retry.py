@@ -1,0 +1,23 @@
+"""How long to wait for a server, and how often to try again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """Timeouts of a request, and how often a failed one is repeated, after growing delays."""
+
+    connect_s: float = 20
+    read_s: float = 60
+    commit_s: float = 180  # at the end of an upload: some registries copy gigabytes before they answer
+    retries: int = 5
+    first_delay_s: float = 0.5
+    longest_delay_s: float = 60
+
+    def delay(self, failures: int, at_least: float = 0) -> float:
+        """Seconds to wait after so many consecutive failures, with jitter: many builders do not retry at once."""
+        delay: float = min(self.first_delay_s * 2 ** (failures - 1), self.longest_delay_s)
+        return max(delay * random.uniform(0.5, 1), at_least)  # noqa: S311  no secret depends on it

@@ -1,0 +1,69 @@
+"""Releases signed by the newest cosign that Debian has, also after releases signed by cosign 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration import programs
+from tests.integration.checkout import EXTRA, PLAIN, Checkout
+from tests.integration.registry import Proxy
+from tests.integration.releases.machines import UNTESTED_GPU, public, release, stage
+
+
+@pytest.fixture(scope="session")
+def cosign_3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of cosign 3, for PATH."""
+    folder = programs.unpack_from("forky", "cosign", tmp_path_factory.mktemp("cosign"))
+    # Debian's cosign does not print its version: check for an option of cosign 3.
+    assert "--use-signing-config" in subprocess.check_output([folder / "cosign", "sign", "--help"], text=True)
+    return folder
+
+
+def signatures(checkout: Checkout, proxy: Proxy) -> dict[str, Any]:
+    rows = json.loads(checkout.builder("status", "--to", proxy.address, "--format", "json"))
+    return {row["cell"]: row["signature"] for row in rows}
+
+
+def verify(checkout: Checkout, proxy: Proxy, keys: Path, tag: str, *arguments: str, code: int = 0) -> str:
+    image = f"{proxy.address}/{checkout.references('-extra')[0].rpartition(':')[0]}:{tag}"
+    return checkout.builder("verify", image, "--key", str(keys / "ours.pub"), *arguments, code=code)
+
+
+def test_cosign_3_can_release_after_cosign_2(ours: Checkout, proxy: Proxy, keys: Path, cosign_3: Path) -> None:
+    sign = ("--sign", str(keys / "ours.key"))
+    newer = dataclasses.replace(ours, environ={**ours.environ, "PATH": f"{cosign_3}:{os.environ['PATH']}"})
+    full = ours.references("-extra")[0].rpartition(":")[2]
+    first = stage(ours, PLAIN, *sign)
+    release(ours, proxy, first, UNTESTED_GPU, *sign)
+    assert signatures(newer, proxy) == {PLAIN: "yes", EXTRA: "-"}
+    # cosign 3 then attaches statements of its own, beside which it ignores the signature of cosign 2.
+    there = public(ours, proxy)
+    digest = ours.stored()[ours.references()[0]]
+    assert there.delete_manifest(str(there.digest_of(f"{digest.replace(':', '-')}.att")))
+    # Test results that cosign 2 signed count for cosign 3, and the other way round.
+    second = stage(newer, *sign)
+    assert second != first
+    release(ours, proxy, second, UNTESTED_GPU, "--check")
+    release(newer, proxy, second, UNTESTED_GPU, *sign)
+    assert signatures(newer, proxy) == signatures(ours, proxy) == {PLAIN: "yes", EXTRA: "yes"}
+    output = verify(newer, proxy, keys, full)
+    parts = {line.split()[2]: line.split()[0] for line in output.splitlines() if line[:1].islower()}
+    assert parts["signature"] == parts["SBOM"] == parts["provenance"] == parts["test"] == "signed"
+    verify(newer, proxy, keys, ours.references()[0].rpartition(":")[2], "--fast")
+    verify(newer, proxy, keys, f"{full}-{second}", "--fast")
+    # Another tag of the same image is not signed.
+    stored = there.manifest(full)
+    assert stored
+    there.put_manifest(f"{full}-20200101", stored.content, stored.media_type)
+    assert f"not for {full}-20200101" in verify(newer, proxy, keys, f"{full}-20200101", "--fast", code=15)
+    assert "no trusted signer signed it" in newer.builder(
+        "verify", f"{proxy.address}/{ours.references()[0]}", "--fast", "--key", str(keys / "theirs.pub"), code=15
+    )
+    assert "no trusted signer signed it" in verify(ours, proxy, keys, full, "--fast", code=15)
