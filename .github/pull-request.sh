@@ -1,8 +1,17 @@
 #!/bin/sh
-# Opens a pull request with the changed locks and rendered files, or updates the one that is open.
+# Opens a pull request with the changed locks and rendered files, or updates the one that is open. The summary of the
+# run has the text of the pull request, even if nothing changed: it lists newer releases of the frameworks.
 # Usage: pull-request.sh NAME FILE-WITH-THE-CHANGES
 set -eu
 name=$1 changes=$2 branch=updates/$1
+{
+    printf 'Result of the update:\n\n```\n'
+    # Without progress: the commit names the files.
+    sed -E '/^[a-z0-9.-]+: (resolving|getting) |^Debian .*: reading |^written: |^[0-9]+ files, /d' "$changes" |
+        head -c 60000
+    printf '```\n'
+} >"$changes.md"
+cat "$changes.md" >>"$GITHUB_STEP_SUMMARY"
 git add --all
 if git diff --cached --quiet; then
     echo "nothing changed"
@@ -14,13 +23,6 @@ gh auth setup-git
 git switch --create "$branch"
 git commit --quiet --message "Lock current $name"
 git push --quiet --force origin "$branch"
-{
-    printf 'What changed:\n\n```\n'
-    # Without progress: the commit names the files.
-    sed -E '/^[a-z0-9.-]+: (resolving|getting) |^Debian .*: reading |^written: |^[0-9]+ files, /d' "$changes" |
-        head -c 60000
-    printf '```\n'
-} >"$changes.md"
 if [ "$(gh pr list --head "$branch" --state open --json number --jq length)" = 0 ]; then
     gh pr create --head "$branch" --title "Lock current $name" --body-file "$changes.md"
 else

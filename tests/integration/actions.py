@@ -1,8 +1,14 @@
 """A faked runner of GitHub Actions, which runs the commands of the workflows in order.
 
 Real are make, builder, Docker Engine, git and cosign. `sudo`, `gh` and `docker login` record their calls and do nothing
-else: `sudo make ci` would run the tests that use this. Each job has a clone, a store and a home of its own, and apt's
-sources and /etc/os-release are Ubuntu's. It runs as root, unlike GitHub's runners.
+else: `sudo make ci` would run the tests that use this. The steps run as on GitHub's hosted runners:
+
+- as the user `runner`, who may use the engine and is not root;
+- with the checkout, home, store and temporary folder of a job on a new disk of 14 GB. The engine's data is elsewhere;
+- with Ubuntu's /etc/os-release and apt sources. mmdebstrap and Debian's keys are missing until `sudo apt-get` installs
+  them.
+
+The disk and the changed files of the system are mounted for one step at a time, in a mount namespace.
 """
 
 from __future__ import annotations
@@ -11,7 +17,8 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,22 +33,44 @@ from tests.integration.registry import Server
 
 TOKEN = "secret of the job"
 TIMEOUT_S = 300
+USER = 1001  # the user and group id of GitHub's `runner`
+SOCKET = Path("/var/run/docker.sock")
+DISK = 14 << 30
 FAKES = {
-    "sudo": 'echo "sudo $*" >>"$CALLS"\n',
+    "sudo": 'echo "sudo $*" >>"$CALLS"\ncase $* in *mmdebstrap*) touch "$PLACE/installed" ;; esac\n',
     "docker": '[ "$1" = login ] || exec "$DOCKER" "$@"\necho "docker $*: $(cat)" >>"$CALLS"\n',
     "gh": 'echo "gh $*" | sed "s, /.*/, ," >>"$CALLS"\n'
     'case "$1 $2" in "pr list") echo 0 ;; "pr create") for body; do :; done; cp "$body" "$BODY" ;; esac\n',
 }
 UBUNTU = {
     "ubuntu/os-release": 'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n',
+    "ubuntu/passwd": f"runner:x:{USER}:{USER}::/home/runner:/bin/bash\n",
+    "ubuntu/group": f"runner:x:{USER}:\n",
     "ubuntu/sources/ubuntu.sources": "Types: deb\nURIs: http://ubuntu.example.test/ubuntu/\nSuites: noble\n"
     "Components: main universe\nSigned-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg\n",
 }
-ON_UBUNTU = """\
+# Programs and the tests' interpreter may be in root's home, which no other user can read.
+ON_RUNNER = """\
+mount -o loop,nobarrier "$PLACE.ext4" "$PLACE"
 mount --bind "$UBUNTU/os-release" /etc/os-release
 mount --bind "$UBUNTU/sources" /etc/apt/sources.list.d
 [ ! -e /etc/apt/sources.list ] || mount --bind /dev/null /etc/apt/sources.list
-exec "$@"
+for name in passwd group; do
+    { cat "/etc/$name"; cat "$UBUNTU/$name"; } >"$UBUNTU/all-$name"
+    mount --bind "$UBUNTU/all-$name" "/etc/$name"
+done
+if [ ! -e "$PLACE/installed" ]; then
+    mount --bind /dev/null /usr/bin/mmdebstrap
+    mount -t tmpfs tmpfs /usr/share/keyrings
+fi
+mount -t tmpfs -o mode=755 tmpfs /mnt
+for path in $READABLE; do
+    mkdir -p "/mnt$path"
+    mount --bind "$path" "/mnt$path"
+done
+[ ! -d /mnt/root ] || mount --rbind /mnt/root /root
+cd "$PLACE/$FOLDER"
+exec setpriv --reuid="$RUNNER" --regid="$RUNNER" --groups="$RUNNER,$DOCKER_GROUP" "$@"
 """
 _TOKEN = re.compile(r"'[^']*'|[=!]=|&&|\|\||[()]|[A-Za-z_][\w.-]*", re.ASCII)
 _EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}")
@@ -80,13 +109,17 @@ def expand(text: str, context: Mapping[str, Any]) -> Any:
 
 @dataclass(kw_only=True)
 class Runner:
-    """`store` is copied to the jobs that build; `jobs` are those that ran, with the cells of their part."""
+    """`folder` belongs to the user of the steps, and has a disk for each job: `job-0.ext4`.
+
+    `store` is copied to the jobs that build; None: they begin with an empty one. `jobs` are those that ran, with the
+    cells of their part.
+    """
 
     folder: Path
     project: Checkout
     origin: Path
     server: Server
-    store: Path
+    store: Path | None
     jobs: list[str] = field(default_factory=list)
 
     @property
@@ -113,18 +146,18 @@ class Runner:
                 done[name] = {"outputs": outputs}
 
     def _job(self, name: str, job: Mapping[str, Any], context: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs the steps in a new folder; returns their outputs."""
+        """Runs the steps on a new disk; returns their outputs."""
         self.jobs.append(f"{name} {context['matrix'].get('cells', '')}".strip())
-        place = self.folder / f"job-{len(list(self.folder.glob('job-*')))}"
-        place.mkdir()
-        if name.endswith("images"):  # saves making the operating system; a runner's store is empty
-            shutil.copytree(self.store, place / "store", ignore=shutil.ignore_patterns("*.part", "*.whl"))
+        place = self.new_disk()
+        self.run_as_user(place, ["mkdir", "tmp"])
+        if name.endswith("images") and self.store:  # saves making the operating system; a runner's store is empty
+            self.run_as_user(place, ["cp", "-R", str(self.store), "store"])
         steps: dict[str, Any] = {}
         for step in job["steps"]:
             if not evaluate(step.get("if", "'always'"), context):
                 continue
             if "uses" in step:
-                self._use(step, place / "checkout")
+                self._use(step, place)
                 continue
             variables = {**job.get("env", {}), **step.get("env", {})}
             environ = {key: str(expand(str(value), context)) for key, value in variables.items()}
@@ -135,39 +168,66 @@ class Runner:
             steps[step.get("id", "")] = {"outputs": self._run(command, step.get("shell", ""), place, environ)}
         return steps
 
-    def _use(self, step: Mapping[str, Any], work: Path) -> None:
+    def new_disk(self) -> Path:
+        """An empty disk; returns where it is mounted for each step."""
+        place = self.folder / f"job-{len(list(self.folder.glob('job-*.ext4')))}"
+        place.mkdir()
+        disk = place.with_suffix(".ext4")
+        with disk.open("wb") as file:
+            file.truncate(DISK)
+        options = ["-O", "^has_journal", "-E", f"lazy_itable_init=1,root_owner={USER}:{USER}"]
+        subprocess.run(["mkfs.ext4", "-q", *options, str(disk)], capture_output=True, timeout=60, check=True)
+        return place
+
+    def _use(self, step: Mapping[str, Any], place: Path) -> None:
         action = step["uses"].partition("@")[0]
         if action == "actions/checkout":
             depth = ["--depth=1"] if step["with"].get("fetch-depth") != 0 else []
-            git(work.parent, "clone", "-q", *depth, self.origin.as_uri(), str(work))
-            (work / ".venv").mkdir()  # so that make finds the environment of this checkout
-            (work / ".venv/bin").symlink_to(BUILDER.parent)
-            (work / ".venv/.ready").touch()
+            self.run_as_user(place, ["git", "config", "--global", "safe.directory", "*"])
+            self.run_as_user(place, ["git", "clone", "-q", *depth, self.origin.as_uri(), "checkout"])
+            # So that make finds the environment of this checkout.
+            ready = f"mkdir .venv && ln -s {BUILDER.parent} .venv/bin && touch .venv/.ready"
+            self.run_as_user(place, ["sh", "-c", f"cd checkout && {ready}"])
         else:
             assert action in ("sigstore/cosign-installer", "actions/upload-artifact")
 
     def _run(self, command: str, shell: str, place: Path, environ: Mapping[str, str]) -> dict[str, str]:
         """Runs a command as GitHub does; returns the outputs of the step."""
-        script, outputs = place / "script", place / "outputs"
+        script, outputs = self.folder / "script", self.folder / "outputs"
         script.write_text(command, encoding="utf-8")
         outputs.write_text("", encoding="utf-8")
+        outputs.chmod(0o666)
         bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail"] if shell == "bash" else ["bash", "-e"]
-        own = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+        self.run_as_user(place, [*bash, str(script)], what=command, FOLDER="checkout", **environ)
+        return dict(line.split("=", 1) for line in outputs.read_text(encoding="utf-8").splitlines())
+
+    def run_as_user(self, place: Path, command: Sequence[str], what: str = "", **environ: str) -> str:
+        """Runs a command as the user of the steps, with the disk of a job; returns its output. `what` describes it."""
+        own = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "UV_CACHE_DIR")
         inherited = {key: value for key, value in self.project.environ.items() if key not in own}
-        mine = {
-            "PATH": f"{self.folder}/bin:{inherited['PATH']}", "HOME": str(place), "DOCKER_CONFIG": f"{place}/docker",
+        variables = {
+            "PATH": f"{self.folder}/bin:{inherited['PATH']}", "HOME": str(place), "USER": "runner",
+            "TMPDIR": f"{place}/tmp", "SSL_CERT_FILE": f"{self.folder}/bundle.pem",
+            "PIP_CERT": f"{self.folder}/bundle.pem", "DOCKER_CONFIG": f"{place}/docker",
             "DOCKER": shutil.which("docker") or "", "GPU_IMAGES_STORE": f"{place}/store", "COSIGN_PASSWORD": "",
             "CALLS": f"{self.folder}/calls", "BODY": f"{self.folder}/body.md", "UBUNTU": f"{self.folder}/ubuntu",
-            "GITHUB_ACTOR": "somebody", "GITHUB_OUTPUT": str(outputs), "RUNNER_TEMP": str(place),
+            "GITHUB_ACTOR": "somebody", "GITHUB_OUTPUT": f"{self.folder}/outputs", "RUNNER_TEMP": str(place),
             "GITHUB_STEP_SUMMARY": f"{self.folder}/summary.md", "CI": "true",
+            "PLACE": str(place), "FOLDER": "", "RUNNER": str(USER), "DOCKER_GROUP": str(SOCKET.stat().st_gid),
+            "READABLE": " ".join({str(path) for path in (ROOT, sys.base_prefix)}),
         }  # fmt: skip
         done = subprocess.run(
-            ["unshare", "--mount", "sh", "-ec", ON_UBUNTU, "sh", *bash, str(script)], cwd=place / "checkout",
-            env={**inherited, **mine, **environ}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            ["unshare", "--mount", "sh", "-ec", ON_RUNNER, "sh", *command],
+            env={**inherited, **variables, **environ}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, f"{self.jobs[-1]}: {command}\n{done.stdout}\n{done.stderr}"
-        return dict(line.split("=", 1) for line in outputs.read_text(encoding="utf-8").splitlines())
+        assert done.returncode == 0, f"{self.jobs[-1:]}: {what or command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def files(self, pattern: str, job: int = 0) -> list[str]:
+        """The contents of files on the disk of a job."""
+        loop = f'for file in {pattern}; do cat "$file"; printf "\\0"; done'
+        return self.run_as_user(self.folder / f"job-{job}", ["sh", "-c", loop]).split("\0")[:-1]
 
     def tags(self) -> dict[str, str | None]:
         """Digests of the released images by tag."""

@@ -10,12 +10,14 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from builder.index import mmdebstrap
 from tests.integration import programs, wheels
 from tests.integration import registry as registries
-from tests.integration.actions import FAKES, TOKEN, UBUNTU, Runner, commit, git
+from tests.integration.actions import FAKES, TOKEN, UBUNTU, USER, Runner, commit, git
 from tests.integration.checkout import ROOT, Checkout
 from tests.integration.index import Index
 from tests.integration.registry import Server
@@ -24,6 +26,7 @@ TODAY = time.strftime("%Y%m%d", time.gmtime())
 PLAIN, EXTRA = "ty-1.0-cpu-py311", "ty-1.0-cpu-py311-extra"
 LOGIN = f"docker login ghcr.io --username somebody --password-stdin: {TOKEN}"
 FREE_DISK = "sudo rm -rf /usr/local/lib/android /usr/share/dotnet /opt/ghc /opt/hostedtoolcache/CodeQL"
+INSTALL = ["sudo apt-get update -q", "sudo apt-get install -y -q mmdebstrap debian-archive-keyring"]
 BODIES = {
     "debian": r"bookworm: tini 0\.1-1 -> \S+ \(1 lock\)\n",
     "wheels": f"{PLAIN}:\n  nvidia-ml-py 13.0 -> 99.0\n\nall frameworks are at their newest releases\n",
@@ -31,10 +34,31 @@ BODIES = {
 
 
 @pytest.fixture
-def runner(checkout: Checkout, built: Checkout, index: Index, tmp_path: Path) -> Iterator[Runner]:
-    """The tiny project on the CPU alone, so that GPU=require passes, as a repository with a branch main."""
+def folder(checkout: Checkout) -> Iterator[Path]:
+    """A folder that the user of the steps can use, with the files of the runner. pytest's are for one user alone."""
     programs.install_from("trixie", "cosign")
     registries.install()
+    assert not mmdebstrap.install(lambda _: None)  # the runner hides it until a step "installs" it
+    with TemporaryDirectory(prefix="runner-") as temporary:
+        folder = Path(temporary)
+        folder.chmod(0o755)
+        shutil.copy2(checkout.environ["SSL_CERT_FILE"], folder / "bundle.pem")
+        for name, text in ({f"bin/{name}": f"#!/bin/sh\n{text}" for name, text in FAKES.items()} | UBUNTU).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).chmod(0o755)
+        subprocess.run(
+            ["cosign", "generate-key-pair", f"--output-key-prefix={folder}/key"],
+            env={**os.environ, "COSIGN_PASSWORD": ""}, capture_output=True, timeout=60, check=True,
+        )  # fmt: skip
+        for path in (folder, folder / "key.key"):
+            os.chown(path, USER, USER)
+        yield folder
+
+
+@pytest.fixture
+def runner(built: Checkout, checkout: Checkout, index: Index, tmp_path: Path, folder: Path) -> Iterator[Runner]:
+    """The tiny project on the CPU alone, so that GPU=require passes, as a repository with a branch main."""
     root, release = checkout.root, checkout.release
     index.publish(wheels.framework(release, requires=()))
     with Server(folder=tmp_path / "registry").serving() as server:
@@ -45,26 +69,49 @@ def runner(checkout: Checkout, built: Checkout, index: Index, tmp_path: Path) ->
         checkout.edit("matrix.yaml", 'cuda: ["12.8"]', "cuda: [cpu]")
         checkout.edit("matrix.yaml", "image: ty-cuda", "image: ty-cuda\n    cpu_image: ty-cpu")
         checkout.edit("matrix.yaml", "variants:\n", 'sets: {all: ["*"]}\nvariants:\n')
-        for name, text in ({f"bin/{name}": f"#!/bin/sh\n{text}" for name, text in FAKES.items()} | UBUNTU).items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text, encoding="utf-8")
-            (tmp_path / name).chmod(0o755)
         for name in ("Makefile", ".gitignore", ".github/pull-request.sh", "builder/bootstrap.sh", "locks/builder.txt"):
             (root / name).parent.mkdir(exist_ok=True)
             shutil.copy2(ROOT / name, root / name)
-        subprocess.run(
-            ["cosign", "generate-key-pair", f"--output-key-prefix={tmp_path}/key"],
-            env={**os.environ, "COSIGN_PASSWORD": ""}, capture_output=True, timeout=60, check=True,
-        )  # fmt: skip
         (root / "keys").mkdir()
-        shutil.move(tmp_path / "key.pub", root / "keys/key.pub")
+        shutil.copy2(folder / "key.pub", root / "keys/key.pub")
         checkout.lock_and_render()
-        origin = tmp_path / "origin.git"
-        git(tmp_path, "init", "-q", "--bare", "--initial-branch=main", str(origin))
+        origin = folder / "origin.git"
+        git(folder, "init", "-q", "--bare", "--shared=0666", "--initial-branch=main", str(origin))
+        store = folder / "store"
+        shutil.copytree(built.store, store, ignore=shutil.ignore_patterns("*.part", "*.whl"))
         git(root, "init", "-q", "--initial-branch=main")
         git(root, "remote", "add", "origin", origin.as_uri())
         commit(root)
-        yield Runner(folder=tmp_path, project=checkout, origin=origin, server=server, store=built.store)
+        yield Runner(folder=folder, project=checkout, origin=origin, server=server, store=store)
+
+
+@pytest.fixture
+def pulled_base(runner: Runner) -> Iterator[None]:
+    """The registry has the base image that the project names, and the engine does not."""
+    project = runner.project
+    name = f"127.0.0.1:{runner.server.port}/debian:bookworm"
+    project.docker("tag", project.builder("base", "bookworm").splitlines()[-1], name)
+    digest = re.findall(r"digest: (sha256:[0-9a-f]{64})", project.docker("push", name))[-1]
+    project.docker("image", "rm", name)
+    with (project.root / "templates/steps/slim.sh").open("a", encoding="utf-8") as script:
+        script.write("# So that the engine does not have the base image of this script.\n")
+    matrix = project.root / "matrix.yaml"
+    text = matrix.read_text(encoding="utf-8")
+    matrix.write_text(re.sub(r"debian:bookworm-slim\S+", f"{name}@{digest}", text), encoding="utf-8")
+    project.builder("render")
+    commit(project.root)
+    yield
+    project.docker("image", "rm", f"{name}@{digest}")  # fails if it was not pulled
+
+
+def test_the_steps_run_as_on_a_hosted_runner(runner: Runner) -> None:
+    command = "id -un; id -u; . /etc/os-release; echo $ID; command -v mmdebstrap || echo none; docker version -f ok"
+    output = runner.run_as_user(
+        runner.new_disk(), ["sh", "-c", f"{command}; df --output=size,target -BG . | tail -n 1"]
+    )
+    *lines, disk = output.splitlines()
+    assert lines == ["runner", str(USER), "ubuntu", "none", "ok"]
+    assert disk.split() == ["14G", str(runner.folder / "job-0")]
 
 
 def test_a_push_to_main_ends_with_a_signed_release(runner: Runner) -> None:
@@ -100,15 +147,19 @@ def test_a_pull_request_builds_what_it_changes_without_credentials(runner: Runne
     assert runner.calls == ["sudo make ci", FREE_DISK]
     summary = (runner.folder / "summary.md").read_text(encoding="utf-8")
     assert "cells: 2 unchanged" in summary
-    assert re.search(rf"^{EXTRA} +yes +yes +[0-9]+ passed +cpu +- +- +- ", summary, re.MULTILINE), summary
+    line = rf"^{EXTRA} +yes +yes +[0-9]+ passed +(?:[0-9]+ min )?[0-9.]+ s +cpu +[0-9]+ days? *$"
+    assert re.search(line, summary, re.MULTILINE), summary
     assert not list(runner.server.data.iterdir()), "nothing was pushed"
 
 
+@pytest.mark.usefixtures("pulled_base")
 def test_every_night_all_images_are_built(runner: Runner) -> None:
+    """With an empty store: without root, BuildKit makes the operating system, on a base image from a registry."""
+    runner.store = None
     runner.play("nightly", {"event_name": "schedule"})
     assert runner.jobs == ["images"]
     assert runner.calls == [FREE_DISK]
-    files = [path.read_text(encoding="utf-8") for path in runner.folder.glob("job-0/checkout/.builder/evidence/*.json")]
+    files = runner.files("checkout/.builder/evidence/*.json")
     assert {(each["cell"], *each["failed"]) for each in map(json.loads, files)} == {(PLAIN,), (EXTRA,)}
 
 
@@ -130,12 +181,21 @@ def test_updates_are_a_pull_request(runner: Runner, index: Index, what: str, sch
     index.withdraw("nvidia-ml-py", "99.0")
     branch = f"updates/{what}"
     assert runner.calls == [
+        *INSTALL,
         "gh auth setup-git",
         f"gh pr list --head {branch} --state open --json number --jq length",
         f"gh pr create --head {branch} --title Lock current {what} --body-file changes.txt.md",
     ]
     body = (runner.folder / "body.md").read_text(encoding="utf-8")
-    assert re.fullmatch(rf"What changed:\n\n```\n{BODIES[what]}```\n", body), body
+    assert re.fullmatch(rf"Result of the update:\n\n```\n{BODIES[what]}```\n", body), body
     changed = git(runner.origin, "diff", "--name-only", "main", branch).splitlines()
     assert {name.partition("/")[0] for name in changed} <= {"locks", "images"}
     assert [name for name in changed if name.startswith("locks/os-" if what == "debian" else "locks/ty-")]
+
+
+def test_newer_releases_are_in_the_summary_if_no_lock_changed(runner: Runner) -> None:
+    """There is no pull request then whose text could list them. (Here, there are none.)"""
+    runner.play("updates", {"event_name": "schedule", "event": {"schedule": "41 5 1 * *"}})
+    assert runner.calls == INSTALL
+    summary = (runner.folder / "summary.md").read_text(encoding="utf-8")
+    assert summary.endswith("\n\nall frameworks are at their newest releases\n```\n"), summary

@@ -14,7 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TARGETS = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 # Commands besides make: none of them is ours.
-OTHERS = ("sudo rm -rf /usr/local/lib/android", 'printf %s "$TOKEN" | docker login ', "sh .github/pull-request.sh ")
+OTHERS = (
+    "sudo rm -rf /usr/local/lib/android",
+    "sudo apt-get update ",
+    'printf %s "$TOKEN" | docker login ',
+    "sh .github/pull-request.sh ",
+)
 
 
 def jobs() -> list[tuple[str, dict[str, Any]]]:
