@@ -42,7 +42,7 @@ mutations: .venv/.ready ## remove the checks of a release, then change 100 place
 	@nice .venv/bin/python -m tests.mutations
 
 integration: engine ## integration tests: the real engine, tiny wheels
-	@.venv/bin/pytest -n 2 --dist loadfile tests/integration
+	@.venv/bin/pytest -n 2 --dist loadfile --durations 15 tests/integration
 
 facts: .venv/.ready ## check builder/matrix/facts.yaml against the real wheels (asks the index)
 	@$(BUILDER) facts
@@ -83,7 +83,7 @@ status: .venv/.ready ## the state of each cell: locked, built, tested, staged, r
 scan: .venv/.ready ## scan the released images for vulnerabilities, with the scanner of matrix.yaml
 	@$(BUILDER) scan $(CELLS)
 
-summary: .venv/.ready ## sizes, tests and GPU state of the images on this machine, as Markdown
+summary: .venv/.ready ## sizes, test results, test times and GPU state of the images on this machine, as Markdown
 	@printf '```\n' && $(BUILDER) plan $(CELLS) && echo && $(BUILDER) status --here $(CELLS) && printf '```\n'
 
 changes: .venv/.ready ## packages that changed since the revision SINCE, as Markdown
@@ -106,7 +106,7 @@ update-wheels: .venv/.ready ## lock current wheels of all images, and render; li
 	@$(BUILDER) lock --upgrade 2>&1
 	@$(BUILDER) render 2>&1
 	@echo
-	-@$(BUILDER) upstream # a failure must not lose the new locks
+	-@$(BUILDER) upstream 2>&1 # a failure must not lose the new locks
 
 push: .venv/.ready ## publish what passed its tests here to the registry of matrix.yaml, without staging
 	@$(BUILDER) push $(CELLS)

@@ -56,6 +56,7 @@ STEPS = {
     "plan": ["plan"],
     "render --check": ["render", "--check"],
 }
+PARTS = ("start", "steps", "wheels", "cold", "nothing", "release")
 LOADS = "first image into the engine", "first image into the engine by docker load"
 ASSEMBLED, BY_DOCKERFILE = "assembled, {}, to the registry", "Dockerfile and docker push, {}, to the registry"
 
@@ -64,27 +65,30 @@ def main() -> int:
     """Runs the benchmarks and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5, help="runs of each short step (default 5)")
-    parser.add_argument("--cold", type=int, default=3, help="cold runs of each method; 0 skips them (default 3)")
+    parser.add_argument("--cold", type=int, default=3, help="cold runs of each method (default 3)")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this part; repeat it for several")
     parser.add_argument("--publish", nargs=3, metavar=("CHECKOUT", "STORE", "CELL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.publish:
         checkout, store, cell = options.publish
         print(json.dumps(publish(Path(checkout), Store(Path(store)), cell)))
         return 0
-    results = Results()
-    jupyter_start(results, options.repeat)
+    results, parts = Results(), options.part or PARTS
+    if "start" in parts:
+        jupyter_start(results, options.repeat)
     with tempfile.TemporaryDirectory(prefix="builder-bench-") as scratch:
         bench = Bench(Path(scratch), results)
+        measurements = {
+            "steps": lambda: bench.steps(options.repeat),
+            "wheels": lambda: bench.wheels(options.repeat),
+            "cold": lambda: bench.cold(options.cold, options.repeat),
+            "nothing": lambda: bench.nothing_to_do(options.repeat),
+            "release": lambda: release.measure(results, Path(scratch), bench.store),
+        }
         try:
-            bench.steps(options.repeat)
-            bench.wheels(options.repeat)
-            for _ in range(options.cold):
-                bench.assembled()
-                bench.dockerfile()
-            if options.cold:
-                bench.load(options.repeat)
-            bench.nothing_to_do(options.repeat)
-            release.measure(results, Path(scratch), bench.store)
+            for part in parts:
+                if part in measurements:
+                    measurements[part]()
         finally:
             bench.remove_images()
     show(results)
@@ -160,6 +164,13 @@ class Bench:
             )
             fetcher.drop(locked)
 
+    def cold(self, runs: int, repeat: int) -> None:
+        """Both methods, several times; then the load of an assembled image."""
+        for _ in range(runs):
+            self.assembled()
+            self.dockerfile()
+        self.load(repeat)
+
     def assembled(self) -> None:
         """Cold, then a second variant, then a second Python, each until the registry serves it."""
         shutil.rmtree(self.store, ignore_errors=True)
@@ -191,6 +202,10 @@ class Bench:
 
     def load(self, repeat: int) -> None:
         """The first image into the engine, and `docker load` of an archive of the same image, already written."""
+        self.remove_images()
+        if self._engine.images(CELL_LABEL):
+            self._results.facts.append("first load: not measured, the engine has other images, which may share layers")
+            return
         store = Store(self.store)
         image = stored_images.find(store, planned(self._checkout, PLAIN))
         assert image is not None

@@ -8,6 +8,7 @@ loopback and in a temporary folder. Only the programs cosign and docker-registry
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import io
 import os
@@ -17,9 +18,8 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -177,14 +177,29 @@ def serve() -> None:
             signal.pause()
 
 
-def main() -> None:
+def play(pictures: Sequence[Path]) -> None:
     began = time.monotonic()
     with prepared() as demo:
         demo.play()
         demo.say(f"\n# Done in {time.monotonic() - began:.0f} s.")
-        for path in sys.argv[2:]:
-            demo.draw(Path(path))
+        for path in pictures:
+            demo.draw(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("registry", help="only start a registry on the loopback, and wait for Ctrl-C")
+    picture = commands.add_parser("picture", help="also draw the picture of the README")
+    picture.add_argument("file", type=Path)
+    options = parser.parse_args()
+    if options.command == "registry":
+        serve()
+    else:
+        play([options.file] if options.command == "picture" else [])
 
 
 if __name__ == "__main__":
-    serve() if sys.argv[1:] == ["registry"] else main()
+    main()

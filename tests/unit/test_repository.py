@@ -176,3 +176,16 @@ def test_plain_docker_build_gets_every_file_that_a_dockerfile_mounts() -> None:
     for source in sources:
         parents = [source, *map(str, PurePosixPath(source).parents)]
         assert any(fnmatchcase(parent, pattern) for parent in parents for pattern in admitted), source
+
+
+def test_the_readme_lists_the_images() -> None:
+    """With their CUDA versions and Pythons, the default first."""
+    rows = re.findall(
+        r"^\| `(\S+-cuda):(\S+)` \| ([^|]+) \| ([^|]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    listed = {(image, line): (cudas.split(", "), pythons.split(", ")) for image, line, cudas, pythons in rows}
+    assert listed == {
+        (framework.image, line): ([cuda for cuda in version.cuda if cuda != CPU], version.python)
+        for framework in PROJECT.matrix.frameworks.values()
+        for line, version in framework.versions.items()
+    }
