@@ -192,22 +192,42 @@ def train(strategy: Any, options: argparse.Namespace) -> int:
         if not is_chief:
             tf.io.gfile.rmtree(str(folder))
         if int(state.epoch) == options.stop_after:
-            end_together(strategy, is_chief)
+            end_together(strategy)
             return 0
     weights = state.model.get_weights()
     total = float(sum(tf.reduce_sum(tf.abs(tf.cast(weight, tf.float64))) for weight in weights))
     print(f"worker {index}: weights {total:.9f}", flush=True)  # the same on all workers, and after an interruption
     agrees = not is_chief or export(state.model, options.output, held_out[0])
-    end_together(strategy, is_chief)
+    end_together(strategy)
     return 0 if agrees else 1
 
 
-def end_together(strategy: Any, is_chief: bool) -> None:
-    """Waits for all workers, because one that ends early is an error for the others; the chief must end last."""
+def end_together(strategy: Any) -> None:
+    """Waits until no worker needs another one: for the others, a worker that ends too early is an error."""
     ones = strategy.run(tf.function(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))))
     strategy.experimental_local_results(ones)[0].numpy()
-    if is_chief:
-        time.sleep(1)
+    # A worker can finish all_reduce while the chief still reads from it. The chief sends the value of a new variable
+    # to the others, and it does so only after it has finished all_reduce itself.
+    with strategy.scope():
+        tf.Variable(0.0)
+    resolver = strategy.cluster_resolver
+    if resolver and resolver.task_type and resolver.task_id == 0:
+        wait_for_exit(resolver.cluster_spec().as_dict()["worker"][1:])
+    else:
+        time.sleep(1)  # to finish sending: in a large cluster, workers pass the value on
+
+
+def wait_for_exit(addresses: list[str]) -> None:
+    """Returns when these workers have ended, or after 30 seconds. The chief must end last."""
+    latest = time.monotonic() + 30
+    for address in addresses:
+        host, port = address.rsplit(":", 1)
+        while time.monotonic() < latest:
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            except OSError:
+                break
+            time.sleep(0.1)
 
 
 def main(arguments: list[str]) -> int:
