@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import indent
 
@@ -21,9 +22,8 @@ from builder.common import git
 from builder.common.errors import BuilderError, StaleError, UsageError, did_you_mean
 from builder.common.units import counted, size
 from builder.layers import images
-from builder.lock import diff, lockfile
+from builder.lock import diff, lockfile, os_lock, os_update
 from builder.lock.diff import Amount, Change, Diff, Package, Revisions, Side
-from builder.lock.lockfile import Locked
 from builder.matrix import cells
 from builder.matrix.project import Project
 from builder.plan import revisions
@@ -37,7 +37,7 @@ class _Locks:
     """The locks of a revision or of the working tree, by cell; `cell` is the cell to compare, empty for all."""
 
     name: str
-    by_cell: Mapping[str, Locked]
+    by_cell: Mapping[str, Side]
     cell: str = ""
 
 
@@ -49,7 +49,8 @@ class _Locks:
 def diff_command(context: Context, old: str, new: str, form: str) -> None:
     """Show what changed from A to B, by package and bytes.
 
-    Reads only locks and manifests, and pulls no image. Without B, compares revision A with the working tree.
+    Reads only locks and manifests, and pulls no image. Debian packages are compared between locks, not between images.
+    Without B, compares revision A with the working tree.
 
     \b
     builder diff HEAD                                        a revision and the working tree
@@ -75,12 +76,12 @@ def _compare(context: Context, old: str, new: str) -> Diff | Revisions:
                 f"{old!r} is not {_revision(context.project.root)}: only a revision is compared with the working tree",
                 hint=f"Add a second name. {FORMS}",
             )
-        after: _Locks | None = _Locks(name=HERE, by_cell=_locked(context.project))
+        after: _Locks | None = _Locks(name=HERE, by_cell=_sides(context.project))
     else:
         after = _locks(context.project, new)
     if before and after and not before.cell and not after.cell:
         return diff.compare_all(before.name, before.by_cell, after.name, after.by_cell)
-    wheel_sizes = diff.sizes(_locked(context.project).values()) if before is None or after is None else {}
+    wheel_sizes = diff.sizes(_sides(context.project).values()) if before is None or after is None else {}
     # Images first: their error message covers a name that does not exist at all.
     images = {name: _image(context, name, wheel_sizes) for name, locks in ((old, before), (new, after)) if not locks}
     sides = [
@@ -99,7 +100,7 @@ def _cell(locks: _Locks, other: _Locks | None) -> Side:
         )
     if cell not in locks.by_cell:
         raise UsageError(f"{locks.name} has no lock of {cell}{did_you_mean(cell, locks.by_cell)}")
-    return diff.of_lock(locks.by_cell[cell], f"{cell} ({locks.name})")
+    return replace(locks.by_cell[cell], label=f"{cell} ({locks.name})")
 
 
 def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Side:
@@ -120,7 +121,7 @@ def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Side:
 def _locks(project: Project, name: str) -> _Locks | None:
     """None if the name is neither a cell nor a revision."""
     if cells.ID.fullmatch(name):
-        return _Locks(name=HERE, by_cell=_locked(project), cell=name)
+        return _Locks(name=HERE, by_cell=_sides(project), cell=name)
     revision, _, cell = name.rpartition(":")
     if revision and cells.ID.fullmatch(cell):
         if not git.commit(project.root, revision):
@@ -129,23 +130,26 @@ def _locks(project: Project, name: str) -> _Locks | None:
     return _Locks(name=name, by_cell=_at(project, name)) if git.commit(project.root, name) else None
 
 
-def _at(project: Project, revision: str) -> dict[str, Locked]:
+def _at(project: Project, revision: str) -> dict[str, Side]:
     """The locks of a revision, for the cells of its own matrix.yaml. Raises MatrixError, LockError."""
     with revisions.checkout(project, revision) as at_revision:
         try:
-            return _locked(at_revision)
+            return _sides(at_revision)
         except BuilderError as error:
             raise type(error)(indent(str(error), f"{revision}:"), hint=error.hint) from error
 
 
-def _locked(project: Project) -> dict[str, Locked]:
-    """Cell id -> its wheels, for all cells whose components are locked."""
+def _sides(project: Project) -> dict[str, Side]:
+    """Cell id -> its wheels and Debian packages, for all cells whose components are locked."""
     locks = {group: lock for group in project.groups if (lock := lockfile.read(project.root, group))}
+    systems = os_update.present(project, project.cells)
     result = {}
     for cell in project.cells:
         if cell.group in locks:
             with suppress(StaleError):
-                result[cell.id] = lockfile.of_cell(project.matrix, cell, locks[cell.group])
+                locked = lockfile.of_cell(project.matrix, cell, locks[cell.group])
+                system = systems.get(os_lock.request_of_cell(project.matrix, cell))
+                result[cell.id] = diff.of_lock(locked, system.versions if system else None)
     return result
 
 
@@ -163,9 +167,12 @@ def _revision(root: Path) -> str:
 
 def _show_all(context: Context, changes: Revisions) -> None:
     for cell, difference in changes.changed.items():
-        context.out.print(Text(cell, style="bold"))
-        _show(context, difference, indent=2)
-        context.out.print()
+        if difference.changes:
+            context.out.print(Text(cell, style="bold"))
+            _show(context, replace(difference, debian=()), indent=2)
+            context.out.print()
+    cell_counts = Counter(change for difference in changes.changed.values() for change in difference.debian)
+    _show_debian(context, [f"{change} ({counted(count, 'cell')})" for change, count in sorted(cell_counts.items())])
     for word, sides in (("added", changes.added), ("removed", changes.removed)):
         for side in sides:
             packages = counted(len(side.packages), "package")
@@ -185,6 +192,14 @@ def _show(context: Context, changes: Diff, indent: int = 0) -> None:
         context.out.print(Padding(_table(changes.changes), (0, 0, 0, indent), expand=False))
     for line in _totals(changes):
         context.out.print(Text(" " * indent + line), soft_wrap=True)
+    _show_debian(context, map(str, changes.debian))
+
+
+def _show_debian(context: Context, lines: Iterable[str]) -> None:
+    for number, line in enumerate(lines):
+        if number == 0:
+            context.out.print(Text("Debian packages", style="bold"))
+        context.out.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def _table(changes: Iterable[Change]) -> Table:

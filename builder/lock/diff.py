@@ -13,7 +13,9 @@ from typing import Any, Literal
 from builder.common.units import counted
 from builder.common.units import size as size_text
 from builder.index.wheels import is_cuda_wheel
+from builder.lock import os_lock
 from builder.lock.lockfile import Lock, Locked
+from builder.lock.os_lock import DebianChange
 
 Kind = Literal["added", "removed", "changed", "other file", "other bytes"]
 Unit = Literal["layers", "wheels"]
@@ -33,11 +35,15 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One image; `blobs` are its layers with their sizes, None if only its lock is known."""
+    """One image; `blobs` are its layers with their sizes, None if only its lock is known.
+
+    `debian` is the version of each Debian package, None if they are not known.
+    """
 
     label: str
     packages: Mapping[str, Package]
     blobs: Mapping[str, int] | None = None
+    debian: Mapping[str, str] | None = None
 
     @property
     def bytes(self) -> int:
@@ -118,6 +124,7 @@ class Diff:
     stays: Amount
     fetched: Amount
     gone: Amount
+    debian: tuple[DebianChange, ...]
 
     @property
     def unchanged(self) -> int:
@@ -126,7 +133,7 @@ class Diff:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.changes or self.fetched.count or self.gone.count)
+        return not (self.changes or self.debian or self.fetched.count or self.gone.count)
 
     def as_data(self) -> dict[str, Any]:
         """For `--format json`."""
@@ -134,6 +141,7 @@ class Diff:
             "old": self.old.as_data(),
             "new": self.new.as_data(),
             "packages": [change.as_data() for change in self.changes],
+            "debian": [asdict(change) for change in self.debian],
             "unchanged": self.unchanged,
             "unit": self.unit,
             "stays": asdict(self.stays),
@@ -144,7 +152,7 @@ class Diff:
 
 @dataclass(frozen=True, kw_only=True)
 class Revisions:
-    """All cells of two revisions; `unchanged` counts those with the same wheels."""
+    """All cells of two revisions; `unchanged` counts those with the same wheels and Debian packages."""
 
     old: str
     new: str
@@ -165,8 +173,8 @@ class Revisions:
         }
 
 
-def of_lock(lock: Lock | Locked, label: str = "") -> Side:
-    """The wheels of a cell or group; the label is its id if none is given."""
+def of_lock(lock: Lock | Locked, debian: Mapping[str, str] | None = None) -> Side:
+    """The wheels of a cell or group, and the versions of its Debian packages if they are known."""
     name = lock.group if isinstance(lock, Lock) else lock.cell
     python = next((part for part in name.split("-") if part.startswith("py")), "")
     packages = {
@@ -180,12 +188,13 @@ def of_lock(lock: Lock | Locked, label: str = "") -> Side:
         )
         for wheel in lock.wheels
     }
-    return Side(label=label or name, packages=packages)
+    return Side(label=name, packages=packages, debian=debian)
 
 
-def sizes(locks: Iterable[Lock | Locked]) -> dict[str, int]:
-    """SHA-256 of a wheel -> its bytes."""
-    return {wheel.sha256: wheel.size for lock in locks for wheel in lock.wheels}
+def sizes(sides: Iterable[Side]) -> dict[str, int]:
+    """SHA-256 of a wheel -> its bytes, if they are known."""
+    packages = (package for side in sides for package in side.packages.values())
+    return {package.sha256: package.size for package in packages if package.size is not None}
 
 
 def compare(old: Side, new: Side) -> Diff:
@@ -207,19 +216,20 @@ def compare(old: Side, new: Side) -> Diff:
         stays=Amount.of(size for part, size in needed.items() if part in had),
         fetched=Amount.of(size for part, size in needed.items() if part not in had),
         gone=Amount.of(size for part, size in had.items() if part not in needed),
+        debian=() if old.debian is None or new.debian is None else tuple(os_lock.compare(old.debian, new.debian)),
     )
 
 
-def compare_all(old_name: str, old: Mapping[str, Locked], new_name: str, new: Mapping[str, Locked]) -> Revisions:
+def compare_all(old_name: str, old: Mapping[str, Side], new_name: str, new: Mapping[str, Side]) -> Revisions:
     """All cells of two revisions, by id."""
-    diffs = {cell: compare(of_lock(old[cell]), of_lock(lock)) for cell, lock in new.items() if cell in old}
+    diffs = {cell: compare(old[cell], side) for cell, side in new.items() if cell in old}
     changed = {cell: diff for cell, diff in diffs.items() if not diff.is_empty}
     return Revisions(
         old=old_name,
         new=new_name,
         changed=changed,
-        added=tuple(of_lock(lock) for cell, lock in new.items() if cell not in old),
-        removed=tuple(of_lock(lock) for cell, lock in old.items() if cell not in new),
+        added=tuple(side for cell, side in new.items() if cell not in old),
+        removed=tuple(side for cell, side in old.items() if cell not in new),
         unchanged=len(diffs) - len(changed),
     )
 

@@ -94,6 +94,18 @@ class OsLock:
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
+class DebianChange:
+    """A Debian package that differs; a version is empty where the package is absent."""
+
+    name: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.old or '(new)'} -> {self.new or '(removed)'}"
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
 class OsRequest:
     """What a cell requests of its operating system: a Debian release, and the sorted names of packages."""
 
@@ -153,15 +165,23 @@ def _faults(lock: OsLock) -> Iterator[str]:
             yield f"missing package {name}"
 
 
+def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[DebianChange]:
+    """What differs between the versions of packages, by name."""
+    return [
+        DebianChange(name=name, old=old.get(name, ""), new=new.get(name, ""))
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
 def changes(before: Mapping[OsRequest, OsLock | None], after: Mapping[OsRequest, OsLock]) -> list[str]:
     """A line for each package that differs: its release, its versions, and in how many of the locks."""
     counts: dict[str, int] = {}
     for request, lock in after.items():
-        old, new = (present.versions if (present := before[request]) else {}), lock.versions
-        for name in sorted(old.keys() | new.keys() if old else ()):
-            if old.get(name) != new.get(name):
-                line = f"{request.debian}: {name} {old.get(name, '(new)')} -> {new.get(name, '(removed)')}"
-                counts[line] = counts.get(line, 0) + 1
+        present = before[request]
+        for change in compare(present.versions, lock.versions) if present else ():
+            line = f"{request.debian}: {change}"
+            counts[line] = counts.get(line, 0) + 1
     return [f"{line} ({counted(count, 'lock')})" for line, count in sorted(counts.items())]
 
 

@@ -68,7 +68,8 @@ def _update_wheels(
         if upgrade
         or lockfile.stale_reason(project.matrix, present[group], project.groups[group], project.groups[group])
     ]
-    resolver = Resolver(project, host, say=say, sizes=diff.sizes(lock for lock in present.values() if lock))
+    sizes = diff.sizes(diff.of_lock(lock) for lock in present.values() if lock)
+    resolver = Resolver(project, host, say=say, sizes=sizes)
     new, failures = _resolve(project, resolver, stale, present, upgrade=upgrade)
     for line in diff.upgrades(present, new):
         say(line)

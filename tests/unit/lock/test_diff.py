@@ -22,9 +22,11 @@ from builder.index.wheels import Entry, Wheel
 from builder.layers import images, oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
 from builder.layers.store import Store
-from builder.lock import diff, lockfile
+from builder.lock import diff, lockfile, os_lock
 from builder.lock.diff import Side
 from builder.lock.lockfile import Basis, Lock, Locked, Part
+from builder.lock.os_lock import OsLock, OsRequest
+from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
 from tests.fakes.engine import MemoryConsole, Programs
 from tests.fakes.locks import wheel
@@ -58,6 +60,14 @@ def group_lock(*wheels: Wheel, group: str = CELL, components: Sequence[str] = ("
     return Lock(group=group, basis=basis, components=parts, wheels=tuple(entries))
 
 
+def os_locked(request: OsRequest, versions: Mapping[str, str]) -> OsLock:
+    packages = [
+        os_lock.Package(name=name, version=version, architecture="amd64", size=1, sha256="0" * 64)
+        for name, version in sorted(versions.items())
+    ]
+    return OsLock(debian=request.debian, time="20261122T210000Z", requested=request.packages, packages=tuple(packages))
+
+
 def side(*wheels: Wheel, cell: str = CELL) -> Side:
     return diff.of_lock(locked(*wheels, cell=cell))
 
@@ -82,7 +92,7 @@ def blobs(*layers: tuple[str, int]) -> tuple[bytes, bytes]:
 
 def image(*layers: tuple[str, int], known: Sequence[Locked] = ()) -> Side:
     manifest, config = blobs(*layers)
-    return images.side("example/image:1", manifest, lambda _: config, diff.sizes(known))
+    return images.side("example/image:1", manifest, lambda _: config, diff.sizes(map(diff.of_lock, known)))
 
 
 # ---- by package
@@ -213,8 +223,8 @@ def test_images_that_do_not_hold_together(case: str) -> None:
 
 def test_all_cells_of_two_revisions() -> None:
     newer = wheel("ember", "ember", "1.11.0", 950_000)
-    old = {"a": locked(EMBER, cell="a"), "b": locked(EMBER, cell="b"), "c": locked(CUDA, cell="c")}
-    new = {"a": locked(EMBER, cell="a"), "b": locked(newer, cell="b"), "d": locked(CUDA, cell="d")}
+    old = {"a": side(EMBER, cell="a"), "b": side(EMBER, cell="b"), "c": side(CUDA, cell="c")}
+    new = {"a": side(EMBER, cell="a"), "b": side(newer, cell="b"), "d": side(CUDA, cell="d")}
     result = diff.compare_all("v1", old, "v2", new)
     assert list(result.changed) == ["b"]
     assert ([side.label for side in result.added], [side.label for side in result.removed]) == (["d"], ["c"])
@@ -382,6 +392,28 @@ def test_an_image_and_a_cell(desk: Desk) -> None:
     data = desk.data("team/x:1", CELL)
     assert [(package["name"], package["change"]) for package in data["packages"]] == [("ember", "added")]
     assert (data["old"]["of"], data["new"]["of"], data["unit"]) == ("layers", "wheels", "wheels")
+
+
+def test_debian_packages_of_two_revisions(desk: Desk) -> None:
+    """Once for all cells with the change. Wheels that did not change are not shown."""
+    project = Project.find(desk.root)
+    request = os_lock.request_of_cell(project.matrix, *project.select([CELL]))
+    for revision, versions in (("old", {"openssl": "1", "zlib": "1"}), ("same", {"openssl": "2", "bash": "5"})):
+        desk.commit(revision, group_lock(CUDA, EMBER), group_lock(PLAIN, group=OTHER))
+        desk.revisions[revision][request.path] = os_lock.dump(
+            os_locked(request, {**dict.fromkeys(request.packages, "1"), **versions})
+        )
+    shown = desk.diff("old", "same").splitlines()
+    assert shown == [
+        "Debian packages",
+        "  bash (new) -> 5 (1 cell)",
+        "  openssl 1 -> 2 (1 cell)",
+        "  zlib 1 -> (removed) (1 cell)",
+        "old -> same: cells: 1 changed, 1 unchanged",
+    ]
+    assert "  openssl 1 -> 2\n" in desk.diff(f"old:{CELL}", f"same:{CELL}")
+    [change, *_] = desk.data("old", "same")["cells"][CELL]["debian"]
+    assert change == {"name": "bash", "old": "", "new": "5"}
 
 
 def test_json_of_revisions(desk: Desk) -> None:
