@@ -15,8 +15,6 @@ from pathlib import Path
 from shlex import join, quote
 from typing import BinaryIO, Literal
 
-from packaging.version import Version
-
 from builder.build import base, bootstrap, dockerfile, locked_packages
 from builder.build.base import Base
 from builder.build.bootstrap import Bootstrap, BootstrapError
@@ -34,15 +32,6 @@ from builder.plan.plan import STEPS, PlannedImage
 
 Way = Literal["auto", "mmdebstrap", "buildkit"]
 ROW = "os-"  # begins the name of every stage in the view
-# Until Python 3.11, bytecode depends on the seed of hashes and on what was compiled before, and the scripts of Debian's
-# packages set neither.
-_RECOMPILE = """
-import glob, importlib.util, os, py_compile
-for path in sorted(glob.glob("/usr/lib/python3*/**/*.py", recursive=True)):
-    if os.path.exists(importlib.util.cache_from_source(path)):
-        py_compile.compile(path, doraise=True)
-"""
-_SAME_BYTECODE = Version("3.11")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as in containers of Debian's image
 
 
@@ -167,8 +156,7 @@ def _by_mmdebstrap(work: Work, stage: OsStage, programs: Programs) -> Iterator[l
         folder = Path(scratch)
         _unpack(stage, folder / "context")
         hook = folder / "run-commands"
-        script = _script(stage.commands, folder / "context", work.host.proxies) + _recompile(image.cell.python)
-        hook.write_text(script, encoding="utf-8")
+        hook.write_text(_script(stage.commands, folder / "context", work.host.proxies), encoding="utf-8")
         hook.chmod(0o700)
         context = folder / "context"
         request = Bootstrap(
@@ -209,12 +197,3 @@ def _script(stage_commands: Sequence[Command], context: Path, proxies: Mapping[s
         lines += [f'chroot "$1" {join(["env", "-i", *variables, "/bin/sh", "-c", command.text])}']
         lines += [f"rm -rf {' '.join(targets)}"] if targets else []
     return "\n".join(lines) + "\n"
-
-
-def _recompile(python: str) -> str:
-    """A line for the script that makes the bytecode of Debian's Python the same each time; empty if it is so anyway."""
-    if Version(python) >= _SAME_BYTECODE:
-        return ""
-    interpreter = f"/usr/bin/python{python}"  # absent if uv's Python was chosen
-    command = join(["env", "-i", f"PATH={_PATH}", "PYTHONHASHSEED=0", interpreter, "-S", "-B", "-c", _RECOMPILE])
-    return f'if [ -x "$1"{interpreter} ]; then chroot "$1" {command}; fi\n'

@@ -23,6 +23,15 @@ apt-get install -q -y --no-install-recommends "$@"
 sh $packages purge /mnt/packages.json
 sh $packages check /mnt/packages.json
 sh $packages unpin /
+
+# Until Python 3.11, bytecode depends on the seed of hashes and on what was compiled before, and the packages of Python
+# ignore PYTHONHASHSEED. Compile it again, always in the same order.
+"$python" -S -B -c 'if True:
+    import glob, importlib.util, os, py_compile, sys
+    for path in sorted(glob.glob("/usr/lib/python3*/**/*.py", recursive=True)) if sys.version_info < (3, 11) else []:
+        if os.path.exists(importlib.util.cache_from_source(path)):
+            py_compile.compile(path, doraise=True)
+'
 rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache /var/lib/dpkg/status-old
 
 useradd --no-log-init --uid 1000 --gid 0 --create-home --home-dir /home/user --shell /bin/bash user

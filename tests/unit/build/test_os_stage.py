@@ -154,19 +154,6 @@ def test_mmdebstrap_runs_the_commands_of_the_stage(bench: Bench, available: None
     assert lines[-1] == f"rm -rf {' '.join(copies)}"
 
 
-@pytest.mark.parametrize(("python", "is_compiled_again"), [("3.9", True), ("3.10", True), ("3.11", False)])
-def test_bytecode_that_differs_each_time_is_compiled_again(
-    bench: Bench, available: None, python: str, is_compiled_again: bool
-) -> None:
-    root, original = bench.work.project.root, bench.image.dockerfile
-    bench.image = replace(bench.image, cell=replace(bench.image.cell, python=python))
-    (root / bench.image.dockerfile).parent.mkdir(exist_ok=True)
-    (root / bench.image.dockerfile).write_text((root / original).read_text())
-    bench.make(way="mmdebstrap")
-    [hook] = [text for path, text in bench.programs.scripts[0].items() if path.endswith("/run-commands")]
-    assert (f"PYTHONHASHSEED=0 /usr/bin/python{python} " in hook) == is_compiled_again
-
-
 def test_links_of_a_component_into_the_image_are_no_obstacle(bench: Bench, available: None) -> None:
     component = next(name for name in bench.image.components if name in bench.image.file_components)
     folder = bench.work.project.root / f"templates/{component}/files/usr/lib"
