@@ -73,10 +73,18 @@ class Signer:
             return bundle.read_bytes()
 
     def sign_image(self, registry: Registry, digest: str, annotations: Mapping[str, str]) -> None:
-        """Signs an image of a repository, unless it has this signature. Raises SigningError."""
-        if not _signatures(self._verified(registry, digest, "verify") or "[]", annotations):
-            notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
+        """Signs an image of a repository, unless it has this signature. Raises SigningError.
+
+        Checks and repeats: cosign 2 loses signatures that several jobs add at the same time.
+        """
+        notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
+        for _ in range(ATTEMPTS):
+            if _signatures(self._verified(registry, digest, "verify") or "[]", annotations):
+                return
             _cosign_image(registry, digest, "sign", "--yes", *self._options, *notes)
+            if self.key == KEYLESS:
+                return
+        raise _missing(registry, digest, "the signature of")
 
     def attest(
         self,
@@ -100,10 +108,7 @@ class Signer:
                 self._attach(registry, digest, kind, predicate)
             if not missing or self.key == KEYLESS:
                 return
-        raise SigningError(
-            f"{registry.name}: statements about {digest} are still missing after {ATTEMPTS} attempts",
-            hint="Another job may be signing images in this repository: run this again after it ends.",
-        )
+        raise _missing(registry, digest, "a statement about")
 
     def _statements(self, registry: Registry, digest: str, kind: str) -> list[Any]:
         return _predicates(self._verified(registry, digest, "verify-attestation", f"--type={kind}") or "")
@@ -137,6 +142,13 @@ class Signer:
         is_cosign_3 = "--use-signing-config" in _cosign("sign", "--help")
         services = ["--use-signing-config=false"] if is_cosign_3 else []
         return [f"--key={self.key}", "--tlog-upload=false", *services]
+
+
+def _missing(registry: Registry, digest: str, what: str) -> SigningError:
+    return SigningError(
+        f"{registry.name}: {what} {digest} is still missing after {ATTEMPTS} attempts",
+        hint="Another job may be signing images in this repository: run this again after it ends.",
+    )
 
 
 def signed(kind: str, content: bytes, signer: Signer | None) -> list[File]:

@@ -155,41 +155,49 @@ def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> 
     [
         ("PUT", r"/releases/manifests/released-"),
         ("POST", r"/ty-cuda/blobs/uploads/\?mount="),
-        ("PUT", r"/ty-cuda/manifests/sha256-"),
+        ("PUT", r"/ty-cuda/manifests/sha256-[0-9a-f]+$"),
+        ("PUT", r"/ty-cuda/manifests/sha256-[0-9a-f]+\.att$"),
+        ("PUT", r"/ty-cuda/manifests/sha256-[0-9a-f]+\.sig$"),
         ("PUT", rf"/ty-cuda/manifests/[^/]*-{TODAY}$"),
         ("PUT", r"/ty-cuda/manifests/1\.0$"),
     ],
-    ids=["record", "blob", "report", "stamped tag", "moving tag"],
+    ids=["record", "blob", "report", "statement", "signature", "stamped tag", "moving tag"],
 )
-def test_a_release_that_is_killed(ours: Checkout, proxy: Proxy, method: str, path: str) -> None:
+def test_a_release_that_is_killed(ours: Checkout, proxy: Proxy, keys: Path, method: str, path: str) -> None:
     """No tag names anything but a released image, and running it again finishes the release."""
-    stage(ours)
+    key = f"--sign={keys}/ours.key"
+    stage(ours, key)
     expected = ours.stored()
     proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path))
-    with ours.running("release", "--to", proxy.address, UNTESTED_GPU) as run:
+    with ours.running("release", "--to", proxy.address, UNTESTED_GPU, key) as run:
         run.reaches(proxy.stalled.is_set)
         run.process.kill()
         run.process.wait(10)
     proxy.heal()
     half = tags(ours, proxy)
     assert set(half.values()) <= set(expected.values())
-    if path.endswith((f"-{TODAY}$", "=", "sha256-", "released-")):
+    if not path.endswith(r"/1\.0$"):
         assert not [tag for tag in half if not tag.endswith(TODAY)], "no moving tag before all stamped ones"
-    release(ours, proxy, UNTESTED_GPU)
+    release(ours, proxy, UNTESTED_GPU, key)
     complete = tags(ours, proxy)
     assert len(complete) == 2 * 5
     assert set(complete.values()) == set(expected.values())
+    for suffix in ("", "-extra"):
+        ours.builder("verify", f"{proxy.address}/{ours.references(suffix)[0]}", "--fast", f"--key={keys}/ours.pub")
 
 
-def test_one_release_from_three_machines_at_once(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
-    """All publish the same images, so all succeed, and nothing is lost."""
-    stage(ours)
+def test_one_release_from_three_machines_at_once(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
+    """All publish and sign the same images, so all succeed, and nothing is lost."""
+    key = f"--sign={keys}/ours.key"
+    stage(ours, key)
     copies = [ours, *(dataclasses.replace(ours, root=elsewhere(ours, tmp_path / name).root) for name in ("a", "b"))]
     with ThreadPoolExecutor(3) as pool:
-        outputs = list(pool.map(lambda each: release(each, proxy, UNTESTED_GPU, "--allow-unsigned"), copies))
+        outputs = list(pool.map(lambda each: release(each, proxy, UNTESTED_GPU, key), copies))
     assert all("2 images" in output for output in outputs)
     assert set(tags(ours, proxy).values()) == set(ours.stored().values())
     assert len(tags(ours, proxy)) == 2 * 5
+    for suffix in ("", "-extra"):
+        ours.builder("verify", f"{proxy.address}/{ours.references(suffix)[0]}", "--fast", f"--key={keys}/ours.pub")
 
 
 @pytest.mark.parametrize(

@@ -133,28 +133,56 @@ def repository(registry: str = "127.0.0.1:5000", *, bundle: str = "", insecure: 
     return Registry(ImageRef(registry=registry, repository="a/b"), host=host, write=True)
 
 
+class Signatures:
+    """The annotations of each signature of an image. The first signatures that are added are lost."""
+
+    def __init__(self, cosign: Cosign, *present: dict[str, str], loses: int = 0) -> None:
+        self.present, self.loses = list(present), loses
+        cosign.programs.answer = self._answer
+
+    def _answer(self, command: list[str]) -> tuple[int, str, str]:
+        if command[1] == "verify":
+            printed = json.dumps([{"optional": annotations} for annotations in self.present])
+            return (0, printed, "") if self.present else (1, "", "Error: no signatures")
+        if command[1:3] == ["sign", "--yes"]:
+            self.loses -= 1
+            if self.loses < 0:
+                notes = [word.split("=", 2)[1:] for word in command if word.startswith("--annotations=")]
+                self.present.append(dict(notes))
+        return 0, "", ""
+
+
 def test_an_image_is_signed_once(cosign: Cosign) -> None:
-    cosign.programs.answer = lambda _: (0, json.dumps([{"optional": {"cell": "c", "tag": "t"}}]), "")
+    Signatures(cosign, {"cell": "c", "tag": "t"})
     Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
     assert [command[1] for command in cosign.programs.calls] == ["public-key", "verify"]
 
 
-@pytest.mark.parametrize("verified", [(1, "", "no"), (0, json.dumps([{"optional": {"tag": "c"}}]), "")])
-def test_an_image_without_this_signature_is_signed(cosign: Cosign, verified: tuple[int, str, str]) -> None:
+@pytest.mark.parametrize("present", [[], [{"tag": "c"}]])
+def test_an_image_without_this_signature_is_signed(cosign: Cosign, present: list[dict[str, str]]) -> None:
     """cosign 3.0.0 to 3.0.2 print all signatures, whatever their annotations."""
-    cosign.programs.answer = lambda command: verified if command[1] == "verify" else (0, "", "")
+    signatures = Signatures(cosign, *present)
     Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
-    command = cosign.programs.calls[-1]
-    assert command[:2] == ["cosign", "sign"]
+    assert signatures.present == [*present, {"cell": "c"}]
+    [command] = [command for command in cosign.programs.calls if command[1:3] == ["sign", "--yes"]]
     assert {"--key=key", "--tlog-upload=false", "--annotations=cell=c", "--allow-http-registry"} <= set(command)
     assert command[-1] == f"127.0.0.1:5000/a/b@{DIGEST}"
 
 
+def test_a_signature_that_was_lost_is_added_again(cosign: Cosign) -> None:
+    signatures = Signatures(cosign, loses=3)
+    Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
+    assert signatures.present == [{"cell": "c"}]
+    Signatures(cosign, loses=100)
+    with pytest.raises(SigningError, match=r"the signature of .* is still missing after 5 attempts"):
+        Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
+
+
 def test_the_public_key_and_the_options_of_cosign_are_read_once(cosign: Cosign) -> None:
-    cosign.programs.answer = lambda command: (1, "", "no") if command[1] == "verify" else (0, "", "")
+    Signatures(cosign)
     signer = Signer(key="key")
-    for _ in range(2):
-        signer.sign_image(repository(), DIGEST, {})
+    for cell in ("a", "b"):
+        signer.sign_image(repository(), DIGEST, {"cell": cell})
     calls = [" ".join(command[1:3]) for command in cosign.programs.calls]
     assert calls.count("public-key --key=key") == calls.count("sign --help") == 1
     assert calls.count("sign --yes") == 2
@@ -240,7 +268,7 @@ def test_a_statement_that_was_lost_is_attached_again(cosign: Cosign) -> None:
     Signer(key="key").attest(repository(), DIGEST, BOTH)
     assert set(statements.attached) == {SBOM, PROVENANCE}
     Statements(cosign, loses=100)
-    with pytest.raises(SigningError, match="are still missing after 5 attempts"):
+    with pytest.raises(SigningError, match=r"a statement about .* is still missing after 5 attempts"):
         Signer(key="key").attest(repository(), DIGEST, BOTH)
 
 
@@ -259,6 +287,7 @@ def test_cosign_never_sends_a_login_over_plain_http(
     with pytest.raises(SigningError, match="cosign would send the login over plain http"):
         Signer(key="key").sign_image(repository(address), DIGEST, {})
     assert {command[1] for command in cosign.programs.calls} == {"public-key"}
+    Signatures(cosign)
     Signer(key="key").sign_image(repository(address, insecure=(address,)), DIGEST, {})
     Signer(key="key").sign_image(repository(AWAY), DIGEST, {})
     monkeypatch.setattr(signing, "credentials", lambda _: None)
