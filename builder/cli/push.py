@@ -11,6 +11,7 @@ import click
 from builder.cli.context import Context
 from builder.cli.options import CELLS_HELP, cells_argument, format_option, roll_back_option, to_option
 from builder.common.console import View
+from builder.common.errors import UsageError
 from builder.common.units import counted, duration
 from builder.matrix import tags
 from builder.plan import current
@@ -30,10 +31,18 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
     Pushes the images by digest to the registry in matrix.yaml, then sets their tags. Uses the credentials of `docker
     login`. Skips data that the registry already has. A new image gets a tag with today's date
     (2.9.1-cu128-py311-20261122), which never moves. The other tags move once all images are in the registry.
+
+    The images are not signed, and have no test results attached: `builder stage` and `builder release` do that. If
+    matrix.yaml lists signers under `evidence`, `push` refuses.
     """
     began = time.monotonic()
     project = context.project
     publish.require_registry(project, registry)
+    if project.matrix.evidence:
+        raise UsageError(
+            "matrix.yaml requires signed test results (`evidence`), and `builder push` publishes without them",
+            hint="Use `builder stage` and `builder release`.",
+        )
     images = current.make(project, project.select(patterns))
     store = context.store
     with store.used():

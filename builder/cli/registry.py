@@ -63,7 +63,7 @@ def diff_command(context: Context, registry: str) -> None:
 @click.option("--fast", is_flag=True, help="Only check that each blob exists; do not download it to compare its hash.")
 @click.pass_obj
 def check_command(context: Context, place: str, registry: str, fast: bool) -> None:
-    """Check everything reachable from a tag: manifests, blobs, and what is attached to images.
+    """Check everything reachable from a tag or a staged release: manifests, blobs, and what is attached to images.
 
     Downloads every blob to compare its hash: a registry may return damaged data without an error. Fails if anything is
     missing or damaged.
@@ -71,10 +71,12 @@ def check_command(context: Context, place: str, registry: str, fast: bool) -> No
     project = context.project
     staging = Place.if_set(project, place, context.host)
     repositories = inspection.repositories(project, context.host, staging, registry)
+    staged = inspection.staged_images(staging) if staging else {}
     view, faults = View(context.err), 0
     with view.live():
         for each in repositories:
-            check = Check(registry=each, fast=fast, read=Meter(view, each.name, "read", 0).add)
+            also = sorted(staged.get(each.name, ()))
+            check = Check(registry=each, also=also, fast=fast, read=Meter(view, each.name, "read", 0).add)
             view.begin(each.name, "checking")
             for fault in check.faults():
                 context.out.print(Text(fault), soft_wrap=True)
@@ -82,7 +84,11 @@ def check_command(context: Context, place: str, registry: str, fast: bool) -> No
             done = f"{counted(len(check.blobs), 'blob')} {'present' if fast else 'checked'}"
             view.end(each.name, "done", done)
     if faults:
-        raise VerifyError(f"{counted(faults, 'fault')} in the registry", hint="Stage or push the images again.")
+        raise VerifyError(
+            f"{counted(faults, 'fault')} in the registry",
+            hint="Stage or push the images again. First remove damaged data from the registry's storage: a push does "
+            "not replace it (docs/publish.md).",
+        )
 
 
 @registry_command.command(name="prune")

@@ -152,6 +152,8 @@ def release_command(
     candidates = releaser.check(chosen)
     for note in scan.unused(project.matrix.scan, [each.scan for each in candidates if each.scan]):
         context.say(note)
+    if options["signer"] is None:
+        context.say("the images are not signed: without --sign, their users cannot check them")
     if check:
         context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")
         return

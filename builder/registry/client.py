@@ -327,5 +327,5 @@ class Registry:
     def _damaged(self, action: str) -> RejectedError:
         return RejectedError(
             f"{self._http.registry}: {action}: content does not match its digest",
-            hint="Delete it on the registry, then push again.",
+            hint="Remove it from the registry's storage, then push again: a push does not replace damaged data.",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from builder.common.errors import RegistryError, VerifyError
@@ -25,6 +26,19 @@ def references(project: Project, registry: str) -> dict[ImageRef, set[str]]:
             full = ImageRef(registry=registry or name.registry, repository=name.repository)
             expected.setdefault(full, set()).add(name.tag)
     return expected
+
+
+def staged_images(place: Place) -> dict[str, set[str]]:
+    """The digests of the images that staged releases list, by the name of their repository in staging.
+
+    Leaves out releases that cannot be read: `Check` reports them.
+    """
+    digests: dict[str, set[str]] = {}
+    for stamp in place.stamps():
+        with suppress(RejectedError, VerifyError):
+            for image in place.read(stamp).images:
+                digests.setdefault(place.open(image.repository).name, set()).add(image.digest)
+    return digests
 
 
 def unknown_tags(present: Iterable[str], expected: Collection[str]) -> list[str]:
@@ -53,12 +67,15 @@ def repositories(project: Project, host: Host, place: Place | None, registry: st
 
 @dataclass(kw_only=True)
 class Check:
-    """Reads everything reachable from the tags of a repository. `read` is called with numbers of bytes.
+    """Reads everything reachable from the tags of a repository, and from the digests `also`, with what is attached.
+
+    `read` is called with numbers of bytes.
 
     Unless `fast`, the hash of every blob is compared. `manifests` and `blobs` are what was checked.
     """
 
     registry: Registry
+    also: Collection[str] = ()
     fast: bool = False
     read: Callable[[int], None] = lambda _: None
     manifests: set[str] = field(default_factory=set)
@@ -68,6 +85,8 @@ class Check:
         """A line for each fault. Raises RegistryError for a registry that does not respond."""
         for tag in self.registry.list_tags():
             yield from self._manifest(tag, f"{self.registry.name}:{tag}")
+        for digest in self.also:
+            yield from self._manifest(digest, f"{self.registry.name}@{digest}")
 
     def _manifest(self, reference: str, name: str) -> Iterator[str]:
         if reference in self.manifests:
@@ -88,6 +107,13 @@ class Check:
             return
         for digest, size in blobs.items():
             yield from self._blob(digest, size, name)
+        try:
+            attached = artifacts.attached(self.registry, manifest.digest)
+        except (RejectedError, VerifyError) as error:
+            yield f"{name}: {error}"
+            return
+        for digest in attached:
+            yield from self._manifest(digest, f"{name}, attached {digest}")
 
     def _blob(self, digest: str, size: int, name: str) -> Iterator[str]:
         if digest in self.blobs:

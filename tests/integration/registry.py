@@ -81,7 +81,8 @@ class Server:
         return self.folder / "config.yml"
 
     def collect_garbage(self) -> None:
-        """Removes blobs that no manifest names. Only for a registry that is not serving."""
+        """Removes blobs that no manifest names: also those of an upload, so the registry must not be serving."""
+        assert self._process is None or self._process.poll() is not None
         subprocess.run([PROGRAM, "garbage-collect", str(self._config)], capture_output=True, timeout=60, check=True)
 
     @contextmanager

@@ -9,12 +9,15 @@ import base64
 import dataclasses
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from packageurl import PackageURL
 
 from builder.registry import artifacts, reports, statements
@@ -24,6 +27,7 @@ from tests.integration.registry import Fault, Proxy, Trouble
 from tests.integration.releases.machines import (
     TODAY,
     UNTESTED_GPU,
+    blob_folder,
     damage,
     elsewhere,
     public,
@@ -32,6 +36,7 @@ from tests.integration.releases.machines import (
     stage,
     tags,
 )
+from tests.paths import ROOT
 
 
 def test_what_was_tested_on_one_machine_is_released_by_another(
@@ -55,14 +60,10 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     assert tags(ours, proxy) == expected
     assert not list((Path(other.environ["GPU_IMAGES_STORE"]) / "blobs/sha256").iterdir()), "nothing is downloaded"
     for suffix, cell in (("", PLAIN), ("-extra", EXTRA)):
-        verified = subprocess.run(
-            [
-                "cosign", "verify", f"--key={keys}/ours.pub", "--insecure-ignore-tlog=true", "--allow-http-registry",
-                "-a", f"cell={cell}", f"{proxy.address}/{ours.references(suffix)[0]}",
-            ],
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
-        assert digests[ours.references(suffix)[0]] in verified.stdout
+        full = ours.references(suffix)[0]
+        assert digests[full] in documented("cosign verify ", f"{proxy.address}/{full}", cell, keys)
+        with pytest.raises(subprocess.CalledProcessError):
+            documented("cosign verify ", f"{proxy.address}/{full}", "another-cell", keys)
         assert len(artifacts.attached(public(ours, proxy), digests[ours.references(suffix)[0]], reports.TYPE)) == 1
     check_sbom(ours, proxy, keys)
     recorded = artifacts.read(
@@ -75,18 +76,23 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     assert all(image["gpu"].startswith("not run") for image in document["images"])
 
 
+def documented(pattern: str, image: str, cell: str, keys: Path) -> str:
+    """The output of a command of docs/publish.md, for this image and key."""
+    [line] = re.findall(rf"^{pattern}.*$", (ROOT / "docs/publish.md").read_text(encoding="utf-8"), re.MULTILINE)
+    name, _, tag = image.rpartition("/")[2].rpartition(":")
+    line = re.sub(r"registry\.example\.com/\S+", f"--allow-http-registry {image}", line)
+    for option, value in (("cell", cell), ("image", name), ("tag", tag)):
+        line = re.sub(rf"-a {option}=\S+", f"-a {option}={value}", line)
+    command = shlex.split(line.replace("keys/ci.pub", f"{keys}/ours.pub"))
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
     """The statements of an image are signed, and its SBOM has what its own files say is installed."""
     image = f"{proxy.address}/{checkout.references('-extra')[0]}"
     for kind, field in (("cyclonedx", "components"), ("slsaprovenance1", "buildDefinition")):
-        verified = subprocess.run(
-            [
-                "cosign", "verify-attestation", f"--key={keys}/ours.pub", "--insecure-ignore-tlog=true",
-                "--allow-http-registry", f"--type={kind}", image,
-            ],
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
-        statement = json.loads(base64.b64decode(json.loads(verified.stdout)["payload"]))
+        output = documented(f"cosign verify-attestation .* {kind} ", image, "", keys)
+        statement = json.loads(base64.b64decode(json.loads(output)["payload"]))
         assert field in statement["predicate"]
         if kind == "cyclonedx":
             sbom = statement["predicate"]
@@ -301,6 +307,13 @@ def test_a_look_at_what_the_registry_has(ours: Checkout, proxy: Proxy) -> None:
     output = ours.builder("registry", "check", "--to", proxy.address, code=15)
     assert f"blob {layer} is damaged" in output
     ours.builder("registry", "check", "--fast", "--to", proxy.address)
+
+    # A push does not replace it, so it must be removed first, as the message says.
+    stage(ours)
+    assert "First remove damaged data" in ours.builder("registry", "check", "--to", proxy.address, code=15)
+    shutil.rmtree(blob_folder(proxy, layer))
+    stage(ours)
+    ours.builder("registry", "check", "--to", proxy.address)
 
 
 def test_a_refresh_builds_tests_and_stages_what_changed(ours: Checkout, proxy: Proxy, keys: Path) -> None:

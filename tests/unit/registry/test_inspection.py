@@ -18,7 +18,7 @@ from builder.registry import artifacts, inspection
 from builder.registry.client import Manifest
 from builder.registry.inspection import Check
 from builder.registry.staging import Place
-from tests.unit.registry.test_artifacts import SUBJECT, TAG, Memory, attach
+from tests.unit.registry.test_artifacts import SUBJECT, TAG, Memory, attach, document
 
 
 class Served(Memory):
@@ -95,6 +95,28 @@ def test_an_attached_document_without_its_manifest(registry: Served) -> None:
     del registry.contents[artifact]
     [fault] = faults(registry)
     assert fault.startswith(f"{registry.name}:{TAG}, {artifact}: the manifest is missing")
+
+
+def test_what_the_api_of_a_registry_lists_is_checked(registry: Served) -> None:
+    """It is under no tag."""
+    artifact, files = document("scan")
+    artifacts.put(registry, artifact, files)
+    entry = {"mediaType": MANIFEST_TYPE, "digest": artifact.digest, "size": len(artifact.content)}
+    registry.api = [json.dumps({"manifests": [entry]}).encode()]
+    assert faults(registry) == []
+    del registry.contents[of_bytes(b"scan")]
+    [fault] = faults(registry)
+    assert fault.endswith(f"attached {artifact.digest}: blob {of_bytes(b'scan')} is damaged")
+
+
+def test_an_image_without_a_tag_that_a_release_lists(registry: Served) -> None:
+    digest = registry.tags.pop("1.0")
+    assert digest == registry.tags.pop("1.0-20261122")
+    del registry.contents[of_bytes(b"layer")]
+    assert faults(registry) == []
+    assert list(Check(registry=registry, also=[digest]).faults()) == [
+        f"{registry.name}@{digest}: blob {of_bytes(b'layer')} is damaged"
+    ]
 
 
 def test_a_manifest_that_cannot_be_read(registry: Served) -> None:
