@@ -6,12 +6,14 @@ GPU ?= auto
 PRUNE_CACHE ?=
 JUNIT ?=
 SINCE ?= HEAD
+STAGED ?=
+DELETE ?=
 
 .DEFAULT_GOAL := help
 .PHONY: $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
 .venv/.ready: locks/uv.txt locks/builder.txt pyproject.toml builder/bootstrap.sh
 	@sh builder/bootstrap.sh
@@ -80,11 +82,27 @@ release: .venv/.ready ## publish a staged release whose images are all tested: s
 status: .venv/.ready ## the state of each cell: locked, built, tested, staged, released
 	@$(BUILDER) status $(CELLS)
 
+roll-back: .venv/.ready ## move the tags back to an earlier release, after the same checks (STAMP=20261122)
+	@$(BUILDER) release $(or $(STAMP),$(error STAMP is not set)) --roll-back
+
+verify: .venv/.ready ## check the signature and contents of an image (IMAGE=registry.example.com/org/pt-cuda:2.9)
+	@$(BUILDER) verify $(or $(IMAGE),$(error IMAGE is not set))
+
+registry-list: .venv/.ready ## the staged releases, and tags that are not in the matrix or not published
+	@$(BUILDER) registry ls
+	@$(BUILDER) registry diff
+
+registry-check: .venv/.ready ## hash every blob in the registry, with what is attached to images
+	@$(BUILDER) registry check
+
+prune: .venv/.ready ## list what is no longer needed in staging (DELETE=1: delete it)
+	@$(BUILDER) registry prune $(if $(DELETE),--delete)
+
 scan: .venv/.ready ## scan the released images for vulnerabilities, with the scanner of matrix.yaml
 	@$(BUILDER) scan $(CELLS)
 
-summary: .venv/.ready ## sizes, test results, test times and GPU state of the images on this machine, as Markdown
-	@printf '```\n' && $(BUILDER) plan $(CELLS) && echo && $(BUILDER) status --here $(CELLS) && printf '```\n'
+summary: .venv/.ready ## sizes, test results, test times and GPU state of the images on this machine, as Markdown (STAGED=1: of those in staging)
+	@printf '```\n' && $(BUILDER) plan $(CELLS) && echo && $(BUILDER) status $(if $(STAGED),,--here) $(CELLS) && printf '```\n'
 
 changes: .venv/.ready ## packages that changed since the revision SINCE, as Markdown
 	@printf '```\n' && $(BUILDER) diff "$(SINCE)" && printf '```\n'

@@ -21,6 +21,7 @@ from builder.matrix.schema import CPU
 from builder.plan import budget, plan
 from builder.plan.plan import PlannedImage
 from tests.images.test_python import DOCUMENTED
+from tests.mutations import gates
 from tests.paths import ROOT
 
 PROJECT = Project(ROOT)
@@ -189,3 +190,9 @@ def test_the_readme_lists_the_images() -> None:
         for framework in PROJECT.matrix.frameworks.values()
         for line, version in framework.versions.items()
     }
+
+
+def test_the_checks_of_a_release_that_mutations_remove_exist() -> None:
+    """`make mutations` removes each of them, and is not part of CI."""
+    texts = {gate: (ROOT / gates.REGISTRY / gate.module).read_text(encoding="utf-8") for gate in gates.GATES}
+    assert [gate.name for gate, text in texts.items() if text.count(gate.text) != 1] == []

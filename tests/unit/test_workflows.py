@@ -54,7 +54,8 @@ def test_rights(name: str, job: dict[str, Any]) -> None:
     if name == "ci: staged-images":
         assert "github.event_name != 'pull_request' && vars.PUBLISH == 'true'" in job["if"]
     if "self-hosted" in job["runs-on"]:
-        assert job["needs"] == "stage", "it tests what is staged, and nothing of a pull request is"
+        assert "stage" in job["needs"], "it tests what is staged, and nothing of a pull request is"
+        assert "concurrency" not in job, "jobs wait for the runner; a group would cancel those that wait"
     if rights.get("packages") == "write":
         assert name == "ci: staged-images" or job["needs"]
     assert "timeout-minutes" in job
@@ -67,9 +68,19 @@ def test_continuous_integration_is_one_target_here_and_there() -> None:
     assert re.search(r"^ci: test demo ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_has_no_rights_and_no_expression_in_a_command(path: Path) -> None:
+    """Rights belong to jobs; an expression in a command would let the name of a branch run code."""
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert data["permissions"] == {}
+    commands = [step["run"] for job in data["jobs"].values() for step in job["steps"] if "run" in step]
+    assert not [command for command in commands if "${{" in command]
+
+
 def test_a_release_has_its_own_job_and_environment() -> None:
     release = dict(jobs())["ci: release"]
     assert (release["environment"], release["needs"]) == ("release", ["stage", "gpu"])
+    assert release["concurrency"]["cancel-in-progress"] is False
     assert not [step for step in release["steps"] if "images" in step.get("run", "")], "no code of an image runs there"
 
 
