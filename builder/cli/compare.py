@@ -22,7 +22,7 @@ from builder.common import git
 from builder.common.errors import BuilderError, StaleError, UsageError, did_you_mean
 from builder.common.units import counted, size
 from builder.layers import images
-from builder.lock import diff, lockfile, os_lock, os_update
+from builder.lock import diff, lockfile, os_lock
 from builder.lock.diff import Amount, Change, Diff, Package, Revisions, Side
 from builder.matrix import cells
 from builder.matrix.project import Project
@@ -142,13 +142,14 @@ def _at(project: Project, revision: str) -> dict[str, Side]:
 def _sides(project: Project) -> dict[str, Side]:
     """Cell id -> its wheels and Debian packages, for all cells whose components are locked."""
     locks = {group: lock for group in project.groups if (lock := lockfile.read(project.root, group))}
-    systems = os_update.present(project, project.cells)
+    requests = {cell.id: os_lock.request_of_cell(project.matrix, cell) for cell in project.cells}
+    systems = {request: os_lock.read(project.root, request) for request in set(requests.values())}
     result = {}
     for cell in project.cells:
         if cell.group in locks:
             with suppress(StaleError):
                 locked = lockfile.of_cell(project.matrix, cell, locks[cell.group])
-                system = systems.get(os_lock.request_of_cell(project.matrix, cell))
+                system = systems[requests[cell.id]]
                 result[cell.id] = diff.of_lock(locked, system.versions if system else None)
     return result
 

@@ -153,7 +153,7 @@ def release_command(
     for note in scan.unused(project.matrix.scan, [each.scan for each in candidates if each.scan]):
         context.say(note)
     if options["signer"] is None:
-        context.say("the images are not signed: without --sign, their users cannot check them")
+        context.say("nothing is signed: use --sign, so that users can check the images")
     if check:
         context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")
         return

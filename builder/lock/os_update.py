@@ -36,8 +36,8 @@ def update(
 
     Releases that fail do not stop the others.
     """
-    before = present(project, chosen)
-    stale = [request for request, lock in before.items() if refresh or lock is None]
+    present = {request: _present(project, request) for request in _requests(project, chosen)}
+    stale = [request for request, lock in present.items() if refresh or lock is None]
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -47,19 +47,14 @@ def update(
         archives = apt.archive(release, host.with_snapshot(address, now, is_past=False) if address else host, say)
         failures += _resolve(archives, requests, now, new)
     for request, lock in new.items():
-        if before[request] is None:
+        if present[request] is None:
             say(f"{request.path}: {counted(len(lock.packages), 'package')}, the newest versions")
-    for line in os_lock.changes(before, new):
+    for line in os_lock.changes(present, new):
         say(line)
-    changed = {request.path: lock for request, lock in new.items() if _differs(before[request], lock)}
+    changed = {request.path: lock for request, lock in new.items() if _differs(present[request], lock)}
     for path, lock in changed.items():
         atomic.write_text(project.root / path, os_lock.dump(lock))
     return list(changed), failures
-
-
-def present(project: Project, chosen: Iterable[Cell]) -> dict[OsRequest, OsLock | None]:
-    """The locks of what cells request; None for one that is missing or damaged."""
-    return {request: _readable(project, request) for request in _requests(project, chosen)}
 
 
 def paths(project: Project) -> set[str]:
@@ -95,7 +90,8 @@ def _requests(project: Project, chosen: Iterable[Cell]) -> Mapping[OsRequest, No
     return dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in chosen)
 
 
-def _readable(project: Project, request: OsRequest) -> OsLock | None:
+def _present(project: Project, request: OsRequest) -> OsLock | None:
+    """The lock of a request; None if it is missing or damaged."""
     try:
         return os_lock.read(project.root, request)
     except LockError:

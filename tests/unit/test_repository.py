@@ -1,4 +1,4 @@
-"""Checks of this project's own matrix.yaml and locks/: shared wheels, sizes, facts."""
+"""Checks of this project's own files: matrix.yaml and locks/ (shared wheels, sizes, facts), and tests/mutations/."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ def test_a_look_at_what_the_registry_has(ours: Checkout, proxy: Proxy) -> None:
     stage(ours)
     missing = "8 of 8 tags not published"
     assert missing in ours.builder("registry", "diff", "--to", proxy.address)
-    release(ours, proxy, UNTESTED_GPU)
+    assert "nothing is signed: use --sign" in release(ours, proxy, UNTESTED_GPU)
     assert "0 of 8 tags not published" in ours.builder("registry", "diff", "--to", proxy.address)
     listed = ours.builder("registry", "ls")
     assert re.search(rf"{TODAY} +2 +yes, untested-gpu allowed", listed)

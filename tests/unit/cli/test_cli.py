@@ -309,6 +309,14 @@ def test_without_a_registry(run: Run, tiny: Project, command: tuple[str, ...]) -
     assert "no registry in matrix.yaml" in result.err
 
 
+def test_a_push_does_not_go_around_the_trusted_signers(run: Run, tiny: Project) -> None:
+    path = tiny.root / "matrix.yaml"
+    path.write_text(path.read_text() + "evidence: [{key: keys/ci.pub}]\n")
+    result = run("push", CELL)
+    assert result.code == 2
+    assert "matrix.yaml requires signed test results (`evidence`)" in result.err
+
+
 def test_a_revision_that_cannot_be_planned(run: Run, before: Path) -> None:
     (before / "matrix.yaml").write_text("registry: 1\n")
     result = run("plan", CELL, "--changed-since", "HEAD", "--format", "ids")

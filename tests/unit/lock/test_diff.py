@@ -414,6 +414,8 @@ def test_debian_packages_of_two_revisions(desk: Desk) -> None:
     assert "  openssl 1 -> 2\n" in desk.diff(f"old:{CELL}", f"same:{CELL}")
     [change, *_] = desk.data("old", "same")["cells"][CELL]["debian"]
     assert change == {"name": "bash", "old": "", "new": "5"}
+    desk.revisions["same"][request.path] = "{"
+    assert f"same:{request.path}" in str(desk.refusal("old", "same"))
 
 
 def test_json_of_revisions(desk: Desk) -> None:
