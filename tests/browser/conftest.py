@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from docker.models.containers import Container
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
@@ -92,9 +93,19 @@ def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
 
 
 def wait(probe: Callable[[], T | None], what: str, seconds: float = START_S) -> T:
-    """The first result of `probe` that is not empty; fails naming `what`."""
+    """The first result of `probe` that is not empty; fails naming `what`.
+
+    A page that is still loading replaces elements. An element that was replaced while `probe` used it is not there yet.
+    """
     deadline = time.monotonic() + seconds
-    while not (result := probe()):
+    while not (result := _attempt(probe)):
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
         time.sleep(0.3)
     return result
+
+
+def _attempt(probe: Callable[[], T | None]) -> T | None:
+    try:
+        return probe()
+    except StaleElementReferenceException:
+        return None

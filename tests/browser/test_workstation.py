@@ -7,6 +7,7 @@ from pathlib import Path
 
 import requests
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -31,34 +32,57 @@ SHOW = [
 ]
 
 
-def one(browser: webdriver.Chrome, selector: str) -> WebElement | None:
-    return next(
-        (element for element in browser.find_elements(By.CSS_SELECTOR, selector) if element.is_displayed()), None
-    )
+def visible(browser: webdriver.Chrome, selector: str, by: str = By.CSS_SELECTOR) -> WebElement | None:
+    return next((element for element in browser.find_elements(by, selector) if element.is_displayed()), None)
+
+
+def text(browser: webdriver.Chrome, selector: str) -> str:
+    element = visible(browser, selector)
+    return element.text if element else ""
+
+
+def width(browser: webdriver.Chrome, selector: str) -> float:
+    element = visible(browser, selector)
+    return element.size["width"] if element else 0
 
 
 def log_in(browser: webdriver.Chrome, running: Running, token: str) -> None:
     browser.get(f"{running.url}/lab")
-    field = wait(lambda: one(browser, "input[type=password]"), "the login page")
+    field = wait(lambda: visible(browser, "input[type=password]"), "the login page")
     field.send_keys(token, Keys.ENTER)
 
 
 def run_cell(browser: webdriver.Chrome, index: int) -> None:
     """Runs a cell as a person does, and waits for its end."""
     cell = f".jp-Notebook .jp-Cell[data-windowed-list-index='{index}']"
-    editor = wait(lambda: one(browser, f"{cell} .cm-content"), f"cell {index}")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", editor)
+    wait(lambda: clicked(browser, f"{cell} .cm-content"), f"cell {index}")
+    wait(lambda: visible(browser, f"{cell} .cm-focused"), f"the cursor in cell {index}")
     dialogs = [dialog.text for dialog in browser.find_elements(By.CSS_SELECTOR, ".jp-Dialog")]
     assert dialogs == []
-    editor.click()
-    editor.send_keys(Keys.SHIFT, Keys.ENTER)
+    ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.ENTER).key_up(Keys.SHIFT).perform()
     wait(lambda: ended(browser, cell), f"the end of cell {index}")
+
+
+def clicked(browser: webdriver.Chrome, selector: str, by: str = By.CSS_SELECTOR) -> bool:
+    element = visible(browser, selector, by)
+    if element is None:
+        return False
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    element.click()
+    return True
+
+
+def entered(browser: webdriver.Chrome, selector: str) -> bool:
+    frame = visible(browser, selector)
+    if frame is None:
+        return False
+    browser.switch_to.frame(frame)
+    return True
 
 
 def ended(browser: webdriver.Chrome, cell: str) -> bool:
     """Whether a number stands before the cell, instead of nothing or an asterisk."""
-    prompt = one(browser, f"{cell} .jp-InputPrompt")
-    return prompt is not None and any(letter.isdigit() for letter in prompt.text)
+    return any(letter.isdigit() for letter in text(browser, f"{cell} .jp-InputPrompt"))
 
 
 def picture(browser: webdriver.Chrome, name: str, tmp_path: Path) -> None:
@@ -93,32 +117,29 @@ def test_a_notebook_trains_and_tensorboard_shows_its_curve(
     assert saved.status_code == 201, saved.text
 
     log_in(browser, running, running.token)
-    wait(lambda: one(browser, ".jp-LauncherCard[title*='TensorBoard']"), "the launcher with its TensorBoard tile")
+    wait(lambda: visible(browser, ".jp-LauncherCard[title*='TensorBoard']"), "the launcher with its TensorBoard tile")
 
     browser.get(f"{running.url}/lab/tree/train.ipynb")
-    wait(lambda: one(browser, ".jp-Notebook .jp-Cell .cm-content"), "the notebook")
-    wait(lambda: one(browser, ".jp-Notebook-ExecutionIndicator[data-status=idle]"), "the kernel")
+    wait(lambda: visible(browser, ".jp-Notebook .jp-Cell .cm-content"), "the notebook")
+    wait(lambda: visible(browser, ".jp-Notebook-ExecutionIndicator[data-status=idle]"), "the kernel")
     for index in range(len(TRAIN)):
         run_cell(browser, index)
-    output = wait(lambda: one(browser, ".jp-OutputArea-output pre"), "the output of the last cell")
-    wait(lambda: "learned" in output.text, "what it printed")
-    assert output.text.startswith("learned ")
+    output = wait(lambda: text(browser, ".jp-OutputArea-output pre"), "the output of the last cell")
+    assert output.startswith("learned ")
     run_cell(browser, len(TRAIN))
-    plot = wait(lambda: one(browser, ".jp-OutputArea-output img"), "the plot")
-    assert plot.size["width"] > 300
+    wait(lambda: width(browser, ".jp-OutputArea-output img") > 300, "the plot")
     picture(browser, "jupyterlab.png", tmp_path)
 
     run_cell(browser, len(TRAIN) + 1)
-    frame = wait(lambda: one(browser, "iframe[src*='/proxy/6006/'], iframe[id^=tensorboard-frame]"), "%tensorboard")
-    browser.switch_to.frame(frame)
-    wait(lambda: one(browser, "scalar-card"), "TensorBoard in the notebook")
+    frame = "iframe[src*='/proxy/6006/'], iframe[id^=tensorboard-frame]"
+    wait(lambda: entered(browser, frame), "%tensorboard")
+    wait(lambda: visible(browser, "scalar-card"), "TensorBoard in the notebook")
     browser.switch_to.default_content()
 
     browser.get(f"{running.url}/tensorboard/")
-    wait(lambda: one(browser, "scalar-card"), "a card of TensorBoard")
-    line = wait(lambda: one(browser, "scalar-card line-chart path, scalar-card line-chart canvas"), "the curve")
-    assert line.size["width"] > 0
-    wait(lambda: "loss" in browser.find_element(By.CSS_SELECTOR, "scalar-card").text, "its name")
+    wait(lambda: visible(browser, "scalar-card"), "a card of TensorBoard")
+    wait(lambda: width(browser, "scalar-card line-chart path, scalar-card line-chart canvas") > 0, "the curve")
+    wait(lambda: "loss" in text(browser, "scalar-card"), "its name")
     picture(browser, "tensorboard.png", tmp_path)
 
 
@@ -126,14 +147,9 @@ def test_the_gpus_are_shown(browser: webdriver.Chrome, with_gpus: Running, tmp_p
     """By a stand-in for the driver; the figures that it tells appear in the page."""
     assert "GPU 0: NVIDIA H100 80GB HBM3, 80 GiB, driver 570.86.10" in with_gpus.container.logs().decode()
     log_in(browser, with_gpus, with_gpus.token)
-    wait(lambda: one(browser, ".jp-LauncherCard"), "the launcher")
-    tab = wait(lambda: one(browser, "li[data-id*=nvdashboard], li[title*='GPU Dashboards']"), "the tab of the GPUs")
-    tab.click()
-    button = wait(
-        lambda: next((b for b in browser.find_elements(By.TAG_NAME, "button") if b.text == "GPU Utilization"), None),
-        "the list of views",
-    )
-    button.click()
+    wait(lambda: visible(browser, ".jp-LauncherCard"), "the launcher")
+    wait(lambda: clicked(browser, "li[data-id*=nvdashboard], li[title*='GPU Dashboards']"), "the tab of the GPUs")
+    wait(lambda: clicked(browser, "//button[normalize-space()='GPU Utilization']", By.XPATH), "the list of views")
 
     def widths() -> list[float]:
         return [bar.size["width"] for bar in browser.find_elements(By.CSS_SELECTOR, ".recharts-bar-rectangle path")]
