@@ -122,11 +122,13 @@ def _print_images(planned: Plan, *, bold: bool) -> None:
     """The table of images. Not by Rich, which takes 1 ms for each row."""
     rows = list(_image_rows(planned))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
     for number, (cell, *numbers, tag) in enumerate(rows):
         columns = [text.rjust(width) for text, width in zip(numbers, widths[1:-1], strict=True)]
         name = cell.ljust(widths[0])
         line = "  ".join([click.style(name, bold=True) if bold and number else name, *columns, tag])
-        click.echo(click.style(line, bold=True) if bold and not number else line)
+        lines.append(click.style(line, bold=True) if bold and not number else line)
+    click.echo("\n".join(lines))
 
 
 def _sums(planned: Plan) -> str:

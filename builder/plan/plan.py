@@ -167,8 +167,7 @@ def make(project: Project, selected: Sequence[Cell]) -> Plan:
     An image depends on its own cell alone, not on the other cells selected or the rest of the matrix.
     """
     references = tags.compute(project.matrix, project.cells)
-    locks = {group: lockfile.read(project.root, group) for group in dict.fromkeys(cell.group for cell in selected)}
-
+    locks = _current_locks(project, selected)
     common = _Common(project)
     images, unlocked = [], []
     for cell in selected:
@@ -176,14 +175,23 @@ def make(project: Project, selected: Sequence[Cell]) -> Plan:
         request = common.request(cell.python, cells.components(project.matrix, cell))
         if lock is None or common.os_lock(request) is None:
             unlocked.append(cell.id)
-            continue
-        if reason := lockfile.stale_reason(project.matrix, lock, [cell]):
-            raise StaleError(
-                f"locks/{cell.group}.json does not match matrix.yaml: {reason}",
-                hint=lockfile.resolve_hint(cell.group),
-            )
-        images.append(_image(common, cell, lock, tuple(map(str, references[cell.id]))))
+        else:
+            images.append(_image(common, cell, lock, tuple(map(str, references[cell.id]))))
     return Plan(images=tuple(images), unlocked=tuple(unlocked))
+
+
+def _current_locks(project: Project, selected: Sequence[Cell]) -> dict[str, Lock | None]:
+    """The locks of all groups of `selected`; raises StaleError for one that does not match the matrix."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in selected:
+        groups.setdefault(cell.group, []).append(cell)
+    locks = {group: lockfile.read(project.root, group) for group in groups}
+    for group, lock in locks.items():
+        if lock and (reason := lockfile.stale_reason(project.matrix, lock, groups[group])):
+            raise StaleError(
+                f"locks/{group}.json does not match matrix.yaml: {reason}", hint=lockfile.resolve_hint(group)
+            )
+    return locks
 
 
 def make_locked(project: Project, selected: Sequence[Cell]) -> Plan:
@@ -218,6 +226,7 @@ class _Common:
         self.os_lock = cache(self._os_lock)
         self.request = cache(partial(os_lock.request_of, project.matrix))
         self.compiler = cache(self._compiler)
+        self.files = cache(self._files)
         self.groups: dict[tuple[str, str], _Group] = {}
 
     def _tree(self, name: str) -> dict[str, str]:
@@ -233,11 +242,20 @@ class _Common:
         lock = self.os_lock(request)
         return digest.of_data(_os_inputs(self.matrix, python, lock, self.tree)) if lock else ""
 
+    def _files(self, python: str, components: tuple[str, ...], constraints: str) -> str:
+        """The digest of the inputs of a layer with the files of components."""
+        files = {name: self.tree(_files_of(name)) for name in components}
+        return digest.of_data([layer_order.LAYER_FORMAT, python, files, constraints])
+
     def _compiler(self, version: str, request: OsRequest) -> str:
         """The digest of what compiles bytecode: a program, and the image's Python."""
         python, lock = self.matrix.python[version], self.os_lock(request)
         interpreter = [python.uv, self.tree(UV_LOCK)] if python.uv else lock.interpreter(version) if lock else []
         return digest.of_data([self.tree(COMPILER), interpreter])
+
+
+def _files_of(component: str) -> str:
+    return f"templates/{component}/files"
 
 
 def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...]) -> PlannedImage:
@@ -248,7 +266,7 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
     compiler = common.compiler(cell.python, request)
     group = common.groups.get((cell.group, compiler)) or _group(common, cell, lock, locked, compiler)
     common.groups[cell.group, compiler] = group
-    files = {name: digests for name in names if (digests := common.tree(f"templates/{name}/files"))}
+    with_files = tuple(name for name in names if common.tree(_files_of(name)))
     parts = Parts(
         name=cell.variant,
         framework=cell.framework,
@@ -256,7 +274,7 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         python=cell.python,
         wheels=locked.wheels,
         os=common.os(cell.python, request),
-        files=digest.of_data([layer_order.LAYER_FORMAT, cell.python, files, group.constraints]),
+        files=common.files(cell.python, with_files, group.constraints),
         compiler=compiler,
     )
     layers = layer_order.stack(cell.id, parts, group.layers)
@@ -277,7 +295,7 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         wheels=locked.wheels,
         lists=(*group.cuda, *chain.from_iterable(lists)),
         layers=layers,
-        file_components=tuple(files),
+        file_components=with_files,
         requirements=dict(locked.requirements),
         constraints=group.constraints,
         settings=configured,
