@@ -185,6 +185,38 @@ def python(host: Host) -> Callable[[str], Any]:
     return run
 
 
+TOGETHER = """
+import json, traceback
+results = dict()
+for name, code in {questions!r}.items():
+    names = dict()
+    try:
+        exec(code, names)
+        results[name] = dict(answer=names["answer"])
+    except Exception:
+        results[name] = dict(error=traceback.format_exc())
+print(json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="session")
+def ask(python: Callable[[str], Any]) -> Callable[[Mapping[str, str]], Callable[[str], Any]]:
+    """A function that runs pieces of code, each of which sets `answer`, in one process of the image; returns a function
+    for the answers. To import a framework takes seconds, so most tests of one share a process.
+    """
+
+    def run(questions: Mapping[str, str]) -> Callable[[str], Any]:
+        results = python(TOGETHER.format(questions=dict(questions)))
+
+        def answer(name: str) -> Any:
+            assert "error" not in results[name], results[name]["error"]
+            return results[name]["answer"]
+
+        return answer
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def once(keep: Start) -> Callable[..., tuple[int, str, str]]:
     """A function that runs a command in a new container; returns its status, stdout, and stderr with the launcher's."""

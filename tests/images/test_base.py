@@ -152,6 +152,7 @@ def test_help_names_every_variable(once: Callable[..., Any], host: Host) -> None
     assert [name for name in names if f"  {name} " not in out] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -167,6 +168,7 @@ def test_an_invalid_variable_is_refused(once: Callable[..., Any], name: str, val
     assert f"error: {name}='{value}': {message}" in err
 
 
+@pytest.mark.thorough
 def test_a_misspelt_variable_is_a_warning(once: Callable[..., Any]) -> None:
     assert (
         "GPU_REQUIERD is not a variable of this image; did you mean GPU_REQUIRED?"
@@ -208,11 +210,13 @@ def test_a_volume_is_writable_whoever_owns_it(
     assert (status, out.split()) == (0, [str(owner), str(owner)]), err
 
 
+@pytest.mark.thorough
 def test_an_unwritable_workspace_is_a_warning(once: Callable[..., Any]) -> None:
     _, _, err = once(["true"], user="123456:123456")
     assert "user 123456 cannot write to /workspace, which belongs to 1000:0: start with `--user 1000:0`" in err
 
 
+@pytest.mark.thorough
 def test_nb_uid_without_root_is_refused(once: Callable[..., Any]) -> None:
     status, _, err = once(["true"], environment={"NB_UID": "4242"})
     assert status == 78
@@ -231,6 +235,7 @@ def test_root_stays_root_for_a_command_without_nb_uid(once: Callable[..., Any]) 
     assert once(["sh", "-c", "id -u; echo $HOME"], user="root")[1].split() == ["0", "/root"]
 
 
+@pytest.mark.thorough
 def test_hooks_run_in_order_and_can_export(start: Callable[..., Container], until: Callable[..., None]) -> None:
     hooks = {
         # A background process does not block the start, and after an early exit the exports are kept.
@@ -247,6 +252,7 @@ def test_hooks_run_in_order_and_can_export(start: Callable[..., Container], unti
     assert "printed" in container.logs(stdout=False, stderr=True).decode()
 
 
+@pytest.mark.thorough
 def test_a_hook_that_fails_ends_the_container(start: Callable[..., Container]) -> None:
     container = start(["echo", "reached"])
     container.wait(timeout=60)
@@ -396,6 +402,7 @@ def test_owners_in_a_mounted_home_change_only_with_chown_home(
     assert (status, out) == (0, "4242\n" if chown_home else "1000\n"), err
 
 
+@pytest.mark.thorough
 def test_a_noexec_tmp_is_a_warning(once: Callable[..., Any]) -> None:
     compile_there = "cp /bin/true /tmp/program && /tmp/program"
     status, _, err = once(["sh", "-c", compile_there], read_only=True, tmpfs={"/tmp": "", "/run": ""})
@@ -407,6 +414,7 @@ def test_a_noexec_tmp_is_a_warning(once: Callable[..., Any]) -> None:
     assert "noexec" not in err
 
 
+@pytest.mark.thorough
 def test_a_hook_that_is_not_executable_is_a_warning(start: Callable[..., Container]) -> None:
     container = start(["true"])
     container.wait(timeout=60)
@@ -419,6 +427,7 @@ def test_a_hook_that_is_not_executable_is_a_warning(start: Callable[..., Contain
     assert "README" not in log
 
 
+@pytest.mark.thorough
 def test_variables_of_docker_stacks_are_warnings(once: Callable[..., Any]) -> None:
     environment = {"NB_USER": "me", "GRANT_SUDO": "yes", "CHOWN_EXTRA": "/data"}
     _, _, err = once(["true"], environment=environment)

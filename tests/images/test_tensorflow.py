@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -30,69 +30,6 @@ OPENS = {
 }
 
 
-def test_version_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
-    assert python("import tensorflow as tf, json; print(json.dumps(tf.__version__))") == subject.cell["release"]
-
-
-def test_build_info_agrees_with_the_labels(
-    subject: Any, python: Callable[[str], Any], attributes: dict[str, Any]
-) -> None:
-    code = """
-import tensorflow as tf, json
-info = tf.sysconfig.get_build_info()
-print(json.dumps({name: info.get(name) for name in
-                  ("is_cuda_build", "cuda_version", "cudnn_version", "cuda_compute_capabilities")}))
-"""
-    build, labels = python(code), attributes["Config"]["Labels"]
-    if subject.cell["cuda"] == "cpu":
-        assert not build["is_cuda_build"]
-        assert "gpu-images.gpu.architectures" not in labels
-        return
-    assert build["is_cuda_build"]
-    assert labels["gpu-images.framework.cuda"] == build["cuda_version"]
-    assert labels["gpu-images.gpu.architectures"].split() == build["cuda_compute_capabilities"]
-    built, cuda = (
-        [int(part) for part in text.split(".")[:2]] for text in (build["cuda_version"], subject.cell["cuda"])
-    )
-    # Libraries of a newer minor version work with a framework that is built for an older one.
-    assert built[0] == cuda[0]
-    assert built[1] <= cuda[1]
-    cudnn = next(version for name, version in subject.wheels.items() if name.startswith("nvidia-cudnn"))
-    assert cudnn.split(".")[0] == build["cudnn_version"]
-
-
-def test_the_cuda_libraries_are_on_its_search_path(subject: Any, python: Callable[[str], Any]) -> None:
-    """On the RUNPATH of the libraries that open them, or in the folder of the system."""
-    if subject.cell["cuda"] == "cpu":
-        assert not [name for name in subject.wheels if name.startswith("nvidia-") and "-cu" in name]
-        return
-    code = f"""
-import ctypes, glob, json, os, subprocess, sys
-import tensorflow as tf
-site = os.path.realpath("/opt/venv/lib/python%d.%d/site-packages" % sys.version_info[:2])
-libraries = []
-for name in ("libtensorflow_cc.so.2", "libtensorflow_framework.so.2", "python/_pywrap_tensorflow_internal.so"):
-    libraries += glob.glob(site + "/tensorflow/" + name)
-paths = []
-for path in libraries:
-    paths += [part.replace("$ORIGIN", os.path.dirname(path)) for part in runpath(path)]
-result = dict()
-for name in {list(OPENS)!r}:
-    files = [f for p in paths for f in glob.glob(p + "/lib" + name + ".so.*")]
-    files += glob.glob("/usr/lib/x86_64-linux-gnu/lib" + name + ".so.*")
-    try:
-        result[name] = os.path.realpath(files[0])
-        # Only the soname for the system's folder, in a new process, which has not loaded it yet.
-        name_or_path = files[0] if files[0].startswith(site) else os.path.basename(files[0])
-        subprocess.run([sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", name_or_path], check=True)
-    except Exception as error:
-        result[name] = repr(error)
-print(json.dumps(result))
-"""
-    libraries = python(RUNPATH + code)
-    assert {name: path for name, path in libraries.items() if not path.startswith("/opt/nvidia/nvidia/")} == {}
-
-
 # DT_RPATH and DT_RUNPATH of an ELF file. Source: System V ABI, "Dynamic Section".
 RUNPATH = """
 import struct
@@ -117,18 +54,43 @@ def runpath(path):
         return paths
 """
 
-
-def test_works_without_a_gpu(python: Callable[[str], Any]) -> None:
-    code = """
-import tensorflow as tf, json
-print(json.dumps([len(tf.config.list_physical_devices("GPU")), float(tf.reduce_sum(tf.ones(3)))]))
-"""
-    assert python(code) == [0, 3.0]  # this container was started without --gpus
-
-
-def test_a_model_learns_on_the_cpu(python: Callable[[str], Any]) -> None:
-    code = """
-import tensorflow as tf, json
+QUESTIONS = {
+    "version": "import tensorflow as tf; answer = tf.__version__",
+    "build": """
+import tensorflow as tf
+info = tf.sysconfig.get_build_info()
+answer = {name: info.get(name) for name in
+          ("is_cuda_build", "cuda_version", "cudnn_version", "cuda_compute_capabilities")}
+""",
+    "libraries": f"""{RUNPATH}
+import ctypes, glob, os, subprocess, sys
+import tensorflow as tf
+site = os.path.realpath("/opt/venv/lib/python%d.%d/site-packages" % sys.version_info[:2])
+libraries = []
+for name in ("libtensorflow_cc.so.2", "libtensorflow_framework.so.2", "python/_pywrap_tensorflow_internal.so"):
+    libraries += glob.glob(site + "/tensorflow/" + name)
+paths = []
+for path in libraries:
+    paths += [part.replace("$ORIGIN", os.path.dirname(path)) for part in runpath(path)]
+answer = dict()
+for name in {list(OPENS)!r}:
+    files = []
+    for folder in (*paths, "/usr/lib/x86_64-linux-gnu"):
+        files += glob.glob(folder + "/lib" + name + ".so.*")
+    try:
+        answer[name] = os.path.realpath(files[0])
+        # Only the soname for the system's folder, in a new process, which has not loaded it yet.
+        name_or_path = files[0] if files[0].startswith(site) else os.path.basename(files[0])
+        subprocess.run([sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", name_or_path], check=True)
+    except Exception as error:
+        answer[name] = repr(error)
+""",
+    "gpus": """
+import tensorflow as tf
+answer = [len(tf.config.list_physical_devices("GPU")), float(tf.reduce_sum(tf.ones(3)))]
+""",
+    "training": """
+import tensorflow as tf
 tf.random.set_seed(0)
 x = tf.random.normal((256, 8))
 y = tf.cast(tf.reduce_sum(x, axis=1, keepdims=True) > 0, tf.float32)
@@ -136,20 +98,69 @@ model = tf.keras.Sequential([tf.keras.layers.Dense(16, activation="relu"), tf.ke
 model.compile(optimizer=tf.keras.optimizers.Adam(0.02), loss=tf.keras.losses.BinaryCrossentropy(from_logits=True))
 history = model.fit(x, y, epochs=25, batch_size=64, verbose=0).history["loss"]
 right = float(tf.reduce_mean(tf.cast((model(x) > 0) == (y > 0.5), tf.float32)))
-print(json.dumps([history[0], history[-1], right]))
-"""
-    first, last, right = python(code)
+answer = [history[0], history[-1], right]
+""",
+    "compiled function": """
+import tensorflow as tf
+f = tf.function(lambda a: tf.linalg.matmul(a, a), jit_compile=True)
+answer = f(tf.constant([[1.0, 2.0], [3.0, 4.0]])).numpy().tolist()
+""",
+}
+
+Answer = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def answer(ask: Callable[[Mapping[str, str]], Answer]) -> Answer:
+    return ask(QUESTIONS)
+
+
+def test_version_is_that_of_the_cell(subject: Any, answer: Answer) -> None:
+    assert answer("version") == subject.cell["release"]
+
+
+def test_build_info_agrees_with_the_labels(subject: Any, answer: Answer, attributes: dict[str, Any]) -> None:
+    build, labels = answer("build"), attributes["Config"]["Labels"]
+    if subject.cell["cuda"] == "cpu":
+        assert not build["is_cuda_build"]
+        assert "gpu-images.gpu.architectures" not in labels
+        return
+    assert build["is_cuda_build"]
+    assert labels["gpu-images.framework.cuda"] == build["cuda_version"]
+    assert labels["gpu-images.gpu.architectures"].split() == build["cuda_compute_capabilities"]
+    built, cuda = (
+        [int(part) for part in text.split(".")[:2]] for text in (build["cuda_version"], subject.cell["cuda"])
+    )
+    # Libraries of a newer minor version work with a framework that is built for an older one.
+    assert built[0] == cuda[0]
+    assert built[1] <= cuda[1]
+    cudnn = next(version for name, version in subject.wheels.items() if name.startswith("nvidia-cudnn"))
+    assert cudnn.split(".")[0] == build["cudnn_version"]
+
+
+def test_the_cuda_libraries_are_on_its_search_path(subject: Any, answer: Answer) -> None:
+    """On the RUNPATH of the libraries that open them, or in the folder of the system."""
+    if subject.cell["cuda"] == "cpu":
+        assert not [name for name in subject.wheels if name.startswith("nvidia-") and "-cu" in name]
+        return
+    libraries = answer("libraries")
+    assert libraries.keys() == OPENS.keys()
+    assert {name: path for name, path in libraries.items() if not path.startswith("/opt/nvidia/nvidia/")} == {}
+
+
+def test_works_without_a_gpu(answer: Answer) -> None:
+    assert answer("gpus") == [0, 3.0]  # this container was started without --gpus
+
+
+def test_a_model_learns_on_the_cpu(answer: Answer) -> None:
+    first, last, right = answer("training")
     assert last < 0.5 * first
     assert right > 0.95
 
 
-def test_a_compiled_function_computes(python: Callable[[str], Any]) -> None:
-    code = """
-import tensorflow as tf, json
-f = tf.function(lambda a: tf.linalg.matmul(a, a), jit_compile=True)
-print(json.dumps(f(tf.constant([[1.0, 2.0], [3.0, 4.0]])).numpy().tolist()))
-"""
-    assert python(code) == [[pytest.approx(7.0), pytest.approx(10.0)], [pytest.approx(15.0), pytest.approx(22.0)]]
+def test_a_compiled_function_computes(answer: Answer) -> None:
+    expected = [[pytest.approx(7.0), pytest.approx(10.0)], [pytest.approx(15.0), pytest.approx(22.0)]]
+    assert answer("compiled function") == expected
 
 
 # ---- the examples
