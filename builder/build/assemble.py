@@ -102,7 +102,7 @@ class Assembler:
             if system := os_layer.get(self._store, image.os):
                 self._systems[image.os] = Future()
                 self._systems[image.os].set_result(system)
-            elif self._remote.has_system(image.os):
+            elif self._remote.system(image.os):
                 self._systems[image.os] = self._containers.submit(self._download_system, image)
             else:
                 missing.append(image)
@@ -113,7 +113,7 @@ class Assembler:
         """Downloads an operating system that a registry reported; makes it if that fails."""
         name = os_stage.row(image)
         self._work.view.begin(name, "downloading")
-        if system := self._remote.system(name, image.os):
+        if system := self._remote.download_system(name, image.os):
             self._work.view.end(name, "done", f"layer {digest.short(system.digest)}, from the registry")
             return system
         [stage] = os_stage.read(self._work, [image], self._os_way)
@@ -145,8 +145,9 @@ class Assembler:
             replace(self._layer(layer, image, system), created_by=oci.describe(layer)) for layer in image.layers
         )
         for planned, layer in zip(image.layers, stack, strict=True):
-            if planned.kind != "files" or planned.compiled:
-                self._known.add(planned, layer, system.base)
+            if planned.wheels or planned.compiled:
+                self._known.add(planned, layer)
+        self._known.add_system(image.os, system)
         self._known.write()
         wheel_layers.check_paths(self._store, image.id, image.layers, set(system.taken))
         sizes = [(planned.name, layer.size, layer.unpacked) for planned, layer in zip(image.layers, stack, strict=True)]

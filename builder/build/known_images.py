@@ -1,7 +1,7 @@
 """Images of known layers that a registry has: assembled without an engine, without wheels, and without tests.
 
-Only the layer of plain files is made, and the operating system is downloaded, to read what its files require of other
-layers. Whether two wheels have different files for one path is checked when the image is built, not here.
+Only the layer of plain files is made. Whether two wheels have different files for one path is checked when the image is
+built, not here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KnownImages:
 
         Raises BuildError for a layer that is not known, or that no registry has.
         """
-        system = os_layer.get(self.store, image.os) or self.remote.system(image.id, image.os)
+        system = os_layer.get(self.store, image.os) or self.remote.system(image.os)
         if system is None:
             raise self._missing(image, f"no registry has its operating system, or it is not listed in {KNOWN_LAYERS}")
         layers = [self._layer(layer, image, system) for layer in image.layers]

@@ -110,16 +110,14 @@ def make(work: Work, store: Store, stage: OsStage, programs: Programs, known: Kn
             return store.write(lambda out: _write(paths, stage, known, out))
 
     layer = locked_packages.build(work, image, attempt)
-    layer = replace(layer, base=stage.base.name)
     store.put_record(image.os, asdict(layer))
     return layer
 
 
 def _write(paths: Sequence[Path], stage: OsStage, known: KnownLayers, out: BinaryIO) -> OsLayer:
-    layer = os_layer.write(paths, out)
-    [planned] = [layer for layer in stage.image.layers if layer.kind == "os"]
-    if recorded := known.get(planned, stage.base.name):
-        known_layers.check(planned, recorded, layer.built(planned))
+    layer = replace(os_layer.write(paths, out), base=stage.base.name)
+    if recorded := known.system(stage.image.os, layer.base):
+        known_layers.check_system(stage.image.os, recorded, layer)
     return layer
 
 

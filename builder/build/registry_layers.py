@@ -15,7 +15,7 @@ from builder.common.errors import RegistryError
 from builder.common.reference import ImageRef
 from builder.common.retry import RetryPolicy
 from builder.index.host import Host
-from builder.layers import os_layer, wheel_layers
+from builder.layers import wheel_layers
 from builder.layers.blobs import LAYER_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayer, KnownLayers
 from builder.layers.oci import Layer
@@ -52,20 +52,19 @@ class RegistryLayers:
             return None
         return wheel_layers.put_known(self._store, planned, known)
 
-    def system(self, name: str, inputs: str) -> OsLayer | None:
+    def system(self, inputs: str) -> OsLayer | None:
+        """A known operating system that a registry reports; it is not downloaded."""
+        return next((system for system in self._known.systems(inputs) if self.find(system.digest)), None)
+
+    def download_system(self, name: str, inputs: str) -> OsLayer | None:
         """An operating system, if a registry has it; `name` is its row in the view."""
-        for base, known in self._known.systems(inputs):
-            if self._download(name, known):
-                system = os_layer.read(self._store, Layer(**vars(known)), base)
-                self._store.put_record(inputs, asdict(system))
-                return system
-        return None
+        system = self.system(inputs)
+        if system is None or not self._download(name, system):
+            return None
+        self._store.put_record(inputs, asdict(system))
+        return system
 
-    def has_system(self, inputs: str) -> bool:
-        """Whether a registry reports an operating system that is known."""
-        return any(self.find(known.digest) for _, known in self._known.systems(inputs))
-
-    def _download(self, name: str, known: KnownLayer) -> bool:
+    def _download(self, name: str, known: KnownLayer | OsLayer) -> bool:
         registry = self.find(known.digest)
         if registry is None:
             return False

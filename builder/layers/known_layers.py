@@ -8,48 +8,43 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
-from builder.common import atomic, digest
+from builder.common import atomic
 from builder.common.errors import BuildError
 from builder.index.wheels import STRICT
 from builder.layers.oci import Layer
+from builder.layers.os_layer import Digest, OsLayer, Size
 from builder.lock import document
 from builder.lock.document import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import PlannedLayer
 
-FORMAT: Literal[1] = 1
-
-
-def _check_digest(value: str) -> str:
-    if not digest.is_digest(value):
-        raise ValueError("expected sha256:<64 hex digits>")
-    return value
-
-
-_Digest = Annotated[str, AfterValidator(_check_digest)]
-_Size = Annotated[int, Field(ge=0)]
+FORMAT: Literal[2] = 2
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class KnownLayer:
     """`size` and `unpacked` are bytes of the blob and of the tar in it."""
 
-    digest: _Digest
-    diff_id: _Digest
-    size: _Size
-    unpacked: _Size
+    digest: Digest
+    diff_id: Digest
+    size: Size
+    unpacked: Size
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class _File:
+    """`layers` are those of wheels and of bytecode by their inputs, `systems` by their inputs and base."""
+
     layers: dict[str, KnownLayer]
-    format: Literal[1] = FORMAT
+    systems: dict[str, OsLayer]
+    format: Literal[2] = FORMAT
 
 
 _FILE = TypeAdapter(_File)
@@ -63,21 +58,24 @@ class KnownLayers:
         """Raises LockError if the file is damaged."""
         self._path = root / PATH
         self._lock = threading.Lock()
-        self._layers = read(root)
+        self._file = _read(root)
 
-    def get(self, planned: PlannedLayer, base: str = "") -> KnownLayer | None:
-        """The layer that must be made; `base` is what an operating system is made on."""
-        return self._layers.get(_key(planned, base))
+    def get(self, planned: PlannedLayer) -> KnownLayer | None:
+        """The layer of wheels or of bytecode that must be made."""
+        return self._file.layers.get(planned.inputs)
 
-    def systems(self, inputs: str) -> list[tuple[str, KnownLayer]]:
-        """The known operating systems with these inputs, each with the name of what it is made on."""
-        keys = (key for key in self._layers if key.partition(" ")[0] == inputs and " " in key)
-        return [(key.partition(" ")[2], self._layers[key]) for key in sorted(keys)]
+    def system(self, inputs: str, base: str) -> OsLayer | None:
+        """The operating system that must be made on `base`: on another one, it has other bytes."""
+        return self._file.systems.get(_key(inputs, base))
 
-    def add(self, planned: PlannedLayer, layer: Layer, base: str) -> None:
-        """Adds a layer, or compares it with the one that is known.
+    def systems(self, inputs: str) -> list[OsLayer]:
+        """The known operating systems with these inputs, each on another base."""
+        return [system for key, system in sorted(self._file.systems.items()) if _inputs(key) == inputs]
 
-        `base` is that of the image's operating system. Raises BuildError if the same inputs gave other bytes.
+    def add(self, planned: PlannedLayer, layer: Layer) -> None:
+        """Adds a layer of wheels or of bytecode, or compares it with the one that is known.
+
+        Raises BuildError if the same inputs gave other bytes.
         """
         recorded = KnownLayer(
             digest=layer.digest,
@@ -86,56 +84,85 @@ class KnownLayers:
             unpacked=layer.unpacked,
         )
         with self._lock:
-            known = self._layers.setdefault(_key(planned, base), recorded)
+            known = self._file.layers.setdefault(planned.inputs, recorded)
         check(planned, known, layer)
+
+    def add_system(self, inputs: str, system: OsLayer) -> None:
+        """Adds an operating system, or compares it with the one that is known. Raises BuildError as `add`."""
+        with self._lock:
+            known = self._file.systems.setdefault(_key(inputs, system.base), system)
+        check_system(inputs, known, system)
 
     def write(self) -> None:
         """Writes the file, if it differs."""
         with self._lock:
-            text = dump(self._layers)
-            if self._layers and (not self._path.exists() or self._path.read_text(encoding="utf-8") != text):
+            text = _dump(self._file)
+            is_empty = not (self._file.layers or self._file.systems)
+            if not is_empty and (not self._path.exists() or self._path.read_text(encoding="utf-8") != text):
                 atomic.write_text(self._path, text)
 
 
 def check(planned: PlannedLayer, known: KnownLayer, layer: Layer) -> None:
-    """Raises BuildError if a layer has other bytes than the known one with its inputs."""
-    tar = (layer.diff_id, layer.unpacked) == (known.diff_id, known.unpacked)
-    blob = (layer.digest, layer.size) == (known.digest, known.size)
-    # Only operating systems are compressed here, and zlib's successors compress to other bytes.
-    if not tar or not (blob or planned.kind == "os"):
-        what = ("digest", layer.digest, known.digest)
-        if planned.kind == "os" or layer.digest == known.digest:
-            what = ("diff id", layer.diff_id, known.diff_id)
-        raise BuildError(
-            f"layer {planned.name} has the {what[0]} {what[1]}, but {PATH} records {what[2]}",
-            hint="The same inputs must give the same bytes. If the recorded layer is wrong, delete its line from "
-            f"{PATH}: {planned.inputs}",
-        )
+    """Raises BuildError if a layer of wheels or of bytecode has other bytes than the known one with its inputs."""
+    if layer.digest != known.digest:
+        raise _differs(planned.name, planned.inputs, ("digest", layer.digest, known.digest))
+    if (layer.diff_id, layer.size, layer.unpacked) != (known.diff_id, known.size, known.unpacked):
+        raise _differs(planned.name, planned.inputs, ("diff id", layer.diff_id, known.diff_id))
 
 
-def _key(planned: PlannedLayer, base: str) -> str:
-    """An operating system on another base has other bytes."""
-    return f"{planned.inputs} {base}" if planned.kind == "os" else planned.inputs
+def check_system(inputs: str, known: OsLayer, system: OsLayer) -> None:
+    """Raises BuildError if an operating system has other contents than the known one with its inputs and base.
+
+    It is compressed here, and zlib's successors compress to other bytes: its digest may differ.
+    """
+    if system.diff_id != known.diff_id:
+        raise _differs("os", inputs, ("diff id", system.diff_id, known.diff_id))
+    if replace(system, digest=known.digest, size=known.size) != known:
+        raise _differs("os", inputs, ("description", str(system), str(known)))
 
 
-def read(root: Path) -> dict[str, KnownLayer]:
+def _differs(name: str, inputs: str, values: tuple[str, str, str]) -> BuildError:
+    what, actual, known = values
+    return BuildError(
+        f"layer {name} has the {what} {actual}, but {PATH} records {known}",
+        hint="The same inputs must give the same bytes. If the recorded layer is wrong, delete its line from "
+        f"{PATH}: {inputs}",
+    )
+
+
+def _key(inputs: str, base: str) -> str:
+    return f"{inputs} {base}"
+
+
+def _inputs(key: str) -> str:
+    return key.partition(" ")[0]
+
+
+def _read(root: Path) -> _File:
     """The known layers of a checkout; none without the file. Raises LockError."""
     text = document.read_text(root / PATH, _HINT)
     if text is None:
-        return {}
-    return document.validate(_FILE, text, PATH, FORMAT, _HINT).layers
+        return _File(layers={}, systems={})
+    return document.validate(_FILE, text, PATH, FORMAT, _HINT)
 
 
-def dump(layers: dict[str, KnownLayer]) -> str:
+def _dump(file: _File) -> str:
     """The file's text, with one line for each layer, sorted by its inputs."""
-    lines = [f"{json.dumps(key)}: {json.dumps(vars(layers[key]))}" for key in sorted(layers)]
-    return f'{{\n "format": {FORMAT},\n "layers": {document.block("{", lines, "}")}\n}}\n'
+    return f'{{\n "format": {FORMAT},\n "layers": {_block(file.layers)},\n "systems": {_block(file.systems)}\n}}\n'
+
+
+def _block(entries: Mapping[str, KnownLayer | OsLayer]) -> str:
+    lines = [f"{json.dumps(key)}: {json.dumps(vars(entries[key]))}" for key in sorted(entries)]
+    return document.block("{", lines, "}")
 
 
 def prune(root: Path, inputs: Collection[str]) -> bool:
     """Removes layers that no planned layer needs; returns whether there were any. Raises LockError."""
-    before = read(root)
-    after = {key: layer for key, layer in before.items() if key.partition(" ")[0] in inputs}
+    before = _read(root)
+    after = _File(
+        layers={key: layer for key, layer in before.layers.items() if key in inputs},
+        systems={key: system for key, system in before.systems.items() if _inputs(key) in inputs},
+    )
     if after != before:
-        atomic.write_text(root / PATH, dump(after))
+        atomic.write_text(root / PATH, _dump(after))
     return after != before

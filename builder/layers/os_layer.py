@@ -22,12 +22,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, BinaryIO, Protocol, Self, cast
+from typing import IO, Annotated, BinaryIO, Protocol, Self, cast
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as model
 
+from builder.common import digest
 from builder.layers import oci
 from builder.layers.oci import Layer
 from builder.layers.splice import GZIP_HEADER
@@ -40,6 +40,16 @@ MEMBER = 4 << 20  # bytes that are compressed as one
 _ROOT_FOLDER = (0o755, 0, 0)
 
 
+def _check_digest(value: str) -> str:
+    if not digest.is_digest(value):
+        raise ValueError("expected sha256:<64 hex digits>")
+    return value
+
+
+Digest = Annotated[str, AfterValidator(_check_digest)]
+Size = Annotated[int, Field(ge=0)]
+
+
 @model(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True))
 class OsLayer:
     """An `os` layer, as the store records it. `created` is RFC 3339: the time of its newest package.
@@ -48,10 +58,10 @@ class OsLayer:
     that are not folders, `folders` those that are not 0755 root:root.
     """
 
-    digest: str
-    diff_id: str
-    size: int
-    unpacked: int
+    digest: Digest
+    diff_id: Digest
+    size: Size
+    unpacked: Size
     created: str
     base: str
     taken: tuple[str, ...]
@@ -122,32 +132,16 @@ def write(layers: Iterable[Path], out: BinaryIO) -> OsLayer:
                 # Links last: a hard link needs its target before it.
                 for path in sorted(files, key=lambda path: (files[path].info.islnk(), path)):
                     tar.addfile(*_entry(files, path, newest))
-        layer = Layer(digest=packed.digest, diff_id=plain.digest, size=packed.size, unpacked=plain.size)
-        return _describe(files, layer, newest, "")
-
-
-def read(store: Store, layer: Layer, base: str) -> OsLayer:
-    """A layer that was written elsewhere, whose blob the store has. Raises DamagedError if it is not gzip."""
-    with TemporaryFile(dir=store.root / "tmp") as plain:
-        for chunk in store.inflated(layer.digest):
-            plain.write(chunk)
-        plain.seek(0)
-        with tarfile.open(fileobj=plain) as tar:
-            files = _merge([tar])
-            return _describe(files, layer, _newest(files), base)
-
-
-def _describe(files: _Files, layer: Layer, newest: int, base: str) -> OsLayer:
-    return OsLayer(
-        digest=layer.digest,
-        diff_id=layer.diff_id,
-        size=layer.size,
-        unpacked=layer.unpacked,
-        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest)),
-        base=base,
-        taken=tuple(sorted(path for path in files if path.startswith("opt/") and not files[path].info.isdir())),
-        folders=tuple(sorted(path for path, file in files.items() if _is_special_folder(file.info))),
-    )
+        return OsLayer(
+            digest=packed.digest,
+            diff_id=plain.digest,
+            size=packed.size,
+            unpacked=plain.size,
+            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest)),
+            base="",
+            taken=tuple(sorted(path for path in files if path.startswith("opt/") and not files[path].info.isdir())),
+            folders=tuple(sorted(path for path, file in files.items() if _is_special_folder(file.info))),
+        )
 
 
 def _is_special_folder(info: tarfile.TarInfo) -> bool:

@@ -40,7 +40,7 @@ class ExpectedLayer:
 class Expected:
     """`layers` are the known layers without wheels, by their number in the image.
 
-    `system` is the operating system layer that this machine built last, None without one.
+    `system` is the operating system that this machine built last, or the known one; None without one.
     """
 
     image: PlannedImage
@@ -66,12 +66,13 @@ def of_plan(root: Path, store: Store, image: PlannedImage) -> Expected:
 def of_known(root: Path, known: KnownLayers, image: PlannedImage, base: str) -> Expected:
     """An image of the plan, with its layers from the checkout alone. `base` is what its operating system is made on."""
     layers: dict[int, ExpectedLayer] = {}
+    system = known.system(image.os, base)
     for number, layer in enumerate(image.layers):
         if layer.kind == "files" and not layer.compiled:
             layers[number] = _files(root, image)
-        elif recorded := known.get(layer, base):
+        elif recorded := system if layer.kind == "os" else known.get(layer):
             layers[number] = ExpectedLayer(digest=recorded.digest, diff_id=recorded.diff_id, how="known")
-    return Expected(image=image, layers=layers)
+    return Expected(image=image, layers=layers, system=system)
 
 
 def _files(root: Path, image: PlannedImage) -> ExpectedLayer:
@@ -131,7 +132,7 @@ def differences(expected: Expected, manifest: bytes, config: bytes) -> list[str]
     layers, diff_ids = actual_manifest["layers"], actual["rootfs"]["diff_ids"]
     # Set when the image is built, from its operating system.
     base, created = str(labels.get(BASE_LABEL, "")), str(actual.get("created", ""))
-    if (system := expected.system) and system.digest in {layer["digest"] for layer in layers}:
+    if (system := expected.system) and system.diff_id in diff_ids:
         base, created = system.base, system.created
     built = built_labels(image.digest, base, created)
     if len(layers) != len(image.layers):

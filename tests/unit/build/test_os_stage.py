@@ -208,9 +208,7 @@ def test_the_stage_is_removed_from_the_engine_if_the_store_is_full(
 
 
 def test_a_layer_with_other_bytes_than_the_known_one_is_not_stored(bench: Bench) -> None:
-    [planned] = [layer for layer in bench.image.layers if layer.kind == "os"]
-    layer = bench.make().built(planned)
-    bench.known.add(planned, replace(layer, diff_id=digest.of_bytes(b"other")), IMAGE)
+    bench.known.add_system(bench.image.os, replace(bench.make(), diff_id=digest.of_bytes(b"other")))
     for blob in (bench.store.root / "blobs/sha256").iterdir():
         blob.unlink()
     with pytest.raises(BuildError, match=r"^layer os has the diff id"):

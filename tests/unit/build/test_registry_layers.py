@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from builder.common.errors import RegistryError
 from builder.layers import os_layer
-from builder.layers.oci import Layer
 from tests.unit.build.assembling import EMBER, Bench
 
 
@@ -62,20 +58,15 @@ def test_a_layer_that_is_not_known_is_not_looked_for(benches: Callable[[], Bench
     assert "no response" not in bench.console.text
 
 
-def test_an_operating_system_that_was_made_elsewhere(benches: Callable[[], Bench]) -> None:
-    """Its record is read from its blob."""
-    store, system = benches().store, io.BytesIO()
-    with tarfile.open(fileobj=system, mode="w") as tar:
-        for path, mode, time in (("var/tmp", 0o1777, 50), ("opt/tool", 0, 90), ("var/lib/dpkg/info/a.list", 0, 10)):
-            info = tarfile.TarInfo(path)
-            info.type, info.mode, info.mtime = (tarfile.DIRTYPE, mode, time) if mode else (tarfile.REGTYPE, 0o644, time)
-            content = b"/opt/tool\n" if path.endswith(".list") else b""
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    source = store.root / "tmp/system.tar"
-    source.write_bytes(system.getvalue())
-    written = store.write(lambda out: os_layer.write([source], out))
-    layer = Layer(digest=written.digest, diff_id=written.diff_id, size=written.size, unpacked=written.unpacked)
-    record = os_layer.read(store, layer, "debian:test")
-    assert record == replace(written, base="debian:test")
-    assert (record.created, record.taken, record.folders) == ("1970-01-01T00:01:30Z", ("opt/tool",), ("var/tmp",))
+def test_an_operating_system_of_the_registry_is_not_made_again(benches: Callable[[], Bench]) -> None:
+    first = benches()
+    first.run(EMBER)
+    second = benches()
+    [image] = first.images(EMBER)
+    system = os_layer.get(first.store, image.os)
+    assert system
+    second.world.registry[system.digest] = first.store.read(system.digest)
+    second.run(EMBER)
+    assert second.world.systems == []
+    assert os_layer.get(second.store, image.os) == system
+    assert second.stored(EMBER) == first.stored(EMBER)

@@ -13,10 +13,12 @@ from builder.common.errors import BuildError, LockError
 from builder.layers import known_layers
 from builder.layers.known_layers import KnownLayer, KnownLayers
 from builder.layers.oci import Layer
+from builder.layers.os_layer import OsLayer
 from builder.lock.document import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import LayerKind, PlannedLayer
 
 BASE = "debian:1"
+OS = digest.of_bytes(b"the inputs of an operating system")
 
 
 def planned(kind: LayerKind = "wheels", name: str = "torch") -> PlannedLayer:
@@ -28,6 +30,20 @@ def layer(content: str = "1", compressed: str = "") -> Layer:
     return Layer(digest=digest.of_bytes(blob), diff_id=digest.of_bytes(content.encode()), size=len(blob), unpacked=9)
 
 
+def system(content: str = "1", compressed: str = "", base: str = BASE) -> OsLayer:
+    written = layer(content, compressed)
+    return OsLayer(
+        digest=written.digest,
+        diff_id=written.diff_id,
+        size=written.size,
+        unpacked=9,
+        created="2026-01-01T00:00:00Z",
+        base=base,
+        taken=("opt/tool",),
+        folders=("tmp",),
+    )
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "locks").mkdir()
@@ -36,8 +52,8 @@ def root(tmp_path: Path) -> Path:
 
 def test_the_first_build_writes_what_later_ones_read(root: Path) -> None:
     known = KnownLayers(root)
-    known.add(planned(), layer(), BASE)
-    known.add(planned("os", "os"), layer("2"), BASE)
+    known.add(planned(), layer())
+    known.add_system(OS, system())
     known.write()
     text = (root / PATH).read_text()
     again = KnownLayers(root)
@@ -45,13 +61,14 @@ def test_the_first_build_writes_what_later_ones_read(root: Path) -> None:
     assert again.get(planned()) == KnownLayer(
         digest=wheels.digest, diff_id=wheels.diff_id, size=wheels.size, unpacked=9
     )
-    system = again.get(planned("os", "os"), BASE)
-    assert system
-    assert system.digest == layer("2").digest
-    assert again.get(planned("os", "os"), "debian:2") is None
-    again.add(planned(), layer(), "debian:2")
+    assert again.system(OS, BASE) == system()
+    assert again.system(OS, "debian:2") is None
+    assert again.systems(OS) == [system()]
+    assert again.systems("sha256:other") == []
+    again.add(planned(), layer())
+    again.add_system(OS, system())
     again.write()
-    assert (root / PATH).read_text() == text, "a layer of wheels does not depend on the base"
+    assert (root / PATH).read_text() == text
 
 
 def test_nothing_is_written_without_layers(root: Path) -> None:
@@ -59,64 +76,85 @@ def test_nothing_is_written_without_layers(root: Path) -> None:
     assert not (root / PATH).exists()
 
 
-@pytest.mark.parametrize("kind", ["wheels", "files", "os"])
+@pytest.mark.parametrize("kind", ["wheels", "files"])
 def test_other_bytes_for_the_same_inputs_are_an_error(root: Path, kind: LayerKind) -> None:
     known = KnownLayers(root)
-    known.add(planned(kind), layer(), BASE)
-    known.add(planned(kind), layer(), BASE)
+    known.add(planned(kind), layer())
+    known.add(planned(kind), layer())
     first, other = layer(), layer("2")
-    what, old, new = (
-        ("diff id", first.diff_id, other.diff_id) if kind == "os" else ("digest", first.digest, other.digest)
-    )
-    with pytest.raises(BuildError, match=f"^layer torch has the {what} {new}, but {PATH} records {old}$"):
-        known.add(planned(kind), other, BASE)
-    kept = known.get(planned(kind), BASE)
+    message = f"^layer torch has the digest {other.digest}, but {PATH} records {first.digest}$"
+    with pytest.raises(BuildError, match=message):
+        known.add(planned(kind), other)
+    with pytest.raises(BuildError):
+        known.add(planned(kind), layer("1", "compressed otherwise"))
+    kept = known.get(planned(kind))
     assert kept
     assert kept.digest == first.digest
 
 
+def test_another_operating_system_for_the_same_inputs_is_an_error(root: Path) -> None:
+    known = KnownLayers(root)
+    known.add_system(OS, system())
+    message = f"^layer os has the diff id {layer('2').diff_id}, but {PATH} records {layer().diff_id}$"
+    with pytest.raises(BuildError, match=message):
+        known.add_system(OS, system("2"))
+    assert known.system(OS, BASE) == system()
+
+
 def test_an_operating_system_may_be_compressed_by_another_zlib(root: Path) -> None:
     known = KnownLayers(root)
-    known.add(planned("os"), layer("1", "zlib"), BASE)
-    known.add(planned("os"), layer("1", "zlib-ng"), BASE)
-    known.add(planned("wheels", "numpy"), layer("1", "spliced"), BASE)
-    with pytest.raises(BuildError):
-        known.add(planned("wheels", "numpy"), layer("1", "otherwise"), BASE)
+    known.add_system(OS, system("1", "zlib"))
+    known.add_system(OS, system("1", "zlib-ng"))
+    assert known.system(OS, BASE) == system("1", "zlib")
 
 
 def test_an_operating_system_on_another_base_has_other_bytes(root: Path) -> None:
     known = KnownLayers(root)
-    known.add(planned("os"), layer(), BASE)
-    known.add(planned("os"), layer("2"), "debian:2")
+    known.add_system(OS, system())
+    known.add_system(OS, system("2", base="debian:2"))
     for base, content in ((BASE, "2"), ("debian:2", "1")):
         with pytest.raises(BuildError):
-            known.add(planned("os"), layer(content), base)
+            known.add_system(OS, system(content, base=base))
+
+
+@pytest.mark.parametrize("change", [{"created": "2026-01-02T00:00:00Z"}, {"folders": ()}, {"taken": ()}])
+def test_the_description_of_a_recorded_system_must_be_right(root: Path, change: dict[str, Any]) -> None:
+    """Images are assembled from it where the operating system itself is not downloaded."""
+    known = KnownLayers(root)
+    known.add_system(OS, replace(system(), **change))
+    with pytest.raises(BuildError, match=r"^layer os has the description"):
+        known.add_system(OS, system())
 
 
 @pytest.mark.parametrize("change", [{"diff_id": digest.of_bytes(b"x")}, {"size": 1}, {"unpacked": 1}])
 def test_a_recorded_layer_must_be_right_in_all_its_fields(root: Path, change: dict[str, Any]) -> None:
     """The diff id of a known layer is not computed again."""
     known = KnownLayers(root)
-    known.add(planned(), replace(layer(), **change), BASE)
+    known.add(planned(), replace(layer(), **change))
     with pytest.raises(BuildError):
-        known.add(planned(), layer(), BASE)
+        known.add(planned(), layer())
 
 
 def test_layers_that_no_image_has_are_removed(root: Path) -> None:
     known = KnownLayers(root)
     for name in ("torch", "numpy"):
-        known.add(planned(name=name), layer(name), BASE)
-    known.add(planned("os", "torch"), layer("os"), BASE)
+        known.add(planned(name=name), layer(name))
+    known.add_system(OS, system())
     known.write()
-    assert known_layers.prune(root, {planned().inputs, "sha256:other"})
-    assert list(known_layers.read(root)) == [planned().inputs, f"{planned().inputs} {BASE}"]
+    assert known_layers.prune(root, {planned().inputs, OS, "sha256:other"})
+    rest = KnownLayers(root)
+    assert rest.get(planned())
+    assert rest.get(planned(name="numpy")) is None
+    assert rest.system(OS, BASE)
+    assert known_layers.prune(root, {planned().inputs})
+    assert KnownLayers(root).system(OS, BASE) is None
     assert not known_layers.prune(root, {planned().inputs})
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"format": 1', '"format": 2', "has lock format 2; this builder reads format 1"),
+        ('"format": 2', '"format": 3', "has lock format 3; this builder reads format 2"),
         ('"size"', '"length"', "is damaged"),
         ('": "sha256:', '": "sha1:', "is damaged"),
         ('"digest"', '<<<<<<< HEAD\n"digest"', "is damaged"),
@@ -124,7 +162,7 @@ def test_layers_that_no_image_has_are_removed(root: Path) -> None:
 )
 def test_a_damaged_file_is_an_error(root: Path, old: str, new: str, message: str) -> None:
     known = KnownLayers(root)
-    known.add(planned(), layer(), BASE)
+    known.add(planned(), layer())
     known.write()
     text = (root / PATH).read_text()
     (root / PATH).write_text(text.replace(old, new, 1))
@@ -138,7 +176,7 @@ def test_the_file_does_not_depend_on_the_order_of_builds(root: Path) -> None:
         (root / PATH).unlink(missing_ok=True)
         known = KnownLayers(root)
         for name in names:
-            known.add(replace(planned(name=name)), layer(name), BASE)
+            known.add(replace(planned(name=name)), layer(name))
         known.write()
         texts.add((root / PATH).read_text())
     assert len(texts) == 1

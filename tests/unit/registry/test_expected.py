@@ -137,7 +137,7 @@ def test_known_layers(tiny: Project, image: PlannedImage, tmp_path: Any) -> None
     blob = store.put(b"debian", LAYER_TYPE)
     system = OsLayer(
         digest=blob.digest,
-        diff_id="x",
+        diff_id=blob.digest,
         size=blob.size,
         unpacked=1,
         created="x",
@@ -154,7 +154,7 @@ def test_known_layers(tiny: Project, image: PlannedImage, tmp_path: Any) -> None
     known = expected.of_plan(tiny.root, store, image).layers
     assert set(known) == set(kinds)
     [number] = [number for number, layer in kinds.items() if layer.kind == "os"]
-    assert known[number] == ExpectedLayer(digest=blob.digest, diff_id="x", how="known")
+    assert known[number] == ExpectedLayer(digest=blob.digest, diff_id=blob.digest, how="known")
     assert {known[number].how for number in compiled} == {"known"}
 
     (tiny.root / "templates/base/files/etc/new").write_text("x")
