@@ -11,6 +11,7 @@ import pytest
 from builder.common import digest
 from builder.layers import oci, os_layer
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
+from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
@@ -160,3 +161,29 @@ def test_known_layers(tiny: Project, image: PlannedImage, tmp_path: Any) -> None
     (tiny.root / "templates/base/files/etc/new").write_text("x")
     [number] = [number for number, known in bare.items() if known.how == "derived"]
     assert expected.of_plan(tiny.root, store, image).layers[number] != bare[number]
+
+
+@pytest.mark.parametrize("created", ["2026-11-01T00:00:00Z", "2026-11-02T00:00:00Z"])
+def test_the_creation_time_is_that_of_the_known_system(tiny: Project, image: PlannedImage, created: str) -> None:
+    """Nobody can make an image look newer than its packages."""
+    manifest, config = documents(image)
+    [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
+    known = KnownLayers(tiny.root)
+    system = OsLayer(
+        digest=digest.of_bytes(b"compressed by another zlib"),
+        diff_id=config["rootfs"]["diff_ids"][number],
+        size=1,
+        unpacked=1,
+        created=created,
+        base="debian:newbird",
+        taken=(),
+        folders=(),
+    )
+    known.add_system(image.os, system)
+    plan_of_checkout = expected.of_known(tiny.root, known, image, "debian:newbird")
+    content = json.dumps(config, separators=(",", ":")).encode()
+    lines = expected.differences(plan_of_checkout, json.dumps(manifest).encode(), content)
+    assert expected.of_known(tiny.root, known, image, "debian:other").system is None
+    assert [line for line in lines if line.startswith("created: ")] == (
+        [] if created == config["created"] else [f'created: "{config["created"]}", expected "{created}"']
+    )
