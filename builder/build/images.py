@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from builder.build import os_stage
@@ -173,8 +171,9 @@ def run(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcom
             try:
                 if missing := [image for image in todo if not ids[image.id]]:
                     method.prepare(missing)
-                first, others = run.in_order(todo)
-                done |= run.each(first, lambda image: run.make(image, ids[image.id]), others)
+                # Images with fewer components first: larger ones reuse their results.
+                todo.sort(key=lambda image: len(image.components))
+                done |= run.each(todo, lambda image: run.make(image, ids[image.id]))
             finally:
                 method.close()
     return [done[image.id] for image in plan.images]
@@ -292,42 +291,20 @@ class _Run:
         self.work.view.end(image.id, "done", _tests(proof))
         return Outcome(image=image, image_id=image_id, proof=proof, tested=True)
 
-    def in_order(self, images: Iterable[PlannedImage]) -> tuple[list[PlannedImage], dict[str, list[PlannedImage]]]:
-        """Which images come first, and which come after the first one of their group, whose results they can reuse."""
-        first: list[PlannedImage] = []
-        others: dict[str, list[PlannedImage]] = {}
-        for image in sorted(images, key=lambda image: len(image.components)):
-            group = image.cell.group
-            if group in others:
-                others[group].append(image)
-            else:
-                first.append(image)
-                if self.options.test and self.method.assembles and not self.reused.has(group):
-                    others[group] = []
-        return first, others
-
-    def each(
-        self, images: Sequence[PlannedImage], step: Callable[[PlannedImage], Outcome],
-        others: Mapping[str, Sequence[PlannedImage]] = MappingProxyType({}),
-    ) -> dict[str, Outcome]:  # fmt: skip
-        """Calls `step` for several images at a time; outcomes by image id, an error in that of its image.
-
-        The `others` of a group begin when one of its `images` has ended.
-        """
+    def each(self, images: Sequence[PlannedImage], step: Callable[[PlannedImage], Outcome]) -> dict[str, Outcome]:
+        """Calls `step` for several images at a time; outcomes by image id, an error in that of its image."""
         outcomes: dict[str, Outcome] = {}
         pool = ThreadPoolExecutor(max_workers=self.options.jobs)
-        self.work.view.add_waiting(image.id for image in chain(images, *others.values()))
-        waiting = {pool.submit(_timed, step, image) for image in images}
+        self.work.view.add_waiting(image.id for image in images)
+        futures = {pool.submit(_timed, step, image): image for image in images}
         try:
+            waiting = set(futures)
             while waiting:
                 finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for outcome in [future.result() for future in finished]:
-                    image = outcome.image
-                    outcomes[image.id] = outcome
+                for future in finished:
+                    outcome = outcomes[futures[future].id] = future.result()
                     if outcome.error:
-                        self.work.view.end(image.id, "failed")
-                    if image in images:
-                        waiting |= {pool.submit(_timed, step, other) for other in others.get(image.cell.group, ())}
+                        self.work.view.end(outcome.image.id, "failed")
         except BaseException:
             # Do not wait for threads that read from the engine: they end with this process, as do their builds.
             pool.shutdown(wait=False, cancel_futures=True)

@@ -54,11 +54,6 @@ class ReusedTests:
         with self._lock:
             self._passed.setdefault(image.cell.group, []).append((image, proof))
 
-    def has(self, group: str) -> bool:
-        """Whether an image of the group has passed."""
-        with self._lock:
-            return group in self._passed
-
     def reusable(self, image: PlannedImage, image_id: str) -> dict[str, str]:
         """Tests that hold for the image if they are thorough -> id of the image that passed them.
 
