@@ -18,9 +18,8 @@ def main() -> None:
     """Entry point of the `builder` command."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a job in the background
         signal.signal(signal.SIGINT, _interrupted)
-    gc.set_threshold(
-        50_000
-    )  # a large plan is many objects and no garbage: a sixth of its time went into looking for it
+    # A large plan is many objects and no garbage; looking for it took a sixth of the time.
+    gc.set_threshold(50_000)
     from builder import cli  # noqa: PLC0415
 
     cli.main()

@@ -102,18 +102,18 @@ class Assembler:
             if system := os_layer.get(self._store, image.os):
                 self._systems[image.os] = Future()
                 self._systems[image.os].set_result(system)
-            elif self._remote.system(image.os):
-                self._systems[image.os] = self._containers.submit(self._download_system, image)
+            elif system := self._remote.system(image.os):
+                self._systems[image.os] = self._containers.submit(self._download_system, image, system)
             else:
                 missing.append(image)
         for stage in os_stage.read(work, missing, self._os_way):
             self._systems[stage.image.os] = self._containers.submit(self._make_system, stage)
 
-    def _download_system(self, image: PlannedImage) -> OsLayer:
+    def _download_system(self, image: PlannedImage, system: OsLayer) -> OsLayer:
         """Downloads an operating system that a registry reported; makes it if that fails."""
         name = os_stage.row(image)
         self._work.view.begin(name, "downloading")
-        if system := self._remote.download_system(name, image.os):
+        if self._remote.download_system(name, image.os, system):
             self._work.view.end(name, "done", f"layer {digest.short(system.digest)}, from the registry")
             return system
         [stage] = os_stage.read(self._work, [image], self._os_way)

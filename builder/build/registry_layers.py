@@ -56,13 +56,12 @@ class RegistryLayers:
         """A known operating system that a registry reports; it is not downloaded."""
         return next((system for system in self._known.systems(inputs) if self.find(system.digest)), None)
 
-    def download_system(self, name: str, inputs: str) -> OsLayer | None:
-        """An operating system, if a registry has it; `name` is its row in the view."""
-        system = self.system(inputs)
-        if system is None or not self._download(name, system):
-            return None
+    def download_system(self, name: str, inputs: str, system: OsLayer) -> bool:
+        """Downloads and records a system that a registry reported; `name` is its row in the view."""
+        if not self._download(name, system):
+            return False
         self._store.put_record(inputs, asdict(system))
-        return system
+        return True
 
     def _download(self, name: str, known: KnownLayer | OsLayer) -> bool:
         registry = self.find(known.digest)

@@ -17,10 +17,10 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from builder.common import atomic
-from builder.common.errors import BuildError
+from builder.common.errors import BuildError, LockError
 from builder.index.wheels import STRICT
-from builder.layers.oci import Layer
-from builder.layers.os_layer import Digest, OsLayer, Size
+from builder.layers.oci import Digest, Layer, Size
+from builder.layers.os_layer import OsLayer
 from builder.lock import document
 from builder.lock.document import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import PlannedLayer
@@ -48,7 +48,7 @@ class _File:
 
 
 _FILE = TypeAdapter(_File)
-_HINT = f"Restore it with git, or delete it: the next build writes it. {PATH} must be the same on all machines."
+_HINT = f"Restore an intact version, or delete it: the next build writes it. {PATH} must be the same on all machines."
 
 
 class KnownLayers:
@@ -70,7 +70,9 @@ class KnownLayers:
 
     def systems(self, inputs: str) -> list[OsLayer]:
         """The known operating systems with these inputs, each on another base."""
-        return [system for key, system in sorted(self._file.systems.items()) if _inputs(key) == inputs]
+        with self._lock:
+            systems = dict(self._file.systems)
+        return [system for key, system in sorted(systems.items()) if _inputs(key) == inputs]
 
     def add(self, planned: PlannedLayer, layer: Layer) -> None:
         """Adds a layer of wheels or of bytecode, or compares it with the one that is known.
@@ -115,18 +117,26 @@ def check_system(inputs: str, known: OsLayer, system: OsLayer) -> None:
 
     It is compressed here, and zlib's successors compress to other bytes: its digest may differ.
     """
+    key = _key(inputs, known.base)
     if system.diff_id != known.diff_id:
-        raise _differs("os", inputs, ("diff id", system.diff_id, known.diff_id))
-    if replace(system, digest=known.digest, size=known.size) != known:
-        raise _differs("os", inputs, ("description", str(system), str(known)))
+        raise _differs("os", key, ("diff id", system.diff_id, known.diff_id))
+    recorded = vars(known)
+    for name, value in vars(replace(system, digest=known.digest, size=known.size)).items():
+        if value != recorded[name]:
+            raise _differs("os", key, (f"value {name} =", _short(value), _short(recorded[name])))
 
 
-def _differs(name: str, inputs: str, values: tuple[str, str, str]) -> BuildError:
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _differs(name: str, key: str, values: tuple[str, str, str]) -> BuildError:
     what, actual, known = values
     return BuildError(
         f"layer {name} has the {what} {actual}, but {PATH} records {known}",
         hint="The same inputs must give the same bytes. If the recorded layer is wrong, delete its line from "
-        f"{PATH}: {inputs}",
+        f"{PATH}: {key}",
     )
 
 
@@ -143,7 +153,11 @@ def _read(root: Path) -> _File:
     text = document.read_text(root / PATH, _HINT)
     if text is None:
         return _File(layers={}, systems={})
-    return document.validate(_FILE, text, PATH, FORMAT, _HINT)
+    file = document.validate(_FILE, text, PATH, FORMAT, _HINT)
+    for key, system in file.systems.items():
+        if key != _key(_inputs(key), system.base):
+            raise LockError(f"{PATH} is damaged: {key} is on {system.base}", hint=_HINT)
+    return file
 
 
 def _dump(file: _File) -> str:

@@ -159,11 +159,13 @@ def _json(data: Mapping[str, Any]) -> bytes:
 
 _Model = TypeVar("_Model", bound=BaseModel)
 Digest = Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
+Size = Annotated[int, Field(ge=0, strict=True)]
+TIME = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"  # RFC 3339, in UTC and seconds
 
 
 class _Blob(BaseModel, frozen=True):
     digest: Digest
-    size: Annotated[int, Field(ge=0, strict=True)]
+    size: Size
 
 
 class _Manifest(BaseModel, frozen=True):

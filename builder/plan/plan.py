@@ -6,7 +6,7 @@ except what is known only after the build.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
@@ -167,31 +167,34 @@ def make(project: Project, selected: Sequence[Cell]) -> Plan:
     An image depends on its own cell alone, not on the other cells selected or the rest of the matrix.
     """
     references = tags.compute(project.matrix, project.cells)
-    locks = _current_locks(project, selected)
+    locks = {group: lockfile.read(project.root, group) for group in dict.fromkeys(cell.group for cell in selected)}
     common = _Common(project)
-    images, unlocked = [], []
+    locked: list[tuple[Cell, Lock]] = []
+    unlocked = []
     for cell in selected:
         lock = locks[cell.group]
         request = common.request(cell.python, cells.components(project.matrix, cell))
         if lock is None or common.os_lock(request) is None:
             unlocked.append(cell.id)
         else:
-            images.append(_image(common, cell, lock, tuple(map(str, references[cell.id]))))
+            locked.append((cell, lock))
+    _check_current(project, locked)
+    images = [_image(common, cell, lock, tuple(map(str, references[cell.id]))) for cell, lock in locked]
     return Plan(images=tuple(images), unlocked=tuple(unlocked))
 
 
-def _current_locks(project: Project, selected: Sequence[Cell]) -> dict[str, Lock | None]:
-    """The locks of all groups of `selected`; raises StaleError for one that does not match the matrix."""
+def _check_current(project: Project, locked: Iterable[tuple[Cell, Lock]]) -> None:
+    """Raises StaleError if the lock of a group does not match the matrix."""
     groups: dict[str, list[Cell]] = {}
-    for cell in selected:
+    locks: dict[str, Lock] = {}
+    for cell, lock in locked:
         groups.setdefault(cell.group, []).append(cell)
-    locks = {group: lockfile.read(project.root, group) for group in groups}
+        locks[cell.group] = lock
     for group, lock in locks.items():
-        if lock and (reason := lockfile.stale_reason(project.matrix, lock, groups[group])):
+        if reason := lockfile.stale_reason(project.matrix, lock, groups[group]):
             raise StaleError(
                 f"locks/{group}.json does not match matrix.yaml: {reason}", hint=lockfile.resolve_hint(group)
             )
-    return locks
 
 
 def make_locked(project: Project, selected: Sequence[Cell]) -> Plan:

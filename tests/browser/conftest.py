@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from docker.models.containers import Container
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import NoSuchFrameException, NoSuchWindowException, StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
@@ -95,7 +95,8 @@ def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
 def wait(probe: Callable[[], T | None], what: str, seconds: float = START_S) -> T:
     """The first result of `probe` that is not empty; fails naming `what`.
 
-    A page that is still loading replaces elements. An element that was replaced while `probe` used it is not there yet.
+    A page that is still loading replaces elements and frames. One that was replaced while `probe` used it is not there
+    yet.
     """
     deadline = time.monotonic() + seconds
     while not (result := _attempt(probe)):
@@ -107,5 +108,5 @@ def wait(probe: Callable[[], T | None], what: str, seconds: float = START_S) -> 
 def _attempt(probe: Callable[[], T | None]) -> T | None:
     try:
         return probe()
-    except StaleElementReferenceException:
+    except (StaleElementReferenceException, NoSuchFrameException, NoSuchWindowException):
         return None

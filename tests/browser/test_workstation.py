@@ -72,12 +72,14 @@ def clicked(browser: webdriver.Chrome, selector: str, by: str = By.CSS_SELECTOR)
     return True
 
 
-def entered(browser: webdriver.Chrome, selector: str) -> bool:
-    frame = visible(browser, selector)
+def visible_in_frame(browser: webdriver.Chrome, frame_selector: str, selector: str) -> bool:
+    """Looks for the frame each time: the notebook may replace it while it loads."""
+    browser.switch_to.default_content()
+    frame = visible(browser, frame_selector)
     if frame is None:
         return False
     browser.switch_to.frame(frame)
-    return True
+    return visible(browser, selector) is not None
 
 
 def ended(browser: webdriver.Chrome, cell: str) -> bool:
@@ -132,8 +134,7 @@ def test_a_notebook_trains_and_tensorboard_shows_its_curve(
 
     run_cell(browser, len(TRAIN) + 1)
     frame = "iframe[src*='/proxy/6006/'], iframe[id^=tensorboard-frame]"
-    wait(lambda: entered(browser, frame), "%tensorboard")
-    wait(lambda: visible(browser, "scalar-card"), "TensorBoard in the notebook")
+    wait(lambda: visible_in_frame(browser, frame, "scalar-card"), "TensorBoard in the notebook")
     browser.switch_to.default_content()
 
     browser.get(f"{running.url}/tensorboard/")

@@ -210,13 +210,11 @@ def test_a_volume_is_writable_whoever_owns_it(
     assert (status, out.split()) == (0, [str(owner), str(owner)]), err
 
 
-@pytest.mark.thorough
 def test_an_unwritable_workspace_is_a_warning(once: Callable[..., Any]) -> None:
     _, _, err = once(["true"], user="123456:123456")
     assert "user 123456 cannot write to /workspace, which belongs to 1000:0: start with `--user 1000:0`" in err
 
 
-@pytest.mark.thorough
 def test_nb_uid_without_root_is_refused(once: Callable[..., Any]) -> None:
     status, _, err = once(["true"], environment={"NB_UID": "4242"})
     assert status == 78

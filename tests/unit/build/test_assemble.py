@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from builder.common import digest
 from builder.common.errors import BuildError
 from builder.layers import garbage, oci, wheel_layers
 from builder.layers import images as stored_images
-from builder.layers.known_layers import KnownLayers
+from builder.lock.document import KNOWN_LAYERS
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
@@ -324,14 +325,17 @@ def test_messages(bench: Bench) -> None:
 
 def test_the_first_build_records_its_layers(bench: Bench) -> None:
     bench.run(EMBER)
-    known = KnownLayers(bench.project.root)
+    recorded = json.loads((bench.project.root / KNOWN_LAYERS).read_text(encoding="utf-8"))
     [image] = bench.images(EMBER)
-    *layers, files = zip(image.layers, bench.stored(EMBER).layers, strict=True)
-    for planned, layer in layers:
-        recorded = known.get(planned) if planned.kind != "os" else known.systems(image.os)[0]
-        assert recorded
-        assert recorded.digest == layer.digest
-    assert known.get(files[0]) is None, "they take no time, and their inputs are in the checkout"
+    stack = dict(zip((layer.inputs for layer in image.layers), bench.stored(EMBER).layers, strict=True))
+    del stack[image.layers[-1].inputs]  # plain files
+    system = stack.pop(image.os)
+    assert [(key.partition(" ")[0], entry["digest"]) for key, entry in recorded["systems"].items()] == [
+        (image.os, system.digest)
+    ]
+    assert {key: entry["digest"] for key, entry in recorded["layers"].items()} == {
+        inputs: layer.digest for inputs, layer in stack.items()
+    }
 
 
 def test_a_known_layer_with_other_bytes_is_an_error(benches: Callable[[], Bench]) -> None:

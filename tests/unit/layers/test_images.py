@@ -64,8 +64,8 @@ def test_an_image_is_found_by_its_plan_and_its_base(store: Store, tiny: Project)
     planned = plan.make_locked(tiny, tiny.select(["qz-0.5-cu129-py311"])).images[0]
     image = put_image(store, b"os", b"wheels")
     system = OsLayer(
-        digest=image.layers[0].digest, diff_id=image.layers[0].diff_id, size=2, unpacked=3, created="",
-        base="debian:1", taken=(), folders=(),
+        digest=image.layers[0].digest, diff_id=image.layers[0].diff_id, size=2, unpacked=3,
+        created="2026-01-01T00:00:00Z", base="debian:1", taken=(), folders=(),
     )  # fmt: skip
     images.put_name(store, planned, system, image.manifest, "x")
     assert images.find(store, planned) is None, "without its operating system"

@@ -122,7 +122,7 @@ def test_the_description_of_a_recorded_system_must_be_right(root: Path, change: 
     """Images are assembled from it where the operating system itself is not downloaded."""
     known = KnownLayers(root)
     known.add_system(OS, replace(system(), **change))
-    with pytest.raises(BuildError, match=r"^layer os has the description"):
+    with pytest.raises(BuildError, match=rf"^layer os has the value {next(iter(change))} = "):
         known.add_system(OS, system())
 
 
@@ -158,13 +158,17 @@ def test_layers_that_no_image_has_are_removed(root: Path) -> None:
         ('"size"', '"length"', "is damaged"),
         ('": "sha256:', '": "sha1:', "is damaged"),
         ('"digest"', '<<<<<<< HEAD\n"digest"', "is damaged"),
+        (f" {BASE}", " debian:2", "is damaged: sha256:[0-9a-f]* debian:2 is on debian:1"),
+        ("2026-01-01T", "yesterday ", "is damaged"),
     ],
 )
 def test_a_damaged_file_is_an_error(root: Path, old: str, new: str, message: str) -> None:
     known = KnownLayers(root)
     known.add(planned(), layer())
+    known.add_system(OS, system())
     known.write()
     text = (root / PATH).read_text()
+    assert old in text
     (root / PATH).write_text(text.replace(old, new, 1))
     with pytest.raises(LockError, match=f"^{PATH} {message}"):
         KnownLayers(root)

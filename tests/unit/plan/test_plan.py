@@ -153,6 +153,12 @@ def test_a_stale_lock(edit: Edit) -> None:
     assert caught.value.hint == f"Resolve it again: builder lock '{GROUP}*'"
 
 
+def test_a_stale_lock_of_a_cell_whose_debian_packages_are_not_locked(edit: Edit) -> None:
+    """Both must be locked again: the cell is listed, as one without any lock."""
+    project = edit("packages: [notebook]", "packages: [notebook>=2]\n    apt: [git]")
+    assert plan.make(project, project.select([CELL])).unlocked == (CELL,)
+
+
 @pytest.mark.parametrize("cell", [GROUP, "qz-0.5-cu129-py311"])
 def test_a_lock_that_is_stale_for_other_cells(edit: Edit, cell: str) -> None:
     """Components that a cell does not have change neither its lock nor its image."""
