@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,7 @@ import requests
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from builder.common import threads
 from builder.common.errors import FetchError, LockError, UnreachableError
 from builder.common.units import counted
 from builder.index.host import Host
@@ -266,7 +266,7 @@ class Resolver:
         urls = {wheel.sha256: url for wheel, url in closure.values() if wheel.sha256 not in self._sizes}
         if urls:
             self._say(f"{cell.group}: getting the size of {counted(len(urls), 'wheel')}")
-            with IndexSession(self._index, retries=4) as session, ThreadPoolExecutor(POOL) as pool:
+            with IndexSession(self._index, retries=4) as session, threads.pool(POOL, "sizes") as pool:
                 sizes = pool.map(lambda url: _size(cell, session, url), urls.values())
                 self._sizes |= dict(zip(urls, sizes, strict=True))
         return {name: replace(wheel, size=self._sizes[wheel.sha256]) for name, (wheel, _) in closure.items()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from builder.common import threads
 
 PARALLEL = 8
 _Input = TypeVar("_Input")
@@ -14,5 +15,5 @@ _Output = TypeVar("_Output")
 def look_up(function: Callable[[_Input], _Output], inputs: Iterable[_Input]) -> list[tuple[_Input, _Output]]:
     """Each input with what the function returns for it, in order. Raises the first error of the function."""
     listed = list(inputs)
-    with ThreadPoolExecutor(PARALLEL, "lookup") as pool:
+    with threads.pool(PARALLEL, "lookup") as pool:
         return list(zip(listed, pool.map(function, listed), strict=True))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from builder.common import errors
+from builder.common import errors, threads
 from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, DamagedError, ImageTestError, RegistryError, UsageError
 from builder.common.reference import ImageRef
@@ -302,7 +302,7 @@ class _Release:
         failures: list[BuilderError] = []
         repositories = sorted({image.target.references[0].repository for image in self._images})
         finishing: list[Future[Sent]] = []
-        with ThreadPoolExecutor(PARALLEL_FINISHES, "publish") as pool:
+        with threads.pool(PARALLEL_FINISHES, "publish") as pool:
             try:
                 for image in self._images:
                     began = time.monotonic()
@@ -319,9 +319,9 @@ class _Release:
                         self.sent.append(future.result())
                     except BuilderError as error:
                         failures.append(error)
-            except BaseException:  # Ctrl-C: no further tag is set
+            except BaseException:  # Ctrl-C: no further tag is set, but one may just be
                 self._stop.set()
-                pool.shutdown(cancel_futures=True)
+                wait(finishing, timeout=push.GRACE_S)
                 raise
             finally:
                 self.changes += [change for image in self._images for change in image.stamp_changes]

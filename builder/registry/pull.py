@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from typing import BinaryIO
 
+from builder.common import threads
 from builder.layers.blobs import Descriptor
 from builder.layers.store import Store
 from builder.registry.client import Registry
@@ -24,18 +25,16 @@ def fetch(
     missing = {blob.digest: blob for blob in blobs if not store.has(blob.digest, blob.size)}.values()
     stop = threading.Event()
     source = registry.stoppable(stop)
-    pool = ThreadPoolExecutor(PARALLEL, "pull")
-    futures = [
-        pool.submit(_fetch, source, store, blob, progress) for blob in sorted(missing, key=lambda blob: -blob.size)
-    ]
-    try:
-        for future in as_completed(futures):
-            future.result()
-    except BaseException as error:
-        stop.set()
-        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
-        raise
-    pool.shutdown()
+    with threads.pool(PARALLEL, "pull") as pool:
+        futures = [
+            pool.submit(_fetch, source, store, blob, progress) for blob in sorted(missing, key=lambda blob: -blob.size)
+        ]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            stop.set()
+            raise
     return sum(blob.size for blob in missing)
 
 

@@ -111,10 +111,10 @@ class Running:
     def says(self, text: str) -> None:
         self.reaches(lambda: text in self.output)
 
-    def ends(self, code: int) -> str:
+    def ends(self, code: int, within_s: float = TIMEOUT_S) -> str:
         """Waits for the end; returns the output."""
         try:
-            self.process.wait(TIMEOUT_S)
+            self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGABRT)  # prints the traceback of every thread
             self.process.wait(10)

@@ -1,0 +1,53 @@
+"""Threads end with their block, except after an interrupt."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from builder.common import threads
+
+
+class Work:
+    """A task that runs until it is released, in a pool of one thread, and one that waits for it."""
+
+    def __init__(self) -> None:
+        self.begun, self.released, self.second = threading.Event(), threading.Event(), threading.Event()
+        self.ended = False
+
+    def first(self) -> None:
+        self.begun.set()
+        assert self.released.wait(timeout=30)
+        self.ended = True
+
+    def run(self, error: BaseException) -> None:
+        with threads.pool(1, "test") as pool:
+            pool.submit(self.first)
+            pool.submit(self.second.set)
+            assert self.begun.wait(timeout=30)
+            raise error
+
+
+def test_all_work_is_done_at_the_end() -> None:
+    with threads.pool(2, "test") as pool:
+        futures = [pool.submit(pow, 2, power) for power in range(20)]
+    assert [future.result(timeout=0) for future in futures] == [2**power for power in range(20)]
+
+
+def test_after_an_error_only_what_runs_is_waited_for() -> None:
+    work = Work()
+    threading.Timer(0.2, work.released.set).start()
+    with pytest.raises(ValueError, match="wrong"):
+        work.run(ValueError("wrong"))
+    assert work.ended
+    assert not work.second.is_set()
+
+
+def test_after_an_interrupt_nothing_is_waited_for() -> None:
+    work = Work()
+    with pytest.raises(KeyboardInterrupt):
+        work.run(KeyboardInterrupt())
+    assert not work.ended, "nothing releases it before the block ends"
+    work.released.set()
+    assert not work.second.wait(timeout=0.2)
