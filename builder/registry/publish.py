@@ -40,14 +40,13 @@ Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The image of a cell and a plan, its evidence, and the references to publish it under, the full tag first.
+    """The image of a cell, its evidence, and the references to publish it under, the full tag first.
 
     `source` is a repository of the same registry that has its blobs, empty if there is none. `fetch` downloads a blob
     from where the image is staged, if the registry can neither mount it nor has it.
     """
 
     cell: str
-    plan: str
     stored: Image
     manifest: Manifest
     evidence: Evidence
@@ -100,7 +99,6 @@ def collect(
         chosen.append(
             Target(
                 cell=image.id,
-                plan=image.digest,
                 stored=stored,
                 manifest=manifest,
                 evidence=proof,

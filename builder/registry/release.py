@@ -114,7 +114,6 @@ class Releaser:
             )
         target = Target(
             cell=staged.cell,
-            plan=staged.plan,
             stored=image,
             manifest=manifest,
             evidence=proof.evidence,
