@@ -89,7 +89,7 @@ def check(expected: Expected, image: Image, manifest: bytes, config: bytes, *, i
     """
     lines = differences(expected, manifest, config)
     if not re.fullmatch(
-        r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z",
+        oci.TIME,
         created := image.labels.get(f"{OCI}.created", ""),
         re.ASCII,
     ):

@@ -46,7 +46,7 @@ def _printable(value: str) -> str:
 
 LONGEST = 500  # characters of a text
 _Text = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_printable)]
-_Time = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+_Time = Annotated[str, StringConstraints(pattern=oci.TIME)]
 
 
 class Finding(BaseModel, extra="forbid", frozen=True):
