@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import BinaryIO, Literal
 
 from builder.build import bytecode, disk, os_stage
@@ -56,6 +56,7 @@ class Assembler:
         self._wheels = WheelLayers(work, store, self._known)
         self._remote = RegistryLayers(work.project, work.host, work.view, store, self._known)
         self._systems: dict[str, Future[OsLayer]] = {}
+        self._compilers: dict[str, set[str]] = {}  # compiler -> operating systems of this run that have it
         self._bytecode: dict[str, Future[Layer]] = {}
         self._os_images: dict[str, str] = {}
         self._program = b""
@@ -87,6 +88,7 @@ class Assembler:
         self._program = (work.project.root / plan.COMPILER).read_bytes()
         for image in images:
             self._files[image.id] = files.read(work.project.root, image, wheel.environment(image.cell.python))
+            self._compilers.setdefault(image.compiler, set()).add(image.os)
         self._start_systems({image.os: image for image in images}.values())
         self._wheels.start(layer for image in images for layer in image.layers if layer.kind == "wheels")
         for image in images:
@@ -197,7 +199,7 @@ class Assembler:
             return built
         if downloaded := self._remote.bytecode(layer):
             return downloaded
-        system = self._systems[image.os].result()
+        system = self._compiling_system(image)
         below = {inputs: self._wheels.layer(inputs) for inputs in layer.compiled}
         compilation = Compilation(
             os_image=self._os_image(image, system),
@@ -207,12 +209,22 @@ class Assembler:
                 (built.digest, wheel_layers.sources_of(self._store, inputs, built)) for inputs, built in below.items()
             ],
         )
-        self._work.view.note(os_stage.row(image), f"compiling {layer.component}")
+        self._work.view.note(image.id, f"compiling {layer.component}")
 
         def write(out: BinaryIO) -> WrittenLayer:
             return bytecode.make(self._work, self._store, compilation, out)
 
         return wheel_layers.put(self._store, layer, write, self._known.get(layer))
+
+    def _compiling_system(self, image: PlannedImage) -> OsLayer:
+        """The first operating system that is ready, of those with the image's Python: all give the same bytecode."""
+        if recorded := os_layer.get(self._store, image.compiler):
+            return recorded
+        systems = [self._systems[inputs] for inputs in self._compilers[image.compiler]]
+        ready = next((system for system in as_completed(systems) if not system.exception()), self._systems[image.os])
+        system = ready.result()
+        self._store.put_record(image.compiler, asdict(system))
+        return system
 
     def _os_image(self, image: PlannedImage, system: OsLayer) -> str:
         """Id of an image of the operating system alone, to run its Python."""

@@ -73,7 +73,8 @@ class PlannedImage:
     `uv` is the release of uv's Python, empty for Debian's; `references` are the full tag and the aliases;
     `requirements` are those of the lock, by component; `layers` start with the lowest; `file_components` are the
     components with files of their own; `system` is what the operating system is locked for, `os` the digest of the
-    inputs of the os stage; `constraints` is the text of pip's constraints file.
+    inputs of the os stage; `compiler` is the digest of what compiles bytecode: operating systems with the same one
+    give the same bytecode; `constraints` is the text of pip's constraints file.
     """
 
     cell: Cell
@@ -84,6 +85,7 @@ class PlannedImage:
     uv: str
     system: OsRequest
     os: str
+    compiler: str
     digest: str
     wheels: tuple[Wheel, ...]
     lists: tuple[WheelList, ...]
@@ -294,6 +296,7 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         uv=python.uv or "",
         system=request,
         os=parts.os,
+        compiler=compiler,
         digest=_digest(configured, [base, python.debian], layers),
         wheels=locked.wheels,
         lists=(*group.cuda, *chain.from_iterable(lists)),

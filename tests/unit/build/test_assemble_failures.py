@@ -6,18 +6,30 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from builder.build import bytecode, disk
+from builder.build import bytecode, disk, os_stage
 from builder.common.errors import BuildError, DiskError, EngineError, FetchError
 from builder.index.download import CONNECTIONS
+from builder.layers.os_layer import OsLayer
+from builder.layers.splice import WrittenLayer
 from builder.matrix.project import Project
 from tests.fakes import locks
 from tests.fakes.engine import INFO
 from tests.unit.build.assembling import BOARD, EMBER, JUPYTER, NOTEBOOK, NOTHING, QUARTZ, Bench
 
 Edit = Callable[[str, str], Project]
+
+
+def two_systems(benches: Callable[[], Bench], edit: Edit) -> Bench:
+    """QUARTZ and BOARD have operating systems of their own, with the same Python."""
+    bench = benches()
+    bench.project = locks.write_os_locks(edit("board: {needs: [python]", "board: {apt: [git], needs: [python]"))
+    images = bench.images(QUARTZ, BOARD)
+    assert images[0].os != images[1].os
+    return bench
 
 
 def test_a_wheel_that_fails_is_named_and_fails_only_the_images_that_need_it(bench: Bench) -> None:
@@ -91,11 +103,8 @@ def test_a_file_in_a_folder_with_another_owner_is_an_error(bench: Bench) -> None
 
 
 def test_a_system_that_fails_fails_only_the_images_on_it(benches: Callable[[], Bench], edit: Edit) -> None:
-    project = edit("board: {needs: [python]", "board: {apt: [git], needs: [python]")
-    bench = benches()
-    bench.project = locks.write_os_locks(project)
+    bench = two_systems(benches, edit)
     images = bench.images(QUARTZ, BOARD)
-    assert images[0].os != images[1].os
     bench.world.broken_systems[images[1].os] = BuildError("apt failed")
     assembler = bench.begin(images)
     assert assembler.build(images[0])
@@ -107,6 +116,38 @@ def test_a_system_that_fails_fails_only_the_images_on_it(benches: Callable[[], B
     assert bench.run(QUARTZ, BOARD)
     fetched, spliced, systems, _ = bench.world.did()
     assert (fetched, spliced, len(systems)) == ([], [], 1)
+
+
+def test_bytecode_does_not_wait_for_a_system_with_the_python_of_another(
+    benches: Callable[[], Bench], edit: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = two_systems(benches, edit)
+    bench.run(QUARTZ)
+    compiled = threading.Event()
+    compile_, make_system = bytecode.make, os_stage.make
+
+    def compiling(*arguments: Any) -> WrittenLayer:
+        compiled.set()
+        return compile_(*arguments)
+
+    def waiting(*arguments: Any) -> OsLayer:
+        assert compiled.wait(10), "bytecode waits for the operating system"
+        return make_system(*arguments)
+
+    monkeypatch.setattr(bytecode, "make", compiling)
+    monkeypatch.setattr(os_stage, "make", waiting)
+    assert bench.run(BOARD)
+
+
+def test_a_system_that_fails_does_not_fail_bytecode_of_another(benches: Callable[[], Bench], edit: Edit) -> None:
+    """Of the systems with the same Python, the next one that is ready compiles."""
+    bench = two_systems(benches, edit)
+    images = bench.images(BOARD, QUARTZ)
+    bench.world.broken_systems[images[0].os] = BuildError("apt failed")
+    assembler = bench.begin(images)
+    assert assembler.build(images[1])
+    with pytest.raises(BuildError, match="apt failed"):
+        assembler.build(images[0])
 
 
 def test_bytecode_that_fails_is_made_in_the_next_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
