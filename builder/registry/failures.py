@@ -22,6 +22,9 @@ from builder.registry.transport import FOLDER
 LONGEST_BODY = 1024 * 1024  # bytes of an error's body that are read
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 PERMANENT = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, HTTPStatus.INSUFFICIENT_STORAGE)
+# Clients upload all blobs before the manifest. docker-registry refuses some manifests while another client uploads one
+# of their blobs again, such as the empty blob of all artifacts: 347 of 8,245, measured with two clients of each kind.
+TRANSIENT_CODE = "MANIFEST_BLOB_UNKNOWN"
 RUN_AGAIN = "Run this again: data already in the registry is not sent again."
 _REFUSED_CLIENT = re.compile(r"ALERT_.*(CERTIFICATE|UNKNOWN_CA)")  # by the server
 # In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.
@@ -59,13 +62,14 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
     with suppress(HTTPError, OSError):  # the status is enough
         body = response.raw.read(LONGEST_BODY, decode_content=False) or b""
     status, text = response.status_code, hide(body.decode("utf-8", "replace"))
-    code, detail = _detail(text)
+    codes, detail = _detail(text)
+    code = codes[0] if codes else ""
     answer = f"answered {_status_text(status)}{detail}"
     if status == HTTPStatus.INSUFFICIENT_STORAGE or (status >= 500 and _DISK_FULL.search(text)):
         message = f"{registry}: {action}: the registry's disk is full: {answer}"
         return RejectedError(message, hint="Free space on the registry, then run this again.", status=status)
     message = f"{registry}: {action}: {answer}"
-    if status in TRANSIENT or (status >= 500 and status not in PERMANENT):
+    if status in TRANSIENT or TRANSIENT_CODE in codes or (status >= 500 and status not in PERMANENT):
         wait = retry_after(response.headers.get("Retry-After", ""), time.time())
         return TransientError(message, hint=RUN_AGAIN, wait=wait)
     hint = ""
@@ -111,18 +115,18 @@ def retry_after(header: str, now: float) -> float:
         return 0.0
 
 
-def _detail(text: str) -> tuple[str, str]:
-    """The code of the first error in a registry's response, and all errors in brackets, on one line."""
+def _detail(text: str) -> tuple[list[str], str]:
+    """The codes of the errors in a registry's response, and the errors in brackets, on one line."""
     try:
         errors = [error for error in json.loads(text)["errors"] if isinstance(error, dict)]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return "", ""
+        return [], ""
     words = []
     for error in errors[:3]:
         parts = (error.get("code"), error.get("message"), error.get("detail"))
         words.append(": ".join(part for part in parts if isinstance(part, str) and part))
     line = one_line("; ".join(filter(None, words)))
-    return (str(errors[0].get("code", "")) if errors else ""), (f" ({line})" if line else "")
+    return [str(error.get("code", "")) for error in errors], (f" ({line})" if line else "")
 
 
 def one_line(text: str) -> str:

@@ -346,6 +346,13 @@ def test_a_manifest_that_did_not_arrive_is_sent_again(lay: Lay, before: str) -> 
     assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"]
 
 
+def test_a_blob_that_another_client_uploads_again_is_waited_for(lay: Lay) -> None:
+    refusal = Reply(status=400, body=errors({"code": "DIGEST_INVALID"}, {"code": "MANIFEST_BLOB_UNKNOWN"}))
+    wire = lay(Tag([refusal, Reply(status=201)], stores=False))
+    assert connect().put_manifest("1.0", CONTENT, IMAGE) == DIGEST
+    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD", "PUT"]
+
+
 def test_a_manifest_that_the_registry_changes(lay: Lay) -> None:
     lay(lambda _: Reply(status=201, headers={"Docker-Content-Digest": of_bytes(b"other")}))
     with pytest.raises(RegistryError, match="stored different content"):
