@@ -19,14 +19,9 @@ def of_bytes(blob: bytes) -> str:
     return "sha256:" + hashlib.sha256(blob).hexdigest()
 
 
-def is_hex(value: str) -> bool:
-    """Whether a value is the 64 hex digits of a SHA-256."""
-    return re.fullmatch(HEX, value) is not None
-
-
 def is_digest(value: object) -> bool:
     """Whether a value is `sha256:<hex>`."""
-    return isinstance(value, str) and value.startswith("sha256:") and is_hex(value.removeprefix("sha256:"))
+    return isinstance(value, str) and re.fullmatch(f"sha256:{HEX}", value) is not None
 
 
 def of_data(data: Any) -> str:

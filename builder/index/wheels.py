@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as model
 
-from builder.common.digest import is_hex
+from builder.common.digest import HEX
+from builder.matrix.schema import matches
 
 PLATFORM = "x86_64"
 LONGEST = 255  # characters of a file name; parsing one with thousands of tags would take hours
 
 
-def _check_file(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_.+!-]{1,200}\.whl", value, re.ASCII):
-        raise ValueError("expected the file name of a wheel")
-    return value
-
-
-def _check_hash(value: str) -> str:
-    if not is_hex(value):
-        raise ValueError("expected 64 hex digits")
-    return value
-
-
-def _check_word(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+!-]{0,99}", value, re.ASCII):
-        raise ValueError("expected letters, digits and _.+!-")
-    return value
-
-
-_Word = Annotated[str, AfterValidator(_check_word)]
-Sha256 = Annotated[str, AfterValidator(_check_hash)]  # in hex
+_Word = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9_.+!-]{0,99}", "letters, digits and _.+!-")]
+Sha256 = Annotated[str, matches(HEX, "64 hex digits")]  # in hex
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
@@ -45,7 +27,7 @@ class Entry:
 
     name: _Word
     version: _Word
-    file: Annotated[str, AfterValidator(_check_file)]
+    file: Annotated[str, matches(r"[A-Za-z0-9_.+!-]{1,200}\.whl", "the file name of a wheel")]
     size: Annotated[int, Field(ge=0)]
     sha256: Sha256
 

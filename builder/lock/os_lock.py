@@ -7,7 +7,6 @@ changes the packages of no other image. `builder.lock.apt` makes locks. They con
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from builder.index.wheels import STRICT, Sha256
 from builder.lock import document
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import AptPackage, Matrix
+from builder.matrix.schema import AptPackage, Matrix, matches
 
 FORMAT: Literal[1] = 1
 PREFIX = "os-"  # begins the file name; groups begin with a framework and a version
@@ -32,22 +31,9 @@ REFRESH = "builder lock --os"
 Architecture = Literal["amd64", "all"]
 
 
-def _check_version(value: str) -> str:
-    """Source: Debian Policy, section 5.6.12."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+~:-]{0,99}", value, re.ASCII):
-        raise ValueError("expected the version of a Debian package")
-    return value
-
-
 def _check_source(value: str) -> str:
     if value:  # empty: the binary package's own name and version
         debian.source_package(value, "", "")
-    return value
-
-
-def _check_time(value: str) -> str:
-    if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", value, re.ASCII):
-        raise ValueError("expected a time such as 20261122T210000Z")
     return value
 
 
@@ -60,7 +46,8 @@ class Package:
     """
 
     name: AptPackage
-    version: Annotated[str, AfterValidator(_check_version)]
+    # Source: Debian Policy, section 5.6.12.
+    version: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9.+~:-]{0,99}", "the version of a Debian package")]
     architecture: Architecture
     source: Annotated[str, AfterValidator(_check_source)] = ""
     size: Annotated[int, Field(ge=0)]
@@ -79,7 +66,7 @@ class OsLock:
     """
 
     debian: str
-    time: Annotated[str, AfterValidator(_check_time)]
+    time: Annotated[str, matches(r"[0-9]{8}T[0-9]{6}Z", "a time such as 20261122T210000Z")]
     requested: tuple[AptPackage, ...]
     packages: tuple[Package, ...]
     format: Literal[1] = FORMAT

@@ -7,7 +7,6 @@ quote or check it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import date
 from functools import cached_property
 from itertools import chain
@@ -24,7 +23,8 @@ SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
 _DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
 
 
-def _matches(pattern: str, expected: str) -> Callable[[str], str]:
+def matches(pattern: str, expected: str) -> AfterValidator:
+    """A check of a text; `expected` is for its message."""
     compiled = re.compile(pattern, re.ASCII)  # fullmatch and ASCII: `$` admits a newline, `\d` other digits
 
     def check(value: str) -> str:
@@ -32,7 +32,7 @@ def _matches(pattern: str, expected: str) -> Callable[[str], str]:
             raise ValueError(f"expected {expected}")
         return value
 
-    return check
+    return AfterValidator(check)
 
 
 def _requirement(value: str) -> str:
@@ -89,65 +89,49 @@ def _namespace(value: str) -> str:
 
 
 def _day(value: str) -> str:
-    if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value, re.ASCII):
-        raise ValueError('expected a date such as "2027-01-31"')
     date.fromisoformat(value)
     return value
 
 
-def _closed(value: str) -> str:
-    """A pattern whose braces and brackets are closed; nested braces are not supported."""
-    if not re.fullmatch(r"([^{}\[\]]|\{[^{}]*\}|\[!?[^\]{}]+\])*", value, re.ASCII):
-        raise ValueError("expected a pattern whose brackets are all closed, such as pt-*-{jupyter,full}")
-    return value
-
-
-Name = Annotated[str, AfterValidator(_matches(r"[a-z][a-z0-9]{0,23}", "a short name of lower-case letters and digits"))]
-Short = Annotated[str, AfterValidator(_matches(r"[a-z]{1,8}", "one to eight lower-case letters"))]
-Line = Annotated[str, AfterValidator(_matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", 'a version such as "2.9"'))]
-Minor = Annotated[str, AfterValidator(_matches(r"[0-9]{1,2}\.[0-9]{1,2}", 'a version of two numbers such as "3.11"'))]
-CudaName = Annotated[str, AfterValidator(_matches(r"[0-9]{1,2}\.[0-9]{1,2}|cpu", 'a version such as "12.8", or cpu'))]
-CudaMajor = Annotated[str, AfterValidator(_matches(r"[0-9]{1,2}|cpu", "the first number of a CUDA version, or cpu"))]
-Distribution = Annotated[str, AfterValidator(_matches(_DISTRIBUTION, "the name of a package, without a version"))]
-ImageName = Annotated[str, AfterValidator(_matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda"))]
-Bytes = Annotated[str, AfterValidator(_matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB"))]
-Release = Annotated[str, AfterValidator(_matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 'a full version such as "2.9.1"'))]
-AptPackage = Annotated[str, AfterValidator(_matches(r"[a-z0-9][a-z0-9+.-]{1,99}", "the name of a Debian package"))]
-File = Annotated[
-    str, AfterValidator(_matches(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}", "a file of the checkout such as keys/ci.pub"))
-]
-Address = Annotated[
-    str, AfterValidator(_matches(r"[A-Za-z0-9][A-Za-z0-9@:/._~+-]{3,299}", "an address such as https://example.com"))
-]
+Name = Annotated[str, matches(r"[a-z][a-z0-9]{0,23}", "a short name of lower-case letters and digits")]
+Short = Annotated[str, matches(r"[a-z]{1,8}", "one to eight lower-case letters")]
+Line = Annotated[str, matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", 'a version such as "2.9"')]
+Minor = Annotated[str, matches(r"[0-9]{1,2}\.[0-9]{1,2}", 'a version of two numbers such as "3.11"')]
+CudaName = Annotated[str, matches(r"[0-9]{1,2}\.[0-9]{1,2}|cpu", 'a version such as "12.8", or cpu')]
+CudaMajor = Annotated[str, matches(r"[0-9]{1,2}|cpu", "the first number of a CUDA version, or cpu")]
+Distribution = Annotated[str, matches(_DISTRIBUTION, "the name of a package, without a version")]
+ImageName = Annotated[str, matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda")]
+Bytes = Annotated[str, matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB")]
+Release = Annotated[str, matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 'a full version such as "2.9.1"')]
+AptPackage = Annotated[str, matches(r"[a-z0-9][a-z0-9+.-]{1,99}", "the name of a Debian package")]
+File = Annotated[str, matches(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}", "a file of the checkout such as keys/ci.pub")]
+Address = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9@:/._~+-]{3,299}", "an address such as https://example.com")]
 PackageName = Annotated[str, AfterValidator(_requirement)]
 Constraint = Annotated[str, AfterValidator(_constraint)]
-Word = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters"))]
-Argument = Annotated[str, AfterValidator(_matches(r"[^\x00-\x1f\x7f]{1,300}", "one line of 1 to 300 characters"))]
-EnvName = Annotated[str, AfterValidator(_matches(r"[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS"))]
+Word = Annotated[str, matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters")]
+Argument = Annotated[str, matches(r"[^\x00-\x1f\x7f]{1,300}", "one line of 1 to 300 characters")]
+EnvName = Annotated[str, matches(r"[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS")]
+_CLOSED = r"([^{}\[\]]|\{[^{}]*\}|\[!?[^\]{}]+\])*"  # nested braces are not supported
 Pattern = Annotated[
-    str, AfterValidator(_matches(r"[a-z0-9.*?\[\]!{},-]{1,200}", "a pattern of cell ids")), AfterValidator(_closed)
+    str,
+    matches(r"[a-z0-9.*?\[\]!{},-]{1,200}", "a pattern of cell ids"),
+    matches(_CLOSED, "a pattern whose brackets are all closed, such as pt-*-{jupyter,full}"),
 ]
-Reason = Annotated[str, AfterValidator(_matches(r"[^\x00-\x1f\x7f]{10,300}", "a reason of one line"))]
-Vulnerability = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9._:-]{3,100}", "an id such as CVE-2026-1234"))]
-ScannedPackage = Annotated[str, AfterValidator(_matches(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", "the name of a package"))]
-Day = Annotated[str, AfterValidator(_day)]
+Reason = Annotated[str, matches(r"[^\x00-\x1f\x7f]{10,300}", "a reason of one line")]
+Vulnerability = Annotated[str, matches(r"[A-Za-z0-9._:-]{3,100}", "an id such as CVE-2026-1234")]
+ScannedPackage = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", "the name of a package")]
+Day = Annotated[str, matches(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such as "2027-01-31"'), AfterValidator(_day)]
 PinnedImage = Annotated[str, AfterValidator(_pinned)]
 Registry = Annotated[str, AfterValidator(_registry)]
 NamedRegistry = Annotated[str, AfterValidator(_named_registry)]
 Staging = Annotated[str, AfterValidator(_staging)]
 Namespace = Annotated[str, AfterValidator(_namespace)]
-Source = Annotated[
-    str, AfterValidator(_matches(r"(https://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)+/?)?", "an https address"))
-]
-
-
-Archive = Annotated[
+Source = Annotated[str, matches(r"(https://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)+/?)?", "an https address")]
+Archive = Annotated[  # a new operating system has no certificates yet; apt checks signatures
     str,
-    AfterValidator(  # a new operating system has no certificates yet; apt checks signatures
-        _matches(
-            r"http://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*",
-            "an http address such as http://snapshot.example.com/archive, without a slash at the end",
-        )
+    matches(
+        r"http://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*",
+        "an http address such as http://snapshot.example.com/archive, without a slash at the end",
     ),
 ]
 
