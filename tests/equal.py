@@ -16,7 +16,7 @@ from builder.build import images
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options
-from builder.build.work import Work
+from builder.build.work import Method, Work
 from builder.cli.context import Context
 from builder.common.console import View
 from builder.engine.client import Engine
@@ -55,7 +55,7 @@ def main(cells: list[str]) -> int:
     return status
 
 
-def _built(work: Work, method: images.Method, image: PlannedImage) -> str:
+def _built(work: Work, method: Method, image: PlannedImage) -> str:
     outcomes = images.run(work, method, Plan(images=(image,)), Options(jobs=1, test=False))
     if failure := images.failure(outcomes):
         raise failure

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 from builder.build import bytecode, disk, os_stage
 from builder.build.bytecode import Compilation
@@ -19,7 +19,7 @@ from builder.build.os_stage import OsStage
 from builder.build.programs import Programs
 from builder.build.registry_layers import RegistryLayers
 from builder.build.wheels import WheelLayers
-from builder.build.work import Work, record_built
+from builder.build.work import Method, Origin, Work, record_built
 from builder.common import digest
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, DamagedError
@@ -37,13 +37,11 @@ from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 
 
-class Assembler:
+class Assembler(Method):
     """Makes the images of one run. `prepare` starts their layers, `build` waits for those of one image.
 
     `os_way` is how operating systems are made.
     """
-
-    assembles = True
 
     def __init__(self, work: Work, store: Store, *, os_way: os_stage.Way = "auto") -> None:
         self._work = work
@@ -126,7 +124,7 @@ class Assembler:
         self._work.view.end(stage.name, "done", f"layer {digest.short(system.digest)}")
         return system
 
-    def build(self, image: PlannedImage) -> tuple[str, Literal["built", "loaded"]]:
+    def build(self, image: PlannedImage) -> tuple[str, Origin]:
         """Assembles the image and loads it into the engine; returns its id, and whether the store had it before."""
         work = self._work
         work.view.begin(image.id, "assembling")

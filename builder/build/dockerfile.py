@@ -7,11 +7,10 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from builder.build import base, disk, locked_packages
 from builder.build.base import Base
-from builder.build.work import Work, built_id, record_built
+from builder.build.work import Method, Origin, Work, built_id, record_built
 from builder.common import digest
 from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError
 from builder.engine.client import RUN_LABEL
@@ -32,7 +31,7 @@ _INFRASTRUCTURE = (
 )
 
 
-class DockerfileBuilder:
+class DockerfileBuilder(Method):
     """Builds each image from its whole Dockerfile: slower than assembling, and easy to read and repeat by hand."""
 
     assembles = False
@@ -61,7 +60,7 @@ class DockerfileBuilder:
             self._builds[image.id] = Build(image=image, name=image.id, context=tar, base=bases[image.debian])
         disk.check_dockerfile(work, images)
 
-    def build(self, image: PlannedImage) -> tuple[str, Literal["built"]]:
+    def build(self, image: PlannedImage) -> tuple[str, Origin]:
         """Builds `image` and returns its id. Raises BuildError, EngineError or DiskError, as `run` does."""
         build = self._builds[image.id]
 
@@ -75,12 +74,6 @@ class DockerfileBuilder:
         image_id = locked_packages.build(self._work, image, attempt)
         record_built(self._work.project.state, self._keys[image.id], image_id)
         return image_id, "built"
-
-    def record_tagged(self, image: PlannedImage) -> None:
-        """Nothing: these images have no names outside the engine."""
-
-    def close(self) -> None:
-        """Nothing: `prepare` starts nothing."""
 
     def _key(self, image: PlannedImage) -> str:
         """Digest of the plan and of every file that the Dockerfile reads."""

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from builder.build import os_stage
 from builder.build.image_tests import Tester
 from builder.build.reused_tests import ReusedTests
-from builder.build.work import Work
+from builder.build.work import Method, Origin, Work
 from builder.common import errors
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.reference import ImageRef
@@ -22,8 +22,6 @@ from builder.compat import gpus
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.evidence import Evidence
 
-# How an image came into the engine: built in this run, loaded from the store, or present before.
-Origin = Literal["built", "loaded", "present"]
 SLOW_S = 5  # tests and steps that take longer are named at the end
 _ORIGINS: dict[Origin, str] = {"built": "built", "loaded": "loaded from the store", "present": "already built"}
 
@@ -127,30 +125,6 @@ def _steps(done: Sequence[Outcome]) -> str:
     return f"{images} {common[-1]}: {details}" if common else f"{images}: {details}"
 
 
-class Method(Protocol):
-    """A way to build: `builder.build.assemble` or `builder.build.dockerfile`.
-
-    `assembles`: images have exactly the layers of the plan.
-    """
-
-    assembles: bool
-
-    def find(self, image: PlannedImage) -> str:
-        """Id of the image in the engine if it is there as planned; empty if not."""
-
-    def prepare(self, images: Sequence[PlannedImage]) -> None:
-        """Starts what the images, all of which are to be built, have in common."""
-
-    def build(self, image: PlannedImage) -> tuple[str, Origin]:
-        """Builds the image, or loads it into the engine; untagged. Returns its id."""
-
-    def record_tagged(self, image: PlannedImage) -> None:
-        """Called when the image passed its tests and has its tags."""
-
-    def close(self) -> None:
-        """Ends what `prepare` started."""
-
-
 def run(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcome]:
     """Makes every image of the plan; returns what was done, in the order of the plan.
 
@@ -188,14 +162,7 @@ def retest(work: Work, method: Method, plan: Plan, options: Options) -> list[Out
     return [done[image.id] for image in plan.images]
 
 
-class TestedElsewhere(Method, Protocol):
-    """Images that other machines test, too."""
-
-    def record_tested(self, image: PlannedImage, image_id: str) -> None:
-        """Called when the tests of the image ended with a result."""
-
-
-def complete(work: Work, method: TestedElsewhere, plan: Plan, options: Options) -> list[Outcome]:
+def complete(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcome]:
     """Runs the tests that evidence lacks; tags nothing. Returns what was done for each image."""
     _check_client()
     run = _Run.start(work, method, plan, options)

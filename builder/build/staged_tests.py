@@ -7,11 +7,10 @@ only the GPU tests. Its own results are attached to the same image, also those o
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from builder.build import disk
-from builder.build.images import Origin
-from builder.build.work import Work, record_built
+from builder.build.work import Method, Origin, Work, record_built
 from builder.common.console import Meter
 from builder.common.errors import ImageTestError
 from builder.engine.load import Loader
@@ -27,10 +26,8 @@ from builder.registry.signing import Signer
 from builder.registry.staging import Place, StagedImage
 
 
-class StagedImages:
+class StagedImages(Method):
     """A way to get images: from staging. `staged` are the images of a release by cell."""
-
-    assembles = True
 
     def __init__(
         self, work: Work, store: Store, place: Place, staged: Mapping[str, StagedImage], signer: Signer | None
@@ -45,13 +42,6 @@ class StagedImages:
         self._images: dict[str, Image] = {}
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
         self._loading = threading.Lock()
-
-    def find(self, image: PlannedImage) -> str:
-        """Always empty: `build` checks whether the engine has the image."""
-        return ""
-
-    def prepare(self, images: Sequence[PlannedImage]) -> None:
-        """Nothing is shared."""
 
     def build(self, image: PlannedImage) -> tuple[str, Origin]:
         """Downloads the image and loads it into the engine; returns its id. Takes over its reports."""
@@ -98,12 +88,6 @@ class StagedImages:
         for proof in (*report.reused, report.evidence.model_copy(update={"image_id": image_id})):
             if evidence.read(state, proof.image_id) is None:
                 evidence.write(state, proof)
-
-    def record_tagged(self, image: PlannedImage) -> None:
-        """Staged images get no tag."""
-
-    def close(self) -> None:
-        """Nothing was started."""
 
     def record_tested(self, image: PlannedImage, image_id: str) -> None:
         """Attaches the evidence of this machine, if there is any, to the image in the registry."""

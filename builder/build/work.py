@@ -1,9 +1,11 @@
-"""What every build step needs, the record of the images that this checkout built, and their removal."""
+"""What build steps need, what a way to build is, and the record of the images that this checkout built."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from builder.common import atomic
 from builder.common.console import View
@@ -12,6 +14,10 @@ from builder.engine.client import Engine
 from builder.index.host import Host
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
+from builder.plan.plan import PlannedImage
+
+# How an image came into the engine: built in this run, loaded from the store, or present before.
+Origin = Literal["built", "loaded", "present"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +28,35 @@ class Work:
     project: Project
     host: Host
     view: View
+
+
+class Method:
+    """A way to get images into the engine: from layers, from Dockerfiles, or from staging.
+
+    `assembles`: images have exactly the layers of the plan.
+    """
+
+    assembles = True
+
+    def find(self, image: PlannedImage) -> str:
+        """Id of the image in the engine if it is there as planned; empty if not, or if only `build` can tell."""
+        return ""
+
+    def prepare(self, images: Sequence[PlannedImage]) -> None:
+        """Starts what the images, all of which are to be built, have in common."""
+
+    def build(self, image: PlannedImage) -> tuple[str, Origin]:
+        """Builds the image, or loads it into the engine; untagged. Returns its id."""
+        raise NotImplementedError
+
+    def record_tested(self, image: PlannedImage, image_id: str) -> None:
+        """Called when the tests of an image that other machines test, too, ended with a result."""
+
+    def record_tagged(self, image: PlannedImage) -> None:
+        """Called when the image passed its tests and has its tags."""
+
+    def close(self) -> None:
+        """Ends what `prepare` started."""
 
 
 def record_built(state: Path, key: str, image_id: str) -> None:

@@ -14,8 +14,8 @@ import click
 from builder.build import disk, images, os_stage
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
-from builder.build.images import Method, Options, Outcome
-from builder.build.work import Work
+from builder.build.images import Options, Outcome
+from builder.build.work import Method, Work
 from builder.cli import engine
 from builder.cli.context import Context
 from builder.cli.options import (

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 from rich.console import Console
 
 from builder.build.image_tests import Tester
-from builder.build.images import Origin
 from builder.build.reused_tests import STATUS
+from builder.build.work import Method, Origin
 from builder.common import digest
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.reference import ImageRef
@@ -269,7 +269,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 @dataclass
-class FakeMethod:
+class FakeMethod(Method):
     """Records builds. `broken` are the errors by cell; `before` is called first.
 
     `lost`: `find` returns no image, as if the engine had lost it.

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from builder.build import images
-from builder.build.images import Options, Origin, Outcome
-from builder.build.work import Work
+from builder.build.images import Options, Outcome
+from builder.build.work import Origin, Work
 from builder.common import errors
 from builder.common.console import View
 from builder.common.errors import BuildError, EngineError, FetchError, ImageTestError

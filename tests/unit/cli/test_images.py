@@ -14,9 +14,9 @@ import pytest
 from builder.build import images
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
-from builder.build.images import Method, Options, Outcome
+from builder.build.images import Options, Outcome
 from builder.build.os_stage import Way
-from builder.build.work import Work
+from builder.build.work import Method, Work
 from builder.cli import images as images_cli
 from builder.cli.context import Context
 from builder.common.errors import NoEngineError
