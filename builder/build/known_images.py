@@ -12,7 +12,7 @@ from pathlib import Path
 from builder.build.registry_layers import RegistryLayers
 from builder.common.errors import BuildError, RegistryError
 from builder.common.reference import ImageRef
-from builder.layers import files, images, oci, os_layer, splice, wheel, wheel_layers
+from builder.layers import files, images, os_layer, splice, wheel, wheel_layers
 from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
@@ -68,7 +68,7 @@ class KnownImages:
             raise self._missing(image, f"layer {layer.name} is not listed in {KNOWN_LAYERS}")
         if self.remote.find(known.digest) is None:
             raise self._missing(image, f"no registry has layer {layer.name}")
-        return Layer(**vars(known), created_by=oci.describe(layer))
+        return known.built(layer)
 
     def _missing(self, image: PlannedImage, reason: str) -> BuildError:
         return BuildError(

@@ -17,8 +17,8 @@ from builder.common.retry import RetryPolicy
 from builder.index.host import Host
 from builder.layers import wheel_layers
 from builder.layers.blobs import LAYER_TYPE, Descriptor
-from builder.layers.known_layers import KnownLayer, KnownLayers
-from builder.layers.oci import Layer
+from builder.layers.known_layers import KnownLayers
+from builder.layers.oci import KnownLayer, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -63,7 +63,7 @@ class RegistryLayers:
         self._store.put_record(inputs, asdict(system))
         return True
 
-    def _download(self, name: str, known: KnownLayer | OsLayer) -> bool:
+    def _download(self, name: str, known: KnownLayer) -> bool:
         registry = self.find(known.digest)
         if registry is None:
             return False

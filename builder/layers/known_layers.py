@@ -19,23 +19,13 @@ from pydantic.dataclasses import dataclass as model
 from builder.common import atomic
 from builder.common.errors import BuildError, LockError
 from builder.index.wheels import STRICT
-from builder.layers.oci import Digest, Layer, Size
+from builder.layers.oci import KnownLayer, Layer
 from builder.layers.os_layer import OsLayer
 from builder.lock import document
 from builder.lock.document import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import PlannedLayer
 
 FORMAT: Literal[2] = 2
-
-
-@model(frozen=True, kw_only=True, config=STRICT)
-class KnownLayer:
-    """`size` and `unpacked` are bytes of the blob and of the tar in it."""
-
-    digest: Digest
-    diff_id: Digest
-    size: Size
-    unpacked: Size
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
@@ -79,12 +69,7 @@ class KnownLayers:
 
         Raises BuildError if the same inputs gave other bytes.
         """
-        recorded = KnownLayer(
-            digest=layer.digest,
-            diff_id=layer.diff_id,
-            size=layer.size,
-            unpacked=layer.unpacked,
-        )
+        recorded = KnownLayer(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=layer.unpacked)
         with self._lock:
             known = self._file.layers.setdefault(planned.inputs, recorded)
         check(planned, known, layer)
@@ -165,7 +150,7 @@ def _dump(file: _File) -> str:
     return f'{{\n "format": {FORMAT},\n "layers": {_block(file.layers)},\n "systems": {_block(file.systems)}\n}}\n'
 
 
-def _block(entries: Mapping[str, KnownLayer | OsLayer]) -> str:
+def _block(entries: Mapping[str, KnownLayer]) -> str:
     lines = [f"{json.dumps(key)}: {json.dumps(vars(entries[key]))}" for key in sorted(entries)]
     return document.block("{", lines, "}")
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AliasPath, BaseModel, Field, ValidationError
+from pydantic.dataclasses import dataclass as model
 
 from builder.common import digest
 from builder.common.errors import VerifyError
+from builder.index.wheels import STRICT
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE, Descriptor
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.plan.settings import Settings
@@ -28,6 +30,8 @@ CONTAINERD = "containerd"
 _SECOND = 1_000_000_000  # Docker counts nanoseconds
 _WHEEL = re.compile(r"([A-Za-z0-9_.+!-]+\.whl)@sha256:([0-9a-f]{64})", re.ASCII)
 _HISTORY = re.compile(r"wheels format=([0-9]+) python=([0-9.]+|none): (.+)", re.ASCII)
+Digest = Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
+Size = Annotated[int, Field(ge=0, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,26 @@ class Layer:
         if not self.unpacked:
             return self.descriptor
         return Descriptor(media_type=PLAIN_LAYER_TYPE, digest=self.diff_id, size=self.unpacked)
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
+class KnownLayer:
+    """What is recorded of a layer: `size` and `unpacked` are bytes of the blob and of the tar in it."""
+
+    digest: Digest
+    diff_id: Digest
+    size: Size
+    unpacked: Size
+
+    def built(self, planned: PlannedLayer) -> Layer:
+        """The layer, in an image for which it is planned."""
+        return Layer(
+            digest=self.digest,
+            diff_id=self.diff_id,
+            size=self.size,
+            unpacked=self.unpacked,
+            created_by=describe(planned),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +182,6 @@ def _json(data: Mapping[str, Any]) -> bytes:
 # ---- reading
 
 _Model = TypeVar("_Model", bound=BaseModel)
-Digest = Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
-Size = Annotated[int, Field(ge=0, strict=True)]
 TIME = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"  # RFC 3339, in UTC and seconds
 
 

@@ -9,18 +9,19 @@ from typing import Any, BinaryIO
 
 from builder.common.errors import BuildError, FetchError
 from builder.layers import known_layers, oci, splice, wheel
-from builder.layers.known_layers import KnownLayer
-from builder.layers.oci import Layer
+from builder.layers.oci import KnownLayer, Layer
 from builder.layers.splice import Source, SpliceError, WrittenLayer
 from builder.layers.store import Store
 from builder.layers.wheel_zip import WheelError
 from builder.plan.layer_order import PlannedLayer
 
+_RECORDED = ("digest", "diff_id", "size", "unpacked")  # of a layer, in its record
+
 
 def get(store: Store, planned: PlannedLayer) -> Layer | None:
     """The layer, if the store has it."""
     record = store.get_record(planned.inputs)
-    if record is None or not {"diff_id", "unpacked"} <= record.keys():
+    if record is None or not record.keys() >= {*_RECORDED}:
         return None
     return _layer(record, planned)
 
@@ -38,10 +39,7 @@ def put(
 
     layer = store.write(write_known)
     record = {
-        "digest": layer.digest,
-        "diff_id": layer.diff_id,
-        "size": layer.size,
-        "unpacked": layer.unpacked,
+        **{name: getattr(layer, name) for name in _RECORDED},
         "sources": [[source.path, source.offset, source.length] for source in layer.sources],
         "files": layer.files,
     }
@@ -51,19 +49,12 @@ def put(
 
 def put_known(store: Store, planned: PlannedLayer, known: KnownLayer) -> Layer:
     """Records a layer of bytecode whose blob the store has. Its paths are those of the layers that it was made from."""
-    record = {**vars(known), "sources": [], "files": []}
-    store.put_record(planned.inputs, record)
-    return _layer(record, planned)
+    store.put_record(planned.inputs, {**vars(known), "sources": [], "files": []})
+    return known.built(planned)
 
 
 def _layer(record: Mapping[str, Any], planned: PlannedLayer) -> Layer:
-    return Layer(
-        digest=record["digest"],
-        diff_id=record["diff_id"],
-        size=record["size"],
-        created_by=oci.describe(planned),
-        unpacked=record["unpacked"],
-    )
+    return Layer(**{name: record[name] for name in _RECORDED}, created_by=oci.describe(planned))
 
 
 def sources_of(store: Store, inputs: str, layer: Layer) -> list[Source]:

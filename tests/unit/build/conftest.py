@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from builder.layers import oci, wheel_layers
-from builder.layers.known_layers import KnownLayer
+from builder.layers.oci import KnownLayer
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer

@@ -11,8 +11,8 @@ import pytest
 from builder.common import digest
 from builder.common.errors import BuildError, LockError
 from builder.layers import known_layers
-from builder.layers.known_layers import KnownLayer, KnownLayers
-from builder.layers.oci import Layer
+from builder.layers.known_layers import KnownLayers
+from builder.layers.oci import KnownLayer, Layer
 from builder.layers.os_layer import OsLayer
 from builder.lock.document import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import LayerKind, PlannedLayer
