@@ -6,6 +6,7 @@ import io
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from builder.build import base, disk, locked_packages
@@ -53,7 +54,7 @@ class DockerfileBuilder(Method):
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         """Reads all contexts now: a file that is edited during the build belongs to the next plan."""
         work = self._work
-        contexts = [context(work.project.root, image, work.host.files(image.debian)) for image in images]
+        contexts = [_context(image, work) for image in images]
         self._keys = {image.id: self._key(image) for image in images}
         bases = {release: base.ensure(work, release) for release in dict.fromkeys(image.debian for image in images)}
         for image, tar in zip(images, contexts, strict=True):
@@ -63,15 +64,13 @@ class DockerfileBuilder(Method):
     def build(self, image: PlannedImage) -> tuple[str, Origin]:
         """Builds `image` and returns its id. Raises BuildError, EngineError or DiskError, as `run` does."""
         build = self._builds[image.id]
-
-        def attempt(work: Work) -> str:
-            if work is self._work:
-                return run(work, build)
-            root = work.project.root
-            locked_packages.check_same(build.context, context(root, image, self._work.host.files(image.debian)))
-            return run(work, replace(build, context=context(root, image, work.host.files(image.debian))))
-
-        image_id = locked_packages.build(self._work, image, attempt)
+        image_id = locked_packages.build(
+            self._work,
+            image,
+            build.context,
+            partial(_context, image),
+            lambda work, context: run(work, replace(build, context=context)),
+        )
         record_built(self._work.project.state, self._keys[image.id], image_id)
         return image_id, "built"
 
@@ -80,6 +79,10 @@ class DockerfileBuilder(Method):
         root = self._work.project.root
         files = {path.relative_to(root).as_posix(): digest.of_tree(root, path) for path in context_files(root, image)}
         return digest.of_data([image.digest, files])
+
+
+def _context(image: PlannedImage, work: Work) -> bytes:
+    return context(work.project.root, image, work.host.files(image.debian))
 
 
 def context_files(root: Path, image: PlannedImage) -> list[Path]:

@@ -24,29 +24,32 @@ _OF_PACKAGES = re.compile(
 )
 
 
-def build(work: Work, image: PlannedImage, attempt: Callable[[Work], _Result]) -> _Result:
-    """What `attempt` returns, a build of an operating system.
+def build(
+    work: Work,
+    image: PlannedImage,
+    context: bytes,
+    read_context: Callable[[Work], bytes],
+    attempt: Callable[[Work, bytes], _Result],
+) -> _Result:
+    """What `attempt` returns, a build of an operating system from a build context, which `read_context` returned.
 
     If it fails because of packages, it is called again with the snapshot archive that matrix.yaml names. Raises what it
-    raises, or BuildError with the locked packages that the archives no longer have.
+    raises, or BuildError with the locked packages that the archives no longer have, or if the context changed since it
+    was read: it belongs to another plan.
     """
     try:
-        return attempt(work)
+        return attempt(work, context)
     except BuildError as error:
         other = _with_snapshot(work, image) if _OF_PACKAGES.search(str(error)) else None
         if other is None:
             raise _explained(work, image, error) from error.__cause__
         work.view.say(f"{image.id}: apt failed; trying again with the snapshot archive of {image.debian}")
+    if read_context(work) != context:
+        raise BuildError("files of the checkout changed during the build", hint="Run the same command again.")
     try:
-        return attempt(other)
+        return attempt(other, read_context(other))
     except BuildError as error:
         raise _explained(other, image, error) from error.__cause__
-
-
-def check_same(before: bytes, now: bytes) -> None:
-    """Raises BuildError if the build context changed since the first attempt: it belongs to another plan."""
-    if before != now:
-        raise BuildError("files of the checkout changed during the build", hint="Run the same command again.")
 
 
 def _with_snapshot(work: Work, image: PlannedImage) -> Work | None:

@@ -11,12 +11,12 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from shlex import join, quote
 from typing import BinaryIO, Literal
 
 from builder.build import base, bootstrap, dockerfile, locked_packages
-from builder.build.base import Base
 from builder.build.bootstrap import Bootstrap, BootstrapError
 from builder.build.dockerfile import Build
 from builder.build.os_commands import Command, commands
@@ -36,20 +36,14 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as in 
 
 
 @dataclass(frozen=True, kw_only=True)
-class OsStage:
-    """The `os` stage of an image, its build context, and the commands that mmdebstrap runs in `base`.
+class OsStage(Build):
+    """The `os` stage of an image: `commands` are those that mmdebstrap runs in `base`.
 
     Without commands, BuildKit builds the stage on `base`, an image of the engine.
     """
 
-    image: PlannedImage
-    context: bytes
-    base: Base
+    target: str = "os"
     commands: tuple[Command, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return row(self.image)
 
 
 def read(work: Work, images: Sequence[PlannedImage], way: Way) -> list[OsStage]:
@@ -60,24 +54,24 @@ def read(work: Work, images: Sequence[PlannedImage], way: Way) -> list[OsStage]:
     reason = "" if not images else "it was not chosen" if way == "buildkit" else _reason_not(work)
     if reason and way == "auto":
         work.view.say(f"operating systems: BuildKit builds them, mmdebstrap cannot: {reason}")
+    ensure = cache(partial(base.ensure, work))
     stages = []
-    bases: dict[str, Base] = {}
     for image in images:
-        context = _context(work, image)
         text = (work.project.root / image.dockerfile).read_text(encoding="utf-8")
-        if not reason and (stage_commands := commands(text, "os")):
-            stages.append(
-                OsStage(image=image, context=context, base=base.bootstrapped(image.debian), commands=stage_commands)
-            )
-            continue
-        if way == "mmdebstrap":
+        stage_commands = () if reason else commands(text, "os") or ()
+        if way == "mmdebstrap" and not stage_commands:
             raise UsageError(
                 f"{image.id}: mmdebstrap cannot make the operating system: {reason or 'the stage has more than RUN'}",
                 hint="Leave out --os-layer, or use --os-layer buildkit.",
             )
-        if image.debian not in bases:
-            bases[image.debian] = base.ensure(work, image.debian)
-        stages.append(OsStage(image=image, context=context, base=bases[image.debian]))
+        stage = OsStage(
+            image=image,
+            name=row(image),
+            context=_context(image, work),
+            base=base.bootstrapped(image.debian) if stage_commands else ensure(image.debian),
+            commands=stage_commands,
+        )
+        stages.append(stage)
     return stages
 
 
@@ -86,7 +80,7 @@ def _reason_not(work: Work) -> str:
     return work.host.hide(bootstrap.prepare(work.view.say))
 
 
-def _context(work: Work, image: PlannedImage) -> bytes:
+def _context(image: PlannedImage, work: Work) -> bytes:
     host_files = work.host.files(image.debian, with_index=False)  # the stage does not use the package index
     return dockerfile.context(work.project.root, image, host_files)
 
@@ -97,19 +91,13 @@ def make(work: Work, store: Store, stage: OsStage, programs: Programs, known: Kn
     Raises BuildError too if it is not the one that is `known`.
     """
     image = stage.image
+    make_tars = _by_mmdebstrap if stage.commands else _by_buildkit
 
-    def attempt(current: Work) -> OsLayer:
-        current_stage = stage
-        if current is not work:
-            locked_packages.check_same(stage.context, _context(work, image))
-            current_stage = replace(stage, context=_context(current, image))
-        way = (
-            _by_mmdebstrap(current, current_stage, programs) if stage.commands else _by_buildkit(current, current_stage)
-        )
-        with way as paths:
+    def attempt(current: Work, context: bytes) -> OsLayer:
+        with make_tars(current, replace(stage, context=context), programs) as paths:
             return store.write(lambda out: _write(paths, stage, known, out))
 
-    layer = locked_packages.build(work, image, attempt)
+    layer = locked_packages.build(work, image, stage.context, partial(_context, image), attempt)
     store.put_record(image.os, asdict(layer))
     return layer
 
@@ -127,11 +115,9 @@ def row(image: PlannedImage) -> str:
 
 
 @contextmanager
-def _by_buildkit(work: Work, stage: OsStage) -> Iterator[list[Path]]:
+def _by_buildkit(work: Work, stage: OsStage, _: Programs) -> Iterator[list[Path]]:
     """The tars of the layers, lowest first."""
-    image = stage.image
-    build = Build(image=image, name=stage.name, context=stage.context, base=stage.base, target="os")
-    image_id = dockerfile.run(work, build)
+    image_id = dockerfile.run(work, stage)
     try:
         with work.project.scratch() as scratch:
             archive = Path(scratch) / "saved.tar"

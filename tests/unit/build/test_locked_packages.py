@@ -57,21 +57,22 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> FakeArchive:
     return fake
 
 
-def build(project: Project, *results: BuildError | str) -> tuple[str, list[Work], str]:
+def build(project: Project, *results: BuildError | str, context_now: bytes = b"context") -> tuple[str, list[Work], str]:
     """The result of a build whose attempts end like this; the surroundings of each attempt; what was said."""
     console = MemoryConsole()
     work = Work(engine=FakeEngine(), project=project, host=Host(), view=View(console))
     image: PlannedImage = plan.make_locked(project, project.select([CELL])).images[0]
     attempts: list[Work] = []
 
-    def attempt(current: Work) -> str:
+    def attempt(current: Work, context: bytes) -> str:
+        assert context == b"context"
         result = results[len(attempts)]
         attempts.append(current)
         if isinstance(result, BuildError):
             raise result
         return result
 
-    return locked_packages.build(work, image, attempt), attempts, console.text
+    return locked_packages.build(work, image, b"context", lambda _: context_now, attempt), attempts, console.text
 
 
 @pytest.fixture
@@ -126,6 +127,12 @@ def test_the_second_failure_is_the_last(with_snapshot: Project, archive: FakeArc
     archive.gone = ["tini 1.0"]
     with pytest.raises(BuildError, match="no longer have 1 locked package"):
         build(with_snapshot, OF_APT, OF_APT)
+
+
+def test_a_changed_build_context_ends_the_build(with_snapshot: Project, archive: FakeArchive) -> None:
+    """The second attempt would have files that the plan does not."""
+    with pytest.raises(BuildError, match="files of the checkout changed during the build"):
+        build(with_snapshot, OF_APT, "done", context_now=b"edited")
 
 
 def test_without_a_failure_of_packages_there_is_one_attempt(with_snapshot: Project, archive: FakeArchive) -> None:
