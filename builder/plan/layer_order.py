@@ -10,7 +10,7 @@ them on disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -19,7 +19,7 @@ from typing import Literal
 from builder.common import digest
 from builder.common.errors import MatrixError
 from builder.index.wheels import Wheel
-from builder.matrix.cells import CUDA
+from builder.matrix.cells import CUDA, Cell
 
 # Raise it with every change of the bytes that `splice`, `wheel` or `wheel_zip` of builder.layers write.
 LAYER_FORMAT = 4
@@ -57,46 +57,36 @@ class PlannedLayer:
         return sum(wheel.size for wheel in self.wheels)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What an image consists of; `foundation` are the components that all cells of its group have.
+def foundation(
+    cell: Cell, components: Collection[str], wheels: Sequence[Wheel], compiler: str
+) -> tuple[PlannedLayer, ...]:
+    """The layers below the operating system, which all images of the cell's group have.
 
-    `name` is the variant. `os`, `files` and `compiler` are digests of inputs.
+    `components` are those that all cells of the group have; `compiler` is a digest of inputs.
     """
-
-    name: str
-    framework: str
-    foundation: tuple[str, ...]
-    python: str
-    wheels: tuple[Wheel, ...]
-    os: str
-    files: str
-    compiler: str
+    cuda = [wheel for wheel in wheels if wheel.component == CUDA]
+    others = [wheel for wheel in wheels if wheel.component in components]
+    return (*_cuda(CUDA, cuda), *_with_bytecode(cell.framework, cell.python, others, compiler))
 
 
-def foundation(parts: Parts) -> tuple[PlannedLayer, ...]:
-    """The layers below the operating system, which all images of a group have."""
-    cuda = [wheel for wheel in parts.wheels if wheel.component == CUDA]
-    wheels = [wheel for wheel in parts.wheels if wheel.component in parts.foundation]
-    return (*_cuda(CUDA, cuda), *_with_bytecode(parts.framework, parts, wheels))
+def stack(
+    cell: Cell, lowest: Sequence[PlannedLayer], wheels: Iterable[Wheel], *, os: str, files: str, compiler: str
+) -> tuple[PlannedLayer, ...]:
+    """The layers of an image, lowest first: `lowest` are those of `foundation`, `wheels` all wheels of the image.
 
-
-def stack(name: str, parts: Parts, lowest: Sequence[PlannedLayer] | None = None) -> tuple[PlannedLayer, ...]:
-    """The layers of an image, lowest first; `lowest` are those of `foundation`, if they are known.
-
-    Raises MatrixError for more than Docker allows.
+    `os`, `files` and `compiler` are digests of inputs. Raises MatrixError for more layers than Docker allows.
     """
-    below = {CUDA, *parts.foundation}
-    wheels = [wheel for wheel in parts.wheels if wheel.component not in below]
+    below = {wheel.component for layer in lowest for wheel in layer.wheels}
+    above = [wheel for wheel in wheels if wheel.component not in below]
     layers = [
-        *(foundation(parts) if lowest is None else lowest),
-        PlannedLayer(kind="os", name="os", component="base", inputs=parts.os, python=parts.python),
-        *_cuda(parts.name, wheels),
-        *_with_bytecode(parts.name, parts, wheels),
-        PlannedLayer(kind="files", name="files", component="base", inputs=parts.files, python=parts.python),
+        *lowest,
+        PlannedLayer(kind="os", name="os", component="base", inputs=os, python=cell.python),
+        *_cuda(cell.variant, above),
+        *_with_bytecode(cell.variant, cell.python, above, compiler),
+        PlannedLayer(kind="files", name="files", component="base", inputs=files, python=cell.python),
     ]
     if len(layers) > MOST:
-        raise MatrixError(f"{name} would have {len(layers)} layers; the limit of Docker is {MOST}")
+        raise MatrixError(f"{cell.id} would have {len(layers)} layers; the limit of Docker is {MOST}")
     return tuple(layers)
 
 
@@ -109,10 +99,10 @@ def _cuda_order(wheel: Wheel) -> tuple[bool, str]:
     return any(part in wheel.name for part in _NOT_FOR_ALL), wheel.name
 
 
-def _with_bytecode(name: str, parts: Parts, wheels: Sequence[Wheel]) -> Iterator[PlannedLayer]:
+def _with_bytecode(name: str, python: str, wheels: Sequence[Wheel], compiler: str) -> Iterator[PlannedLayer]:
     """Layers of the Python wheels in `wheels`, and one layer with the bytecode of all of them."""
     for_python = sorted((wheel for wheel in wheels if not wheel.is_cuda), key=attrgetter("name"))
-    layers = list(_cut(name, parts.python, for_python))
+    layers = list(_cut(name, python, for_python))
     yield from layers
     if layers:
         compiled = tuple(layer.inputs for layer in layers)
@@ -120,8 +110,8 @@ def _with_bytecode(name: str, parts: Parts, wheels: Sequence[Wheel]) -> Iterator
             kind="files",
             name=f"{name} bytecode",
             component=name,
-            inputs=digest.of_data([LAYER_FORMAT, parts.compiler, parts.python, list(compiled)]),
-            python=parts.python,
+            inputs=digest.of_data([LAYER_FORMAT, compiler, python, list(compiled)]),
+            python=python,
             compiled=compiled,
         )
 

@@ -26,7 +26,7 @@ from builder.matrix.cells import CUDA, Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
 from builder.plan import layer_order, settings
-from builder.plan.layer_order import Parts, PlannedLayer
+from builder.plan.layer_order import PlannedLayer
 from builder.plan.settings import Settings
 
 FORMAT = 4
@@ -214,7 +214,6 @@ def make_locked(project: Project, selected: Sequence[Cell]) -> Plan:
 class _Group:
     """What all images of a group have in common: `cuda` is the list of the framework's CUDA, `lists` the others."""
 
-    foundation: tuple[str, ...]
     constraints: str
     cuda: tuple[WheelList, ...]
     lists: Mapping[str, Sequence[WheelList]]
@@ -272,17 +271,9 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
     group = common.groups.get((cell.group, compiler)) or _group(common, cell, lock, locked, compiler)
     common.groups[cell.group, compiler] = group
     with_files = tuple(name for name in names if common.tree(_files_of(name)))
-    parts = Parts(
-        name=cell.variant,
-        framework=cell.framework,
-        foundation=group.foundation,
-        python=cell.python,
-        wheels=locked.wheels,
-        os=common.os(cell.python, request),
-        files=common.files(cell.python, with_files, group.constraints),
-        compiler=compiler,
-    )
-    layers = layer_order.stack(cell.id, parts, group.layers)
+    system = common.os(cell.python, request)
+    files = common.files(cell.python, with_files, group.constraints)
+    layers = layer_order.stack(cell, group.layers, locked.wheels, os=system, files=files, compiler=compiler)
     python = matrix.python[cell.python]
     base = matrix.debian[python.debian].image
     configured = settings.of_image(matrix, cell, {name: matrix.components[name] for name in names})
@@ -295,7 +286,7 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         debian=python.debian,
         uv=python.uv or "",
         system=request,
-        os=parts.os,
+        os=system,
         compiler=compiler,
         digest=_digest(configured, [base, python.debian], layers),
         wheels=locked.wheels,
@@ -323,16 +314,6 @@ def _digest(configured: Settings, base: list[str], layers: Sequence[PlannedLayer
 def _group(common: _Common, cell: Cell, lock: Lock, locked: Locked, compiler: str) -> _Group:
     """The group of a cell; any of its cells with the same `compiler` gives the same."""
     foundation = cells.foundation(common.matrix, cell)
-    parts = Parts(
-        name=cell.variant,
-        framework=cell.framework,
-        foundation=foundation,
-        python=cell.python,
-        wheels=locked.wheels,
-        os="",
-        files="",
-        compiler=compiler,
-    )
     entries = {entry.name: entry for entry in lock.wheels}
     needed = {component: [entries[name] for name in part.wheels] for component, part in lock.components.items()}
     shared = {
@@ -344,11 +325,10 @@ def _group(common: _Common, cell: Cell, lock: Lock, locked: Locked, compiler: st
     folder = f"images/{cell.group}"
     cuda = WheelList(path=f"{folder}/cuda.txt", is_cuda=True, wheels=tuple(shared.values()))
     return _Group(
-        foundation=foundation,
         constraints=_constraints(common.matrix, cell, locked),
         cuda=(cuda,) if shared else (),
         lists={name: tuple(_lists(folder, name, wheels, shared)) for name, wheels in needed.items()},
-        layers=layer_order.foundation(parts),
+        layers=layer_order.foundation(cell, foundation, locked.wheels, compiler),
     )
 
 

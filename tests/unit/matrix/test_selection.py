@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from builder.common.strict_yaml import Located
 from builder.index.wheels import Entry
 from builder.lock import lockfile
-from builder.lock.lockfile import Lock, Locked, Part
+from builder.lock.lockfile import Lock, Part
 from builder.matrix import cells, reader, tags
 from builder.matrix.cells import CUDA, Cell
 from builder.matrix.schema import CPU, Matrix
 from builder.plan import layer_order
-from builder.plan.layer_order import LARGE, Parts, PlannedLayer
+from builder.plan.layer_order import LARGE, PlannedLayer
 from tests.fakes.locks import entry
 
 CUDAS = ("12.9", "12.10", "9.2", CPU)
@@ -199,20 +199,6 @@ def test_a_cell_has_the_wheels_of_its_components_and_no_more(matrix: Matrix, nee
                 assert wheel.component == (CUDA if wheel.is_cuda and is_below else first)
 
 
-def parts_of(matrix: Matrix, cell: Cell, locked: Locked, random: Random) -> Parts:
-    """The wheels in any order."""
-    return Parts(
-        name=cell.variant,
-        framework=cell.framework,
-        foundation=cells.foundation(matrix, cell),
-        python=cell.python,
-        wheels=tuple(random.sample(locked.wheels, len(locked.wheels))),
-        os=f"sha256:os {cell.python}",
-        files=f"sha256:files {cell.id}",
-        compiler="sha256:compiler",
-    )
-
-
 def stacks(
     matrix: Matrix, needs: Mapping[str, Iterable[Entry]], random: Random
 ) -> dict[str, tuple[Cell, tuple[PlannedLayer, ...]]]:
@@ -221,8 +207,12 @@ def stacks(
     for members in groups(cells.expand(matrix)).values():
         lock = lock_of(matrix, members, needs)
         for cell in members:
-            locked = lockfile.of_cell(matrix, cell, lock)
-            result[cell.id] = cell, layer_order.stack(cell.id, parts_of(matrix, cell, locked, random))
+            locked = lockfile.of_cell(matrix, cell, lock).wheels
+            wheels = random.sample(locked, len(locked))  # in any order
+            lowest = layer_order.foundation(cell, cells.foundation(matrix, cell), wheels, "sha256:compiler")
+            system, files = f"sha256:os {cell.python}", f"sha256:files {cell.id}"
+            layers = layer_order.stack(cell, lowest, wheels, os=system, files=files, compiler="sha256:compiler")
+            result[cell.id] = cell, layers
     return result
 
 

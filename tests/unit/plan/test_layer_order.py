@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from builder.common.errors import MatrixError
 from builder.index.wheels import Wheel
+from builder.matrix.cells import Cell
 from builder.plan import layer_order
-from builder.plan.layer_order import LARGE, MOST, Parts, PlannedLayer
+from builder.plan.layer_order import LARGE, MOST, PlannedLayer
 
 FOUNDATION = ("base", "python", "cuda", "ember")
 
@@ -39,21 +40,28 @@ def library(name: str, size: int = 1000, component: str = "cuda") -> Wheel:
     return replace(wheel(component, name, size), file=file)
 
 
-def parts(*wheels: Wheel, python: str = "3.11", system: str = "sha256:os", files: str = "sha256:files") -> Parts:
-    return Parts(
-        name="lab",
-        framework="ember",
-        foundation=FOUNDATION,
-        python=python,
-        wheels=wheels,
-        os=system,
-        files=files,
-        compiler="sha256:compiler",
-    )
+@dataclass(frozen=True)
+class Parts:
+    """What an image consists of."""
+
+    wheels: tuple[Wheel, ...]
+    python: str = "3.11"
+    system: str = "sha256:os"
+    compiler: str = "sha256:compiler"
+
+
+def parts(*wheels: Wheel, **others: str) -> Parts:
+    return Parts(wheels, **others)
+
+
+CELL = Cell(framework="ember", short="em", line="1.9", release="1.9.1", cuda="12.9", python="3.11", variant="lab")
 
 
 def stack(image: Parts) -> tuple[PlannedLayer, ...]:
-    return layer_order.stack("image", image)
+    cell = replace(CELL, python=image.python)
+    lowest = layer_order.foundation(cell, FOUNDATION, image.wheels, image.compiler)
+    files = "sha256:files"
+    return layer_order.stack(cell, lowest, image.wheels, os=image.system, files=files, compiler=image.compiler)
 
 
 def names(stacked: Sequence[PlannedLayer]) -> list[list[str]]:
@@ -179,8 +187,10 @@ def test_an_image_of_too_many_layers_is_refused() -> None:
     """Two of the layers are the operating system and the files."""
     large = [library(f"nvidia-w{number}", LARGE) for number in range(MOST - 1)]
     assert len(stack(parts(*large[1:]))) == MOST == 125
-    with pytest.raises(MatrixError, match=r"^many would have 126 layers; the limit of Docker is 125$"):
-        layer_order.stack("many", parts(*large))
+    with pytest.raises(
+        MatrixError, match=r"^em-1\.9-cu129-py311-lab would have 126 layers; the limit of Docker is 125$"
+    ):
+        stack(parts(*large))
 
 
 # ---- properties

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -15,6 +16,7 @@ from builder.common.errors import LockError, StaleError
 from builder.lock import lockfile, os_lock
 from builder.lock.lockfile import Lock
 from builder.matrix import facts
+from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.plan import layer_order, plan, render
 from builder.plan.plan import Plan, PlannedImage
@@ -307,9 +309,9 @@ def test_what_images_of_a_group_share_is_computed_once(tiny: Project, monkeypatc
     groups: list[str] = []
     original = layer_order.foundation
 
-    def foundation(parts: layer_order.Parts) -> tuple[layer_order.PlannedLayer, ...]:
-        groups.append(parts.python)
-        return original(parts)
+    def foundation(cell: Cell, *arguments: Any) -> tuple[layer_order.PlannedLayer, ...]:
+        groups.append(cell.python)
+        return original(cell, *arguments)
 
     monkeypatch.setattr(layer_order, "foundation", foundation)
     images = plan.make(tiny, tiny.cells).images
