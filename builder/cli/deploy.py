@@ -16,7 +16,7 @@ from builder.common import atomic
 from builder.common.errors import NoEngineError, UsageError, did_you_mean
 from builder.common.reference import ImageRef
 from builder.deploy import examples
-from builder.deploy.examples import Folder, KubernetesOptions, Runtime, SlurmOptions
+from builder.deploy.examples import Folder, Runtime
 from builder.deploy.request import Image, Request, image_of_cell, image_of_labels
 from builder.engine.client import Engine
 from builder.matrix import cells, tags
@@ -126,8 +126,8 @@ def k8s_command(context: Context, image: Image, request: Request, namespace: str
 
     They run the services of the image, or COMMAND as a job on one or more nodes.
     """
-    options = KubernetesOptions(namespace=namespace, claim=workspace, size=size)
-    return _for_cluster(context, image, examples.kubernetes(image, request, options))
+    text = examples.kubernetes(image, request, namespace=namespace, claim=workspace, size=size)
+    return _for_cluster(context, image, text)
 
 
 @deploy_command.command(name="slurm")
@@ -151,8 +151,8 @@ def slurm_command(
 ) -> str:
     """Write a script for `sbatch`. The container uses the /dev/shm of its node."""
     queue = {name: value for name, value in queue.items() if value}
-    options = SlurmOptions(runtime=runtime, workspace=workspace, queue=queue)
-    return _for_cluster(context, image, examples.slurm(image, request, options))
+    text = examples.slurm(image, request, runtime=runtime, workspace=workspace, **queue)
+    return _for_cluster(context, image, text)
 
 
 def _request(image: Image, options: dict[str, Any]) -> Request:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -38,25 +37,7 @@ class Folder:
     owner: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class KubernetesOptions:
-    """An empty namespace is that of kubectl's context; without an existing `claim`, a new one has `size` bytes."""
-
-    namespace: str = ""
-    claim: str = ""
-    size: int = 50 * 10**9
-
-
 Runtime = Literal["pyxis", "apptainer"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmOptions:
-    """`workspace` is a path on the nodes, empty for the folder of submission; `queue` has options of sbatch."""
-
-    runtime: Runtime = "pyxis"
-    workspace: str = ""
-    queue: Mapping[str, str] = field(default_factory=dict)
 
 
 def compose(image: Image, request: Request, folder: Folder | None = None) -> str:
@@ -73,39 +54,49 @@ def compose(image: Image, request: Request, folder: Folder | None = None) -> str
     return _render("compose.yaml.j2", image, request, folder=folder, user=user)
 
 
-def kubernetes(image: Image, request: Request, options: KubernetesOptions) -> str:
-    """Kubernetes objects: services, a job, or a job on several nodes. Raises UsageError."""
+def kubernetes(image: Image, request: Request, *, namespace: str = "", claim: str = "", size: int = 50 * 10**9) -> str:
+    """Kubernetes objects: services, a job, or a job on several nodes. Raises UsageError.
+
+    An empty namespace is that of kubectl's context; without an existing `claim`, a new one has `size` bytes.
+    """
     check(image, request)
     _check_has_task(image, request)
-    if options.namespace and not _LABEL.fullmatch(options.namespace):
-        raise UsageError(f"--namespace: invalid name of a namespace: {options.namespace[:80]!r}")
-    if options.claim and (len(options.claim) > 253 or not _CLAIM.fullmatch(options.claim)):
+    if namespace and not _LABEL.fullmatch(namespace):
+        raise UsageError(f"--namespace: invalid name of a namespace: {namespace[:80]!r}")
+    if claim and (len(claim) > 253 or not _CLAIM.fullmatch(claim)):
         raise UsageError(
-            f"--workspace: invalid name of a PersistentVolumeClaim: {options.claim[:80]!r}",
+            f"--workspace: invalid name of a PersistentVolumeClaim: {claim[:80]!r}",
             hint="Use the name of an existing claim, or leave out --workspace to create one.",
         )
     workers = [f"{request.name}-{index}.{request.name}:{MASTER_PORT}" for index in range(request.nodes)]
-    return _render("kubernetes.yaml.j2", image, request, options=options, user=USER, workers=workers)
+    return _render(
+        "kubernetes.yaml.j2", image, request, namespace=namespace, claim=claim, size=size, user=USER, workers=workers
+    )
 
 
-def slurm(image: Image, request: Request, options: SlurmOptions) -> str:
-    """A batch script for Slurm, with pyxis and enroot, or with Apptainer. Raises UsageError."""
+def slurm(image: Image, request: Request, *, runtime: Runtime = "pyxis", workspace: str = "", **queue: str) -> str:
+    """A batch script for Slurm, with pyxis and enroot, or with Apptainer. Raises UsageError.
+
+    `workspace` is a path on the nodes, empty for the folder of submission; `queue` has options of sbatch.
+    """
     check(image, request)
     _check_has_task(image, request)
-    if options.workspace:
+    if workspace:
         # pyxis and Apptainer read `source:target,source:target` and have no escape for the two separators.
-        check_path(options.workspace, "--workspace", forbidden=":,")
-        if not PurePosixPath(options.workspace).is_absolute():
-            raise UsageError(f"--workspace: not an absolute path: {options.workspace!r}")
-    for option, value in options.queue.items():
+        check_path(workspace, "--workspace", forbidden=":,")
+        if not PurePosixPath(workspace).is_absolute():
+            raise UsageError(f"--workspace: not an absolute path: {workspace!r}")
+    for option, value in queue.items():
         if not _SBATCH_VALUE.fullmatch(value):
             raise UsageError(f"--{option}: invalid value {value[:60]!r}")
     return _render(
         "slurm.sh.j2",
         image,
         request,
-        options=options,
-        source=_source(image, options.runtime),
+        runtime=runtime,
+        workspace=workspace,
+        queue=queue,
+        source=_source(image, runtime),
         sif=_sif_file(image),
         memory_mib=-(-request.memory // 2**20),
         master_port=MASTER_PORT,

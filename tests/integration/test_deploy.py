@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from builder.deploy import examples
-from builder.deploy.examples import Runtime, SlurmOptions
+from builder.deploy.examples import Runtime
 from builder.engine import setup as engine_setup
 from tests.fakes.deployed import HOSTILE, image_of, request_of
 from tests.integration import programs
@@ -285,7 +285,7 @@ def cluster(tmp_path: Path) -> Cluster:
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
 def test_torchrun_on_two_nodes(cluster: Cluster, runtime: Runtime) -> None:
     request = request_of(nodes=2, gpus=8, cpus=32, command=("train.py", *HOSTILE))
-    script = examples.slurm(image_of(), request, SlurmOptions(runtime=runtime, workspace="/data/my work"))
+    script = examples.slurm(image_of(), request, runtime=runtime, workspace="/data/my work")
     calls = cluster.submit(script, nodes=2)
     (step,) = [call for call in calls if call["program"] == "srun"]
     assert step["options"][:3] == ["--ntasks-per-node=1", "--kill-on-bad-exit=1", "--cpus-per-task=32"]
@@ -306,7 +306,7 @@ def test_torchrun_on_two_nodes(cluster: Cluster, runtime: Runtime) -> None:
 
 
 def test_the_container_options_of_pyxis(cluster: Cluster) -> None:
-    script = examples.slurm(image_of(), request_of(command=("python", "x")), SlurmOptions(workspace="/data/of 'x' & y"))
+    script = examples.slurm(image_of(), request_of(command=("python", "x")), workspace="/data/of 'x' & y")
     step = cluster.submit(script)[0]
     assert step["options"] == [
         "--ntasks-per-node=1",
@@ -322,7 +322,7 @@ def test_the_container_options_of_pyxis(cluster: Cluster) -> None:
 
 
 def test_apptainer_pulls_once(cluster: Cluster) -> None:
-    script = examples.slurm(image_of(), request_of(command=("python", "x")), SlurmOptions(runtime="apptainer"))
+    script = examples.slurm(image_of(), request_of(command=("python", "x")), runtime="apptainer")
     sif = f"{cluster.folder}/pt-cuda-2.9.sif"
     pull, step, run, _ = cluster.submit(script)
     assert pull["words"] == ["pull", f"{sif}.1234567", "docker://registry.example.test/org/pt-cuda:2.9"]
@@ -334,7 +334,7 @@ def test_apptainer_pulls_once(cluster: Cluster) -> None:
 
 def test_tensorflow_on_two_nodes(cluster: Cluster) -> None:
     request = request_of(nodes=2, command=("train.py", *HOSTILE))
-    calls = cluster.submit(examples.slurm(image_of(framework="tensorflow"), request, SlurmOptions()), nodes=2)
+    calls = cluster.submit(examples.slurm(image_of(framework="tensorflow"), request), nodes=2)
     workers = [call for call in calls if call["program"] == "python"]
     assert [json.loads(call["environ"]["TF_CONFIG"]) for call in workers] == [
         {"cluster": {"worker": ["gpu07:30067", "gpu08:30067"]}, "task": {"type": "worker", "index": node}}
@@ -346,7 +346,7 @@ def test_tensorflow_on_two_nodes(cluster: Cluster) -> None:
 @pytest.mark.parametrize("gpus", [0, 4])
 def test_jax_on_two_nodes(cluster: Cluster, gpus: int) -> None:
     request = request_of(nodes=2, gpus=gpus, command=("train.py", *HOSTILE))
-    calls = cluster.submit(examples.slurm(image_of(framework="jax"), request, SlurmOptions()), nodes=2)
+    calls = cluster.submit(examples.slurm(image_of(framework="jax"), request), nodes=2)
     workers = [call for call in calls if call["program"] == "python"]
     for node, call in enumerate(workers):
         assert {name: value for name, value in call["environ"].items() if name.startswith("JAX_")} == {
@@ -362,7 +362,7 @@ def test_jax_on_two_nodes(cluster: Cluster, gpus: int) -> None:
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
 @pytest.mark.parametrize("variant", ["jupyter", "ssh", "full"])
 def test_services_on_a_node(cluster: Cluster, variant: str, runtime: Runtime) -> None:
-    calls = cluster.submit(examples.slurm(image_of(variant), request_of(), SlurmOptions(runtime=runtime)))
+    calls = cluster.submit(examples.slurm(image_of(variant), request_of(), runtime=runtime))
     start = calls[-1]
     assert (start["program"], start["words"]) == ("start", ["services"])
     ports = {name: int(start["environ"][name]) for name in ("JUPYTER_PORT", "SSH_PORT") if name in start["environ"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,6 @@ import yaml
 
 from builder.common.errors import UsageError
 from builder.deploy import examples
-from builder.deploy.examples import KubernetesOptions
 from tests.fakes.deployed import HOSTILE, expanded, image_of, of_kind, pod, request_of
 
 OLDEST, NEWEST = "1.29", "1.35"
@@ -62,14 +61,14 @@ def kinds(text: str) -> list[str]:
 
 def k8s(
     variant: str = "",
-    options: KubernetesOptions | None = None,
+    options: Mapping[str, Any] | None = None,
     *,
     framework: str = "pytorch",
     cpu: bool = False,
     **changes: Any,
 ) -> str:
     image = image_of(variant, framework=framework, cpu=cpu)
-    text = examples.kubernetes(image, request_of(**changes), options or KubernetesOptions())
+    text = examples.kubernetes(image, request_of(**changes), **(options or {}))
     validate(list(yaml.safe_load_all(text)))
     return text
 
@@ -260,7 +259,7 @@ def test_host_names_are_at_most_63_characters() -> None:
 
 
 def test_an_existing_claim() -> None:
-    text = k8s("jupyter", KubernetesOptions(claim="team.data-1"))
+    text = k8s("jupyter", {"claim": "team.data-1"})
     assert "PersistentVolumeClaim" not in kinds(text)
     assert pod(text, "Deployment")["volumes"][0]["persistentVolumeClaim"] == {"claimName": "team.data-1"}
     assert "also deletes the PersistentVolumeClaim" not in text
@@ -268,12 +267,12 @@ def test_an_existing_claim() -> None:
 
 
 def test_a_new_claim() -> None:
-    spec = of_kind(k8s("jupyter", KubernetesOptions(size=250 * 10**9)), "PersistentVolumeClaim")["spec"]
+    spec = of_kind(k8s("jupyter", {"size": 250 * 10**9}), "PersistentVolumeClaim")["spec"]
     assert spec == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "250G"}}}
 
 
 def test_every_object_and_command_has_the_namespace() -> None:
-    text = k8s("full", KubernetesOptions(namespace="research"))
+    text = k8s("full", {"namespace": "research"})
     assert {document["metadata"]["namespace"] for document in yaml.safe_load_all(text)} == {"research"}
     assert "kubectl " not in text.replace("kubectl -n research ", "")
     assert all("namespace" not in document["metadata"] for document in yaml.safe_load_all(k8s("full")))
@@ -283,7 +282,7 @@ def test_every_object_and_command_has_the_namespace() -> None:
 @pytest.mark.parametrize("changes", [{}, {"command": TRAIN}, {"command": TRAIN, "nodes": 2}])
 def test_names_are_text_in_yaml(name: str, number: str, changes: dict[str, Any]) -> None:
     """The schemas reject a number or a boolean."""
-    text = k8s("full", KubernetesOptions(namespace=number, claim=number), name=name, **changes)
+    text = k8s("full", {"namespace": number, "claim": number}, name=name, **changes)
     for document in yaml.safe_load_all(text):
         assert document["metadata"]["name"] == document["metadata"]["labels"]["app.kubernetes.io/name"] == name
         assert document["metadata"]["namespace"] == number
@@ -293,17 +292,17 @@ def test_names_are_text_in_yaml(name: str, number: str, changes: dict[str, Any])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (KubernetesOptions(namespace="a\nb: c"), "--namespace"),
-        (KubernetesOptions(namespace="Research"), "--namespace"),
-        (KubernetesOptions(namespace="a" * 64), "--namespace"),
-        (KubernetesOptions(namespace="--x"), "--namespace"),
-        (KubernetesOptions(claim="/srv/data"), "--workspace"),
-        (KubernetesOptions(claim="a\nb: c"), "--workspace"),
-        (KubernetesOptions(claim="a" * 254), "--workspace"),
-        (KubernetesOptions(claim="$(x)"), "--workspace"),
+        ({"namespace": "a\nb: c"}, "--namespace"),
+        ({"namespace": "Research"}, "--namespace"),
+        ({"namespace": "a" * 64}, "--namespace"),
+        ({"namespace": "--x"}, "--namespace"),
+        ({"claim": "/srv/data"}, "--workspace"),
+        ({"claim": "a\nb: c"}, "--workspace"),
+        ({"claim": "a" * 254}, "--workspace"),
+        ({"claim": "$(x)"}, "--workspace"),
     ],
 )
-def test_invalid_options(options: KubernetesOptions, message: str) -> None:
+def test_invalid_options(options: Mapping[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         k8s("jupyter", options)
 
@@ -317,7 +316,7 @@ def test_a_plain_image_needs_a_command() -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_word_of_the_command_is_unchanged(text: str, nodes: int) -> None:
-    example = examples.kubernetes(image_of(), request_of(command=("train.py", text), nodes=nodes), KubernetesOptions())
+    example = examples.kubernetes(image_of(), request_of(command=("train.py", text), nodes=nodes))
     assert expanded(container(example)["args"][-1], {"JOB_COMPLETION_INDEX": "0", "HOME": "no"}) == text
 
 

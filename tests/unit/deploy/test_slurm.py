@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from builder.common.errors import UsageError
 from builder.common.reference import ImageRef
 from builder.deploy import examples
-from builder.deploy.examples import Runtime, SlurmOptions
+from builder.deploy.examples import Runtime
 from tests.fakes.deployed import HOSTILE, image_of, request_of
 
 TRAIN = ("train.py", "--epochs", "3")
@@ -19,10 +20,10 @@ DIGEST = "sha256:" + "a" * 64
 
 
 def slurm(
-    variant: str = "", options: SlurmOptions | None = None, *, reference: str = "org/pt-cuda:2.9", **changes: Any
+    variant: str = "", options: Mapping[str, Any] | None = None, *, reference: str = "org/pt-cuda:2.9", **changes: Any
 ) -> str:
     image = image_of(variant, reference=ImageRef.parse(reference))
-    return examples.slurm(image, request_of(**changes), options or SlurmOptions())
+    return examples.slurm(image, request_of(**changes), **(options or {}))
 
 
 def sbatch_options(script: str) -> dict[str, str]:
@@ -43,7 +44,7 @@ def test_options_of_sbatch() -> None:
         "gpus-per-node": "1",
     }
     queue = {"time": "1-08:00:00", "partition": "gpu,gpu-2", "account": "team@lab"}
-    script = slurm(options=SlurmOptions(queue=queue), command=TRAIN, nodes=4, gpus=8, cpus=32, memory=64 * 10**9)
+    script = slurm(options=queue, command=TRAIN, nodes=4, gpus=8, cpus=32, memory=64 * 10**9)
     expected = {"nodes": "4", "gpus-per-node": "8", "cpus-per-task": "32", "mem": "61036M"} | queue
     assert expected.items() <= sbatch_options(script).items()
     assert "  --cpus-per-task=32\n" in script, "since Slurm 22.05, srun does not inherit it from sbatch"
@@ -51,10 +52,10 @@ def test_options_of_sbatch() -> None:
 
 @pytest.mark.parametrize("runtime", get_args(Runtime))
 def test_no_gpus(runtime: Runtime) -> None:
-    script = slurm(options=SlurmOptions(runtime=runtime), command=TRAIN, gpus=0)
+    script = slurm(options={"runtime": runtime}, command=TRAIN, gpus=0)
     assert "gpus-per-node" not in sbatch_options(script)
     assert "--nv" not in script
-    assert ("--nv" in slurm(options=SlurmOptions(runtime=runtime), command=TRAIN)) == (runtime == "apptainer")
+    assert ("--nv" in slurm(options={"runtime": runtime}, command=TRAIN)) == (runtime == "apptainer")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_no_gpus(runtime: Runtime) -> None:
     ],
 )
 def test_the_notation_of_the_runtime(reference: str, runtime: Runtime, line: str) -> None:
-    script = slurm(options=SlurmOptions(runtime=runtime), reference=reference, command=TRAIN)
+    script = slurm(options={"runtime": runtime}, reference=reference, command=TRAIN)
     assert line in script.replace("'", ""), "shlex.quote may add quotes"
 
 
@@ -83,20 +84,20 @@ def test_enroot_cannot_pull_by_digest() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (SlurmOptions(workspace="data"), "not an absolute path"),
-        (SlurmOptions(workspace="$HOME"), "not an absolute path"),
-        (SlurmOptions(workspace="/a:b"), "a path with ':'"),
-        (SlurmOptions(workspace="/a,/etc:/etc"), "a path with ':'"),
-        (SlurmOptions(workspace="/a,b"), "a path with ','"),
-        (SlurmOptions(workspace="/a\n#SBATCH --uid=0"), "unprintable character"),
-        (SlurmOptions(queue={"time": "1\n#SBATCH --uid=0"}), "--time"),
-        (SlurmOptions(queue={"time": "-1"}), "--time"),
-        (SlurmOptions(queue={"partition": "a b"}), "--partition"),
-        (SlurmOptions(queue={"account": "$(id)"}), "--account"),
-        (SlurmOptions(queue={"account": ""}), "--account"),
+        ({"workspace": "data"}, "not an absolute path"),
+        ({"workspace": "$HOME"}, "not an absolute path"),
+        ({"workspace": "/a:b"}, "a path with ':'"),
+        ({"workspace": "/a,/etc:/etc"}, "a path with ':'"),
+        ({"workspace": "/a,b"}, "a path with ','"),
+        ({"workspace": "/a\n#SBATCH --uid=0"}, "unprintable character"),
+        ({"time": "1\n#SBATCH --uid=0"}, "--time"),
+        ({"time": "-1"}, "--time"),
+        ({"partition": "a b"}, "--partition"),
+        ({"account": "$(id)"}, "--account"),
+        ({"account": ""}, "--account"),
     ],
 )
-def test_invalid_options(options: SlurmOptions, message: str) -> None:
+def test_invalid_options(options: Mapping[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         slurm(options=options, command=TRAIN)
 
