@@ -28,35 +28,31 @@ def check_built(matrix: Matrix, cell: Cell, layers: Sequence[tuple[str, int, int
     """Raises BuildError if an image is too large; `layers` are name, compressed bytes and unpacked bytes of each."""
     compressed = [(name, count) for name, count, _ in layers]
     unpacked = [(name, count) for name, _, count in layers]
-    _refuse(check(matrix, cell, compressed) + _check_unpacked(matrix, cell, unpacked))
+    _refuse(check(matrix, cell, compressed, unpacked))
 
 
-def check(matrix: Matrix, cell: Cell, layers: _Layers) -> list[str]:
-    """One line if the image is too large, and one for each layer that is.
+def check(matrix: Matrix, cell: Cell, layers: _Layers, unpacked: _Layers = ()) -> list[str]:
+    """One line if the image is too large, one for each layer that is, and one if it is too large `unpacked`.
 
     The first budget that matches the cell applies. Raises MatrixError if there are budgets but none for this cell.
     """
     if (number := _budget(matrix, cell)) is None:
         return []
     budget = matrix.budgets[number]
-    where = matrix.where("budgets", number, "layer")
-    return [
-        *_total(f"{cell.id}: the image", layers, parse_size(budget.image), matrix.where("budgets", number, "image")),
-        *(
-            line
-            for name, count in layers
-            if (line := _excess(f"{cell.id}: the layer {name}", count, parse_size(budget.layer), where))
+    of_image, of_layer = (matrix.where("budgets", number, name) for name in ("image", "layer"))
+    of_unpacked = matrix.where("budgets", number, "unpacked") if budget.unpacked else of_image
+    image, layer = parse_size(budget.image), parse_size(budget.layer)
+    lines = [
+        _total(f"{cell.id}: the image", layers, image, of_image),
+        *(_excess(f"{cell.id}: the layer {name}", count, layer, of_layer) for name, count in layers),
+        _total(
+            f"{cell.id}: the unpacked image",
+            unpacked,
+            parse_size(budget.unpacked) if budget.unpacked else GROWTH * image,
+            of_unpacked,
         ),
     ]
-
-
-def _check_unpacked(matrix: Matrix, cell: Cell, layers: _Layers) -> list[str]:
-    if (number := _budget(matrix, cell)) is None:
-        return []
-    budget = matrix.budgets[number]
-    allowed = parse_size(budget.unpacked) if budget.unpacked else GROWTH * parse_size(budget.image)
-    where = matrix.where("budgets", number, "unpacked" if budget.unpacked else "image")
-    return _total(f"{cell.id}: the unpacked image", layers, allowed, where)
+    return [line for line in lines if line]
 
 
 def _budget(matrix: Matrix, cell: Cell) -> int | None:
@@ -71,10 +67,10 @@ def _budget(matrix: Matrix, cell: Cell) -> int | None:
     return None
 
 
-def _total(image: str, layers: _Layers, allowed: int, where: str) -> list[str]:
+def _total(image: str, layers: _Layers, allowed: int, where: str) -> str:
     line = _excess(image, sum(count for _, count in layers), allowed, where)
     largest = sorted(layers, key=lambda layer: -layer[1])[:SHOWN]
-    return [f"{line}; largest layers: {', '.join(f'{name} {size(count)}' for name, count in largest)}"] if line else []
+    return line and f"{line}; largest layers: {', '.join(f'{name} {size(count)}' for name, count in largest)}"
 
 
 def _excess(what: str, count: int, allowed: int, where: str) -> str:

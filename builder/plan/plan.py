@@ -6,7 +6,7 @@ except what is known only after the build.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
@@ -241,10 +241,19 @@ class _Common:
     def _os_lock(self, request: OsRequest) -> OsLock | None:
         return os_lock.read(self._root, request)
 
-    def _os(self, python: str, request: OsRequest) -> str:
+    def _os(self, version: str, request: OsRequest) -> str:
         """The digest of the inputs of an operating system; empty if it is not locked."""
-        lock = self.os_lock(request)
-        return digest.of_data(_os_inputs(self.matrix, python, lock, self.tree)) if lock else ""
+        lock, python = self.os_lock(request), self.matrix.python[version]
+        if lock is None:
+            return ""
+        by_uv = [python.uv, self.tree(UV_LOCK)] if python.uv else []  # each uv has one build of a release
+        return digest.of_data(
+            [
+                [lock.debian, self.matrix.debian[lock.debian].image, version, *by_uv],
+                [lock.requested, [[package.name, package.version, package.sha256] for package in lock.packages]],
+                [self.tree(name) for name in OS_INPUTS],
+            ]
+        )
 
     def _files(self, python: str, components: tuple[str, ...], constraints: str) -> str:
         """The digest of the inputs of a layer with the files of components."""
@@ -340,19 +349,6 @@ def _lists(folder: str, component: str, wheels: Sequence[Entry], shared: Collect
     plain = tuple(entry for entry in wheels if not is_cuda_wheel(entry.file))
     if plain:
         yield WheelList(path=f"{folder}/wheels-{component}.txt", is_cuda=False, wheels=plain)
-
-
-_Tree = Callable[[str], dict[str, str]]  # path of a file or folder -> digests of its files, by path
-
-
-def _os_inputs(matrix: Matrix, version: str, lock: OsLock, tree: _Tree) -> list[Any]:
-    python = matrix.python[version]
-    by_uv = [python.uv, tree(UV_LOCK)] if python.uv else []  # each uv has one build of a release
-    return [
-        [lock.debian, matrix.debian[lock.debian].image, version, *by_uv],
-        [lock.requested, [[package.name, package.version, package.sha256] for package in lock.packages]],
-        [tree(name) for name in OS_INPUTS],
-    ]
 
 
 def _constraints(matrix: Matrix, cell: Cell, locked: Locked) -> str:
