@@ -18,6 +18,7 @@ from builder.engine.model import ImageInfo
 from builder.layers import images as stored_image
 from builder.layers import wheel_layers
 from builder.layers.blobs import Descriptor
+from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.tags import CELL_LABEL, CUDA_LABEL, PLAN_LABEL
@@ -42,18 +43,18 @@ def engine_bytes(wheels: int) -> int:
 
 def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
     """About how many bytes the store grows by, at its peak, while the layers that it lacks are made."""
-    incomplete = [image for image in images if not _is_stored(store, image)]
+    incomplete = [image for image in images if _stored(store, image) is None]
     missing = [layer for layer in _wheel_layers(incomplete) if not wheel_layers.get(store, layer)]
     wheels = {wheel.sha256: wheel.size for layer in missing for wheel in layer.wheels}
     return int(sum(wheels.values()) * _SPLICED)
 
 
-def _is_stored(store: Store, image: PlannedImage) -> bool:
-    """Whether the store has the whole image. Quicker than to read the record of each of its layers."""
+def _stored(store: Store, image: PlannedImage) -> Image | None:
+    """The image, if the store has all of it. Quicker than to read the record of each of its layers."""
     try:
-        return stored_image.find(store, image) is not None
+        return stored_image.find(store, image)
     except DamagedError:
-        return False
+        return None
 
 
 def peak_bytes(store: Store, images: Sequence[PlannedImage], diff_ids: Collection[str]) -> int:
@@ -136,10 +137,7 @@ def outstanding(work: Work, store: Store, plan: Plan, *, test: bool) -> Plan:
     suite = evidence.suite(work.project.root)
 
     def is_done(image: PlannedImage) -> bool:
-        try:
-            assembled = stored_image.find(store, image)
-        except DamagedError:
-            return False
+        assembled = _stored(store, image)
         if assembled is None or not test:
             return assembled is not None
         _, reason = evidence.check_stored(work.project.state, assembled, image.digest, suite)

@@ -130,7 +130,7 @@ def run(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcom
 
     A failure is in the outcome of its image and does not stop the others.
     """
-    run = _Run.start(work, method, plan, options)
+    run = _Run(work, method, plan, options)
     ids = {image.id: method.find(image) for image in plan.images}
     done = {image.id: outcome for image in plan.images if (outcome := run.finished(image, ids[image.id]))}
     todo = [image for image in plan.images if image.id not in done]
@@ -156,7 +156,7 @@ def run(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcom
 def retest(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcome]:
     """Tests images that are built, whatever evidence there is; tags nothing. Returns what was done for each."""
     _check_client()
-    run = _Run.start(work, method, plan, options)
+    run = _Run(work, method, plan, options)
     with work.view.live():
         done = run.each(plan.images, run.retest)
     return [done[image.id] for image in plan.images]
@@ -165,7 +165,7 @@ def retest(work: Work, method: Method, plan: Plan, options: Options) -> list[Out
 def complete(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcome]:
     """Runs the tests that evidence lacks; tags nothing. Returns what was done for each image."""
     _check_client()
-    run = _Run.start(work, method, plan, options)
+    run = _Run(work, method, plan, options)
 
     def test(image: PlannedImage) -> Outcome:
         image_id, origin = method.build(image)
@@ -184,24 +184,16 @@ def complete(work: Work, method: Method, plan: Plan, options: Options) -> list[O
     return [done[image.id] for image in plan.images]
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Run:
-    work: Work
-    method: Method
-    options: Options
-    tester: Tester
-    reused: ReusedTests
-
-    @classmethod
-    def start(cls, work: Work, method: Method, plan: Plan, options: Options) -> _Run:
+    def __init__(self, work: Work, method: Method, plan: Plan, options: Options) -> None:
         """Removes containers of killed runs. Raises ImageTestError if required GPU tests cannot run."""
+        self.work, self.method, self.options = work, method, options
         work.engine.sweep(str(work.project.root))
         pool = gpus.Pool(min(options.jobs, sum(not image.cell.is_cpu for image in plan.images)))
-        tester = Tester(work, gpu_mode=options.gpu_mode, pool=pool, junit=options.junit)
+        self.tester = Tester(work, gpu_mode=options.gpu_mode, pool=pool, junit=options.junit)
         if options.test:
-            tester.check(plan.images)
-        reused = ReusedTests(work.engine, work.project)
-        return cls(work=work, method=method, options=options, tester=tester, reused=reused)
+            self.tester.check(plan.images)
+        self.reused = ReusedTests(work.engine, work.project)
 
     def passed(self, image: PlannedImage, proof: Evidence | None) -> None:
         """Offers the results of an image to larger ones. Only layers of the plan can be compared."""

@@ -1,11 +1,23 @@
-"""Source packages of Debian. Security advisories name source packages, not the binary packages built from them."""
+"""Debian's control files, and source packages.
+
+Security advisories name source packages, not the binary packages built from them.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _FIELD = re.compile(r"([a-z0-9][a-z0-9+.-]{1,99})(?: \(([A-Za-z0-9][A-Za-z0-9.+~:-]{0,99})\))?", re.ASCII)
+
+
+def stanzas(text: str) -> Iterator[dict[str, str]]:
+    """The fields of each paragraph of a control file, without the continued lines. Source: deb-control(5)."""
+    for paragraph in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
+        if fields:
+            yield fields
 
 
 class SourcePackage(NamedTuple):

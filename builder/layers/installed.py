@@ -84,8 +84,7 @@ def _read(path: str, file: object, size: int) -> set[Package]:
 
 def _debian_packages(status: bytes) -> set[Package]:
     packages = set()
-    for stanza in status.decode("utf-8", "replace").split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in stanza.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
+    for fields in debian.stanzas(status.decode("utf-8", "replace")):
         if fields.get("Status", "").endswith(" installed"):
             name, version = fields.get("Package", ""), fields.get("Version", "")
             packages.add(Package("deb", name, version, debian.source_package(fields.get("Source", ""), name, version)))

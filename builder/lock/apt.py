@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
+from builder.common import debian
 from builder.common.errors import LockError
 from builder.index import mmdebstrap
 from builder.index.host import KEYRING, Host
@@ -123,12 +124,16 @@ class Archive:
             "apt-cache", "show", *(f"{name}={version}" for name, version in versions.items()), check=False
         )
         packages = {}
-        for stanza in output.split("\n\n"):
-            fields = dict(
-                line.split(": ", 1) for line in stanza.splitlines() if line.partition(":")[0] in (*_FIELDS, "Source")
+        for fields in debian.stanzas(output):
+            name, version, architecture, length, sha256 = (fields[name] for name in _FIELDS)
+            packages[name] = Package(
+                name=name,
+                version=version,
+                architecture=cast("Architecture", architecture),  # checked by the class
+                source=fields.get("Source", ""),
+                size=int(length),
+                sha256=sha256,
             )
-            if fields:
-                packages[fields["Package"]] = _package(fields)
         return packages
 
     def _run(self, *command: str, check: bool = True) -> str:
@@ -147,18 +152,6 @@ class Archive:
                 hint=accept if "is expired" in reason else "",
             )
         return done.stdout
-
-
-def _package(fields: Mapping[str, str]) -> Package:
-    name, version, architecture, length, sha256 = (fields[name] for name in _FIELDS)
-    return Package(
-        name=name,
-        version=version,
-        architecture=cast("Architecture", architecture),  # checked by the class
-        source=fields.get("Source", ""),
-        size=int(length),
-        sha256=sha256,
-    )
 
 
 @contextmanager
