@@ -1,18 +1,28 @@
-"""The lock step: which locks are out of date, and writing new ones."""
+"""The lock step: which locks of wheels and operating systems are out of date, and writing new ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
 
 from builder.common import atomic
 from builder.common.errors import LockError, StaleError, join
+from builder.common.units import counted
 from builder.index.host import Host
 from builder.index.wheels import is_cuda_wheel
-from builder.lock import diff, document, lockfile, os_update
+from builder.lock import apt, diff, document, lockfile, os_lock
 from builder.lock.lockfile import Lock
+from builder.lock.os_lock import OsLock, OsRequest
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
+
+_Key = TypeVar("_Key")
+_Lock = TypeVar("_Lock")
 
 
 def check(project: Project, chosen: Sequence[Cell]) -> None:
@@ -23,7 +33,7 @@ def check(project: Project, chosen: Sequence[Cell]) -> None:
         lock = lockfile.read(project.root, group)
         if reason := lockfile.stale_reason(project.matrix, lock, cells, project.groups[group]):
             faults.append(f"locks/{group}.json: {reason}")
-    faults += os_update.faults(project, chosen)
+    faults += os_faults(project, chosen)
     faults += [f"{name}: belongs to no cell" for name in _strays(project)]
     if faults:
         lines = "\n".join(f"  {fault}" for fault in faults[:20])
@@ -45,7 +55,7 @@ def update(
     errors are raised together at the end.
     """
     changed, failures = _update_wheels(project, chosen, host, upgrade=upgrade, say=say)
-    systems, os_failures = os_update.update(project, chosen, host, refresh=refresh, say=say)
+    systems, os_failures = update_systems(project, chosen, host, refresh=refresh, say=say)
     if failures + os_failures:
         raise join(failures + os_failures, "locks failed")
     strays = _strays(project)  # kept after a failure: undoing the change that caused it needs them again
@@ -61,7 +71,7 @@ def _update_wheels(
 
     Each group is resolved by itself, and prefers versions that groups of the same Python or CUDA have.
     """
-    present = {group: _present(project, group) for group in project.groups}
+    present = {group: _undamaged(lockfile.read, project, group) for group in project.groups}
     stale = [
         group
         for group in dict.fromkeys(cell.group for cell in chosen)
@@ -116,16 +126,89 @@ def _write(project: Project, lock: Lock) -> str:
     return path.relative_to(project.root).as_posix()
 
 
+# ---- operating systems
+
+
+def os_faults(project: Project, chosen: Iterable[Cell]) -> list[str]:
+    """A line for each missing or damaged lock of these cells."""
+    lines = []
+    for request in _requests(project, chosen):
+        try:
+            if os_lock.read(project.root, request) is None:
+                lines.append(f"{request.path}: missing")
+        except LockError as error:
+            lines.append(str(error))
+    return lines
+
+
+def update_systems(
+    project: Project, chosen: Sequence[Cell], host: Host, *, refresh: bool, say: Callable[[str], None]
+) -> tuple[list[str], list[LockError]]:
+    """Locks the operating systems of `chosen` that have no lock, or all to `refresh`; the changed paths, and errors.
+
+    Releases that fail do not stop the others.
+    """
+    present = {request: _undamaged(os_lock.read, project, request) for request in _requests(project, chosen)}
+    stale = [request for request, lock in present.items() if refresh or lock is None]
+    new: dict[OsRequest, OsLock] = {}
+    failures: list[LockError] = []
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    for release, requests in groupby(sorted(stale), key=lambda request: request.debian):
+        say(f"Debian {release}: reading the lists of packages")
+        address = project.matrix.debian[release].snapshot
+        archives = apt.archive(release, host.with_snapshot(address, now, is_past=False) if address else host, say)
+        failures += _resolve_systems(archives, requests, now, new)
+    for request, lock in new.items():
+        if present[request] is None:
+            say(f"{request.path}: {counted(len(lock.packages), 'package')}, the newest versions")
+    for line in os_lock.changes(present, new):
+        say(line)
+    changed = []
+    for request, lock in new.items():
+        before = present[request]
+        if before is None or before.packages != lock.packages:  # its time alone changes nothing
+            atomic.write_text(project.root / request.path, os_lock.dump(lock))
+            changed.append(request.path)
+    return changed, failures
+
+
+def _resolve_systems(
+    archives: AbstractContextManager[apt.Archive],
+    requests: Iterable[OsRequest],
+    now: str,
+    new: dict[OsRequest, OsLock],
+) -> Iterator[LockError]:
+    """Adds the locks of requests for one Debian release to `new`; yields the errors of those that fail."""
+    try:
+        with archives as archive:
+            for request in requests:
+                try:
+                    new[request] = archive.resolve(request, now)
+                except LockError as error:
+                    yield error
+    except LockError as error:
+        yield error
+
+
+def _requests(project: Project, chosen: Iterable[Cell]) -> Mapping[OsRequest, None]:
+    """The requests of cells, each once, in their order."""
+    return dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in chosen)
+
+
+# ---- both
+
+
 def _strays(project: Project) -> list[str]:
     """Lock files that belong to no group."""
     files = {f"locks/{file.name}" for file in (project.root / "locks").glob("*.json")}
     groups = {f"locks/{group}.json" for group in project.groups}
-    return sorted(files - groups - os_update.paths(project) - {document.KNOWN_LAYERS})
+    systems = {request.path for request in _requests(project, project.cells)}
+    return sorted(files - groups - systems - {document.KNOWN_LAYERS})
 
 
-def _present(project: Project, group: str) -> Lock | None:
-    """The group's lock; None if it is missing or damaged."""
+def _undamaged(read: Callable[[Path, _Key], _Lock | None], project: Project, key: _Key) -> _Lock | None:
+    """The lock of a group or of an operating system; None if it is missing or damaged."""
     try:
-        return lockfile.read(project.root, group)
+        return read(project.root, key)
     except LockError:
         return None

@@ -12,7 +12,7 @@ import pytest
 
 from builder.common.errors import LockError, StaleError
 from builder.index.host import Host
-from builder.lock import apt, os_lock, os_update
+from builder.lock import apt, os_lock
 from builder.lock import update as locking
 from builder.lock.os_lock import OsLock, OsRequest
 from builder.matrix.project import Project
@@ -187,7 +187,7 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> FakeArchive:
 def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[str], list[LockError], list[str]]:
     """The changed paths, the errors, and what was said."""
     said: list[str] = []
-    changed, failures = os_update.update(project, project.select(names), Host(), refresh=refresh, say=said.append)
+    changed, failures = locking.update_systems(project, project.select(names), Host(), refresh=refresh, say=said.append)
     return changed, failures, said
 
 
@@ -295,5 +295,5 @@ def test_check_names_missing_and_damaged_locks(tiny: Project) -> None:
     path, old_path = (request_of(tiny, cell).path for cell in (CELL, OLD_CELL))
     (tiny.root / path).unlink()
     (tiny.root / old_path).write_text("{}")
-    lines = os_update.faults(tiny, tiny.select([CELL, OLD_CELL]))
+    lines = locking.os_faults(tiny, tiny.select([CELL, OLD_CELL]))
     assert sorted(line.partition(":")[0].partition(" ")[0] for line in lines) == sorted([path, old_path])
