@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import BinaryIO
+from functools import partial
 
 from builder.build import bytecode, disk, os_stage
 from builder.build.bytecode import Compilation
@@ -30,7 +30,7 @@ from builder.layers.images import UNTESTED
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
-from builder.layers.splice import Entry, WrittenLayer
+from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.plan import budget, plan
 from builder.plan.layer_order import PlannedLayer
@@ -186,11 +186,8 @@ class Assembler(Method):
             return self._wheels.layer(layer.inputs)
         if layer.compiled:
             return self._bytecode[layer.inputs].result()
-
-        def write(out: BinaryIO) -> WrittenLayer:
-            return splice.write(files.entries(self._files[image.id], system.folders), out)
-
-        return wheel_layers.put(self._store, layer, write)
+        entries = files.entries(self._files[image.id], system.folders)
+        return wheel_layers.put(self._store, layer, lambda out: splice.write(entries, out))
 
     def _compile(self, layer: PlannedLayer, image: PlannedImage) -> Layer:
         if built := wheel_layers.get(self._store, layer):
@@ -208,11 +205,8 @@ class Assembler(Method):
             ],
         )
         self._work.view.note(image.id, f"compiling {layer.component}")
-
-        def write(out: BinaryIO) -> WrittenLayer:
-            return bytecode.make(self._work, self._store, compilation, out)
-
-        return wheel_layers.put(self._store, layer, write, self._known.get(layer))
+        make = partial(bytecode.make, self._work, self._store, compilation)
+        return wheel_layers.put(self._store, layer, make, self._known.get(layer))
 
     def _compiling_system(self, image: PlannedImage) -> OsLayer:
         """The first operating system that is ready, of those with the image's Python: all give the same bytecode."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -187,13 +187,9 @@ def make(project: Project, selected: Sequence[Cell]) -> Plan:
 
 def _check_current(project: Project, locked: Iterable[tuple[Cell, Lock]]) -> None:
     """Raises StaleError if the lock of a group does not match the matrix."""
-    groups: dict[str, list[Cell]] = {}
-    locks: dict[str, Lock] = {}
-    for cell, lock in locked:
-        groups.setdefault(cell.group, []).append(cell)
-        locks[cell.group] = lock
-    for group, lock in locks.items():
-        if reason := lockfile.stale_reason(project.matrix, lock, groups[group]):
+    for group, members in groupby(locked, key=lambda member: member[0].group):
+        chosen, locks = zip(*members, strict=True)
+        if reason := lockfile.stale_reason(project.matrix, locks[0], chosen):
             raise StaleError(
                 f"locks/{group}.json does not match matrix.yaml: {reason}", hint=lockfile.resolve_hint(group)
             )
