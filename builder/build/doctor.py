@@ -48,6 +48,7 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
     """All findings; raises nothing for what is missing."""
     engine: Engine | None = None
     info: EngineInfo | None = None
+    docker = shutil.which("docker")
     findings = [Finding("python", "ok", sys.version.split()[0]), _uv()]
     try:
         engine = Engine.connect()
@@ -56,7 +57,9 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
     except EngineError as error:
         findings.append(Finding("engine", "missing", f"{error}. {error.hint}".removesuffix(". ")))
     findings += [
-        _program("docker", "missing", "the image tests need it: apt-get install docker.io"),
+        Finding(
+            "docker", "ok" if docker else "missing", docker or "the image tests need it: apt-get install docker.io"
+        ),
         Finding("disk: checkout", "ok", f"{size(shutil.disk_usage(project.root).free)} free"),
         *_engine_disk(project, info),
         _store(store),
@@ -69,11 +72,6 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
         *_registries(engine, project),
         _mmdebstrap(),
     ]
-
-
-def _program(name: str, state: State, absent: str) -> Finding:
-    path = shutil.which(name)
-    return Finding(name, "ok", path) if path else Finding(name, state, absent)
 
 
 def _mmdebstrap() -> Finding:

@@ -158,7 +158,7 @@ def _candidate(package: str, options: Sequence[str] = ()) -> str:
 def _trixie(folder: Path) -> list[str]:
     """apt options that add Debian's trixie for the engine's packages only, after an update of the lists."""
     release = host.os_release()
-    sources = host.read().apt_sources
+    sources = host.read().apt.sources
     main = next((source.uri for source in sources if source.kind == "main"), "")
     codename = release.get("VERSION_CODENAME", "")
     if not main or not codename:

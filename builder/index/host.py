@@ -85,19 +85,11 @@ class Host:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     @property
-    def _apt(self) -> Apt:
+    def apt(self) -> Apt:
         with self._lock:
             if not self._apt_read:
                 self._apt_read.append(self.read_apt())
             return self._apt_read[0]
-
-    @property
-    def apt_sources(self) -> tuple[AptSource, ...]:
-        return self._apt.sources
-
-    @property
-    def apt_proxy(self) -> str:
-        return self._apt.proxy
 
     def hide(self, text: str) -> str:
         """Replaces the hosts in these settings, for logs and messages."""
@@ -115,7 +107,7 @@ class Host:
     @property
     def _urls(self) -> list[str]:
         proxies = [value for name, value in self.proxies.items() if name.upper() != "NO_PROXY"]
-        return [self.index.url, self.apt_proxy, *(source.uri for source in self.apt_sources), *proxies]
+        return [self.index.url, self.apt.proxy, *(source.uri for source in self.apt.sources), *proxies]
 
     def with_snapshot(self, address: str, time: str, *, is_past: bool = True) -> Host:
         """The same with a snapshot archive instead of this machine's archives, at a time such as 20261122T210000Z.
@@ -128,20 +120,20 @@ class Host:
             AptSource(kind="updates", uri=main, is_past=is_past),
             AptSource(kind="security", uri=security, is_past=is_past),
         )
-        return replace(self, read_apt=lambda: Apt(sources=sources, proxy=self.apt_proxy))
+        return replace(self, read_apt=lambda: Apt(sources=sources, proxy=self.apt.proxy))
 
     def sources_list(self, release: str) -> str:
         """apt's one-line sources for a Debian release from this machine's archives; empty: keep those of the image."""
         suites = {"main": release, "updates": f"{release}-updates", "security": f"{release}-security"}
         lines = []
-        for source in self.apt_sources:
+        for source in self.apt.sources:
             expired = "check-valid-until=no " if source.is_past else ""
             lines.append(f"deb [{expired}signed-by={KEYRING}] {source.uri} {suites[source.kind]} main\n")
         return "".join(lines)
 
     def apt_options(self, release: str) -> list[str]:
         """Lines of apt's configuration for a Debian release."""
-        options = [f'Acquire::http::Proxy "{self.apt_proxy}";'] if self.apt_proxy else []
+        options = [f'Acquire::http::Proxy "{self.apt.proxy}";'] if self.apt.proxy else []
         return [*options, 'Acquire::Check-Valid-Until "false";'] if release in self.expired else options
 
     def files(self, release: str, *, with_index: bool = True) -> dict[str, bytes]:
@@ -149,8 +141,8 @@ class Host:
 
         `with_index`: include the settings of the package index, for steps that install Python packages.
         """
-        urls = {"apt's proxy": self.apt_proxy} | ({"the package index": self.index.url} if with_index else {})
-        urls |= {f"apt's {source.kind} archive": source.uri for source in self.apt_sources}
+        urls = {"apt's proxy": self.apt.proxy} | ({"the package index": self.index.url} if with_index else {})
+        urls |= {f"apt's {source.kind} archive": source.uri for source in self.apt.sources}
         for name, url in urls.items():
             if index.has_credentials(url):
                 raise UsageError(

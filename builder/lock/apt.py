@@ -50,7 +50,7 @@ def reason_not(host: Host) -> str:
         return "apt-get is not installed"
     if not Path(KEYRING).exists():
         return f"{KEYRING} is missing"
-    kinds = {source.kind for source in host.apt_sources}
+    kinds = {source.kind for source in host.apt.sources}
     if not kinds:
         return "" if mmdebstrap.is_installed() else "mmdebstrap is not installed"
     missing = [kind for kind in ("main", "security") if kind not in kinds]
@@ -160,7 +160,7 @@ def archive(release: str, host: Host, say: Callable[[str], None]) -> Iterator[Ar
 
     On a distribution other than Debian, mmdebstrap is needed, and installed for root.
     """
-    problem = "" if host.apt_sources else host.hide(mmdebstrap.install(say))
+    problem = "" if host.apt.sources else host.hide(mmdebstrap.install(say))
     if reason := problem or reason_not(host):
         raise LockError(
             f"Debian packages cannot be locked on this machine: {reason}",

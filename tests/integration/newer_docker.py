@@ -21,7 +21,7 @@ def unpack(cache: Path) -> Path:
     for folder in ("lists/partial", "archives/partial", "root"):
         (cache / folder).mkdir(parents=True)
     settings = host.read()
-    (main,) = [source.uri for source in settings.apt_sources if source.kind == "main"]
+    (main,) = [source.uri for source in settings.apt.sources if source.kind == "main"]
     (cache / "sources.list").write_text(f"deb [signed-by={host.KEYRING}] {main} sid main\n", encoding="utf-8")
     options = {
         "Dir::Etc::SourceList": f"{cache}/sources.list",

@@ -158,7 +158,7 @@ def read(**environ: str) -> Host:
 def test_proxies_are_read_in_both_spellings() -> None:
     settings = read(http_proxy="http://p:1", HTTPS_PROXY="http://q:1", no_proxy="x", HTTP_PROXY="", OTHER_PROXY="y")
     assert settings.proxies == {"http_proxy": "http://p:1", "HTTPS_PROXY": "http://q:1", "no_proxy": "x"}
-    assert (settings.ca, settings.apt_sources, settings.apt_proxy) == (b"", (), "")
+    assert (settings.ca, settings.apt.sources, settings.apt.proxy) == (b"", (), "")
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -175,7 +175,7 @@ def test_apt_runs_only_if_its_settings_are_needed(monkeypatch: pytest.MonkeyPatc
     hide = settings.hide
     assert calls == []
     assert hide(f"from {MAIN.uri}") == "from http://<mirror>/debian/"
-    assert settings.apt_sources == (MAIN,)
+    assert settings.apt.sources == (MAIN,)
     assert len(calls) == 1
 
 
