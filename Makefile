@@ -44,7 +44,7 @@ mutations: .venv/.ready ## remove the checks of a release, then change 100 place
 	@nice .venv/bin/python -m tests.mutations
 
 integration: engine ## integration tests: the real engine, tiny wheels
-	@.venv/bin/pytest -n 2 --dist loadfile --durations 15 tests/integration
+	@.venv/bin/pytest -n 3 --dist loadfile --durations 15 tests/integration
 
 facts: .venv/.ready ## check builder/matrix/facts.yaml against the real wheels (asks the index)
 	@$(BUILDER) facts
