@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -23,7 +22,7 @@ from builder.common import digest as digests
 from builder.common.errors import RegistryError, VerifyError
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.layers.oci import INDEX_TYPE, Digest
+from builder.layers.oci import INDEX_TYPE, Digest, Size
 from builder.registry import push
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import RejectedError, TransientError
@@ -38,71 +37,70 @@ ATTEMPTS = 30
 _HINT = "Delete it in the registry, then run this again."
 
 
-@dataclass(frozen=True, kw_only=True)
-class File:
-    """A document of an artifact."""
-
-    media_type: str
-    content: bytes
-
-
 class _Blob(BaseModel, frozen=True):
     media_type: str = Field(alias="mediaType", max_length=200)
     digest: Digest
-    size: Annotated[int, Field(ge=0, strict=True)]
+    size: Size
 
 
-class _Entry(_Blob, frozen=True):
+class _Typed(BaseModel, frozen=True):
     artifact_type: str = Field("", alias="artifactType")
     annotations: dict[str, str] | None = None
+
+
+class _Entry(_Typed, _Blob, frozen=True):
+    """An artifact in a list."""
 
 
 class _Index(BaseModel, frozen=True):
     manifests: tuple[_Entry, ...]
 
 
-class _Artifact(BaseModel, frozen=True):
-    artifact_type: str = Field("", alias="artifactType")
+class _Artifact(_Typed, frozen=True):
     layers: tuple[_Blob, ...] = Field(max_length=MOST_FILES)
     subject: _Blob | None = None
-    annotations: dict[str, str] | None = None
 
 
 def manifest(
-    artifact_type: str, files: Sequence[File], annotations: Mapping[str, str], subject: Descriptor | None = None
+    kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}, subject: Descriptor | None = None
 ) -> Manifest:
-    """The manifest of an artifact."""
-    empty = Descriptor(media_type=EMPTY_TYPE, digest=digests.of_bytes(EMPTY), size=len(EMPTY))
+    """The manifest of an artifact of the type `kind`: documents by media type, and annotations."""
     data: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
-        "artifactType": artifact_type,
-        "config": empty.as_data(),
-        "layers": [_descriptor(file.content, file.media_type).as_data() for file in files],
-        "annotations": dict(annotations),
+        "artifactType": kind,
+        "config": _descriptor(EMPTY, EMPTY_TYPE).as_data(),
+        "layers": [_descriptor(content, media_type).as_data() for media_type, content in documents.items()],
+        "annotations": dict(notes),
     }
     if subject:
         data["subject"] = subject.as_data()
     return Manifest.of(json.dumps(data, separators=(",", ":"), sort_keys=True).encode(), MANIFEST_TYPE)
 
 
-def put(registry: Registry, artifact: Manifest, files: Sequence[File]) -> None:
-    """Stores an artifact under its digest."""
+def put(registry: Registry, artifact: Manifest, contents: Iterable[bytes]) -> None:
+    """Stores an artifact, whose documents are `contents`, under its digest."""
     with TemporaryDirectory() as folder:
         blobs: list[Blob] = []
-        for content in dict.fromkeys([EMPTY, *(file.content for file in files)]):
+        for content in dict.fromkeys([EMPTY, *contents]):
             path = Path(folder) / str(len(blobs))
             path.write_bytes(content)
             blobs.append(Blob(digest=digests.of_bytes(content), size=len(content), path=path))
         push.push(registry, artifact, blobs)
 
 
-def attach(registry: Registry, subject: str, artifact: Manifest, files: Sequence[File]) -> None:
-    """Stores an artifact whose manifest names the image `subject`. Attaching it again is no error.
+def attach(
+    registry: Registry, subject: Descriptor, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}
+) -> None:
+    """Attaches an artifact, as in `manifest`, to an image. Attaching it again is no error.
 
     Raises RegistryError if others replace the list of the image's artifacts again and again.
     """
-    put(registry, artifact, files)
+    _attach(registry, subject.digest, manifest(kind, documents, notes, subject), documents.values())
+
+
+def _attach(registry: Registry, subject: str, artifact: Manifest, contents: Iterable[bytes]) -> None:
+    put(registry, artifact, contents)
     if registry.referrers(subject) is None:
         data = oci.parse(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
         entry = {
@@ -122,8 +120,7 @@ def copy(source: Registry, target: Registry, subject: str, artifact: str) -> Non
             hint="Run this again when no other job writes to this registry.",
         )
     blobs = oci.parse(_Artifact, stored.content, f"artifact {source.name}@{artifact}", hint=_HINT).layers
-    files = [File(media_type=blob.media_type, content=source.read_blob(blob.digest)) for blob in blobs]
-    attach(target, subject, stored, files)
+    _attach(target, subject, stored, [source.read_blob(blob.digest) for blob in blobs])
 
 
 def attached(
@@ -144,7 +141,7 @@ def attached(
     }
 
     def is_match(entry: _Entry) -> bool:
-        listed: _Entry | _Artifact | None = entry
+        listed: _Typed | None = entry
         # Some registries and clients list the configuration's type instead of the artifact's, or list no annotations.
         if entry.artifact_type in ("", EMPTY_TYPE) or (annotations and not entry.annotations):
             listed = None

@@ -25,7 +25,6 @@ from builder.matrix.project import Project
 from builder.matrix.tags import BASE_LABEL
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, expected, publish, pull, scan, scan_results, staging, statements
-from builder.registry.artifacts import File
 from builder.registry.client import Registry
 from builder.registry.publish import Published, Target
 from builder.registry.reports import Reader, Readings
@@ -172,9 +171,8 @@ class Releaser:
         `stamped` is the tag with the stamp that the image gets now, empty if it has one.
         """
         target = candidate.target
-        files = [File(media_type=statements.SBOM_TYPE, content=candidate.sbom)]
-        artifact = artifacts.manifest(statements.SBOM_TYPE, files, {}, target.stored.manifest)
-        artifacts.attach(registry, target.digest, artifact, files)
+        sbom = {statements.SBOM_TYPE: candidate.sbom}
+        artifacts.attach(registry, target.stored.manifest, statements.SBOM_TYPE, sbom)
         if candidate.scan:
             scan_results.attach(registry, target.stored.manifest, candidate.scan, self._options.signer)
         if (signer := self._options.signer) is None:

@@ -70,11 +70,11 @@ class _RefusedError(Exception):
 
 def write(project: Project, registry: Registry, image: Image, report: Report, signer: Signer | None) -> None:
     """Attaches a report to an image in a registry, unless it is attached; signed if there is a signer."""
-    content, subject = report.model_dump_json().encode(), image.manifest.digest
-    for documents in artifacts.documents(registry, subject, TYPE):  # a damaged report does not prevent a new one
+    content = report.model_dump_json().encode()
+    # A damaged report does not prevent a new one.
+    for documents in artifacts.documents(registry, image.manifest.digest, TYPE):
         if documents.get(TYPE) == content and (not signer or _is_signed(project, documents)):
             return
-    files = signing.signed(TYPE, content, signer)
     proof = report.evidence
     notes = {
         "gpu-images.cell": proof.cell,
@@ -82,7 +82,7 @@ def write(project: Project, registry: Registry, image: Image, report: Report, si
         "gpu-images.gpu": proof.gpu_status,
         artifacts.CREATED: proof.finished,
     }
-    artifacts.attach(registry, subject, artifacts.manifest(TYPE, files, notes, image.manifest), files)
+    artifacts.attach(registry, image.manifest, TYPE, signing.signed(TYPE, content, signer), notes)
 
 
 def _is_signed(project: Project, documents: Mapping[str, bytes]) -> bool:

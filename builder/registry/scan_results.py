@@ -24,9 +24,9 @@ TYPE = "application/vnd.gpu-images.scan.v1+json"
 
 def attach(registry: Registry, image: Descriptor, result: Result, signer: Signer | None) -> None:
     """Attaches a result to its image; signed if there is a signer. Raises RegistryError, SigningError."""
-    files = signing.signed(TYPE, result.model_dump_json().encode(), signer)
+    documents = signing.signed(TYPE, result.model_dump_json().encode(), signer)
     notes = {"gpu-images.scan": result.summary, artifacts.CREATED: result.time}
-    artifacts.attach(registry, image.digest, artifacts.manifest(TYPE, files, notes, image), files)
+    artifacts.attach(registry, image, TYPE, documents, notes)
 
 
 def state(project: Project, registry: Registry, digest: str) -> str:

@@ -25,7 +25,6 @@ from builder.common.errors import SigningError
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
-from builder.registry.artifacts import File
 from builder.registry.auth import credentials
 from builder.registry.client import Registry
 from builder.registry.failures import one_line
@@ -151,10 +150,9 @@ def _missing(registry: Registry, digest: str, what: str) -> SigningError:
     )
 
 
-def signed(kind: str, content: bytes, signer: Signer | None) -> list[File]:
-    """The files of an artifact: a document of this media type, and its signature if there is a signer."""
-    signature = [File(media_type=SIGNATURE_TYPE, content=signer.sign(content))] if signer else []
-    return [File(media_type=kind, content=content), *signature]
+def signed(kind: str, content: bytes, signer: Signer | None) -> dict[str, bytes]:
+    """A document of this media type, and its signature if there is a signer, by media type."""
+    return {kind: content} | ({SIGNATURE_TYPE: signer.sign(content)} if signer else {})
 
 
 def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> str:

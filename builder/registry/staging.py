@@ -23,7 +23,6 @@ from builder.layers.oci import Digest, Image
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.registry import artifacts, scan
-from builder.registry.artifacts import File
 from builder.registry.client import Manifest, Registry
 
 TYPE = "application/vnd.gpu-images.release.v1+json"
@@ -160,11 +159,8 @@ class Place:
         Each list has a tag of its own: several machines may write theirs at the same time.
         """
         content = Release(stamp=day, revision="", images=tuple(images)).model_dump_json().encode()
-        files = [File(media_type=TYPE, content=content)]
-        artifact, registry = artifacts.manifest(TYPE, files, {}), self.open(INDEX, write=True)
-        artifacts.put(registry, artifact, files)
-        tag = f"{LIST}{day}-{digest.short(artifact.digest)}"
-        registry.put_manifest(tag, artifact.content, artifact.media_type)
+        artifact = artifacts.manifest(TYPE, {TYPE: content})
+        self._put(f"{LIST}{day}-{digest.short(artifact.digest)}", artifact, content)
 
     def lists(self) -> list[str]:
         """The tags of the lists of images that were staged without a release."""
@@ -192,10 +188,14 @@ class Place:
 
     def record(self, released: Released) -> None:
         """Writes what a release publishes, beside the staged release."""
-        files = [File(media_type=RELEASED_TYPE, content=released.model_dump_json().encode())]
-        artifact, registry = artifacts.manifest(RELEASED_TYPE, files, {}), self.open(INDEX, write=True)
-        artifacts.put(registry, artifact, files)
-        registry.put_manifest(f"{RELEASED}{released.stamp}", artifact.content, artifact.media_type)
+        content = released.model_dump_json().encode()
+        artifact = artifacts.manifest(RELEASED_TYPE, {RELEASED_TYPE: content})
+        self._put(f"{RELEASED}{released.stamp}", artifact, content)
+
+    def _put(self, tag: str, artifact: Manifest, content: bytes) -> None:
+        registry = self.open(INDEX, write=True)
+        artifacts.put(registry, artifact, [content])
+        registry.put_manifest(tag, artifact.content, artifact.media_type)
 
     def write(self, day: str, revision: str, images: Sequence[StagedImage]) -> Release:
         """Writes a release under the next stamp of the day, or returns the one that is the same."""
@@ -203,14 +203,13 @@ class Place:
         newest = next((stamp for stamp in self.stamps() if stamp.startswith(day)), "")
         for stamp in tags.stamps(day):
             release = Release(stamp=stamp, revision=revision, images=tuple(images))
-            files = [File(media_type=TYPE, content=release.model_dump_json().encode())]
-            artifact = artifacts.manifest(TYPE, files, {})
-            tag = f"{PREFIX}{stamp}"
+            content, tag = release.model_dump_json().encode(), f"{PREFIX}{stamp}"
+            artifact = artifacts.manifest(TYPE, {TYPE: content})
             present = registry.digest_of(tag)
             if present is None and tags.stamp_order(stamp) < tags.stamp_order(newest):
                 continue  # an older release, which was deleted: its stamp would make this one older than the newest
             if present is None:
-                artifacts.put(registry, artifact, files)
+                artifacts.put(registry, artifact, [content])
                 present = registry.digest_of(tag)
             if present is None:
                 registry.put_manifest(tag, artifact.content, artifact.media_type)

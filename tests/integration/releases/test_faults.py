@@ -42,15 +42,14 @@ def subject_of(repository: Registry, digest: str) -> Descriptor:
     return Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
 
 
-def forge(checkout: Checkout, proxy: Proxy, content: dict[str, Any], cell: str, files: list[artifacts.File]) -> None:
+def forge(checkout: Checkout, proxy: Proxy, content: dict[str, Any], cell: str, signature: bytes) -> None:
     """Attaches a report to the staged image of a cell, in place of the one that it has."""
     staged = repository(checkout, proxy, "staging/ty-cuda")
     suffix = "-extra" if cell == EXTRA else ""
     digest = checkout.stored()[checkout.references(suffix)[0]]
     subject = subject_of(staged, digest)
-    document = artifacts.File(media_type=reports.TYPE, content=json.dumps(content).encode())
-    everything = [document, *files]
-    artifacts.attach(staged, digest, artifacts.manifest(reports.TYPE, everything, {}, subject), everything)
+    documents = {reports.TYPE: json.dumps(content).encode(), signing.SIGNATURE_TYPE: signature}
+    artifacts.attach(staged, subject, reports.TYPE, documents)
     listed = staged.manifest(digest.replace(":", "-"))
     assert listed
     index = json.loads(listed.content)
@@ -89,7 +88,7 @@ def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tm
         other, _ = report(extra)
         content["evidence"]["cell"] = other["evidence"]["cell"]
         signature, reason = signed(content, "ours"), f"it is about the cell '{EXTRA}'"
-    forge(ours, proxy, content, PLAIN, [artifacts.File(media_type=signing.SIGNATURE_TYPE, content=signature)])
+    forge(ours, proxy, content, PLAIN, signature)
     output = release(elsewhere(ours, tmp_path / "other"), proxy, UNTESTED_GPU, code=8)
     assert f"{PLAIN}: no test results that count" in output
     assert reason in output
@@ -105,11 +104,9 @@ def test_a_staged_image_that_differs_from_the_plan_is_refused(ours: Checkout, pr
     [content] = manifest.values()
     listed = json.loads(content)
     listed["images"][0]["digest"] = listed["images"][1]["digest"]
-    files = [
-        artifacts.File(media_type="application/vnd.gpu-images.release.v1+json", content=json.dumps(listed).encode())
-    ]
-    artifact = artifacts.manifest(files[0].media_type, files, {})
-    artifacts.put(staged, artifact, files)
+    kind, content = "application/vnd.gpu-images.release.v1+json", json.dumps(listed).encode()
+    artifact = artifacts.manifest(kind, {kind: content})
+    artifacts.put(staged, artifact, [content])
     staged.put_manifest(f"release-{TODAY}", artifact.content, artifact.media_type)
     output = release(ours, proxy, UNTESTED_GPU, code=15)
     assert f"{PLAIN}: the staged image differs from the plan" in output
@@ -140,9 +137,8 @@ def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> 
     subject = subject_of(staged, digest)
 
     def attach(number: int) -> None:
-        files = [artifacts.File(media_type="text/plain", content=f"document {number}".encode())]
         registry = repository(ours, proxy, "staging/ty-cuda")
-        artifacts.attach(registry, digest, artifacts.manifest("application/x-test", files, {}, subject), files)
+        artifacts.attach(registry, subject, "application/x-test", {"text/plain": f"document {number}".encode()})
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(attach, range(8)))
@@ -349,7 +345,7 @@ def test_a_tag_that_moves_during_a_release(ours: Checkout, proxy: Proxy) -> None
     """Another push sets it after this release has read it."""
     stage(ours)
     full = ours.references()[0].rpartition(":")[2]
-    other = artifacts.manifest("application/x-test", [], {})
+    other = artifacts.manifest("application/x-test", {})
 
     def move() -> None:
         artifacts.put(public(ours, proxy), other, [])

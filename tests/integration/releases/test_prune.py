@@ -14,7 +14,6 @@ import pytest
 from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.registry import artifacts, reports
-from builder.registry.artifacts import File
 from builder.registry.client import Registry
 from builder.registry.staging import TYPE
 from tests.integration import registry as registries
@@ -169,9 +168,9 @@ def test_garbage_collection_keeps_what_is_kept(ours: Checkout, server: Server, t
 
 def test_a_release_that_cannot_be_read_stops_everything(ours: Checkout, server: Server) -> None:
     documents = repository(server, "staging/releases")
-    files = [File(media_type=TYPE, content=b'{"stamp": "20200101"}')]
-    artifact = artifacts.manifest(TYPE, files, {})
-    artifacts.put(documents, artifact, files)
+    content = b'{"stamp": "20200101"}'
+    artifact = artifacts.manifest(TYPE, {TYPE: content})
+    artifacts.put(documents, artifact, [content])
     documents.put_manifest("release-20200101", artifact.content, artifact.media_type)
     before = tags(documents), tags(repository(server, "staging/ty-cuda"))
     output = ours.builder(*PRUNE, "--delete", code=15)

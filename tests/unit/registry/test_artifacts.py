@@ -13,7 +13,6 @@ from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError, VerifyError
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.registry import artifacts
-from builder.registry.artifacts import File
 from builder.registry.client import Manifest
 from builder.registry.failures import RejectedError, TransientError
 from tests.unit.registry.test_push import FakeRegistry
@@ -60,15 +59,13 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Memory:
     return Memory()
 
 
-def document(text: str) -> tuple[Manifest, list[File]]:
-    files = [File(media_type=TYPE, content=text.encode())]
-    return artifacts.manifest(TYPE, files, {"note": text}, SUBJECT), files
+def document(text: str) -> Manifest:
+    return artifacts.manifest(TYPE, {TYPE: text.encode()}, {"note": text}, SUBJECT)
 
 
 def attach(registry: Memory, text: str) -> str:
-    artifact, files = document(text)
-    artifacts.attach(registry, SUBJECT.digest, artifact, files)
-    return artifact.digest
+    artifacts.attach(registry, SUBJECT, TYPE, {TYPE: text.encode()}, {"note": text})
+    return document(text).digest
 
 
 def test_without_the_api_an_index_lists_what_is_attached(registry: Memory) -> None:
@@ -78,7 +75,7 @@ def test_without_the_api_an_index_lists_what_is_attached(registry: Memory) -> No
     assert registry.listed()[0] == {
         "mediaType": MANIFEST_TYPE,
         "digest": first,
-        "size": len(document("first")[0].content),
+        "size": len(document("first").content),
         "artifactType": TYPE,
         "annotations": {"note": "first"},
     }
@@ -155,7 +152,7 @@ def test_an_entry_that_another_writer_removed_is_added_again(registry: Memory) -
 
 def test_an_index_is_read_again_after_a_failure(registry: Memory) -> None:
     """Another attempt with the old index would remove what was added meanwhile."""
-    first, added = attach(registry, "first"), document("added")[0].digest
+    first, added = attach(registry, "first"), document("added").digest
 
     def fail() -> None:
         attach(registry, "added")
@@ -187,7 +184,7 @@ def test_writers_that_never_stop(registry: Memory) -> None:
     ids=str,
 )
 def test_an_artifact_of_something_else(registry: Memory, change: dict[str, Any], message: str) -> None:
-    content = json.dumps({**json.loads(document("x")[0].content), **change}).encode()
+    content = json.dumps({**json.loads(document("x").content), **change}).encode()
     registry.put_manifest("tag", content, MANIFEST_TYPE)
     with pytest.raises(VerifyError, match=message):
         artifacts.read(registry, "tag", TYPE, SUBJECT.digest)

@@ -17,7 +17,6 @@ from builder.layers import oci
 from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
 from builder.registry import artifacts, claims, reports, signing, statements
-from builder.registry.artifacts import File
 from builder.registry.claims import Claims
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
@@ -76,12 +75,8 @@ class Store(Memory):
             "passed": ("test_it",), "failed": (), "gpu": "not run",
         }  # fmt: skip
         report = Report(image=self.image.manifest.digest, evidence=Evidence(**{**values, **changes}))
-        files = [
-            File(media_type=reports.TYPE, content=report.model_dump_json().encode()),
-            File(media_type=signing.SIGNATURE_TYPE, content=b"ours"),
-        ]
-        artifact = artifacts.manifest(reports.TYPE, files, {}, self.image.manifest)
-        artifacts.attach(self, self.image.manifest.digest, artifact, files)
+        documents = {reports.TYPE: report.model_dump_json().encode(), signing.SIGNATURE_TYPE: b"ours"}
+        artifacts.attach(self, self.image.manifest, reports.TYPE, documents)
 
 
 @dataclass

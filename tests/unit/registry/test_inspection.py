@@ -99,8 +99,8 @@ def test_an_attached_document_without_its_manifest(registry: Served) -> None:
 
 def test_what_the_api_of_a_registry_lists_is_checked(registry: Served) -> None:
     """It is under no tag."""
-    artifact, files = document("scan")
-    artifacts.put(registry, artifact, files)
+    artifact = document("scan")
+    artifacts.put(registry, artifact, [b"scan"])
     entry = {"mediaType": MANIFEST_TYPE, "digest": artifact.digest, "size": len(artifact.content)}
     registry.api = [json.dumps({"manifests": [entry]}).encode()]
     assert faults(registry) == []

@@ -16,7 +16,6 @@ from builder.common.errors import RegistryError, VerifyError
 from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.registry import artifacts, prune, reports, staging
-from builder.registry.artifacts import File
 from builder.registry.evidence import Evidence
 from builder.registry.prune import Contents, Item, Repository
 from builder.registry.staging import Place, Release, StagedImage, plan_tag
@@ -203,8 +202,7 @@ def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: Memory
     for content in (b"", b"{}", reports.Report(image=SUBJECT.digest, evidence=OLD).model_dump_json().encode()):
         [staged] = read(memory).staged
         assert staged.images == {SUBJECT.digest: None}
-        files = [File(media_type=reports.TYPE, content=content)]
-        artifacts.attach(memory, SUBJECT.digest, artifacts.manifest(reports.TYPE, files, {}, SUBJECT), files)
+        artifacts.attach(memory, SUBJECT, reports.TYPE, {reports.TYPE: content})
     [staged] = read(memory).staged
     assert staged.images == {SUBJECT.digest: OLD}
     assert len(staged.attached[SUBJECT.digest]) == 3 + 1, "the reports and their list"

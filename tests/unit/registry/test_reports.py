@@ -15,7 +15,6 @@ from builder.layers.oci import Image
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry import artifacts, evidence, reports, signing
-from builder.registry.artifacts import File
 from builder.registry.evidence import Evidence
 from builder.registry.reports import Reader, Readings, Report
 from builder.registry.signing import Signer
@@ -58,10 +57,8 @@ class Desk:
         self.attach_files(report.model_dump_json().encode(), signer)
 
     def attach_files(self, content: bytes, signer: str) -> None:
-        files = [File(media_type=reports.TYPE, content=content)]
-        files += [File(media_type=signing.SIGNATURE_TYPE, content=signer.encode())] if signer else []
-        artifact = artifacts.manifest(reports.TYPE, files, {}, IMAGE.manifest)
-        artifacts.attach(self.registry, MANIFEST, artifact, files)
+        signature = {signing.SIGNATURE_TYPE: signer.encode()} if signer else {}
+        artifacts.attach(self.registry, IMAGE.manifest, reports.TYPE, {reports.TYPE: content} | signature)
 
     def read(self, *, allow_unsigned: bool = False) -> Readings:
         return Reader.of(self.project, allow_unsigned=allow_unsigned).read(

@@ -17,7 +17,6 @@ from builder.matrix.schema import Scan
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, scan, scan_results, signing, statements
-from builder.registry.artifacts import File
 from builder.registry.client import Registry
 from builder.registry.scan import Finding, Result
 from builder.registry.scan_results import Scanned, Scanner
@@ -55,9 +54,8 @@ class Desk:
         scan_results.attach(cast("Registry", self.registry), self.image, result, signer)
 
     def attach_file(self, kind: str, content: bytes) -> None:
-        files = [File(media_type=kind, content=content)]
-        artifact = artifacts.manifest(kind, files, {artifacts.CREATED: "2026-12-31T00:00:00Z"}, self.image)
-        artifacts.attach(cast("Registry", self.registry), self.digest, artifact, files)
+        notes = {artifacts.CREATED: "2026-12-31T00:00:00Z"}
+        artifacts.attach(cast("Registry", self.registry), self.image, kind, {kind: content}, notes)
 
     def attach_sbom(self, subject: str) -> None:
         component = {"name": "image", "bom-ref": subject}

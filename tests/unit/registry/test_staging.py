@@ -10,7 +10,6 @@ import pytest
 from builder.common.errors import RegistryError, UsageError, VerifyError
 from builder.index.host import Host
 from builder.registry import artifacts, staging
-from builder.registry.artifacts import File
 from builder.registry.staging import Place, Release, Released, StagedImage
 from tests.unit.registry.test_artifacts import Memory
 
@@ -112,9 +111,8 @@ def test_tags_that_are_no_stamps_are_ignored(place: Place, registry: Memory) -> 
     ],
 )  # fmt: skip
 def test_a_document_that_cannot_be_read(place: Place, registry: Memory, content: bytes) -> None:
-    files = [File(media_type=staging.TYPE, content=content)]
-    artifact = artifacts.manifest(staging.TYPE, files, {})
-    artifacts.put(registry, artifact, files)
+    artifact = artifacts.manifest(staging.TYPE, {staging.TYPE: content})
+    artifacts.put(registry, artifact, [content])
     registry.put_manifest("release-20261122", artifact.content, artifact.media_type)
     with pytest.raises(VerifyError):
         place.read("20261122")
