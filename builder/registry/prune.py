@@ -22,7 +22,7 @@ from builder.matrix import tags
 from builder.registry import artifacts, reports
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
-from builder.registry.lookups import look_up
+from builder.registry.parallel import look_up
 from builder.registry.reports import Report
 from builder.registry.staging import INDEX, PREFIX, RELEASED, Place, Release
 

@@ -35,6 +35,7 @@ from builder.registry.push import Blob, Pushed
 from builder.registry.tagging import TagChange
 
 PARALLEL_FINISHES = 4  # finishing an image is mostly waiting for the registry
+GRACE_S = 5  # for those that wait for a response when the push is interrupted
 Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
 
 
@@ -319,7 +320,7 @@ class _Release:
                         failures.append(error)
             except BaseException:  # Ctrl-C: no further tag is set, but one may just be
                 self._stop.set()
-                wait(finishing, timeout=push.GRACE_S)
+                wait(finishing, timeout=GRACE_S)
                 raise
             finally:
                 self.changes += [change for image in self._images for change in image.stamp_changes]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from builder.common.errors import DamagedError, RegistryError, of_file
 from builder.layers.blobs import REPAIR
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import RejectedError
+from builder.registry.parallel import TRANSFERS, transfer
 
 DAMAGED = ("DIGEST_INVALID", "SIZE_INVALID")
-GRACE_S = 5  # for threads that wait for a response when the push is interrupted
 State = Literal["sent", "mounted", "present"]
 
 
@@ -51,7 +50,7 @@ def push(
     *,
     mount_from: Sequence[str] = (),
     progress: Callable[[int], None] = lambda _: None,
-    parallel: int = 4,
+    parallel: int = TRANSFERS,
 ) -> Pushed:
     """Pushes an image by digest; sets no tag. The first failure ends the push. Creates the repository if necessary.
 
@@ -59,102 +58,49 @@ def push(
     number of bytes gained, negative for bytes lost; they add up to the size of all blobs.
     """
     registry.create_missing()
+    lock = threading.Lock()
+
+    def report(count: int) -> None:
+        with lock:
+            progress(count)
+
     unique = {blob.digest: blob for blob in blobs}.values()
-    sizes = _BlobPush(registry, unique, mount_from, progress).run(parallel)
+    largest_first = sorted(unique, key=lambda blob: blob.size, reverse=True)
+    states = transfer(registry, lambda target, blob: _push(target, blob, mount_from, report), largest_first, parallel)
+    sizes: Counter[State] = Counter()
+    for blob, state in zip(largest_first, states, strict=True):
+        sizes[state] += blob.size
     digest = registry.put_manifest(manifest.digest, manifest.content, manifest.media_type)
     return Pushed(digest=digest, sent=sizes["sent"], mounted=sizes["mounted"], present=sizes["present"])
 
 
-class _BlobPush:
-    """Pushes the blobs of one image, in several threads."""
-
-    def __init__(
-        self, registry: Registry, blobs: Iterable[Blob], mount_from: Sequence[str], progress: Callable[[int], None]
-    ) -> None:
-        self._stop = threading.Event()
-        self._registry = registry.stoppable(self._stop)
-        self._waiting = deque(sorted(blobs, key=lambda blob: blob.size, reverse=True))
-        self._mount_from = mount_from
-        self._progress = progress
-        self._lock = threading.Lock()
-        self._ended = threading.Semaphore(0)
-        self._sizes: Counter[State] = Counter()
-        self._failures: list[BaseException] = []
-
-    def run(self, parallel: int) -> Counter[State]:
-        """Bytes by state. Raises the first failure when all threads have ended."""
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(parallel, len(self._waiting)))]
-        try:
-            for thread in threads:
-                thread.start()
-            # Not `join`: after an interrupt it reports a running thread as ended (Python 3.11).
-            for _ in threads:
-                self._ended.acquire()
-        except BaseException:  # interrupted: do not wait long for a registry that does not respond
-            self._stop.set()
-            deadline = time.monotonic() + GRACE_S
-            while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            raise
-        for thread in threads:
-            thread.join()
-        if self._failures:
-            raise self._failures[0]
-        return self._sizes
-
-    def _work(self) -> None:
-        try:
-            while not self._stop.is_set():
-                with self._lock:
-                    if not self._waiting:
-                        return
-                    blob = self._waiting.popleft()
-                state = self._push(blob)
-                with self._lock:
-                    self._sizes[state] += blob.size
-        except BaseException as error:  # noqa: BLE001  raised again by `run`
-            self._failures.append(error)  # the first is the cause, later ones result from the stop
-            self._stop.set()
-        finally:
-            self._ended.release()
-
-    def _push(self, blob: Blob) -> State:
-        """Pushes one blob in the cheapest way."""
-        if self._registry.has_blob(blob.digest):
-            self._report(blob.size)
-            return "present"
-        for source in self._mount_from:
-            if self._registry.mount(blob.digest, source):
-                self._report(blob.size)
-                return "mounted"
-        path = blob.path or (blob.fetch() if blob.fetch else None)
-        if path is None:
-            raise RegistryError(
-                f"{self._registry.name}: blob {blob.digest} is missing in the registry and in the store",
-                hint="Build the image again.",
-            )
-        self._upload(blob, path)
-        return "sent"
-
-    def _upload(self, blob: Blob, path: Path) -> None:
-        try:
-            if path.stat().st_size != blob.size:
-                raise _damaged(blob, f"its size is not {blob.size} bytes")
-            self._registry.upload(blob.digest, path, blob.size, self._report)
-        except RejectedError as error:
-            if error.code in DAMAGED and _hash(path) != blob.digest:
-                raise _damaged(blob, f"its SHA-256 is not {blob.digest}") from error
-            raise
-        except OSError as error:
-            raise of_file(error) from error
-
-    def _report(self, count: int) -> None:
-        with self._lock:
-            self._progress(count)
+def _push(registry: Registry, blob: Blob, mount_from: Sequence[str], report: Callable[[int], None]) -> State:
+    """Pushes one blob in the cheapest way."""
+    is_present = registry.has_blob(blob.digest)
+    if is_present or any(registry.mount(blob.digest, source) for source in mount_from):
+        report(blob.size)
+        return "present" if is_present else "mounted"
+    path = blob.path or (blob.fetch() if blob.fetch else None)
+    if path is None:
+        raise RegistryError(
+            f"{registry.name}: blob {blob.digest} is missing in the registry and in the store",
+            hint="Build the image again.",
+        )
+    try:
+        if path.stat().st_size != blob.size:
+            raise _damaged(blob, path, f"its size is not {blob.size} bytes")
+        registry.upload(blob.digest, path, blob.size, report)
+    except RejectedError as error:
+        if error.code in DAMAGED and _hash(path) != blob.digest:
+            raise _damaged(blob, path, f"its SHA-256 is not {blob.digest}") from error
+        raise
+    except OSError as error:
+        raise of_file(error) from error
+    return "sent"
 
 
-def _damaged(blob: Blob, reason: str) -> DamagedError:
-    return DamagedError(f"damaged: {reason} ({blob.path})", hint=REPAIR, blob=blob.digest)
+def _damaged(blob: Blob, path: Path, reason: str) -> DamagedError:
+    return DamagedError(f"damaged: {reason} ({path})", hint=REPAIR, blob=blob.digest)
 
 
 def _hash(path: Path) -> str:

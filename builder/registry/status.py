@@ -19,7 +19,7 @@ from builder.registry import evidence, publish, scan_results, signing, staging, 
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
-from builder.registry.lookups import look_up
+from builder.registry.parallel import look_up
 from builder.registry.reports import Reader
 from builder.registry.staging import Place, Release, StagedImage
 

@@ -89,7 +89,7 @@ def push(registry: Registry, sample: Image, *, mount_from: tuple[str, ...] = ())
 
 def threads() -> list[str]:
     """Running threads of a push."""
-    return [thread.name for thread in threading.enumerate() if "(_work)" in thread.name]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("transfer")]
 
 
 def fails(registry: Registry, sample: Image) -> RegistryError:
