@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,16 +24,17 @@ from builder.common.errors import RegistryError, of_file
 from builder.common.reference import ImageRef
 from builder.common.retry import RetryPolicy
 from builder.index.host import Host
-from builder.registry import creation, failures
+from builder.registry import failures
 from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
 from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request
 from builder.registry.transport import Transport
-from builder.registry.upload import Transfer, Upload
+from builder.registry.upload import Upload
 
 DOCKER_HUB = ("", "docker.io", "index.docker.io")
 NO_REFERRERS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)  # answers of registries without this API
 NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes
 PAGES = 100  # of a list
+CREATION_S = 120
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.oci.image.index.v1+json",
@@ -94,7 +97,7 @@ class Registry:
         command = self._host.registries.creation(self._http.registry, self._repository)
         if not command or self.exists():
             return
-        if (reason := creation.run(command)) and not self.exists():
+        if (reason := run_creation(command)) and not self.exists():
             raise RegistryError(
                 f"{self._http.registry}: creating {self._repository}: {failures.one_line(self._host.hide(reason))}",
                 hint="Check `create_repository` in matrix.yaml, and whether this machine may create repositories.",
@@ -138,7 +141,7 @@ class Registry:
         try:
             with path.open("rb") as file:
                 action = self._blob_action("uploading", digest)
-                Upload(self._http, Transfer(action=action, digest=digest, file=file, size=size), sent).run()
+                Upload(http=self._http, action=action, digest=digest, file=file, size=size, sent=sent).run()
         except OSError as error:
             raise of_file(error) from error
 
@@ -329,3 +332,22 @@ class Registry:
             f"{self._http.registry}: {action}: content does not match its digest",
             hint="Remove it from the registry's storage, then push again: a push does not replace damaged data.",
         )
+
+
+@cache  # once for each repository in a run
+def run_creation(command: tuple[str, ...]) -> str:
+    """Runs the command that creates a repository, without a shell; returns why it failed, empty if it did not."""
+    program = Path(command[0]).name
+    try:
+        result = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=CREATION_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"{program} timed out after {CREATION_S} s"
+    except OSError as error:
+        return f"{program} cannot run: {(error.strerror or type(error).__name__).lower()}"
+    if not result.returncode:
+        return ""
+    first = next((line for line in result.stderr.splitlines() if line.strip()), "no message")
+    return f"{program}: exit status {result.returncode}: {first}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
@@ -54,32 +54,28 @@ class Part:
             self.at(position)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Transfer:
-    """A file to upload as a blob; `action` is for messages."""
+@dataclass(kw_only=True)
+class Upload:
+    """One upload of a file as a blob; `action` is for messages.
 
+    Calls `sent` with the number of bytes gained, negative for bytes lost.
+    """
+
+    http: Connection
     action: str
     digest: str
     file: BinaryIO
     size: int
-
-
-class Upload:
-    """One upload. Calls `sent` with the number of bytes gained, negative for bytes lost."""
-
-    def __init__(self, http: Connection, transfer: Transfer, sent: Callable[[int], None]) -> None:
-        self._http = http
-        self._transfer = transfer
-        self._sent = sent
-        self._location = ""
-        self._position = 0  # confirmed by the registry
-        self._reported = 0
-        self._has_failed = False
-        self._is_resumed = False
+    sent: Callable[[int], None]
+    _location: str = field(default="", repr=False)  # a credential
+    _position: int = 0  # confirmed by the registry
+    _reported: int = 0
+    _has_failed: bool = False
+    _is_resumed: bool = False
 
     def run(self) -> None:
         """Ends with an error after too many failures without progress."""
-        self._http.retry(self._attempt, progress=lambda: self._position)
+        self.http.retry(self._attempt, progress=lambda: self._position)
 
     def _attempt(self) -> None:
         try:
@@ -88,23 +84,21 @@ class Upload:
         except TransientError:
             self._has_failed = True
             raise
-        self._report(self._transfer.size)
+        self._report(self.size)
 
     def _is_complete(self) -> bool:
         """After a failure: whether the blob arrived all the same. If not, sets where to resume."""
-        if (
-            self._send("HEAD", f"{self._http.url}/blobs/{self._transfer.digest}", expect=(200, 404)).status
-            == HTTPStatus.OK
-        ):
+        blob = self._send("HEAD", f"{self.http.url}/blobs/{self.digest}", expect=(200, 404))
+        if blob.status == HTTPStatus.OK:
             return True
         if self._location:
             try:
                 answer = self._send("GET", self._location, expect=(200, 202, 204))
                 position = parse_range(answer.headers.get("Range", ""))
-                self._location = self._http.location(answer)
+                self._location = self.http.location(answer)
             except RejectedError:
                 position = None
-            if position is None or position > self._transfer.size:
+            if position is None or position > self.size:
                 self._location, position = "", 0
             self._position = position
             self._is_resumed = position > 0
@@ -114,30 +108,28 @@ class Upload:
     def _send_rest(self) -> None:
         if not self._location:
             self._begin()
-        while self._transfer.size - self._position > CHUNK and (
-            self._position or not self._http.rejects_chunks.is_set()
-        ):
+        while self.size - self._position > CHUNK and (self._position or not self.http.rejects_chunks.is_set()):
             try:
                 answer = self._send_part("PATCH", self._location, CHUNK, expect=(202, 204))
             except RejectedError as error:
                 if self._position or error.status not in NO_CHUNKS:
                     raise self._classified(error) from error
-                self._http.rejects_chunks.set()
+                self.http.rejects_chunks.set()
                 self._begin()
             else:
-                self._location = self._http.location(answer)
+                self._location = self.http.location(answer)
                 self._position += CHUNK
         # The last chunk is sent with the end of the upload: some registries reject an end without a body.
         mark = "&" if "?" in self._location else "?"
-        url = f"{self._location}{mark}{urlencode({'digest': self._transfer.digest})}"
+        url = f"{self._location}{mark}{urlencode({'digest': self.digest})}"
         try:
-            self._send_part("PUT", url, self._transfer.size - self._position, expect=(201, 204))
+            self._send_part("PUT", url, self.size - self._position, expect=(201, 204))
         except RejectedError as error:
             raise self._classified(error) from error
 
     def _begin(self) -> None:
-        answer = self._send("POST", f"{self._http.url}/blobs/uploads/", expect=(202,))
-        self._location = self._http.location(answer)
+        answer = self._send("POST", f"{self.http.url}/blobs/uploads/", expect=(202,))
+        self._location = self.http.location(answer)
         self._position, self._is_resumed = 0, False
         self._report(0)
 
@@ -153,15 +145,15 @@ class Upload:
         headers = {"Content-Type": "application/octet-stream"}
         if method == "PATCH" or self._position:
             headers["Content-Range"] = f"{self._position}-{self._position + size - 1}"
-        part = Part(file=self._transfer.file, start=self._position, size=size, at=self._report)
-        read_s = self._http.policy.commit_s if method == "PUT" else 0
+        part = Part(file=self.file, start=self._position, size=size, at=self._report)
+        read_s = self.http.policy.commit_s if method == "PUT" else 0
         return self._send(method, url, expect=expect, headers=headers, body=part if size else None, read_s=read_s)
 
     def _send(self, method: str, url: str, **options: Any) -> Answer:
-        return self._http.send_once(Request(action=self._transfer.action, method=method, url=url, **options))
+        return self.http.send_once(Request(action=self.action, method=method, url=url, **options))
 
     def _report(self, position: int) -> None:
-        self._sent(position - self._reported)
+        self.sent(position - self._reported)
         self._reported = position
 
 

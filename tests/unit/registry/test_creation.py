@@ -11,7 +11,7 @@ import pytest
 
 from builder.common.errors import RegistryError
 from builder.index.host import Apt, AptSource, Host, Registries
-from builder.registry import creation, push
+from builder.registry import client, push
 from builder.registry.client import Manifest
 from tests.fakes.wire import HOST, Reply, Sent, Wire, connect, errors
 from tests.unit.registry.conftest import Lay
@@ -54,9 +54,9 @@ class Service:
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     service = Service()
     monkeypatch.setattr(subprocess, "run", service.run)
-    creation.run.cache_clear()
+    client.run_creation.cache_clear()
     yield service
-    creation.run.cache_clear()
+    client.run_creation.cache_clear()
 
 
 def send(wire: Lay, service: Service, repository: str = "a/b", host: Host = MACHINE) -> Wire:
