@@ -35,7 +35,7 @@ from builder.registry.release import Options, Releaser
 from builder.registry.signing import Signer
 from builder.registry.stager import Stager
 from builder.registry.staging import Place
-from builder.registry.status import Status, Where
+from builder.registry.status import Status, StatusReader
 
 _JSON_HELP = "json: print the result to standard output."
 
@@ -185,7 +185,7 @@ def status_command(
     """
     project = context.project
     planned = plan.make(project, project.select(patterns or ("*",)))
-    where = Where(
+    reader = StatusReader(
         project=project,
         store=context.store,
         host=context.host,
@@ -193,7 +193,7 @@ def status_command(
         registry=registry,
         here=here,
     )
-    rows = list(status.read(where, planned))
+    rows = list(reader.read(planned))
     if form == "json":
         context.print_json(list(map(asdict, rows)))
         return

@@ -31,7 +31,6 @@ from builder.registry.reports import Reader, Readings
 from builder.registry.scan import Result
 from builder.registry.signing import Signer
 from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
-from builder.registry.statements import Origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,9 +177,11 @@ class Releaser:
         if (signer := self._options.signer) is None:
             return
         # The checkout, whose plan was compared with the image: the document in staging is not signed.
-        origin = Origin(source=self._project.matrix.source, revision=git.state(self._project.root))
+        source, revision = self._project.matrix.source, git.state(self._project.root)
         planned = self._planned[target.cell]
-        provenance = statements.provenance(planned, target.stored, self._system(planned), origin)
+        provenance = statements.provenance(
+            planned, target.stored, self._system(planned), source=source, revision=revision
+        )
         documents = {statements.SBOM: candidate.sbom, statements.PROVENANCE: provenance}
         signer.attest(registry, target.digest, documents, statements.agree)
         # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.

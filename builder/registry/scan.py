@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from math import inf
 from pathlib import Path
@@ -109,13 +108,13 @@ def settings_of(project: Project) -> Scan:
 
 def scan(settings: Scan, image: str, sbom: bytes) -> Result:
     """Scans the SBOM of the image with this digest. Raises VerifyError."""
-    printed = parse(_run(settings.command, sbom), sbom)
+    scanner, findings = parse(_run(settings.command, sbom), sbom)
     now = datetime.now(UTC)
     return Result(
         image=image,
-        scanner=printed.scanner,
+        scanner=scanner,
         time=f"{now:%Y-%m-%dT%H:%M:%SZ}",
-        findings=tuple(apply_exceptions(printed.findings, settings.exceptions, now.date())),
+        findings=tuple(apply_exceptions(findings, settings.exceptions, now.date())),
     )
 
 
@@ -201,22 +200,17 @@ class _Report(_Bom):
     vulnerabilities: tuple[_Vulnerability, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Printed:
-    """The name and version of a scanner, empty if it does not print them, and its findings."""
-
-    scanner: str
-    findings: tuple[Finding, ...]
-
-
 def subject(sbom: bytes) -> str:
     """The digest of the image that an SBOM is about. Raises VerifyError."""
     component = oci.parse(_Bom, sbom, "SBOM", hint="").metadata.component
     return component.ref if component else ""
 
 
-def parse(output: bytes, sbom: bytes) -> Printed:
-    """The findings that a scanner of this SBOM printed, the most severe first. Raises VerifyError."""
+def parse(output: bytes, sbom: bytes) -> tuple[str, list[Finding]]:
+    """Name and version of a scanner, empty if it printed none, and its findings in the SBOM, the most severe first.
+
+    Raises VerifyError.
+    """
     report = oci.parse(_Report, output, "output of the scanner", hint=_HINT)
     listed = (*oci.parse(_Bom, sbom, "SBOM", hint="").components, *report.components)
     components = {component.ref: component for component in listed}
@@ -230,7 +224,7 @@ def parse(output: bytes, sbom: bytes) -> Printed:
             key = (finding.id, finding.package, finding.version)
             findings[key] = min(findings.get(key, finding), finding, key=lambda each: _CHOICE.index(each.severity))
     ordered = sorted(findings.values(), key=lambda each: (SEVERITIES.index(each.severity), each.id, each.package))
-    return Printed(scanner=_tool(report.metadata.tools), findings=tuple(ordered))
+    return _tool(report.metadata.tools), ordered
 
 
 def _severity(rating: _Rating) -> Severity | None:

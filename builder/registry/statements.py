@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -33,14 +32,6 @@ BUILDER = "urn:gpu-images:builder"
 # The qualifier of a purl that names the source package, as syft writes it and grype reads it: NAME or NAME@VERSION.
 _UPSTREAM = "upstream"
 SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  # properties, for trivy
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """The address of the repository, and the commit (with `+changes` if files differed from it)."""
-
-    source: str
-    revision: str
 
 
 def sbom(planned: PlannedImage, name: str, image: Image, system: OsLock) -> bytes:
@@ -150,15 +141,16 @@ def _without_commit(predicate: Any) -> Any:
         return predicate
 
 
-def provenance(planned: PlannedImage, image: Image, system: OsLock, origin: Origin) -> bytes:
+def provenance(planned: PlannedImage, image: Image, system: OsLock, *, source: str, revision: str) -> bytes:
     """A predicate: from which commit, plan, base and packages an image was made.
 
+    `source` is the address of the repository, `revision` the commit (with `+changes` if files differed from it).
     Source: SLSA specification, "Provenance", version 1.
     """
     dependencies: list[dict[str, Any]] = []
-    if origin.revision and "+" not in origin.revision:
-        uri = f"git+{origin.source}" if origin.source else "git"
-        dependencies.append({"uri": uri, "digest": {"gitCommit": origin.revision}})
+    if revision and "+" not in revision:
+        uri = f"git+{source}" if source else "git"
+        dependencies.append({"uri": uri, "digest": {"gitCommit": revision}})
     for component in (*_interpreter(planned), *_wheels(planned), *_debian_packages(system)):
         dependency: dict[str, Any] = {"uri": str(component.purl)}
         if component.hashes:
@@ -167,7 +159,7 @@ def provenance(planned: PlannedImage, image: Image, system: OsLock, origin: Orig
     predicate = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
-            "externalParameters": {"cell": planned.id, "revision": origin.revision},
+            "externalParameters": {"cell": planned.id, "revision": revision},
             "internalParameters": {
                 "plan": planned.digest,
                 "operatingSystem": planned.os,

@@ -25,6 +25,7 @@ from builder.registry.staging import Place, Release, StagedImage
 
 NO, YES, NONE = "no", "yes", "-"
 OF_REGISTRY = ("staged", "released", "signature", "scan")  # fields of a status
+_Tests = tuple[str, float | None, str]  # the fields `tested`, `seconds` and `gpu` of a status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +52,9 @@ class Status:
     packages: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Tests:
-    """The part of a status that is about tests."""
-
-    tested: str = NONE
-    seconds: float | None = None
-    gpu: str = NONE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Where:
-    """Where to look. With `here`, or without `place` and a registry, only at this machine."""
+@dataclass(kw_only=True)
+class StatusReader:
+    """Looks up the status of images. With `here`, or without `place` and a registry, only at this machine."""
 
     project: Project
     store: Store
@@ -71,44 +63,39 @@ class Where:
     registry: str = ""
     here: bool = False
 
-
-def read(where: Where, plan: Plan) -> Iterator[Status]:
-    """The status of each image of the plan, and of each cell that is not locked. Raises RegistryError, SigningError."""
-    for _, status in look_up(_StatusReader(where).status, plan.images):
-        yield status
-    for cell in plan.unlocked:
-        yield Status(cell=cell)
-
-
-class _StatusReader:
-    """Looks up the status of images. `staged` are those of the newest staged release, by cell."""
-
-    def __init__(self, where: Where) -> None:
-        self._where = where
-        self._reader = Reader.of(where.project)
-        self._suite = evidence.suite(where.project.root)
-        self._release: Release | None = None
+    def __post_init__(self) -> None:
+        self._reader = Reader.of(self.project)
+        self._suite = evidence.suite(self.project.root)
+        self._release: Release | None = None  # the newest that is staged
         self._allowed: dict[str, tuple[str, ...]] = {}  # by digest
         self._unreadable = ""
-        if (place := where.place) is not None:
-            self._release = place.read(stamps[0]) if (stamps := place.stamps()) else None
-            for stamp in reversed(place.released_stamps()):
+        if self.place is not None:
+            self._release = self.place.read(stamps[0]) if (stamps := self.place.stamps()) else None
+            for stamp in reversed(self.place.released_stamps()):
                 try:
-                    if released := place.released(stamp):
+                    if released := self.place.released(stamp):
                         self._allowed |= {image.digest: released.allowed for image in released.images}
                 except (VerifyError, RejectedError):
                     self._unreadable += f", record of {stamp} cannot be read"
 
-    def status(self, planned: PlannedImage) -> Status:
+    def read(self, plan: Plan) -> Iterator[Status]:
+        """The status of each image, and of each cell that is not locked. Raises RegistryError, SigningError."""
+        for _, status in look_up(self._status, plan.images):
+            yield status
+        for cell in plan.unlocked:
+            yield Status(cell=cell)
+
+    def _status(self, planned: PlannedImage) -> Status:
         images = self._release.images if self._release else ()
         staged = next((image for image in images if image.cell == planned.id), None)
         is_current = staged is not None and staged.plan == planned.digest
-        stored = stored_images.find(self._where.store, planned)
-        tests = _Tests()
+        stored = stored_images.find(self.store, planned)
         if staged and is_current:
-            tests = self._tests_in_registry(planned, staged)
+            tested, seconds, gpu = self._tests_in_registry(planned, staged)
         elif stored:
-            tests = self._tests_here(planned, stored)
+            tested, seconds, gpu = self._tests_here(planned, stored)
+        else:
+            tested, seconds, gpu = NONE, None, NONE
         expected = staged.digest if staged and is_current else stored.manifest.digest if stored else ""
         released, signature, scanned = self._released(planned, expected)
         stamp = self._release.stamp if self._release else ""
@@ -116,36 +103,36 @@ class _StatusReader:
             cell=planned.id,
             locked=YES,
             built=YES if stored else NO,
-            tested=tests.tested,
-            seconds=tests.seconds,
-            gpu="cpu" if planned.cell.is_cpu else tests.gpu,
+            tested=tested,
+            seconds=seconds,
+            gpu="cpu" if planned.cell.is_cpu else gpu,
             staged=(stamp if is_current else f"{stamp}, another plan") if staged else NONE,
             released=released,
             signature=signature,
             scan=scanned,
-            packages=_age(self._where.project, planned),
+            packages=_age(self.project, planned),
         )
 
     def _tests_here(self, planned: PlannedImage, stored: Image) -> _Tests:
-        proof, reason = evidence.check_stored(self._where.project.state, stored, planned.digest, self._suite)
-        return _Tests(tested=reason) if reason or proof is None else _passed(proof)
+        proof, reason = evidence.check_stored(self.project.state, stored, planned.digest, self._suite)
+        return (reason, None, NONE) if reason or proof is None else _passed(proof)
 
     def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> _Tests:
-        assert self._where.place is not None
+        assert self.place is not None
         try:
-            image, _ = staging.image_of(self._where.place, staged)
-            registry = self._where.place.open(staged.repository)
+            image, _ = staging.image_of(self.place, staged)
+            registry = self.place.open(staged.repository)
             readings = self._reader.read(registry, image, planned.id, planned.digest)
             return _passed(self._reader.proof(readings, planned.id).evidence)
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
-            return _Tests(tested=str(error).splitlines()[0].removeprefix(f"{planned.id}: "))
+            return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), None, NONE
 
     def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str, str]:
         """Whether the full tag names the image `expected`; whether what it names has a signature, and its scan."""
-        full = publish.references(planned, self._where.registry)[0]
-        if self._where.here or not full.registry:
+        full = publish.references(planned, self.registry)[0]
+        if self.here or not full.registry:
             return NONE, NONE, NONE
-        registry = Registry(full, host=self._where.host, write=False)
+        registry = Registry(full, host=self.host, write=False)
         digest = registry.digest_of(full.tag)
         if digest is None:
             return NO, NONE, NONE
@@ -154,7 +141,7 @@ class _StatusReader:
             signature = YES if signing.has_signature(registry, digest) else NO
         except (VerifyError, RejectedError):
             signature = "invalid list"
-        scanned = scan_results.state(self._where.project, registry, digest)
+        scanned = scan_results.state(self.project, registry, digest)
         return (YES if digest == expected else "another image") + allowed, signature, scanned
 
 
@@ -171,7 +158,7 @@ def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]
 
 def _passed(proof: Evidence) -> _Tests:
     tested = f"{len(proof.passed) + proof.reused_count} passed"
-    return _Tests(tested=tested, seconds=round(sum(proof.seconds.values()), 1) or None, gpu=proof.gpu)
+    return tested, round(sum(proof.seconds.values()), 1) or None, proof.gpu
 
 
 def _age(project: Project, image: PlannedImage) -> int | None:

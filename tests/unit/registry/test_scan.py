@@ -57,7 +57,7 @@ def rated(*severities: str) -> dict[str, Any]:
 
 
 def findings(*vulnerabilities: dict[str, Any], **more: Any) -> list[str]:
-    return list(map(str, scan.parse(printed(*vulnerabilities, **more).encode(), SBOM).findings))
+    return list(map(str, scan.parse(printed(*vulnerabilities, **more).encode(), SBOM)[1]))
 
 
 @pytest.fixture
@@ -234,12 +234,12 @@ def test_what_is_refused(refuse: str, refused: list[str]) -> None:
     "tools", [[{"vendor": "v", "name": "t", "version": "1"}], {"components": [{"name": "t", "version": "1"}]}], ids=str
 )
 def test_the_scanner_in_both_forms(tools: Any) -> None:
-    assert scan.parse(printed(metadata={"tools": tools}).encode(), SBOM).scanner == "t 1"
+    assert scan.parse(printed(metadata={"tools": tools}).encode(), SBOM)[0] == "t 1"
 
 
 @pytest.mark.parametrize("tools", [None, [], {}, {"components": []}, "t", 7, [7], {"services": []}], ids=str)
 def test_a_scanner_without_a_name(tools: Any) -> None:
-    assert scan.parse(printed(metadata={"tools": tools}).encode(), SBOM).scanner == ""
+    assert scan.parse(printed(metadata={"tools": tools}).encode(), SBOM)[0] == ""
 
 
 @pytest.mark.parametrize(("days", "is_excepted"), [(-1, False), (0, True), (1, True)])

@@ -17,7 +17,6 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import statements
-from builder.registry.statements import Origin
 
 NAME = "registry.example.test/team/quartz-cuda"
 CELL = "qz-0.5-cu129-py311-board"
@@ -118,7 +117,7 @@ def test_the_statements_of_an_image_are_the_same_everywhere(planned: PlannedImag
 def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, commit: str) -> None:
     address = "https://example.test/org/images"
     predicate: dict[str, Any] = json.loads(
-        statements.provenance(planned, IMAGE, system, Origin(source=address, revision=revision))
+        statements.provenance(planned, IMAGE, system, source=address, revision=revision)
     )
     definition = predicate["buildDefinition"]
     assert definition["externalParameters"] == {"cell": CELL, "revision": revision}
@@ -130,8 +129,8 @@ def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, co
 
 def test_statements_agree_if_only_the_commit_differs(planned: PlannedImage, system: OsLock) -> None:
     def provenance(revision: str, planned: PlannedImage = planned) -> Any:
-        origin = Origin(source="https://example.test/org/images", revision=revision)
-        return json.loads(statements.provenance(planned, IMAGE, system, origin))
+        source = "https://example.test/org/images"
+        return json.loads(statements.provenance(planned, IMAGE, system, source=source, revision=revision))
 
     assert statements.agree(provenance("a" * 40), provenance("b" * 40))
     assert not statements.agree(provenance("a" * 40), provenance(""))
