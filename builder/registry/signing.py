@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -156,25 +156,21 @@ def signed(kind: str, content: bytes, signer: Signer | None) -> dict[str, bytes]
 
 
 def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> str:
-    """Who of those that are trusted signed the document of this media type; empty if nobody did."""
-    signature = documents.get(SIGNATURE_TYPE)
-    return signer_of(trust.root, documents[kind], signature, trust.signers) if signature else ""
+    """The name of the first trusted signer who signed the document of this media type; empty if nobody did.
 
-
-def signer_of(root: Path, content: bytes, bundle: bytes, trusted: Sequence[Trusted]) -> str:
-    """The name of the first trusted signer whose signature of a document is in a bundle; empty if there is none.
-
-    `root` is the checkout, which has the public keys. Raises SigningError if cosign cannot run or a key is missing.
+    Raises SigningError if cosign cannot run or a key is missing.
     """
-    for who in trusted:
-        if who.key and not (root / who.key).is_file():
+    if not (bundle := documents.get(SIGNATURE_TYPE)):
+        return ""
+    for who in trust.signers:
+        if who.key and not (trust.root / who.key).is_file():
             raise SigningError(f"{who.key} is missing", hint="`evidence` in matrix.yaml names this public key.")
     with TemporaryDirectory() as folder:
         document = Path(folder) / "document"
-        document.write_bytes(content)
-        for who in trusted:
+        document.write_bytes(documents[kind])
+        for who in trust.signers:
             try:
-                _cosign("verify-blob", *_proof(root, who, bundle, Path(folder) / "bundle"), str(document))
+                _cosign("verify-blob", *_proof(trust.root, who, bundle, Path(folder) / "bundle"), str(document))
             except _RejectedError:
                 continue
             return who.name
@@ -188,12 +184,17 @@ def signer_of_image(
 
     Empty without one. Raises SigningError.
     """
+    for name, output in _verified(trust, registry, digest, "verify"):
+        if signatures := _signatures(output, annotations):
+            return name, signatures
+    return "", []
+
+
+def _verified(trust: Trust, registry: Registry, digest: str, command: str, *options: str) -> Iterator[tuple[str, str]]:
+    """Each trusted signer of an image or of its statements, with the output of cosign."""
     for who in trust.signers:
         with suppress(_RejectedError):
-            output = _cosign_image(registry, digest, "verify", *_identity(trust.root, who))
-            if signatures := _signatures(output, annotations):
-                return who.name, signatures
-    return "", []
+            yield who.name, _cosign_image(registry, digest, command, *options, *_identity(trust.root, who))
 
 
 def _signatures(output: str, annotations: Mapping[str, str]) -> list[Mapping[str, str]]:
@@ -212,13 +213,9 @@ def has_signature(registry: Registry, digest: str) -> bool:
 
 def statements_of_image(registry: Registry, digest: str, kind: str, trust: Trust) -> list[bytes]:
     """The statements of one kind about an image that the first trusted signer made. Raises SigningError."""
-    for who in trust.signers:
-        with suppress(_RejectedError):
-            output = _cosign_image(
-                registry, digest, "verify-attestation", f"--type={kind}", *_identity(trust.root, who)
-            )
-            return [json.dumps(predicate).encode() for predicate in _predicates(output)]
-    return []
+    outputs = _verified(trust, registry, digest, "verify-attestation", f"--type={kind}")
+    _, output = next(outputs, ("", ""))
+    return [json.dumps(predicate).encode() for predicate in _predicates(output)]
 
 
 def _predicates(output: str) -> list[Any]:

@@ -44,7 +44,7 @@ GATES = (
     Gate("the SBOM of an image", "claims.py", "        if lines:\n            raise VerifyError(", "        if False:\n            raise VerifyError("),
     Gate("the stamp of a tag", "claims.py", 'return signature.get("release") == tag', "return True"),
     Gate("the cell of a signature", "signing.py", "return [notes for notes in texts if annotations.items() <= notes.items()]", "return texts"),
-    Gate("the kind of a statement", "signing.py", 'registry, digest, "verify-attestation", f"--type={kind}", *_identity', 'registry, digest, "verify-attestation", *_identity'),
+    Gate("the kind of a statement", "signing.py", '_verified(trust, registry, digest, "verify-attestation", f"--type={kind}")', '_verified(trust, registry, digest, "verify-attestation")'),
     Gate("the image of a scan", "scan_results.py", "            if result.image == digest:\n", "            if True:\n"),
     Gate("the plan of a staged image", "release.py", "if planned is None or planned.digest != staged.plan:", "if planned is None:"),
     Gate("vulnerabilities", "release.py", "            scan.check(target.cell, result, settings)\n", "            pass\n"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,11 +71,12 @@ class Desk:
 
 @pytest.fixture
 def desk(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    def signer_of(root: Path, content: bytes, bundle: bytes, trusted: object) -> str:
-        return "ours" if bundle == b"ours" else ""
+    def trusted_signer(trust: object, documents: dict[str, bytes], kind: str) -> str:
+        assert kind in documents
+        return "ours" if documents.get(signing.SIGNATURE_TYPE) == b"ours" else ""
 
     monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
-    monkeypatch.setattr(signing, "signer_of", signer_of)
+    monkeypatch.setattr(signing, "trusted_signer", trusted_signer)
     return Desk(tiny)
 
 

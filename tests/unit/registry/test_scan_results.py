@@ -115,14 +115,15 @@ def test_a_damaged_list_does_not_end_the_status(desk: Desk) -> None:
 def test_whether_a_result_is_signed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, signer: str | SigningError, end: str
 ) -> None:
-    def signer_of(_: object, content: bytes, bundle: bytes, __: object) -> str:
-        assert (json.loads(content)["image"], bundle) == (desk.digest, b"signature")
+    def trusted_signer(_: object, documents: dict[str, bytes], kind: str) -> str:
+        assert json.loads(documents[kind])["image"] == desk.digest
+        assert documents[SIGNATURE_TYPE] == b"signature"
         if isinstance(signer, SigningError):
             raise signer
         return signer
 
     monkeypatch.setattr(Signer, "sign", lambda *_: b"signature")
-    monkeypatch.setattr(signing, "signer_of", signer_of)
+    monkeypatch.setattr(signing, "trusted_signer", trusted_signer)
     desk.attach(desk.result("2026-11-23", desk.digest), Signer(key="k"))
     [artifact] = artifacts.attached(cast("Registry", desk.registry), desk.digest, scan_results.TYPE)
     assert SIGNATURE_TYPE in (

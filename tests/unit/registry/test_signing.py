@@ -51,7 +51,8 @@ class Cosign:
         return (0, "", "") if is_accepted else (1, "", "WARNING: insecure\nError: no matching signatures\nmore")
 
     def signer(self, bundle: bytes, *trusted: Trusted) -> str:
-        return signing.signer_of(self.root, b"{}", bundle, trusted)
+        trust = Trust(signers=trusted, root=self.root)
+        return signing.trusted_signer(trust, {"x": b"{}", signing.SIGNATURE_TYPE: bundle}, "x")
 
 
 @pytest.fixture
