@@ -64,10 +64,6 @@ class Readings:
     refused: tuple[str, ...] = ()
 
 
-class _RefusedError(Exception):
-    """A report that does not count."""
-
-
 def write(project: Project, registry: Registry, image: Image, report: Report, signer: Signer | None) -> None:
     """Attaches a report to an image in a registry, unless it is attached; signed if there is a signer."""
     content = report.model_dump_json().encode()
@@ -126,43 +122,46 @@ class Reader:
         counted, refused = [], []
         for artifact in artifacts.attached(registry, image.manifest.digest, TYPE):
             try:
-                counted.append(self._read(registry, artifact, image, (cell, plan)))
-            except (_RefusedError, VerifyError, RejectedError) as error:
+                counted.append(self._read(registry, artifact, image, cell, plan))
+            except (VerifyError, RejectedError) as error:
                 refused.append(f"report {digest.short(artifact)} does not count: {error}")
         counted.sort(key=lambda reading: reading.evidence.finished)
         return Readings(counted=tuple(counted), refused=tuple(refused))
 
-    def _read(self, registry: Registry, artifact: str, image: Image, subject: tuple[str, str]) -> Reading:
+    def _read(self, registry: Registry, artifact: str, image: Image, cell: str, plan: str) -> Reading:
+        """A report. Raises VerifyError for one that does not count."""
         documents = artifacts.read(registry, artifact, TYPE, image.manifest.digest) or {}
         try:
             report = Report.model_validate_json(documents.get(TYPE, b""))
         except ValidationError as error:
-            raise _RefusedError("it cannot be read") from error
-        self._check_subject(report, image, *subject)
+            raise VerifyError("it cannot be read") from error
+        self._check_subject(report, image, cell, plan)
         signer = signing.trusted_signer(self.trust, documents, TYPE)
         if not (signer or self.allow_unsigned or self._is_own(image, report)):
             is_signed = SIGNATURE_TYPE in documents
             reason = "no signer listed under `evidence` in matrix.yaml signed it" if is_signed else "it is unsigned"
-            raise _RefusedError(f"{reason}, and this machine did not run these tests")
+            raise VerifyError(f"{reason}, and this machine did not run these tests")
         return Reading(artifact=artifact, report=report, signer=signer)
 
     def _is_own(self, image: Image, report: Report) -> bool:
-        own = evidence.read(self.state, report.evidence.image_id) if self.state else None
-        return self.state is not None and own is not None and of_evidence(self.state, image, own) == report
+        if self.state is None:
+            return False
+        own = evidence.read(self.state, report.evidence.image_id)
+        return own is not None and of_evidence(self.state, image, own) == report
 
     def _check_subject(self, report: Report, image: Image, cell: str, plan: str) -> None:
-        """Raises _RefusedError for a report that is not about this image and the tests of this checkout."""
+        """Raises VerifyError for a report that is not about this image and the tests of this checkout."""
         proof = report.evidence
         if report.image != image.manifest.digest or proof.image_id not in (image.manifest.digest, image.config.digest):
-            raise _RefusedError("it is about another image")
+            raise VerifyError("it is about another image")
         if proof.cell != cell:
-            raise _RefusedError(f"it is about the cell {proof.cell[:100]!a}")
+            raise VerifyError(f"it is about the cell {proof.cell[:100]!a}")
         if proof.plan != plan:
-            raise _RefusedError("it is about another plan")
+            raise VerifyError("it is about another plan")
         if not all(digest.is_digest(other.image_id) for other in report.reused):
-            raise _RefusedError("it reuses results of an image without a digest")
+            raise VerifyError("it reuses results of an image without a digest")
         if reason := evidence.why_outdated(proof, plan, self._suite(report)):
-            raise _RefusedError(reason)
+            raise VerifyError(reason)
 
     def proof(self, readings: Readings, cell: str) -> Reading:
         """The report to rely on: a passing one, with GPU tests if there is one.
