@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+_Input = TypeVar("_Input")
+_Output = TypeVar("_Output")
 FREE_DISK = "Free disk space: `builder clean`, `docker system df`, `docker builder prune`."
 FREE_STORE = "`builder gc` removes what no image uses; `builder gc --forget NAME` removes images too."
 
@@ -170,6 +173,22 @@ def join(errors: Sequence[BuilderError], what: str = "images failed") -> Builder
         return first
     parts = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in errors]
     return type(first)("\n".join([f"{len(errors)} {what}", *parts]))
+
+
+def collect(
+    function: Callable[[_Input], _Output], inputs: Iterable[_Input], what: str = "images failed"
+) -> list[_Output]:
+    """What the function returns for each input. Raises one error for all of its errors, as `join`, at the end."""
+    results: list[_Output] = []
+    failures: list[BuilderError] = []
+    for each in inputs:
+        try:
+            results.append(function(each))
+        except BuilderError as error:
+            failures.append(error)
+    if failures:
+        raise join(failures, what)
+    return results
 
 
 def of_file(error: OSError) -> BuilderError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from builder.common import errors, git
 from builder.common.console import View
-from builder.common.errors import BuilderError, ImageTestError, RegistryError, VerifyError
+from builder.common.errors import ImageTestError, RegistryError, VerifyError
 from builder.index.host import Host
 from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
@@ -81,16 +81,7 @@ class Releaser:
 
     def check(self, release: Release) -> list[Candidate]:
         """The images of a release. Raises one error for all that may not be released."""
-        candidates: list[Candidate] = []
-        failures: list[BuilderError] = []
-        for staged in release.images:
-            try:
-                candidates.append(self._check(staged, release))
-            except BuilderError as error:
-                failures.append(error)
-        if failures:
-            raise errors.join(failures, "images cannot be released")
-        return candidates
+        return errors.collect(lambda staged: self._check(staged, release), release.images, "images cannot be released")
 
     def _check(self, staged: StagedImage, release: Release) -> Candidate:
         planned = self._planned.get(staged.cell)

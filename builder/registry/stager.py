@@ -113,18 +113,16 @@ class Stager:
 
     def _push_all(self, images: Sequence[_Image]) -> int:
         """Pushes all images; returns the number of bytes of blobs sent. Raises one error for all failures."""
-        sent = 0
-        failed: list[BuilderError] = []
+
+        def push_image(image: _Image) -> int:
+            try:
+                return self._push(image, self._sources(image, images))
+            except BuilderError:
+                self.view.end(image.staged.cell, "failed")
+                raise
+
         with self.view.live():
-            for image in images:
-                try:
-                    sent += self._push(image, self._sources(image, images))
-                except BuilderError as error:
-                    failed.append(error)
-                    self.view.end(image.staged.cell, "failed")
-        if failed:
-            raise errors.join(failed)
-        return sent
+            return sum(errors.collect(push_image, images))
 
     def _sources(self, image: _Image, images: Sequence[_Image]) -> list[str]:
         """Repositories of the same registry that blobs of an image may be mounted from."""
