@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -39,3 +40,9 @@ def duration(seconds: float) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """1 image, 2 images; `plural` where an s is not enough: `counted(2, "library", "libraries")`."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """a, b and 3 more: at most this many names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -18,6 +18,7 @@ from pydantic import AliasPath, BaseModel, Field
 from builder.common.debian import NO_SOURCE, SourcePackage
 from builder.common.errors import ImageTestError, VerifyError
 from builder.common.reference import ImageRef
+from builder.common.units import listed
 from builder.layers import oci
 from builder.layers.installed import Installed, Package, python_package
 from builder.layers.oci import Image
@@ -228,9 +229,8 @@ def _other_sources(listed: set[Package], installed: set[Package]) -> set[Package
 
 
 def _names(packages: set[Package]) -> str:
-    shown = [
+    names = [
         f"{package.name} {package.version}" + (f" (source: {' '.join(package.source)})" if package.source.name else "")
-        for package in sorted(packages)[:SHOWN]
+        for package in sorted(packages)
     ]
-    more = f" and {len(packages) - SHOWN} more" if len(packages) > SHOWN else ""
-    return ", ".join(shown) + more
+    return listed(names, SHOWN)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from builder.common import atomic, digest
+from builder.common.units import listed
 from builder.layers.oci import Image
 
 IMAGE_TESTS, GPU_TESTS = "tests/images", "tests/gpu"
@@ -75,8 +76,7 @@ def why_outdated(evidence: Evidence | None, plan: str, suite: Mapping[str, str])
     if evidence is None or evidence.plan != plan:
         return "not tested"
     if files := changed(evidence.suite, suite):
-        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        return f"test suite changed since it was tested: {files[0]}{more}"
+        return f"test suite changed since it was tested: {listed(files, 1)}"
     return ""
 
 

@@ -8,7 +8,7 @@ checked on this machine are `unknown`, which is not a pass, unless a trusted sig
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from builder.common import digest
 from builder.common.errors import FetchError, VerifyError
+from builder.common.units import listed
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.wheels import LONGEST, Entry, Wheel
 from builder.layers import oci, wheel_layers
@@ -157,7 +158,7 @@ def _damage(layer: Layer, source: Source, check: Check) -> Finding | None:
 
 def _finding(layer: Layer, known: ExpectedLayer | None, downloads: Mapping[str, Future[Path]]) -> Finding:
     of = _wheels(layer)
-    name = layer.created_by if of is None else _names([file.split("-")[0] for file, _ in of.wheels])
+    name = layer.created_by if of is None else listed([file.split("-")[0] for file, _ in of.wheels], SHOWN)
     state, detail = _look_up(layer, known) if of is None else _rebuild(layer, of, downloads)
     return Finding(layer=name, digest=layer.digest, state=state, detail=detail)
 
@@ -190,8 +191,3 @@ def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]]) 
     if (derived.digest, derived.diff_id) != (layer.digest, layer.diff_id):
         return "different", f"its wheels produce {digest.short(derived.digest)}"
     return "derived", ""
-
-
-def _names(wheels: Sequence[str]) -> str:
-    shown = ", ".join(wheels[:SHOWN])
-    return shown if len(wheels) <= SHOWN else f"{shown} and {len(wheels) - SHOWN} more"
