@@ -101,30 +101,21 @@ class Check:
                 for entry in artifacts.entries(manifest.content, name):
                     yield from self._manifest(entry, f"{name}, {entry}")
                 return
-            blobs = oci.read_blobs(manifest.content)
+            for digest, size in oci.read_blobs(manifest.content).items():
+                yield from self._blob(digest, size, name)
+            for digest in artifacts.attached(self.registry, manifest.digest):
+                yield from self._manifest(digest, f"{name}, attached {digest}")
         except (RejectedError, VerifyError) as error:
             yield f"{name}: {error}"
-            return
-        for digest, size in blobs.items():
-            yield from self._blob(digest, size, name)
-        try:
-            attached = artifacts.attached(self.registry, manifest.digest)
-        except (RejectedError, VerifyError) as error:
-            yield f"{name}: {error}"
-            return
-        for digest in attached:
-            yield from self._manifest(digest, f"{name}, attached {digest}")
 
     def _blob(self, digest: str, size: int, name: str) -> Iterator[str]:
         if digest in self.blobs:
             return
         self.blobs.add(digest)
         try:
-            is_good = (
-                self.registry.has_blob(digest) if self.fast else self.registry.blob_matches(digest, size, self.read)
-            )
+            if self.fast and not self.registry.has_blob(digest):
+                yield f"{name}: blob {digest} is missing"
+            elif not (self.fast or self.registry.blob_matches(digest, size, self.read)):
+                yield f"{name}: blob {digest} is damaged"
         except RejectedError as error:
             yield f"{name}: blob {digest}: {error}"
-            return
-        if not is_good:
-            yield f"{name}: blob {digest} is {'missing' if self.fast else 'damaged'}"
