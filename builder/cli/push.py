@@ -16,7 +16,7 @@ from builder.common.units import counted, duration
 from builder.matrix import tags
 from builder.plan import current
 from builder.registry import publish
-from builder.registry.publish import Published
+from builder.registry.publish import Published, Publisher
 
 
 @click.command(name="push", epilog=CELLS_HELP)
@@ -47,8 +47,9 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
     store = context.store
     with store.used():
         chosen = publish.targets(project, store, images, registry)
-        request = publish.Request(stamps=tags.stamps(today()), roll_back=roll_back)
-        result = publish.publish(context.host, View(context.err), store, chosen, request)
+        result = Publisher(
+            host=context.host, view=View(context.err), store=store, stamps=tags.stamps(today()), roll_back=roll_back
+        ).publish(chosen)
     seconds = time.monotonic() - began
     show(context, result, form, seconds=round(seconds, 1))
     if form == "text":

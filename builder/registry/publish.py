@@ -190,39 +190,6 @@ class Published:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The release gets the first of the `stamps` that no other image has. `roll_back` lets tags move to older images.
-
-    `record` is called when the release may begin, before anything is pushed; `attach` for each image when it is in the
-    registry, before it has a tag.
-    """
-
-    stamps: Iterable[str]
-    roll_back: bool = False
-    record: Callable[[], None] = lambda: None
-    attach: Callable[[Registry, Target, str], None] | None = None
-
-
-def publish(host: Host, view: View, store: Store, chosen: Sequence[Target], request: Request) -> Published:
-    """Pushes every target, then sets its tags.
-
-    All tags are read first. So if the registry does not respond, or a tag would move back, nothing is changed.
-    """
-    release = _Release(view, store, request)
-    error: BuilderError | None = None
-    try:
-        release.publish(host, chosen)
-    except BuilderError as failure:
-        error = _with_changes(failure, release.changes)
-    except BaseException:  # Ctrl-C: the only place that knows what was changed
-        for change in release.changes:
-            if change.is_change:
-                view.say(f"changed before the interruption: {change}")
-        raise
-    return Published(images=tuple(release.sent), tags=tuple(release.changes), error=error)
-
-
 class _Tagged:
     """A target, its repository, and the digests of its moving tags when the push began."""
 
@@ -246,30 +213,57 @@ class _Tagged:
         return self.registry.digest_of(self.stamped(stamp)) in (None, self.target.digest)
 
 
-class _Release:
-    """One push of several images. `sent` and `changes` are its results so far."""
+@dataclass(kw_only=True)
+class Publisher:
+    """Publishes images together, as one release, which gets the first of the `stamps` that no other image has.
 
-    def __init__(self, view: View, store: Store, request: Request) -> None:
-        self._view = view
-        self._store = store
-        self._request = request
+    `roll_back` lets tags move to older images. `record` is called when the release may begin, before anything is
+    pushed; `attach` for each image when it is in the registry, before it has a tag.
+    """
+
+    host: Host
+    view: View
+    store: Store
+    stamps: Iterable[str]
+    roll_back: bool = False
+    record: Callable[[], None] = lambda: None
+    attach: Callable[[Registry, Target, str], None] | None = None
+
+    def __post_init__(self) -> None:
         self._images: list[_Tagged] = []
-        self.sent: list[Sent] = []
-        self.changes: list[TagChange] = []
+        self._sent: list[Sent] = []
+        self._changes: list[TagChange] = []
         self._stop = threading.Event()
 
-    def publish(self, host: Host, chosen: Sequence[Target]) -> None:
-        self._images = [_Tagged(host, target) for target in chosen]
-        if not self._request.roll_back:
+    def publish(self, chosen: Sequence[Target]) -> Published:
+        """Pushes every target, then sets its tags.
+
+        All tags are read first. So if the registry does not respond, or a tag would move back, nothing is changed.
+        """
+        error: BuilderError | None = None
+        try:
+            self._publish(chosen)
+        except BuilderError as failure:
+            error = _with_changes(failure, self._changes)
+        except BaseException:  # Ctrl-C: the only place that knows what was changed
+            for change in self._changes:
+                if change.is_change:
+                    self.view.say(f"changed before the interruption: {change}")
+            raise
+        return Published(images=tuple(self._sent), tags=tuple(self._changes), error=error)
+
+    def _publish(self, chosen: Sequence[Target]) -> None:
+        self._images = [_Tagged(self.host, target) for target in chosen]
+        if not self.roll_back:
             self._check_forward()
         stamp = self._stamp()
-        self._request.record()
-        with self._view.live():
+        self.record()
+        with self.view.live():
             self._push_all(stamp)
         for image in self._images:
-            tagging.tag(image.registry, image.target.manifest, self.changes, image.moving)
+            tagging.tag(image.registry, image.target.manifest, self._changes, image.moving)
         for registry in {image.registry.name: image.registry for image in self._images}.values():
-            tagging.confirm(registry, [change for change in self.changes if change.name == registry.name])
+            tagging.confirm(registry, [change for change in self._changes if change.name == registry.name])
 
     def _check_forward(self) -> None:
         """Raises RegistryError if a tag would move to an older release or older Debian packages."""
@@ -286,7 +280,7 @@ class _Release:
     def _stamp(self) -> str:
         """The first stamp that no other image has; empty if all images are released. Raises RegistryError."""
         new = [image for image in self._images if not image.is_released]
-        stamp = next((stamp for stamp in self._request.stamps if all(image.is_free(stamp) for image in new)), None)
+        stamp = next((stamp for stamp in self.stamps if all(image.is_free(stamp) for image in new)), None)
         if new and stamp is None:
             raise RegistryError(
                 "nothing was pushed: other images have the tags of this release", hint="Stage the images again."
@@ -309,13 +303,13 @@ class _Release:
                         pushed = self._push(image, repositories)
                     except BuilderError as error:
                         failures.append(error)
-                        self._view.end(image.target.cell, "failed")
+                        self.view.end(image.target.cell, "failed")
                         continue
                     sent = Sent(target=image.target, pushed=pushed, seconds=time.monotonic() - began)
                     finishing.append(pool.submit(self._finish, image, stamp, sent))
                 for future in finishing:
                     try:
-                        self.sent.append(future.result())
+                        self._sent.append(future.result())
                     except BuilderError as error:
                         failures.append(error)
             except BaseException:  # Ctrl-C: no further tag is set, but one may just be
@@ -323,7 +317,7 @@ class _Release:
                 wait(finishing, timeout=GRACE_S)
                 raise
             finally:
-                self.changes += [change for image in self._images for change in image.stamp_changes]
+                self._changes += [change for image in self._images for change in image.stamp_changes]
         if failures:
             raise errors.join(failures)
 
@@ -332,24 +326,24 @@ class _Release:
         target, registry = image.target, image.registry.stoppable(self._stop)
         began, is_new = time.monotonic(), not image.is_released
         try:
-            if self._request.attach:
-                self._view.begin(target.cell, "attaching test results and statements")
-                self._request.attach(registry, target, image.stamped(stamp) if stamp and is_new else "")
-                self._view.end(target.cell, "done", "test results and statements attached")
+            if self.attach:
+                self.view.begin(target.cell, "attaching test results and statements")
+                self.attach(registry, target, image.stamped(stamp) if stamp and is_new else "")
+                self.view.end(target.cell, "done", "test results and statements attached")
             if is_new:
                 # The tag was free or ours when the stamp was chosen: if it is neither now, another push set it.
                 tagging.tag(registry, target.manifest, image.stamp_changes, {image.stamped(stamp): None})
         except BuilderError:
             if not self._stop.is_set():
-                self._view.end(target.cell, "failed")
+                self.view.end(target.cell, "failed")
             raise
         return replace(sent, seconds=sent.seconds + time.monotonic() - began)
 
     def _push(self, image: _Tagged, repositories: Sequence[str]) -> Pushed:
         target = image.target
         sources = {*repositories, target.source} - {target.references[0].repository, ""}
-        blobs = blobs_of(self._store, target.stored, target.fetch)
-        meter = Meter(self._view, target.cell, "checked or sent", sum(blob.size for blob in blobs))
+        blobs = blobs_of(self.store, target.stored, target.fetch)
+        meter = Meter(self.view, target.cell, "checked or sent", sum(blob.size for blob in blobs))
         return push.push(
             image.registry,
             target.manifest,

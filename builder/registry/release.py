@@ -26,7 +26,7 @@ from builder.matrix.tags import BASE_LABEL
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, expected, publish, pull, scan, scan_results, staging, statements
 from builder.registry.client import Registry
-from builder.registry.publish import Published, Target
+from builder.registry.publish import Published, Publisher, Target
 from builder.registry.reports import Reader, Readings
 from builder.registry.scan import Result
 from builder.registry.signing import Signer
@@ -147,13 +147,15 @@ class Releaser:
         if not self._options.roll_back:
             self._check_newest(release, candidates)
         targets = [self._with_source(store, candidate.target) for candidate in candidates]
-        request = publish.Request(
+        return Publisher(
+            host=host,
+            view=view,
+            store=store,
             stamps=_stamps(release.stamp),
             roll_back=self._options.roll_back,
             record=lambda: self._record(release, candidates),
             attach=attach,
-        )
-        return publish.publish(host, view, store, targets, request)
+        ).publish(targets)
 
     def _describe(self, registry: Registry, candidate: Candidate, stamped: str) -> None:
         """Attaches the SBOM, the scan and the signed statements (SBOM, provenance), then signs the image.

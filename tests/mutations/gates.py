@@ -57,7 +57,7 @@ GATES = (
     Gate("tags never move back", "publish.py", "            self._check_forward()\n", "            pass\n"),
     Gate("moving tags come last", "publish.py", "        if failures:\n            raise errors.join(failures)\n\n    def _finish(", "        if False:\n            raise errors.join(failures)\n\n    def _finish("),
     Gate("tags that another push set", "tagging.py", "if now not in (was, manifest.digest):", "if False:"),
-    Gate("the record before the tags", "publish.py", "        self._request.record()\n", ""),
+    Gate("the record before the tags", "publish.py", "        self.record()\n", ""),
     Gate("the bytes of a blob", "client.py", "return position == size and f\"sha256:{hasher.hexdigest()}\" == digest", "return position == size"),
     Gate("the subject of an artifact", "artifacts.py", "if subject != actual:", "if False:"),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from builder.registry import evidence, publish, push
 from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Evidence
 from builder.registry.failures import StoppedError
-from builder.registry.publish import Published, Request, Target
+from builder.registry.publish import Published, Publisher, Target
 from builder.registry.push import Blob, Pushed
 from tests.fakes.engine import MemoryConsole
 from tests.unit.registry.test_push import FakeRegistry
@@ -105,16 +105,14 @@ class Bench:
 
     def publish(self, registry: str = "", *, roll_back: bool = False, attach: Any = None) -> Published:
         """Raises the error that ended it."""
-        self.result = publish.publish(
-            Host(),
-            View(self.console),
-            self.store,
-            self.targets(registry),
-            Request(stamps=tags.stamps(DAY), roll_back=roll_back, attach=attach),
-        )
+        self.result = self.publisher(roll_back=roll_back, attach=attach).publish(self.targets(registry))
         if self.result.error:
             raise self.result.error
         return self.result
+
+    def publisher(self, **options: Any) -> Publisher:
+        stamps = tags.stamps(DAY)
+        return Publisher(host=Host(), view=View(self.console), store=self.store, stamps=stamps, **options)
 
     # ---- the registry
 
@@ -254,24 +252,21 @@ def test_a_release_is_recorded_before_it_changes_anything(bench: Bench) -> None:
     def record() -> None:
         bench.calls.append("record")
 
-    request = Request(stamps=tags.stamps(DAY), record=record)
-    publish.publish(Host(), View(bench.console), bench.store, bench.targets(), request)
+    bench.publisher(record=record).publish(bench.targets())
     assert bench.calls[0] == "record"
     assert bench.calls.count("record") == 1
 
 
 def test_a_release_that_is_refused_is_not_recorded(bench: Bench) -> None:
     older(bench, bench.tags(EMBER)[-1])
-    request = Request(stamps=tags.stamps(DAY), record=lambda: bench.calls.append("record"))
-    assert publish.publish(Host(), View(bench.console), bench.store, bench.targets(), request).error
+    publisher = bench.publisher(record=lambda: bench.calls.append("record"))
+    assert publisher.publish(bench.targets()).error
     assert bench.calls == []
 
 
 def test_what_is_attached_comes_before_the_tag(bench: Bench) -> None:
-    request = Request(
-        stamps=tags.stamps(DAY), attach=lambda _, target, tag: bench.calls.append(f"attach {target.cell} {tag}")
-    )
-    publish.publish(Host(), View(bench.console), bench.store, bench.targets(), request)
+    publisher = bench.publisher(attach=lambda _, target, tag: bench.calls.append(f"attach {target.cell} {tag}"))
+    publisher.publish(bench.targets())
     attached = bench.calls.index(f"attach {EMBER} {bench.stamped(EMBER)}")
     assert attached == bench.calls.index(f"put {bench.stamped(EMBER)}") - 1
 

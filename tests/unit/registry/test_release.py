@@ -27,7 +27,7 @@ from builder.plan.settings import built_labels
 from builder.registry import artifacts, evidence, expected, publish, pull, reports, scan, scan_results, staging
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
-from builder.registry.publish import Published, Request, Target
+from builder.registry.publish import Published, Publisher, Target
 from builder.registry.release import Options, Releaser
 from builder.registry.reports import Report
 from builder.registry.scan import Finding, Result
@@ -47,18 +47,22 @@ class Desk:
         self.registry = Memory()
         self.place = Place("registry.example.test:5000/staging", "", Host())
         [self.planned] = plan.make_locked(project, project.select([CELL])).images
-        self.published: list[tuple[list[Target], Request]] = []
+        self.published: list[tuple[list[Target], Publisher]] = []
         self.order: list[str] = []
         monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
         monkeypatch.setattr(staging, "Registry", lambda *_, **__: self.registry)
         monkeypatch.setattr(self.registry, "list_tags", lambda: list(self.registry.tags))
-        monkeypatch.setattr(publish, "publish", self._publish)
+
+        def publish(publisher: Publisher, chosen: Sequence[Target]) -> Published:
+            return self._publish(publisher, chosen)
+
+        monkeypatch.setattr(Publisher, "publish", publish)
         self.image = self.add_image(self.planned)
         self.report()
 
-    def _publish(self, _: Host, __: View, ___: Store, targets: Sequence[Target], request: Request) -> Published:
-        self.published.append((list(targets), request))
-        request.record()
+    def _publish(self, publisher: Publisher, chosen: Sequence[Target]) -> Published:
+        self.published.append((list(chosen), publisher))
+        publisher.record()
         self.order.append("published" if f"released-{STAMP}" in self.registry.tags else "published before the record")
         return Published(images=(), tags=(), error=None)
 
@@ -130,11 +134,11 @@ def desk(tiny: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 def test_a_covered_image_is_released_under_the_stamp_of_its_staging(desk: Desk) -> None:
     desk.release()
-    [([target], request)] = desk.published
+    [([target], publisher)] = desk.published
     assert (target.cell, target.digest) == (CELL, desk.image.manifest.digest)
     assert target.source == "staging/quartz-cuda"
     assert tuple(map(str, target.references)) == desk.planned.references
-    assert list(islice(request.stamps, 2)) == [STAMP, f"{STAMP}.1"]
+    assert list(islice(publisher.stamps, 2)) == [STAMP, f"{STAMP}.1"]
     assert desk.order == ["published"], "what is published is recorded before its first tag"
     released = desk.place.released(STAMP)
     assert released
@@ -277,9 +281,9 @@ def test_a_vulnerable_image(desk: Desk, scanning: list[Finding]) -> None:
 
 def attach_all(desk: Desk) -> None:
     """What a release attaches when the image is in the registry."""
-    [([target], request)] = desk.published
-    assert request.attach
-    request.attach(cast("Registry", desk.registry), target, "")
+    [([target], publisher)] = desk.published
+    assert publisher.attach
+    publisher.attach(cast("Registry", desk.registry), target, "")
 
 
 def test_a_scan_that_failed(desk: Desk, scanning: list[Finding]) -> None:
