@@ -31,7 +31,7 @@ from builder.layers.known_layers import KnownLayers
 from builder.matrix.project import Project
 from builder.plan import current, plan
 from builder.registry import publish, scan, status
-from builder.registry.release import Options, Releaser
+from builder.registry.release import Releaser
 from builder.registry.signing import Signer
 from builder.registry.stager import Stager
 from builder.registry.staging import Place
@@ -147,9 +147,11 @@ def release_command(
     staging_place = Place.of(project, place, context.host)
     publish.require_registry(project, registry)
     planned = {image.id: image for image in current.make(project, project.cells).images}
-    releaser = Releaser(project, staging_place, planned, Options(registry=registry, **options))
     chosen = staging_place.read(stamp)
-    candidates = releaser.check(chosen)
+    releaser = Releaser(
+        project=project, place=staging_place, release=chosen, planned=planned, registry=registry, **options
+    )
+    candidates = releaser.check()
     for note in scan.unused(project.matrix.scan, [each.scan for each in candidates if each.scan]):
         context.say(note)
     if options["signer"] is None:
@@ -159,7 +161,7 @@ def release_command(
         return
     store = context.store
     with store.used():
-        result = releaser.publish(context.host, View(context.err), store, chosen, candidates)
+        result = releaser.publish(context.host, View(context.err), store, candidates)
     seconds = time.monotonic() - began
     show(context, result, form, stamp=chosen.stamp, seconds=round(seconds, 1))
     if form == "text":

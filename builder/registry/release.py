@@ -34,27 +34,6 @@ from builder.registry.staging import Place, Release, Released, ReleasedImage, St
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """`registry` overrides the setting in matrix.yaml. `signer` signs the images; None leaves them unsigned."""
-
-    registry: str = ""
-    signer: Signer | None = None
-    allow_unsigned: bool = False
-    allow_untested_gpu: bool = False
-    allow_vulnerable: bool = False
-    roll_back: bool = False
-
-    @property
-    def allowed(self) -> tuple[str, ...]:
-        names = {
-            "unsigned": self.allow_unsigned,
-            "untested-gpu": self.allow_untested_gpu,
-            "vulnerable": self.allow_vulnerable,
-        }
-        return tuple(name for name, is_set in names.items() if is_set)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A staged image that may be released: its target, the reports that count, its SBOM, and the scan of that.
 
@@ -68,45 +47,56 @@ class Candidate:
     scan: Result | None
 
 
+@dataclass(kw_only=True)
 class Releaser:
-    """Checks and releases the images of one staged release. `planned` are the images of this checkout by cell."""
+    """Checks and releases the images of one staged release. `planned` are the images of this checkout by cell.
 
-    def __init__(self, project: Project, place: Place, planned: Mapping[str, PlannedImage], options: Options) -> None:
-        self._project = project
-        self._place = place
-        self._planned = planned
-        self._options = options
-        self._reader = Reader.of(project, allow_unsigned=options.allow_unsigned)
-        self._known = KnownLayers(project.root)
+    `registry` overrides the setting in matrix.yaml. `signer` signs the images; None leaves them unsigned.
+    """
 
-    def check(self, release: Release) -> list[Candidate]:
+    project: Project
+    place: Place
+    release: Release
+    planned: Mapping[str, PlannedImage]
+    registry: str = ""
+    signer: Signer | None = None
+    allow_unsigned: bool = False
+    allow_untested_gpu: bool = False
+    allow_vulnerable: bool = False
+    roll_back: bool = False
+
+    def __post_init__(self) -> None:
+        self._reader = Reader.of(self.project, allow_unsigned=self.allow_unsigned)
+        self._known = KnownLayers(self.project.root)
+
+    def check(self) -> list[Candidate]:
         """The images of a release. Raises one error for all that may not be released."""
-        return errors.collect(lambda staged: self._check(staged, release), release.images, "images cannot be released")
+        return errors.collect(self._check, self.release.images, "images cannot be released")
 
-    def _check(self, staged: StagedImage, release: Release) -> Candidate:
-        planned = self._planned.get(staged.cell)
+    def _check(self, staged: StagedImage) -> Candidate:
+        planned = self.planned.get(staged.cell)
         if planned is None or planned.digest != staged.plan:
-            raise release.stale(staged.cell)
-        image, manifest = staging.image_of(self._place, staged)
-        registry = self._place.open(staged.repository)
-        expected_image = expected.of_known(self._project.root, self._known, planned, image.labels.get(BASE_LABEL, ""))
+            raise self.release.stale(staged.cell)
+        image, manifest = staging.image_of(self.place, staged)
+        registry = self.place.open(staged.repository)
+        expected_image = expected.of_known(self.project.root, self._known, planned, image.labels.get(BASE_LABEL, ""))
         # The report that is required below vouches for layers that are not known.
         config = registry.read_blob(image.config.digest)
         expected.check(expected_image, image, manifest.content, config, is_vouched=True)
         readings = self._reader.read(registry, image, planned.id, planned.digest)
         proof = self._reader.proof(readings, staged.cell)
-        if not (planned.cell.is_cpu or proof.evidence.gpu == "passed" or self._options.allow_untested_gpu):
+        if not (planned.cell.is_cpu or proof.evidence.gpu == "passed" or self.allow_untested_gpu):
             raise ImageTestError(
                 f"{staged.cell}: GPU tests have not passed (gpu: {proof.evidence.gpu_status})",
-                hint=f"On a machine with a GPU: builder test --staged {release.stamp} --gpu require   "
-                f"To release it untested: builder release {release.stamp} --allow-untested-gpu",
+                hint=f"On a machine with a GPU: builder test --staged {self.release.stamp} --gpu require   "
+                f"To release it untested: builder release {self.release.stamp} --allow-untested-gpu",
             )
         target = Target(
             cell=staged.cell,
             stored=image,
             manifest=manifest,
             evidence=proof.evidence,
-            references=publish.references(planned, self._options.registry),
+            references=publish.references(planned, self.registry),
         )
         sbom = statements.sbom(planned, target.references[0].name, image, self._system(planned))
         result = self._scan(target, sbom)
@@ -114,46 +104,44 @@ class Releaser:
 
     def _scan(self, target: Target, sbom: bytes) -> Result | None:
         """The result of a scan; None if there is no scanner. Raises RefusedError, VerifyError, unless allowed."""
-        if (settings := self._project.matrix.scan) is None:
+        if (settings := self.project.matrix.scan) is None:
             return None
         try:
             result = scan.scan(settings, target.digest, sbom)
         except VerifyError as error:
-            if self._options.allow_vulnerable:
+            if self.allow_vulnerable:
                 return None
             raise VerifyError(f"{target.cell}: {scan.FAILED}: {error}", hint=error.hint) from error
-        if not self._options.allow_vulnerable:
+        if not self.allow_vulnerable:
             scan.check(target.cell, result, settings)
         return result
 
     def _system(self, planned: PlannedImage) -> OsLock:
-        system = os_lock.read(self._project.root, planned.system)
+        system = os_lock.read(self.project.root, planned.system)
         assert system is not None, "the plan has it"
         return system
 
-    def publish(
-        self, host: Host, view: View, store: Store, release: Release, candidates: Sequence[Candidate]
-    ) -> Published:
+    def publish(self, host: Host, view: View, store: Store, candidates: Sequence[Candidate]) -> Published:
         """Publishes images that were checked, and records it. The error that ended it is in the result."""
         by_cell = {candidate.target.cell: candidate for candidate in candidates}
 
         def attach(registry: Registry, target: Target, stamped: str) -> None:
-            source = self._place.open(staging.name_of(target.references[0]))
+            source = self.place.open(staging.name_of(target.references[0]))
             if source.name != registry.name:
                 for reading in by_cell[target.cell].readings.counted:
                     artifacts.copy(source, registry, target.digest, reading.artifact)
             self._describe(registry, by_cell[target.cell], stamped)
 
-        if not self._options.roll_back:
-            self._check_newest(release, candidates)
+        if not self.roll_back:
+            self._check_newest(candidates)
         targets = [self._with_source(store, candidate.target) for candidate in candidates]
         return Publisher(
             host=host,
             view=view,
             store=store,
-            stamps=_stamps(release.stamp),
-            roll_back=self._options.roll_back,
-            record=lambda: self._record(release, candidates),
+            stamps=_stamps(self.release.stamp),
+            roll_back=self.roll_back,
+            record=lambda: self._record(candidates),
             attach=attach,
         ).publish(targets)
 
@@ -166,12 +154,12 @@ class Releaser:
         sbom = {statements.SBOM_TYPE: candidate.sbom}
         artifacts.attach(registry, target.stored.manifest, statements.SBOM_TYPE, sbom)
         if candidate.scan:
-            scan_results.attach(registry, target.stored.manifest, candidate.scan, self._options.signer)
-        if (signer := self._options.signer) is None:
+            scan_results.attach(registry, target.stored.manifest, candidate.scan, self.signer)
+        if (signer := self.signer) is None:
             return
         # The checkout, whose plan was compared with the image: the document in staging is not signed.
-        source, revision = self._project.matrix.source, git.state(self._project.root)
-        planned = self._planned[target.cell]
+        source, revision = self.project.matrix.source, git.state(self.project.root)
+        planned = self.planned[target.cell]
         provenance = statements.provenance(
             planned, target.stored, self._system(planned), source=source, revision=revision
         )
@@ -182,13 +170,13 @@ class Releaser:
         annotations = {"cell": target.cell, "image": staging.name_of(full), "tag": full.tag}
         signer.sign_image(registry, target.digest, annotations | ({"release": stamped} if stamped else {}))
 
-    def _check_newest(self, release: Release, candidates: Sequence[Candidate]) -> None:
+    def _check_newest(self, candidates: Sequence[Candidate]) -> None:
         """Raises RegistryError if a newer release published other images of these cells."""
         digests = {candidate.target.cell: candidate.target.digest for candidate in candidates}
-        for stamp in self._place.released_stamps():
-            if tags.stamp_order(stamp) <= tags.stamp_order(release.stamp):
+        for stamp in self.place.released_stamps():
+            if tags.stamp_order(stamp) <= tags.stamp_order(self.release.stamp):
                 return
-            newer = self._place.released(stamp)
+            newer = self.place.released(stamp)
             cells = (
                 [image.cell for image in newer.images if digests.get(image.cell, image.digest) != image.digest]
                 if newer
@@ -203,7 +191,7 @@ class Releaser:
     def _with_source(self, store: Store, target: Target) -> Target:
         """The target, with where its blobs come from: mounted from staging, or else downloaded from there."""
         name = staging.name_of(target.references[0])
-        staged, registry = self._place.repository(name), self._place.open(name)
+        staged, registry = self.place.repository(name), self.place.open(name)
 
         def fetch(blob: Descriptor) -> Path:
             pull.fetch(registry, store, [blob])
@@ -212,8 +200,8 @@ class Releaser:
         is_same = staged.registry == target.references[0].registry
         return replace(target, source=staged.repository if is_same else "", fetch=fetch)
 
-    def _record(self, release: Release, candidates: Sequence[Candidate]) -> None:
-        without = scan.FAILED if self._project.matrix.scan else scan.UNSCANNED
+    def _record(self, candidates: Sequence[Candidate]) -> None:
+        without = scan.FAILED if self.project.matrix.scan else scan.UNSCANNED
         images = [
             ReleasedImage(
                 cell=candidate.target.cell,
@@ -225,11 +213,16 @@ class Releaser:
             )
             for candidate in candidates
         ]
-        before = self._place.released(release.stamp)
-        allowed = dict.fromkeys((*(before.allowed if before else ()), *self._options.allowed))
-        self._place.record(
-            Released(stamp=release.stamp, revision=release.revision, images=tuple(images), allowed=tuple(allowed))
-        )
+        skipped = {
+            "unsigned": self.allow_unsigned,
+            "untested-gpu": self.allow_untested_gpu,
+            "vulnerable": self.allow_vulnerable,
+        }
+        stamp, revision = self.release.stamp, self.release.revision
+        before = self.place.released(stamp)
+        now = (name for name, is_set in skipped.items() if is_set)
+        allowed = dict.fromkeys((*(before.allowed if before else ()), *now))
+        self.place.record(Released(stamp=stamp, revision=revision, images=tuple(images), allowed=tuple(allowed)))
 
 
 def _stamps(stamp: str) -> Iterator[str]:

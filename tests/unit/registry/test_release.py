@@ -28,7 +28,7 @@ from builder.registry import artifacts, evidence, expected, publish, pull, repor
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.publish import Published, Publisher, Target
-from builder.registry.release import Options, Releaser
+from builder.registry.release import Releaser
 from builder.registry.reports import Report
 from builder.registry.scan import Finding, Result
 from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
@@ -114,10 +114,14 @@ class Desk:
         return Release(stamp=STAMP, revision="abc", images=(StagedImage(**{**values, **changes}),))
 
     def release(self, staged: Release | None = None, **options: bool) -> Published:
-        releaser = Releaser(self.project, self.place, {CELL: self.planned}, Options(**options))  # type: ignore[arg-type]
-        chosen = staged or self.staged()
-        candidates = releaser.check(chosen)
-        return releaser.publish(Host(), View(MemoryConsole()), self.store, chosen, candidates)
+        releaser = Releaser(
+            project=self.project,
+            place=self.place,
+            release=staged or self.staged(),
+            planned={CELL: self.planned},
+            **options,  # type: ignore[arg-type]
+        )
+        return releaser.publish(Host(), View(MemoryConsole()), self.store, releaser.check())
 
     def refused(self, kind: type[BuilderError], staged: Release | None = None, **options: bool) -> str:
         with pytest.raises(kind) as caught:
