@@ -24,7 +24,7 @@ COMMANDS = {
     "images": ("images", "Build, test and tag images."),
     "lock": ("lock", "Choose the exact wheels and Debian packages of CELLS."),
     "plan": ("plan", "Show what would be built: cells, tags, layers, sizes."),
-    "push": ("push", "Publish images that passed their tests."),
+    "push": ("release", "Publish images that passed their tests."),
     "refresh": ("refresh", "Apply Debian security updates: lock, build, test and stage."),
     "registry": ("registry", "Inspect the registry, and delete what is not needed."),
     "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),

@@ -1,4 +1,4 @@
-"""The commands stage, release and status."""
+"""The commands push, stage, release and status."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from builder.cli.options import (
     staging_option,
     to_option,
 )
-from builder.cli.push import show, today
 from builder.common import git
 from builder.common.console import View
+from builder.common.errors import UsageError
 from builder.common.units import counted, duration, size
 from builder.layers.known_layers import KnownLayers
+from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan import current, plan
 from builder.registry import publish, scan, status
+from builder.registry.publish import Published, Publisher
 from builder.registry.release import Releaser
 from builder.registry.signing import Signer
 from builder.registry.stager import Stager
@@ -38,6 +40,60 @@ from builder.registry.staging import Place
 from builder.registry.status import Status, StatusReader
 
 _JSON_HELP = "json: print the result to standard output."
+
+
+@click.command(name="push", epilog=CELLS_HELP)
+@cells_argument
+@to_option
+@roll_back_option
+@format_option("json: print digests, bytes, seconds, and tags before and after, to standard output.")
+@click.pass_obj
+def push_command(context: Context, patterns: Sequence[str], registry: str, roll_back: bool, form: str) -> None:
+    """Publish images that passed their tests.
+
+    Pushes the images by digest to the registry in matrix.yaml, then sets their tags. Uses the credentials of `docker
+    login`. Skips data that the registry already has. A new image gets a tag with today's date
+    (2.9.1-cu128-py311-20261122), which never moves. The other tags move once all images are in the registry.
+
+    The images are not signed, and have no test results attached: `builder stage` and `builder release` do that. If
+    matrix.yaml lists signers under `evidence`, `push` refuses.
+    """
+    began = time.monotonic()
+    project = context.project
+    publish.require_registry(project, registry)
+    if project.matrix.evidence:
+        raise UsageError(
+            "matrix.yaml requires signed test results (`evidence`), and `builder push` publishes without them",
+            hint="Use `builder stage` and `builder release`.",
+        )
+    images = current.make(project, project.select(patterns))
+    store = context.store
+    with store.used():
+        chosen = publish.targets(project, store, images, registry)
+        result = Publisher(
+            host=context.host, view=View(context.err), store=store, stamps=tags.stamps(_today()), roll_back=roll_back
+        ).publish(chosen)
+    seconds = time.monotonic() - began
+    _show(context, result, form, seconds=round(seconds, 1))
+    if form == "text":
+        sent, changed = counted(len(chosen), "image"), counted(len(result.changed), "tag")
+        context.say(f"{sent} in the registry, {changed} changed ({duration(seconds)})")
+
+
+def _show(context: Context, result: Published, form: str, **data: Any) -> None:
+    """Prints what a push or a release did; `data` is for JSON. Raises its error."""
+    if form == "json":
+        context.print_json(result.as_data() | data)
+    if result.error:
+        raise result.error
+    if form == "text":
+        for line in result.lines:
+            context.say(line)
+
+
+def _today() -> str:
+    """The stamp of a release today, in UTC."""
+    return time.strftime("%Y%m%d", time.gmtime())
 
 
 @click.command(name="stage", epilog=CELLS_HELP)
@@ -73,10 +129,10 @@ def stage_command(
     project = context.project
     staging_place = Place.of(project, place, context.host)
     planned = current.make(project, project.select(patterns))
-    stager = replace(_stager(context, project, staging_place, **options), listed_on=today() if images_only else "")
+    stager = replace(_stager(context, project, staging_place, **options), listed_on=_today() if images_only else "")
     with context.store.used():
         staged = stager.stage(planned)
-    stamp = "" if images_only else staging_place.write(today(), git.state(project.root), staged.images).stamp
+    stamp = "" if images_only else staging_place.write(_today(), git.state(project.root), staged.images).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
         context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
@@ -163,7 +219,7 @@ def release_command(
     with store.used():
         result = releaser.publish(context.host, View(context.err), store, candidates)
     seconds = time.monotonic() - began
-    show(context, result, form, stamp=chosen.stamp, seconds=round(seconds, 1))
+    _show(context, result, form, stamp=chosen.stamp, seconds=round(seconds, 1))
     if form == "text":
         images, changed = counted(len(candidates), "image"), counted(len(result.changed), "tag")
         context.say(f"release {chosen.stamp}: {images}, {changed} changed ({duration(seconds)})")
