@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Literal
 
 from builder.common import digest as digests
@@ -182,9 +183,9 @@ def read(place: Place, public: Sequence[Registry], plans: Collection[str], keep:
 
     Raises VerifyError, RegistryError if anything that may be needed cannot be read.
     """
-    index = place.open(INDEX)
-    releases = [release for _, release in look_up(lambda stamp: _release(place, stamp), place.stamps())]
-    lists = dict(look_up(lambda tag: _list(place, tag), place.lists()))
+    index, document = place.open(INDEX), partial(_document, place)
+    releases = [release for _, release in look_up(document, (f"{PREFIX}{stamp}" for stamp in place.stamps()))]
+    lists = dict(look_up(document, place.lists()))
     listed = [image for release in (*releases, *lists.values()) for image in release.images]
     published: set[str] = set()
     for registry in public:
@@ -206,26 +207,19 @@ def read(place: Place, public: Sequence[Registry], plans: Collection[str], keep:
     )
 
 
-def _release(place: Place, stamp: str) -> Release:
+def _document(place: Place, tag: str) -> Release:
+    """The release or the list of images with this tag."""
+    stamp = tag.removeprefix(PREFIX)
+    is_list = stamp == tag
     try:
-        return place.read(stamp)
+        return place.read_list(tag) if is_list else place.read(stamp)
     except VerifyError as error:
-        raise _unreadable(place, f"release {stamp}", f"{PREFIX}{stamp}", error) from error
-
-
-def _list(place: Place, tag: str) -> Release:
-    try:
-        return place.read_list(tag)
-    except VerifyError as error:
-        raise _unreadable(place, f"list {tag}", tag, error) from error
-
-
-def _unreadable(place: Place, name: str, tag: str, error: VerifyError) -> VerifyError:
-    return VerifyError(
-        f"{name} cannot be read, so it is unknown which images are needed; nothing was deleted: {error}",
-        hint=f"If its images are not needed, delete {place.repository(INDEX)}:{tag} in the registry, "
-        "then run this again.",
-    )
+        name = f"list {tag}" if is_list else f"release {stamp}"
+        raise VerifyError(
+            f"{name} cannot be read, so it is unknown which images are needed; nothing was deleted: {error}",
+            hint=f"If its images are not needed, delete {place.repository(INDEX)}:{tag} in the registry, "
+            "then run this again.",
+        ) from error
 
 
 def _is_moving(tag: str) -> bool:
