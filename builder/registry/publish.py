@@ -92,32 +92,24 @@ def collect(
     suite = evidence.suite(project.root)
     for image in plan.images:
         try:
-            stored, proof = _tested(project, store, image, suite)
-            manifest = Manifest.of(store.read(stored.manifest.digest), MANIFEST_TYPE)
+            chosen.append(_target(project, store, image, suite, registry))
         except (DamagedError, ImageTestError) as error:
             failures[image.id] = type(error)(f"{image.id}: {error}", hint=f"builder images {image.id}")
-            continue
-        chosen.append(
-            Target(
-                cell=image.id,
-                stored=stored,
-                manifest=manifest,
-                evidence=proof,
-                references=references(image, registry),
-            )
-        )
     return chosen, failures
 
 
-def _tested(project: Project, store: Store, image: PlannedImage, suite: Mapping[str, str]) -> tuple[Image, Evidence]:
-    """An image of the store and its evidence. Raises DamagedError, or ImageTestError if it has not passed."""
+def _target(project: Project, store: Store, image: PlannedImage, suite: Mapping[str, str], registry: str) -> Target:
+    """An image of the store. Raises DamagedError, or ImageTestError if it has not passed."""
     stored = stored_images.find(store, image)
     if stored is None:
         raise NotBuiltError("not built")
     proof, reason = evidence.check_stored(project.state, stored, image.digest, suite)
     if proof is None or reason:
         raise ImageTestError(reason)
-    return stored, proof
+    manifest = Manifest.of(store.read(stored.manifest.digest), MANIFEST_TYPE)
+    return Target(
+        cell=image.id, stored=stored, manifest=manifest, evidence=proof, references=references(image, registry)
+    )
 
 
 def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
