@@ -88,11 +88,8 @@ def check(expected: Expected, image: Image, manifest: bytes, config: bytes, *, i
     Unless somebody who is trusted vouches for the image, every layer must be expected.
     """
     lines = differences(expected, manifest, config)
-    if not re.fullmatch(
-        oci.TIME,
-        created := image.labels.get(f"{OCI}.created", ""),
-        re.ASCII,
-    ):
+    created = image.labels.get(f"{OCI}.created", "")
+    if not re.fullmatch(oci.TIME, created, re.ASCII):
         lines.append(f"invalid creation time {created[:40]!a}")
     for number, (planned, layer) in enumerate(zip(expected.image.layers, image.layers, strict=False)):
         expected_layer = expected.layers.get(number)

@@ -177,12 +177,8 @@ class Releaser:
             if tags.stamp_order(stamp) <= tags.stamp_order(self.release.stamp):
                 return
             newer = self.place.released(stamp)
-            cells = (
-                [image.cell for image in newer.images if digests.get(image.cell, image.digest) != image.digest]
-                if newer
-                else []
-            )
-            if cells:
+            images = newer.images if newer else ()
+            if cells := [image.cell for image in images if digests.get(image.cell, image.digest) != image.digest]:
                 raise RegistryError(
                     f"nothing was published: release {stamp} is newer and has other images of {', '.join(cells)}",
                     hint="Stage the images again, or use --roll-back to move the tags back.",
