@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http import HTTPStatus
+from http.client import responses
 
 import requests
 from urllib3.exceptions import HTTPError
@@ -64,7 +65,7 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
     status, text = response.status_code, hide(body.decode("utf-8", "replace"))
     codes, detail = _detail(text)
     code = codes[0] if codes else ""
-    answer = f"answered {_status_text(status)}{detail}"
+    answer = " ".join(filter(None, ["answered", str(status), responses.get(status)])) + detail
     if status == HTTPStatus.INSUFFICIENT_STORAGE or (status >= 500 and _DISK_FULL.search(text)):
         message = f"{registry}: {action}: the registry's disk is full: {answer}"
         return RejectedError(message, hint="Free space on the registry, then run this again.", status=status)
@@ -132,13 +133,6 @@ def _detail(text: str) -> tuple[list[str], str]:
 def one_line(text: str) -> str:
     """The start of a foreign text, without characters that control a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)[:300]
-
-
-def _status_text(status: int) -> str:
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return str(status)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
