@@ -80,11 +80,10 @@ class Stager:
         for all images that are neither in the store nor in staging, before anything is sent, and one for all failures.
         """
         targets, failures = publish.collect(self.project, self.store, plan)
-        tested = {target.cell: target for target in targets}
+        by_cell = {planned.id: planned for planned in plan.images}
         images = [
-            _Image(staged=_staged(planned, target.digest), stored=target.stored, proof=target.evidence)
-            for planned in plan.images
-            if (target := tested.get(planned.id))
+            _Image(staged=_staged(by_cell[target.cell], target.digest), stored=target.stored, proof=target.evidence)
+            for target in targets
         ]
         elsewhere: list[StagedImage] = []
         for planned in plan.images:
