@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
+
+from pydantic import ValidationError
 
 from builder.common.errors import BuildError, FetchError
-from builder.layers import known_layers, oci, splice, wheel
+from builder.layers import known_layers, splice, wheel
 from builder.layers.oci import KnownLayer, Layer
 from builder.layers.splice import Source, SpliceError, WrittenLayer
 from builder.layers.store import Store
 from builder.layers.wheel_zip import WheelError
 from builder.plan.layer_order import PlannedLayer
 
-_RECORDED = ("digest", "diff_id", "size", "unpacked")  # of a layer, in its record
-
 
 def get(store: Store, planned: PlannedLayer) -> Layer | None:
-    """The layer, if the store has it."""
-    record = store.get_record(planned.inputs)
-    if record is None or not record.keys() >= {*_RECORDED}:
+    """The layer, if the store has it and a valid record of it."""
+    record = store.get_record(planned.inputs) or {}
+    try:
+        recorded = KnownLayer(**{field.name: record[field.name] for field in fields(KnownLayer)})
+    except (KeyError, ValidationError):
         return None
-    return _layer(record, planned)
+    return recorded.built(planned)
 
 
 def put(
@@ -38,23 +41,16 @@ def put(
         return written
 
     layer = store.write(write_known)
-    record = {
-        **{name: getattr(layer, name) for name in _RECORDED},
-        "sources": [[source.path, source.offset, source.length] for source in layer.sources],
-        "files": layer.files,
-    }
-    store.put_record(planned.inputs, record)
-    return _layer(record, planned)
+    recorded = KnownLayer(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=layer.unpacked)
+    sources = [[source.path, source.offset, source.length] for source in layer.sources]
+    store.put_record(planned.inputs, {**vars(recorded), "sources": sources, "files": layer.files})
+    return recorded.built(planned)
 
 
 def put_known(store: Store, planned: PlannedLayer, known: KnownLayer) -> Layer:
     """Records a layer of bytecode whose blob the store has. Its paths are those of the layers that it was made from."""
     store.put_record(planned.inputs, {**vars(known), "sources": [], "files": []})
     return known.built(planned)
-
-
-def _layer(record: Mapping[str, Any], planned: PlannedLayer) -> Layer:
-    return Layer(**{name: record[name] for name in _RECORDED}, created_by=oci.describe(planned))
 
 
 def sources_of(store: Store, inputs: str, layer: Layer) -> list[Source]:

@@ -79,6 +79,14 @@ def test_layers_with_conflicts(
     assert str(raised.value) == f"image: {message}"
 
 
+@pytest.mark.parametrize("change", [{"diff_id": 5}, {"diff_id": "sha256:x"}, {"unpacked": "many"}, {"unpacked": -1}])
+def test_a_layer_with_a_damaged_record_is_made_again(make: Make, store: Store, change: dict[str, object]) -> None:
+    layer = make("a", {"a/x": "1"})
+    assert wheel_layers.get(store, layer)
+    store.put_record(layer.inputs, (store.get_record(layer.inputs) or {}) | change)
+    assert wheel_layers.get(store, layer) is None
+
+
 @pytest.mark.parametrize(
     ("old", "new"), [(b"tiny = 1\n", b"tiny = 2\n"), (b"a/tiny.py", b"../x/y.py"), (b"PK\x05\x06", b"PK\x05\x07")]
 )
