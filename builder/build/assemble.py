@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 from builder.build import bytecode, disk, os_stage
@@ -54,7 +54,7 @@ class Assembler(Method):
         self._wheels = WheelLayers(work, store, self._known)
         self._remote = RegistryLayers(work.project, work.host, work.view, store, self._known)
         self._systems: dict[str, Future[OsLayer]] = {}
-        self._compilers: dict[str, set[str]] = {}  # compiler -> operating systems of this run that have it
+        self._compilers: dict[str, set[str]] = {}
         self._bytecode: dict[str, Future[Layer]] = {}
         self._os_images: dict[str, str] = {}
         self._program = b""
@@ -84,9 +84,9 @@ class Assembler(Method):
         work = self._work
         disk.check_assemble(work, self._store, images)
         self._program = (work.project.root / plan.COMPILER).read_bytes()
+        self._compilers = plan.systems(work.project)
         for image in images:
             self._files[image.id] = files.read(work.project.root, image, wheel.environment(image.cell.python))
-            self._compilers.setdefault(image.compiler, set()).add(image.os)
         self._start_systems({image.os: image for image in images}.values())
         self._wheels.start(layer for image in images for layer in image.layers if layer.kind == "wheels")
         for image in images:
@@ -210,13 +210,16 @@ class Assembler(Method):
 
     def _compiling_system(self, image: PlannedImage) -> OsLayer:
         """The first operating system that is ready, of those with the image's Python: all give the same bytecode."""
-        if recorded := os_layer.get(self._store, image.compiler):
-            return recorded
-        systems = [self._systems[inputs] for inputs in self._compilers[image.compiler]]
-        ready = next((system for system in as_completed(systems) if not system.exception()), self._systems[image.os])
-        system = ready.result()
-        self._store.put_record(image.compiler, asdict(system))
-        return system
+        systems = self._compilers.get(image.compiler, set()) | {image.os}
+        stored = (
+            os_layer.get(self._store, inputs) for inputs in sorted(systems, key=lambda inputs: inputs != image.os)
+        )
+        if system := next(filter(None, stored), None):
+            return system
+        # None of them is pending: they were submitted before all bytecode.
+        started = [self._systems[inputs] for inputs in systems & self._systems.keys()]
+        ready = next((future for future in as_completed(started) if not future.exception()), self._systems[image.os])
+        return ready.result()
 
     def _os_image(self, image: PlannedImage, system: OsLayer) -> str:
         """Id of an image of the operating system alone, to run its Python."""

@@ -1,4 +1,4 @@
-"""Makes layers of bytecode: the image's own Python compiles the sources of wheel layers, in a container.
+"""Makes layers of bytecode: the image's Python, or one from the same packages, compiles sources in a container.
 
 They are layers of their own, so that a wheel layer stays a pure function of its wheels. A bytecode layer is a pure
 function of the sources and of Debian's Python: unchecked-hash bytecode holds no time, and the container compresses it

@@ -1,4 +1,4 @@
-"""What build steps need, what a way to build is, and the record of the images that this checkout built."""
+"""What build steps need, what a way to build is, and the images that this checkout built: a record, and removal."""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ from builder.plan.layer_order import PlannedLayer
 
 def get(store: Store, planned: PlannedLayer) -> Layer | None:
     """The layer, if the store has it and a valid record of it."""
-    record = store.get_record(planned.inputs) or {}
+    record = store.get_record(planned.inputs)
+    if record is None or not all(isinstance(record.get(name), list) for name in ("sources", "files")):
+        return None
     try:
         recorded = KnownLayer(**{field.name: record[field.name] for field in fields(KnownLayer)})
     except (KeyError, ValidationError):

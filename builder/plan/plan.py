@@ -7,6 +7,7 @@ except what is known only after the build.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, groupby
@@ -204,6 +205,18 @@ def make_locked(project: Project, selected: Sequence[Cell]) -> Plan:
             hint=f"Resolve first: builder lock {plan.unlocked[0]}",
         )
     return plan
+
+
+def systems(project: Project) -> dict[str, set[str]]:
+    """The inputs of the locked operating systems of the matrix, by what compiles bytecode in them."""
+    common = _Common(project)
+    result: dict[str, set[str]] = {}
+    for cell in project.cells:
+        request = common.request(cell.python, cells.components(project.matrix, cell))
+        with suppress(LockError):  # a damaged lock fails its own images only
+            if inputs := common.os(cell.python, request):
+                result.setdefault(common.compiler(cell.python, request), set()).add(inputs)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True)

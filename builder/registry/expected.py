@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from builder.common import digest
 from builder.common.errors import VerifyError
-from builder.layers import files, oci, os_layer, splice, wheel
+from builder.layers import files, oci, os_layer, splice, wheel, wheel_layers
 from builder.layers.blobs import CONFIG_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
@@ -56,8 +56,8 @@ def of_plan(root: Path, store: Store, image: PlannedImage) -> Expected:
         if layer.kind == "os" and system:
             layers[number] = ExpectedLayer(digest=system.digest, diff_id=system.diff_id, how="known")
         elif layer.compiled:
-            if record := store.get_record(layer.inputs):
-                layers[number] = ExpectedLayer(digest=record["digest"], diff_id=record["diff_id"], how="known")
+            if built := wheel_layers.get(store, layer):
+                layers[number] = ExpectedLayer(digest=built.digest, diff_id=built.diff_id, how="known")
         elif layer.kind == "files":
             layers[number] = _files(root, image)
     return Expected(image=image, layers=layers, system=system)

@@ -23,9 +23,7 @@ from builder.registry.transport import FOLDER
 LONGEST_BODY = 1024 * 1024  # bytes of an error's body that are read
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 PERMANENT = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, HTTPStatus.INSUFFICIENT_STORAGE)
-# Clients upload all blobs before the manifest. docker-registry refuses some manifests while another client uploads one
-# of their blobs again, such as the empty blob of all artifacts: 347 of 8,245, measured with two clients of each kind.
-TRANSIENT_CODE = "MANIFEST_BLOB_UNKNOWN"
+BLOB_UNKNOWN = "MANIFEST_BLOB_UNKNOWN"  # docker-registry sends DIGEST_INVALID before it
 RUN_AGAIN = "Run this again: data already in the registry is not sent again."
 _REFUSED_CLIENT = re.compile(r"ALERT_.*(CERTIFICATE|UNKNOWN_CA)")  # by the server
 # In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.
@@ -33,7 +31,7 @@ _DISK_FULL = re.compile(r'no space left on device|disk quota exceeded|"Err":\s*(
 
 
 class RejectedError(RegistryError):
-    """A failure that would happen again. `code` is the registry's own error code, if it sent one."""
+    """A failure that would happen again. `code` is the registry's own error code, if it sent one: the main one."""
 
     def __init__(self, message: str, *, hint: str = "", status: int = 0, code: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -64,13 +62,13 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
         body = response.raw.read(LONGEST_BODY, decode_content=False) or b""
     status, text = response.status_code, hide(body.decode("utf-8", "replace"))
     codes, detail = _detail(text)
-    code = codes[0] if codes else ""
+    code = BLOB_UNKNOWN if BLOB_UNKNOWN in codes else codes[0] if codes else ""
     answer = " ".join(filter(None, ["answered", str(status), responses.get(status)])) + detail
     if status == HTTPStatus.INSUFFICIENT_STORAGE or (status >= 500 and _DISK_FULL.search(text)):
         message = f"{registry}: {action}: the registry's disk is full: {answer}"
         return RejectedError(message, hint="Free space on the registry, then run this again.", status=status)
     message = f"{registry}: {action}: {answer}"
-    if status in TRANSIENT or TRANSIENT_CODE in codes or (status >= 500 and status not in PERMANENT):
+    if status in TRANSIENT or (status >= 500 and status not in PERMANENT):
         wait = retry_after(response.headers.get("Retry-After", ""), time.time())
         return TransientError(message, hint=RUN_AGAIN, wait=wait)
     hint = ""
@@ -78,6 +76,8 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
         hint = login_hint(registry)
     elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         hint = "Raise the request size limit of the proxy in front of the registry."
+    elif code == BLOB_UNKNOWN:
+        hint = "If this happens again, look for what the registry lost: builder registry check"
     elif status == HTTPStatus.NOT_FOUND and code in ("NAME_UNKNOWN", "NAME_INVALID"):
         hint = "Create the repository on the registry first, or set `create_repository` in matrix.yaml."
     return RejectedError(message, hint=hint, status=status, code=code)

@@ -32,14 +32,14 @@ def transfer(
     The registry that the function gets raises StoppedError then, as it does after an interrupt.
     """
     stop = threading.Event()
-    source = registry.stoppable(stop)
+    stoppable = registry.stoppable(stop)
     failures: list[BaseException] = []
 
     def run(each: _Input) -> _Output:
         try:
             if stop.is_set():
                 raise StoppedError(f"{registry.name}: stopped")
-            return function(source, each)
+            return function(stoppable, each)
         except BaseException as error:
             failures.append(error)  # the first is the cause, later ones result from the stop
             stop.set()

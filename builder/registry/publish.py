@@ -207,7 +207,7 @@ class _Tagged:
 
 @dataclass(kw_only=True)
 class Publisher:
-    """Publishes images together, as one release, which gets the first of the `stamps` that no other image has.
+    """Publishes images together, once, as one release, which gets the first of the `stamps` that no other image has.
 
     `roll_back` lets tags move to older images. `record` is called when the release may begin, before anything is
     pushed; `attach` for each image when it is in the registry, before it has a tag.

@@ -148,7 +148,7 @@ def test_during_the_save_of_the_operating_system(
     proxy.hold(SAVE)
     with alone.running("images", PLAIN, "--os-layer", "buildkit") as run:
         run.reaches(proxy.held.is_set)
-        assert alone.working_images()  # the stage's, and perhaps one that compiles bytecode
+        assert len(alone.working_images()) in (1, 2)  # the stage's, and perhaps one that compiles bytecode
         run.process.send_signal(number)
         run.ends(code)
     is_untouched(alone)

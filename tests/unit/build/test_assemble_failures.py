@@ -6,15 +6,18 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from builder.build import bytecode, disk, os_stage
+from builder.build.bytecode import Compilation
+from builder.build.work import Work
 from builder.common.errors import BuildError, DiskError, EngineError, FetchError
 from builder.index.download import CONNECTIONS
 from builder.layers.os_layer import OsLayer
 from builder.layers.splice import WrittenLayer
+from builder.layers.store import Store
 from builder.matrix.project import Project
 from tests.fakes import locks
 from tests.fakes.engine import INFO
@@ -137,6 +140,27 @@ def test_bytecode_does_not_wait_for_a_system_with_the_python_of_another(
     monkeypatch.setattr(bytecode, "make", compiling)
     monkeypatch.setattr(os_stage, "make", waiting)
     assert bench.run(BOARD)
+
+
+def test_bytecode_is_not_compiled_in_a_system_of_other_inputs(
+    benches: Callable[[], Bench], edit: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one may be what had to be repaired."""
+    bench = benches()
+    systems: list[str] = []
+    compile_ = bytecode.make
+
+    def compiling(work: Work, store: Store, compilation: Compilation, out: BinaryIO) -> WrittenLayer:
+        systems.append(compilation.os_image)
+        return compile_(work, store, compilation, out)
+
+    monkeypatch.setattr(bytecode, "make", compiling)
+    bench.run(QUARTZ)
+    bench.world.packages = "2"
+    bench.project = edit("image: example/base:new@sha256:22", "image: example/base:new@sha256:33")
+    bench.run(QUARTZ, BOARD)
+    assert len(systems) == 2
+    assert systems[0] != systems[1]
 
 
 def test_a_system_that_fails_does_not_fail_bytecode_of_another(benches: Callable[[], Bench], edit: Edit) -> None:

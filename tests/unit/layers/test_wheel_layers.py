@@ -79,7 +79,9 @@ def test_layers_with_conflicts(
     assert str(raised.value) == f"image: {message}"
 
 
-@pytest.mark.parametrize("change", [{"diff_id": 5}, {"diff_id": "sha256:x"}, {"unpacked": "many"}, {"unpacked": -1}])
+@pytest.mark.parametrize(
+    "change", [{"diff_id": 5}, {"diff_id": "sha256:x"}, {"unpacked": "many"}, {"unpacked": -1}, {"files": 1}]
+)
 def test_a_layer_with_a_damaged_record_is_made_again(make: Make, store: Store, change: dict[str, object]) -> None:
     layer = make("a", {"a/x": "1"})
     assert wheel_layers.get(store, layer)

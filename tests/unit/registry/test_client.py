@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,9 @@ from builder.common.retry import RetryPolicy
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.registry import http
-from builder.registry.client import Manifest
+from builder.registry.client import REFUSALS, Manifest
 from builder.registry.failures import RejectedError, StoppedError, TransientError, retry_after
-from tests.fakes.wire import CONTENT, DIGEST, HOST, Reply, Sent, broken, connect, errors, part
+from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors, part
 from tests.unit.registry.conftest import Lay
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
@@ -346,11 +347,21 @@ def test_a_manifest_that_did_not_arrive_is_sent_again(lay: Lay, before: str) -> 
     assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"]
 
 
+BLOB_UNKNOWN = Reply(status=400, body=errors({"code": "DIGEST_INVALID"}, {"code": "MANIFEST_BLOB_UNKNOWN"}))
+
+
 def test_a_blob_that_another_client_uploads_again_is_waited_for(lay: Lay) -> None:
-    refusal = Reply(status=400, body=errors({"code": "DIGEST_INVALID"}, {"code": "MANIFEST_BLOB_UNKNOWN"}))
-    wire = lay(Tag([refusal, Reply(status=201)], stores=False))
+    wire = lay(Tag([BLOB_UNKNOWN, Reply(status=201)], stores=False))
     assert connect().put_manifest("1.0", CONTENT, IMAGE) == DIGEST
     assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD", "PUT"]
+
+
+def test_a_blob_that_the_registry_lost_is_an_error(lay: Lay) -> None:
+    wire = lay(Tag([BLOB_UNKNOWN] * 9, stores=False))
+    with pytest.raises(RejectedError, match="MANIFEST_BLOB_UNKNOWN") as caught:
+        connect(policy=replace(QUICK, retries=9)).put_manifest("1.0", CONTENT, IMAGE)
+    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"] * REFUSALS
+    assert "builder registry check" in caught.value.hint
 
 
 def test_a_manifest_that_the_registry_changes(lay: Lay) -> None:

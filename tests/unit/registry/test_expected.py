@@ -151,7 +151,8 @@ def test_known_layers(tiny: Project, image: PlannedImage, tmp_path: Any) -> None
     compiled = {number: layer for number, layer in kinds.items() if layer.compiled}
     for layer in compiled.values():
         code = store.put(layer.name.encode(), LAYER_TYPE)
-        store.put_record(layer.inputs, {"digest": code.digest, "size": code.size, "diff_id": "x", "unpacked": 1})
+        record = {"digest": code.digest, "size": code.size, "diff_id": digest.of_bytes(b"x"), "unpacked": 1}
+        store.put_record(layer.inputs, record | {"sources": [], "files": []})
     known = expected.of_plan(tiny.root, store, image).layers
     assert set(known) == set(kinds)
     [number] = [number for number, layer in kinds.items() if layer.kind == "os"]
