@@ -1,0 +1,110 @@
+"""What is staged: images of this machine and of others, with and without test results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.common.console import View
+from builder.common.errors import ImageTestError
+from builder.common.reference import ImageRef
+from builder.index.host import Host
+from builder.layers.blobs import Descriptor
+from builder.layers.oci import Image
+from builder.matrix.project import Project
+from builder.plan.plan import PlannedImage
+from builder.registry import artifacts, push, reports, staging
+from builder.registry.stager import Staged, Stager
+from builder.registry.staging import INDEX, Place, plan_tag
+from tests.unit.registry.test_artifacts import Memory
+from tests.unit.registry.test_publish import BOARD, DAY, EMBER, REGISTRY, Bench
+
+PUSH = push.push  # the bench replaces it
+
+
+@dataclass
+class Known:
+    """Makes images from the layers of a public repository."""
+
+    image: Image
+
+    def repositories(self) -> list[ImageRef]:
+        return [ImageRef.parse(f"{REGISTRY}/public/known")]
+
+    def assemble(self, image: PlannedImage) -> Image:
+        return self.image
+
+    def fetch(self, blob: Descriptor) -> Path:
+        raise AssertionError(blob)
+
+
+@dataclass
+class Yard:
+    """The bench, and the repositories of its staging by name."""
+
+    bench: Bench
+    place: Place = field(default_factory=lambda: Place(f"{REGISTRY}/staging", "", Host()))
+    repositories: dict[str, Memory] = field(default_factory=dict)
+
+    def open(self, reference: ImageRef, **_: Any) -> Memory:
+        memory = self.repositories.setdefault(staging.name_of(reference), Memory())
+        memory.name = reference.name
+        return memory
+
+    def repository(self, cell: str) -> Memory:
+        return self.open(ImageRef.parse(self.bench.image(cell).references[0]))
+
+    def stage(self, **options: Any) -> Staged:
+        view, bench = View(self.bench.console), self.bench
+        stager = Stager(project=bench.project, store=bench.store, view=view, place=self.place, **options)
+        return stager.stage(bench.plan)
+
+    def reports(self, cell: str, digest: str) -> int:
+        return len(artifacts.attached(self.repository(cell), digest, reports.TYPE))
+
+
+@pytest.fixture
+def yard(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    yard = Yard(Bench(tiny, tmp_path / "store", monkeypatch))
+    monkeypatch.setattr(push, "push", PUSH)
+    monkeypatch.setattr(staging, "Registry", yard.open)
+    return yard
+
+
+def test_images_are_staged_with_their_reports_and_the_tags_of_their_plans(yard: Yard) -> None:
+    staged = yard.stage()
+    assert [image.cell for image in staged.here] == [EMBER, BOARD]
+    assert set(yard.repositories) == {"ember-cuda", "quartz-cuda"}, "no list of images"
+    for image in staged.images:
+        assert image.digest == yard.bench.stored[image.cell].manifest.digest
+        assert yard.repository(image.cell).tags[plan_tag(image.plan)] == image.digest
+        assert yard.reports(image.cell, image.digest) == 1
+        assert f"{image.cell}: staged" in yard.bench.console.text
+    assert yard.bench.console.text.count(" sent, gpu: not run\n") == 2
+    assert staged.sent
+
+
+def test_an_image_that_another_machine_staged_is_listed_too(yard: Yard) -> None:
+    digest = yard.bench.stored.pop(EMBER).manifest.digest
+    with pytest.raises(ImageTestError, match=f"{EMBER}: not built"):
+        yard.stage(listed_on=DAY)
+    assert not [call for memory in yard.repositories.values() for call in memory.calls], "nothing is sent"
+    yard.repository(EMBER).tags[plan_tag(yard.bench.image(EMBER).digest)] = digest
+    staged = yard.stage(listed_on=DAY)
+    assert [(image.cell, image.digest) for image in staged.elsewhere] == [(EMBER, digest)]
+    assert [image.cell for image in staged.here] == [BOARD]
+    [tag] = [tag for tag in yard.repositories[INDEX].tags if tag.startswith(f"images-{DAY}-")]
+    assert set(yard.place.read_list(tag).images) == set(staged.images)
+
+
+def test_an_image_of_known_layers_is_staged_without_test_results(yard: Yard) -> None:
+    """Only its layers are in the public repositories."""
+    image = yard.bench.stored.pop(EMBER)
+    assert {staged.cell for staged in yard.stage(assembler=Known(image)).here} == {EMBER, BOARD}
+    assert yard.reports(EMBER, image.manifest.digest) == 0
+    assert " sent, not tested\n" in yard.bench.console.text
+    assert "mount from public/known" in yard.repository(EMBER).calls
+    assert "mount from public/known" not in yard.repository(BOARD).calls
