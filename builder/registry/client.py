@@ -290,8 +290,6 @@ class Registry:
     def _is_stored(self, reference: str, digest: str) -> bool:
         try:
             return self._digest_of(reference, self._http.send_once) == digest
-        except StoppedError:
-            raise
         except RegistryError:
             return False  # the first error is the one to report
 
