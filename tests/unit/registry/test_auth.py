@@ -295,13 +295,14 @@ def test_credentials_go_nowhere_without_tls(lay: Lay, configure: Configure, real
     assert authorization(wire) == [""]
 
 
-def test_secrets_in_a_response_are_hidden(lay: Lay, configure: Configure) -> None:
-    configure(login())
+@pytest.mark.parametrize("password", [PASSWORD, "token"], ids=["another", "the start of the token"])
+def test_secrets_in_a_response_are_hidden(lay: Lay, configure: Configure, password: str) -> None:
+    configure(login(password=password))
 
     def echo(sent: Sent) -> Reply:
         if sent.headers.get("Authorization", "").startswith("Bearer"):
-            basic = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
-            message = f"{sent.headers['Authorization']} {PASSWORD} {basic}"
+            basic = base64.b64encode(f"me:{password}".encode()).decode()
+            message = f"{sent.headers['Authorization']} {password} {basic}"
             return Reply(status=400, body=errors({"code": "X", "message": message}))
         return Service()(sent)
 

@@ -9,18 +9,19 @@ import ssl
 import threading
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import requests
-from urllib3.exceptions import MaxRetryError, NewConnectionError
+from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
 
 from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError
 from builder.common.retry import RetryPolicy
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
-from builder.registry import http
+from builder.registry import failures, http
 from builder.registry.client import REFUSALS, Manifest
 from builder.registry.failures import RejectedError, StoppedError, TransientError, retry_after
 from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors, part
@@ -49,8 +50,8 @@ def test_retry_after(header: str, seconds: float) -> None:
 
 def test_delays_grow_to_a_limit_and_are_never_shorter_than_retry_after() -> None:
     policy = RetryPolicy(first_delay_s=1, longest_delay_s=10)
-    for failures, most in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 10), (99, 10)):
-        delays = [policy.delay(failures) for _ in range(200)]
+    for failed, most in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 10), (99, 10)):
+        delays = [policy.delay(failed) for _ in range(200)]
         assert most / 2 <= min(delays) < max(delays) <= most
     assert policy.delay(1, 7) == 7
 
@@ -90,6 +91,8 @@ def test_it_works_the_third_time(lay: Lay) -> None:
         (refused(), "connection refused: tried 3 times"),
         (broken(), "reset by peer: tried 3 times"),
         (requests.ReadTimeout("x"), "request timed out: tried 3 times"),
+        (requests.ConnectionError(ConnectTimeoutError("x")), "request timed out: tried 3 times"),
+        (Reply(status=400, body=errors({"code": "X"}), headers={"Content-Encoding": "gzip"}), "(X)"),
         (Reply(status=400, body=errors({"code": "X", "message": "a\x1b[31m\nb\u202e"})), "(X: a [31m b )"),
         (Reply(status=400, body=errors({"code": "X", "message": "y" * 999})), f"(X: {'y' * 297})"),
         (Reply(status=400, body=errors({"code": "X", "detail": {"a": 1}}, "z", {"code": 5})), "(X)"),
@@ -105,6 +108,12 @@ def test_messages(lay: Lay, answer: Reply | Exception, message: str) -> None:
         connect().read_blob(DIGEST)
     assert str(caught.value).endswith(message)
     assert "signature" not in str(caught.value)
+
+
+def test_a_loop_of_causes_ends() -> None:
+    error, cause = OSError("x"), OSError("y")
+    error.__cause__, cause.__cause__ = cause, error
+    assert list(islice(failures._causes(error), 9)) == [error, cause]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,9 @@ class Service:
             self.repositories.add(command[2].partition("=")[2])
         if isinstance(self.outcome, Exception):
             raise self.outcome
-        return subprocess.CompletedProcess(command, self.outcome[0], "", self.outcome[1])
+        assert options["text"]
+        stderr = self.outcome[1].encode(errors="surrogateescape").decode(errors=options.get("errors", "strict"))
+        return subprocess.CompletedProcess(command, self.outcome[0], "", stderr)
 
 
 @pytest.fixture
@@ -93,6 +95,7 @@ def test_no_command_is_run_for_a_repository_that_exists_or_without_the_setting(l
 
 FAILURES = [
     ((254, "\n\x1b[31mdenied by http://me:pw@mirror.example.test/x\nmore"), "254:  [31mdenied by http://<mirror>/x"),
+    ((1, "no \udcff"), "aws: exit status 1: no \ufffd"),
     ((-9, ""), "aws: exit status -9: no message"),
     (subprocess.TimeoutExpired("x", 1), "aws timed out after 120 s"),
     (FileNotFoundError(2, "No such file or directory"), "aws cannot run: no such file or directory"),

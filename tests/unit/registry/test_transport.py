@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
-from builder.common.errors import BuilderError, RegistryError
+from builder.common.errors import BuilderError, FileError, RegistryError
 from builder.index.host import Host, Registries
+from builder.index.settings import IndexSettings
 from builder.registry import transport
-from tests.fakes.wire import CONTENT, DIGEST, HOST, Reply, Sent, connect
+from tests.fakes.wire import CONTENT, DIGEST, HOST, Reply, Sent, Wire, connect
 from tests.unit.registry.conftest import Lay
 
 PLAIN, OTHER = "plain.example.test:5000", "other.example.test"
@@ -126,6 +129,27 @@ def test_invalid_certificates_are_named(folder: Path, names: list[str], message:
     assert message in str(caught.value)
     connect(registry=OTHER)
     connect(host=Host(registries=Registries(insecure=(HOST,))))
+
+
+def test_requests_use_the_certificates_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(lambda _: Reply(status=404))
+    monkeypatch.setattr(transport.Transport, "adapter", lambda _: wire)
+    for registry in (HOST, "127.0.0.1:5000"):
+        connect(registry=registry).has_blob(DIGEST)
+    assert [sent.url.partition("/v2/")[0] for sent in wire.seen] == [f"https://{HOST}", "http://127.0.0.1:5000"]
+
+
+def test_authorities_count_with_and_without_a_proxy(folder: Path) -> None:
+    shutil.copy(DEFAULT_CA_BUNDLE_PATH, folder / "ca.crt")
+    adapter = connect().transport.adapter()
+    for manager in (adapter.poolmanager, adapter.proxy_manager_for("http://proxy.example.test")):
+        assert manager.connection_pool_kw["ssl_context"].get_ca_certs()
+
+
+def test_a_bundle_that_is_missing_is_named(tmp_path: Path) -> None:
+    reached = connect(host=Host(index=IndexSettings(ca_bundle=f"{tmp_path}/none.pem"))).transport
+    with pytest.raises(FileError, match=f"{tmp_path}/none.pem"):
+        _ = reached.pem
 
 
 def test_other_files_in_certs_d_are_ignored(folder: Path) -> None:
