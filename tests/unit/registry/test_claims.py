@@ -69,13 +69,13 @@ class Store(Memory):
             raise RejectedError("content does not match its digest")
         out.write(LAYER)
 
-    def report(self, **changes: Any) -> None:
+    def report(self, signer: bytes = b"ours", **changes: Any) -> None:
         values = {
             "image_id": self.image.config.digest, "cell": CELL, "plan": PLAN, "suite": {"a": "b"},
             "passed": ("test_it",), "failed": (), "gpu": "not run",
         }  # fmt: skip
         report = Report(image=self.image.manifest.digest, evidence=Evidence(**{**values, **changes}))
-        documents = {reports.TYPE: report.model_dump_json().encode(), signing.SIGNATURE_TYPE: b"ours"}
+        documents = {reports.TYPE: report.model_dump_json().encode(), signing.SIGNATURE_TYPE: signer}
         artifacts.attach(self, self.image.manifest, reports.TYPE, documents)
 
 
@@ -162,6 +162,7 @@ def test_a_signature_for_another_tag(desk: Desk, tag: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "detail"),
     [
+        ({"signer": b""}, "no signer listed under"),
         ({"failed": ("test_it",)}, "tests failed"),
         ({"cell": "other"}, "it is about the cell 'other'"),
         ({"plan": OTHER}, "it is about another plan"),

@@ -191,9 +191,20 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     return memory
 
 
-def read(memory: Memory) -> Contents:
+def read(*public: Memory) -> Contents:
     view = View(Console(quiet=True))
-    return prune.read(Place("registry.example.test/staging", "", Host()), [memory], (), 1, view)
+    return prune.read(Place("registry.example.test/staging", "", Host()), public, (), 1, view)
+
+
+def test_a_public_repository_that_is_a_staged_one_is_not_read_again(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Memory()
+    other.name = "registry.example.test/team/pt"
+    monkeypatch.setattr(other, "list_tags", list)
+    whole = read(memory, other)
+    assert {each.registry.name for each in whole.staged} == {memory.name}
+    assert [each.registry.name for each in whole.public] == [other.name]
 
 
 def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: Memory) -> None:

@@ -275,6 +275,9 @@ def test_a_released_image_gets_no_other_stamp(bench: Bench, monkeypatch: pytest.
     bench.publish()
     monkeypatch.setattr("tests.unit.registry.test_publish.DAY", "20261123")
     assert bench.publish().changed == []
+    alias = bench.tags(EMBER)[1]  # as if the release had been interrupted
+    del bench.repository(EMBER).tags[alias]
+    assert [change.tag for change in bench.publish().changed] == [alias]
 
 
 def test_a_new_image_of_one_cell_stamps_that_cell_alone(bench: Bench) -> None:

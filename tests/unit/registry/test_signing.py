@@ -33,10 +33,10 @@ IDENTITY = Trusted(identity="https://example.test/workflow@main", issuer="https:
 
 
 class Cosign:
-    """Stands in for the program; `accepts` is a word of the commands that succeed."""
+    """Stands in for the program; `accepts` is a word of the commands that succeed, `signed` what was last signed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-        self.accepts, self.help = "", ""
+        self.accepts, self.help, self.signed = "", "", b""
         self.programs = Programs(self._answer)
         self.root = root
         (root / "keys").mkdir()
@@ -47,6 +47,8 @@ class Cosign:
     def _answer(self, command: list[str]) -> tuple[int, str, str]:
         if command[-1] == "--help":
             return 0, self.help, ""
+        if command[1] == "sign-blob":
+            self.signed = Path(command[-1]).read_bytes()
         is_accepted = any(self.accepts in word for word in command)
         return (0, "", "") if is_accepted else (1, "", "WARNING: insecure\nError: no matching signatures\nmore")
 
@@ -196,6 +198,7 @@ def test_with_a_key_no_service_of_sigstore_is_used(cosign: Cosign, options: str)
     cosign.accepts = "sign-blob"
     with suppress(FileNotFoundError):  # the bundle that cosign would write
         Signer(key="key").sign(b"{}")
+    assert cosign.signed == b"{}"
     command = cosign.programs.calls[-1]
     assert "--tlog-upload=false" in command
     assert ("--use-signing-config=false" in command) == ("--use-signing-config" in options)

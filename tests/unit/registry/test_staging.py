@@ -131,6 +131,23 @@ def test_images_without_a_release_are_listed_by_day(place: Place) -> None:
             place.read_list(tag)
 
 
+def test_only_what_writes_requests_the_right_to_push(
+    place: Place, registry: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rights: list[bool] = []
+
+    def open_(*_: object, write: bool, **__: object) -> Memory:
+        rights.append(write)
+        return registry
+
+    monkeypatch.setattr(staging, "Registry", open_)
+    place.stamps()
+    place.lists()
+    assert rights == [False, False]
+    place.list_images("20261122", [IMAGE])
+    assert rights == [False, False, True]
+
+
 def test_what_was_released(place: Place, tmp_path: Path) -> None:
     assert place.released("20261122") is None
     released = Released(stamp="20261122", revision="abc", images=(), allowed=("unsigned",))
