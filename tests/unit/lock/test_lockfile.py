@@ -285,6 +285,15 @@ def test_wheels_that_are_unsorted_or_duplicated(tiny: Project) -> None:
             lockfile.parse(text, "x", GROUP)
 
 
+def test_wheels_that_are_missing_or_unused_are_named(tiny: Project) -> None:
+    lock = locks.locks(tiny)[GROUP]
+    for wheels, fault in ((["board", "zinc"], "missing wheel zinc"), ([], "unused wheel board")):
+        part = replace(lock.components["board"], wheels=wheels)
+        text = lockfile.dump(replace(lock, components={**lock.components, "board": part}))
+        with pytest.raises(LockError, match=f"was edited by hand: {fault}$"):
+            lockfile.parse(text, "x", GROUP)
+
+
 EDITS = {
     "version": (b'"version": "2.0"', b'"version": "9.9.9"'),
     "file": (b'"file": "pip-2.0-py3', b'"file": "pip-9.9.9-py3'),

@@ -103,6 +103,28 @@ def test_apt_names_the_source_of_each_package(tmp_path: Path, monkeypatch: pytes
     assert archive.missing(other) == ["libc6 2.36-9+b1 (another file)"]
 
 
+@pytest.mark.parametrize(
+    ("installed", "message"),
+    [
+        ("libc6 tini", "Debian newbird: editor is a virtual package"),
+        ("libc6 vim", "Debian newbird: apt-cache does not show vim 1"),
+    ],
+)
+def test_a_package_that_apt_does_not_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str, message: str
+) -> None:
+    output = {
+        "apt-get": "".join(f"Inst {name} (1 Debian [amd64])\n" for name in installed.split()),
+        "apt-cache": SHOWN.format(sha256="a" * 64),
+    }
+    monkeypatch.setattr(apt.Archive, "__init__", lambda *_: None)
+    monkeypatch.setattr(apt.Archive, "_run", lambda _, *command, **__: output[command[0]])
+    archive = apt.Archive("newbird", Host(), tmp_path)
+    archive._release = "newbird"
+    with pytest.raises(LockError, match=message):
+        archive.resolve(OsRequest(debian="newbird", packages=("editor",)), locks.TIME)
+
+
 def test_cells_with_the_same_packages_share_a_lock(tiny: Project, edit: Edit) -> None:
     before = request_of(tiny)
     assert request_of(tiny, f"{CELL}-board").path == before.path

@@ -215,6 +215,7 @@ class Uv:
         self.commands: list[list[str]] = []
         self.calls: list[Call] = []
         self.messages: list[str] = []
+        self.environ: dict[str, str] = {}
 
     @property
     def version_calls(self) -> list[Call]:
@@ -238,8 +239,9 @@ class Uv:
     ) -> Lock:
         return self.resolver(project).resolve(project.groups[group], present, prefer or {})
 
-    def __call__(self, command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
         self.commands.append(command)
+        self.environ = env
         out = Path(command[command.index("-o") + 1])
         call = Call(
             packages=[line for line in Path(command[3]).read_text().splitlines() if line],
@@ -676,6 +678,14 @@ def test_messages_of_uv(tiny: Project, uv: Uv, result: tuple[int, str], message:
     assert caught.value.hint
 
 
+def test_uv_uses_the_main_index_alone(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UV_EXTRA_INDEX_URL", "UV_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    uv.resolve(tiny, GROUP)
+    assert "UV_OFFLINE" in uv.environ
+    assert "UV_EXTRA_INDEX_URL" not in uv.environ
+
+
 def test_the_mirror_is_not_named(tiny: Project, uv: Uv) -> None:
     uv.result = 2, "error: Failed to fetch: `https://me:pw@mirror.example.test/simple/x/`"
     with pytest.raises(LockError) as caught:
@@ -694,8 +704,8 @@ def test_a_uv_that_stalls(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_file_that_the_index_lists_but_does_not_have(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        done = uv(command)
+    def lose(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        done = uv(command, **options)
         for path in uv.wheels.glob("emberkit-*"):
             path.unlink()
         return done
