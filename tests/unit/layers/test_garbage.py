@@ -248,11 +248,11 @@ def test_a_damaged_image_can_be_removed(crowded: Store) -> None:
 
 
 def test_an_error_names_only_some_of_many_damaged_images(store: Store) -> None:
-    for number in range(7):
-        damage(store, image(store, f"x{number}", b"%d" % number).digest)
-    with pytest.raises(DamagedError, match=r"x4: .*\n  \.\.\. and 2 more") as caught:
-        garbage.find(store)
-    assert "x5" not in str(caught.value)
+    for numbers, end in ((range(5), r"x4: .*"), (range(5, 7), r"x4: .*\n  \.\.\. and 2 more")):
+        for number in numbers:
+            damage(store, image(store, f"x{number}", b"%d" % number).digest)
+        with pytest.raises(DamagedError, match=f"{end}$"):
+            garbage.find(store)
 
 
 def test_finding_garbage_writes_nothing_and_creates_no_store(crowded: Store, tmp_path: Path) -> None:
