@@ -26,6 +26,7 @@ PLAIN, EXTRA = "ty-1.0-cu128-py311", "ty-1.0-cu128-py311-extra"
 MATRIX = """\
 registry: ""
 namespace: {namespace}
+source: {source}
 {debian}
 python:
   "3.11": {{debian: bookworm}}
@@ -69,6 +70,7 @@ def test_user(host):
 UNTESTED = ".untested"  # suffix of an image name in the store, until it has its tags
 MAKES_OS = re.compile(r"^os-bookworm-py3\.11\S*: building$", re.MULTILINE)
 METHODS = ("assemble", "dockerfile")
+SOURCE = "https://example.com/"  # with the namespace: a label that no image of another checkout has
 _OS_LOCKS: dict[str, str] = {}  # those that checkouts of this process made, by file name
 # Image tests for integration tests of something else.
 SHORT = {"base": USER, "python": USER}
@@ -219,7 +221,7 @@ class Checkout:
 
     def image_ids(self) -> set[str]:
         """Ids of all images of this project, tagged or not."""
-        label = f"label=gpu-images.framework.version={self.release}"
+        label = f"label=org.opencontainers.image.source={SOURCE}{self.namespace}"
         return set(self.docker("image", "ls", "-q", "--no-trunc", "--filter", label).split())
 
     def working_images(self) -> list[str]:
@@ -270,7 +272,8 @@ def make(root: Path, *, namespace: str, release: str, index: Index, environ: Map
         shutil.copy2(ROOT / name, root / name)
     block = re.search(r"^debian:\n(?:[ #].*\n)+", (ROOT / "matrix.yaml").read_text(encoding="utf-8"), re.MULTILINE)
     assert block, "matrix.yaml has no block `debian:`"
-    text = MATRIX.format(namespace=namespace, debian=block[0].rstrip(), release=release)
+    values = {"namespace": namespace, "source": SOURCE + namespace, "debian": block[0].rstrip(), "release": release}
+    text = MATRIX.format(**values)
     (root / "matrix.yaml").write_text(text, encoding="utf-8")
     index.publish(wheels.framework(release), wheels.extra(release))
     temporary = root.parent / "tmp"

@@ -10,10 +10,11 @@ import random
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 import pytest
 
@@ -22,9 +23,15 @@ from tests.integration.checkout import OURS, SHORT, Checkout, make
 from tests.integration.engine_proxy import EngineProxy
 from tests.integration.index import Index
 
-NewCheckout = Callable[[Path], Checkout]
 # Every checkout has its own release, so that no cache has a wheel of another test.
-RELEASES = count(random.randrange(9000))
+RELEASES = count(random.randrange(1, 9000))
+# Those that tests find built share the oldest one: the engine unpacks an operating system again for each framework
+# below it.
+BUILT_RELEASE = "1.0.0"
+
+
+class NewCheckout(Protocol):
+    def __call__(self, folder: Path, release: str = "") -> Checkout: ...
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -87,9 +94,8 @@ def new_checkout(served: Index, environ: dict[str, str]) -> Iterator[NewCheckout
     """A function that creates a checkout in a folder; images and containers are removed at the end."""
     checkouts: list[Checkout] = []
 
-    def new(folder: Path) -> Checkout:
-        namespace = leftovers.namespace(secrets.token_hex(4))
-        release = f"1.0.{next(RELEASES)}"
+    def new(folder: Path, release: str = "") -> Checkout:
+        namespace, release = leftovers.namespace(secrets.token_hex(4)), release or f"1.0.{next(RELEASES)}"
         checkouts.append(make(folder / "checkout", namespace=namespace, release=release, index=served, environ=environ))
         return checkouts[-1]
 
@@ -110,7 +116,7 @@ def checkout(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Checkou
 @pytest.fixture(scope="session")
 def built(new_checkout: NewCheckout, served: Index, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout with both images, built and tested with short image tests; for tests that change nothing."""
-    new = new_checkout(tmp_path_factory.mktemp("built"))
+    new = new_checkout(tmp_path_factory.mktemp("built"), BUILT_RELEASE)
     new.write_tests(SHORT)
     new.lock_and_render()
     new.builder("images")
@@ -137,7 +143,7 @@ def alone(checkout: Checkout, built: Checkout, proxy: EngineProxy) -> Checkout:
 def released_once(new_checkout: NewCheckout, built: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """As `released`, for tests that change nothing."""
     folder = tmp_path_factory.mktemp("released")
-    new = new_checkout(folder)
+    new = new_checkout(folder, BUILT_RELEASE)
     new.environ["DOCKER_CONFIG"] = str(folder / "docker")  # without logins of this machine's user
     new.write_tests(SHORT)
     new.lock_and_render()
