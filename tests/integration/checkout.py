@@ -86,6 +86,11 @@ def docker(*arguments: str, host: str = "", timeout: int = TIMEOUT_S) -> str:
     return result.stdout.strip()
 
 
+def today() -> str:
+    """The day as in stamps; a constant would be that of yesterday in tests that run after midnight UTC."""
+    return time.strftime("%Y%m%d", time.gmtime())
+
+
 def until(probe: Callable[[], object], what: str, *, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not probe():

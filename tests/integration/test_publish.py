@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from builder.index.host import Host
 from builder.registry.client import Registry
 from tests.integration import registry as registries
 from tests.integration import stores
-from tests.integration.checkout import BUILDER, EXTRA, PLAIN, Checkout
+from tests.integration.checkout import BUILDER, EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import IMAGE, Fault, Proxy, Server, Trouble
 
 FASTER = ("packages: [tinyextra", "env: {TINY_MODE: fast}, packages: [tinyextra")
@@ -56,7 +55,7 @@ def registry(checkout: Checkout, proxy: Proxy) -> Registry:
 
 def stamped(checkout: Checkout, suffix: str = "", number: int = 0) -> str:
     """The tag of today's release."""
-    stamp = time.strftime("%Y%m%d", time.gmtime()) + (f".{number}" if number else "")
+    stamp = today() + (f".{number}" if number else "")
     return f"{checkout.references(suffix)[0].rpartition(':')[2]}-{stamp}"
 
 

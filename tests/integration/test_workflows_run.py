@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +17,10 @@ from builder.index import mmdebstrap
 from tests.integration import programs, wheels
 from tests.integration import registry as registries
 from tests.integration.actions import FAKES, TOKEN, UBUNTU, USER, Runner, commit, git
-from tests.integration.checkout import ROOT, Checkout
+from tests.integration.checkout import ROOT, Checkout, today
 from tests.integration.index import Index
 from tests.integration.registry import Server
 
-TODAY = time.strftime("%Y%m%d", time.gmtime())
 PLAIN, EXTRA = "ty-1.0-cpu-py311", "ty-1.0-cpu-py311-extra"
 LOGIN = f"docker login ghcr.io --username somebody --password-stdin: {TOKEN}"
 FREE_DISK = "sudo rm -rf /usr/local/lib/android /usr/share/dotnet /opt/ghc /opt/hostedtoolcache/CodeQL"
@@ -121,7 +119,7 @@ def test_a_push_to_main_ends_with_a_signed_release(runner: Runner) -> None:
     assert runner.calls == ["sudo make ci", LOGIN, FREE_DISK, *[LOGIN] * 4]
     name, release = f"{runner.project.namespace}/ty-cpu", runner.project.release
     full = f"{release}-cpu-py311"
-    tags = [full, f"{full}-extra", f"{full}-{TODAY}", f"{full}-extra-{TODAY}"]
+    tags = [full, f"{full}-extra", f"{full}-{today()}", f"{full}-extra-{today()}"]
     short = [f"{tag}{suffix}" for tag in (release, "1.0", "1.0-cpu-py311") for suffix in ("", "-extra")]
     assert sorted(runner.tags()) == sorted([*tags, *short])
     for tag, cell in zip(tags, (PLAIN, EXTRA) * 2, strict=True):

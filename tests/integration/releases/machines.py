@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import time
 from pathlib import Path
 
 from builder.common.reference import ImageRef
@@ -14,7 +13,6 @@ from builder.registry.client import Registry
 from tests.integration.checkout import Checkout
 from tests.integration.registry import Proxy
 
-TODAY = time.strftime("%Y%m%d", time.gmtime())
 UNTESTED_GPU = "--allow-untested-gpu"
 
 

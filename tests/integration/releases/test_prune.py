@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from builder.registry import artifacts, reports
 from builder.registry.client import Registry
 from builder.registry.staging import TYPE
 from tests.integration import registry as registries
-from tests.integration.checkout import EXTRA, PLAIN, Checkout
+from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Server, Trouble
 
-TODAY = time.strftime("%Y%m%d", time.gmtime())
 PRUNE = ("registry", "prune", "--keep", "1")
 
 
@@ -69,18 +67,18 @@ def lines(output: str) -> list[tuple[str, ...]]:
 
 def test_an_old_release_is_removed_and_the_newest_still_works(ours: Checkout, server: Server, tmp_path: Path) -> None:
     staged, documents = repository(server, "staging/ty-cuda"), repository(server, "staging/releases")
-    before, [old] = tags(staged), images_of(documents, TODAY, EXTRA)
+    before, [old] = tags(staged), images_of(documents, today(), EXTRA)
     output = ours.builder(*PRUNE)
     assert tags(staged) == before, "without --delete, nothing is changed"
     assert "Run again with --delete" in output
     short = old.removeprefix("sha256:")[:12]
     assert lines(output) == [
-        ("staging/releases", f"release-{TODAY}"),
-        ("staging/ty-cuda", f"{EXTRA}  staged {TODAY}, not released"),
+        ("staging/releases", f"release-{today()}"),
+        ("staging/ty-cuda", f"{EXTRA}  staged {today()}, not released"),
         *[("staging/ty-cuda", f"attached to {short}")] * 2,
     ]
     assert lines(ours.builder(*PRUNE, "--delete")) == lines(output)
-    assert list(tags(documents)) == [f"release-{TODAY}.1"]
+    assert list(tags(documents)) == [f"release-{today()}.1"]
     assert {tag for tag, digest in before.items() if tag not in tags(staged)} == {
         old.replace(":", "-"), *(tag for tag, digest in before.items() if digest == old)
     }  # fmt: skip
@@ -88,7 +86,7 @@ def test_an_old_release_is_removed_and_the_newest_still_works(ours: Checkout, se
 
     ours.builder("release", "--allow-untested-gpu")
     ours.builder("stage", PLAIN)
-    assert f"release-{TODAY}.2" in tags(documents), "a stamp is not used again"
+    assert f"release-{today()}.2" in tags(documents), "a stamp is not used again"
     assert "nothing to delete" in ours.builder(*PRUNE), "public tags name images of the release before"
     ours.builder("registry", "check")
 
@@ -114,7 +112,7 @@ def test_an_image_that_was_staged_today_is_kept_until_a_release_lists_it(ours: C
 
 def test_each_run_continues_an_interrupted_one(ours: Checkout, server: Server) -> None:
     staged, documents = repository(server, "staging/ty-cuda"), repository(server, "staging/releases")
-    [old], kept = images_of(documents, TODAY, EXTRA), images_of(documents, f"{TODAY}.1", EXTRA)
+    [old], kept = images_of(documents, today(), EXTRA), images_of(documents, f"{today()}.1", EXTRA)
     reports_of = artifacts.attached(staged, old)
     listed = []
     with Proxy(server).serving() as proxy:
@@ -128,7 +126,7 @@ def test_each_run_continues_an_interrupted_one(ours: Checkout, server: Server) -
         assert "nothing to delete" in ours.builder(*PRUNE, *place)
     assert listed == [4, 3, 2, 2], "the list of what is attached goes last"
     assert [staged.digest_of(digest) for digest in (old, *reports_of, *kept)] == [None, None, *kept]
-    assert f"release-{TODAY}" not in tags(documents)
+    assert f"release-{today()}" not in tags(documents)
     ours.builder("registry", "check")
 
 

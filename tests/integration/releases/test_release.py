@@ -22,10 +22,9 @@ from packageurl import PackageURL
 
 from builder.registry import artifacts, reports, statements
 from tests.integration import stores
-from tests.integration.checkout import EXTRA, PLAIN, Checkout
+from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Trouble
 from tests.integration.releases.machines import (
-    TODAY,
     UNTESTED_GPU,
     blob_folder,
     damage,
@@ -43,12 +42,12 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path
 ) -> None:
     stamp = stage(ours, "--sign", str(keys / "ours.key"))
-    assert stamp == TODAY
+    assert stamp == today()
     assert tags(ours, proxy) == {}, "staging sets no tag"
     other = elsewhere(ours, tmp_path / "other")
     output = release(other, proxy, code=8)
     assert f"{PLAIN}: GPU tests have not passed (gpu: not run (" in output
-    assert f"builder test --staged {TODAY} --gpu require" in output
+    assert f"builder test --staged {today()} --gpu require" in output
     assert tags(ours, proxy) == {}
 
     output = release(other, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
@@ -56,7 +55,7 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     expected: dict[str, str | None] = {}
     for suffix in ("", "-extra"):
         full, *aliases = [name.rpartition(":")[2] for name in ours.references(suffix)]
-        expected |= dict.fromkeys([full, f"{full}-{TODAY}", *aliases], digests[ours.references(suffix)[0]])
+        expected |= dict.fromkeys([full, f"{full}-{today()}", *aliases], digests[ours.references(suffix)[0]])
     assert tags(ours, proxy) == expected
     assert not list((Path(other.environ["GPU_IMAGES_STORE"]) / "blobs/sha256").iterdir()), "nothing is downloaded"
     for suffix, cell in (("", PLAIN), ("-extra", EXTRA)):
@@ -67,7 +66,9 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
         assert len(artifacts.attached(public(ours, proxy), digests[ours.references(suffix)[0]], reports.TYPE)) == 1
     check_sbom(ours, proxy, keys)
     recorded = artifacts.read(
-        repository(ours, proxy, "staging/releases"), f"released-{TODAY}", "application/vnd.gpu-images.released.v1+json"
+        repository(ours, proxy, "staging/releases"),
+        f"released-{today()}",
+        "application/vnd.gpu-images.released.v1+json",
     )
     assert recorded
     [document] = map(json.loads, recorded.values())
@@ -147,10 +148,10 @@ def test_a_released_image_is_verified_without_a_checkout(ours: Checkout, proxy: 
     there.put_manifest(extra.rpartition(":")[2], stored.content, stored.media_type)
     output = consumer.builder("verify", extra, "--fast", "--key", str(keys / "ours.pub"), code=15)
     full = ours.references()[0].rpartition(":")[2]
-    assert f"signed for {full}, {full}-{TODAY}, not for {extra.rpartition(':')[2]}" in output
+    assert f"signed for {full}, {full}-{today()}, not for {extra.rpartition(':')[2]}" in output
     key = ("--fast", "--key", str(keys / "ours.pub"))
     repository_name = plain.rpartition(":")[0]
-    consumer.builder("verify", f"{repository_name}:{full}-{TODAY}", *key)
+    consumer.builder("verify", f"{repository_name}:{full}-{today()}", *key)
     there.put_manifest(f"{full}-20200101", stored.content, stored.media_type)
     output = consumer.builder("verify", f"{repository_name}:{full}-20200101", *key, code=15)
     assert f"not for {full}-20200101" in output
@@ -167,7 +168,7 @@ def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_p
 
     assert status(ours)[EXTRA]["staged"] == "-"
     plain = status(ours)[PLAIN]
-    assert (plain["built"], plain["gpu"], plain["staged"], plain["released"]) == ("yes", "not run", TODAY, "no")
+    assert (plain["built"], plain["gpu"], plain["staged"], plain["released"]) == ("yes", "not run", today(), "no")
     assert plain["tested"].endswith(" passed")
     assert plain["seconds"] > 0
     plain = status(other)[PLAIN]
@@ -187,17 +188,17 @@ def test_a_newer_release_is_not_replaced_by_an_older_one(ours: Checkout, proxy: 
     (ours.root / "templates/os.j2").write_text(f"{template}RUN touch /etc/newer\n", encoding="utf-8")
     ours.builder("render")
     ours.builder("images")
-    assert stage(ours) == f"{TODAY}.1"
+    assert stage(ours) == f"{today()}.1"
     release(ours, proxy, UNTESTED_GPU)
     newest = tags(ours, proxy)
     (ours.root / "templates/os.j2").write_text(template, encoding="utf-8")
     ours.builder("render")
-    output = release(ours, proxy, TODAY, UNTESTED_GPU, "--allow-unsigned", code=8)
+    output = release(ours, proxy, today(), UNTESTED_GPU, "--allow-unsigned", code=8)
     assert "test suite changed" in output
     ours.builder("images")
     ours.builder("stage", "--images-only")
-    output = release(ours, proxy, TODAY, UNTESTED_GPU, code=14)
-    assert f"release {TODAY}.1 is newer and has other images of {PLAIN}, {EXTRA}" in output
+    output = release(ours, proxy, today(), UNTESTED_GPU, code=14)
+    assert f"release {today()}.1 is newer and has other images of {PLAIN}, {EXTRA}" in output
     assert tags(ours, proxy) == newest
 
 
@@ -211,7 +212,7 @@ def test_results_of_another_machine_are_attached(ours: Checkout, proxy: Proxy, k
     output = release(other, proxy, UNTESTED_GPU, code=8)
     assert f"{EXTRA}: no test results that count" in output
     assert PLAIN + ":" not in output
-    again = other.builder("test", "--staged", TODAY, PLAIN)
+    again = other.builder("test", "--staged", today(), PLAIN)
     assert "tested" not in again.splitlines()[-1]
     staged = repository(ours, proxy, "staging/ty-cuda")
     assert len(artifacts.attached(staged, ours.stored()[ours.references()[0]], reports.TYPE)) == 2
@@ -222,7 +223,7 @@ def test_a_failure_elsewhere_prevents_the_release(ours: Checkout, proxy: Proxy, 
     ours.builder("images")
     stage(ours)
     other = elsewhere(ours, tmp_path / "other")
-    output = other.builder("test", "--staged", TODAY, "--sign", str(keys / "ours.key"), PLAIN, code=8, TINY_FAILS="1")
+    output = other.builder("test", "--staged", today(), "--sign", str(keys / "ours.key"), PLAIN, code=8, TINY_FAILS="1")
     assert "1 of" in output
     output = release(ours, proxy, UNTESTED_GPU, code=8)
     assert f"{PLAIN}: tests failed" in output
@@ -230,11 +231,11 @@ def test_a_failure_elsewhere_prevents_the_release(ours: Checkout, proxy: Proxy, 
 
 
 def test_nothing_is_staged_twice(ours: Checkout, proxy: Proxy) -> None:
-    assert stage(ours) == TODAY
+    assert stage(ours) == today()
     proxy.heal()
-    assert stage(ours) == TODAY
+    assert stage(ours) == today()
     assert proxy.got["PATCH"] == 0
-    assert stage(ours, PLAIN) == f"{TODAY}.1"
+    assert stage(ours, PLAIN) == f"{today()}.1"
     assert "no staged release 20200101" in ours.builder("release", "20200101", "--to", proxy.address, code=14)
 
 
@@ -266,7 +267,7 @@ def test_what_several_machines_staged_is_listed_as_one_release(ours: Checkout, p
     other = elsewhere(ours, tmp_path / "other")
     assert f"{EXTRA}: not built" in other.builder("stage", code=8)
     ours.builder("stage", EXTRA, "--images-only")
-    assert f"release {TODAY}: 2 images staged, 2 of them by another machine, 0 B sent" in other.builder("stage")
+    assert f"release {today()}: 2 images staged, 2 of them by another machine, 0 B sent" in other.builder("stage")
     release(ours, proxy, UNTESTED_GPU)
     assert set(tags(ours, proxy).values()) == set(ours.stored().values())
 
@@ -279,15 +280,17 @@ def test_tags_move_back_to_an_earlier_release_of_its_commit(ours: Checkout, prox
     (ours.root / "templates/os.j2").write_text(f"{template}RUN touch /etc/patched\n", encoding="utf-8")
     ours.builder("render")
     ours.builder("images")
-    assert stage(ours) == f"{TODAY}.1"
+    assert stage(ours) == f"{today()}.1"
     release(ours, proxy, UNTESTED_GPU)
     second = tags(ours, proxy)
     assert not set(first.values()) & {second[name.rpartition(":")[2]] for name in ours.references()}
 
-    assert f"{PLAIN}: staged from a different plan" in release(ours, proxy, TODAY, UNTESTED_GPU, "--roll-back", code=5)
+    assert f"{PLAIN}: staged from a different plan" in release(
+        ours, proxy, today(), UNTESTED_GPU, "--roll-back", code=5
+    )
     (ours.root / "templates/os.j2").write_text(template, encoding="utf-8")
     ours.builder("render")
-    release(ours, proxy, TODAY, UNTESTED_GPU, "--roll-back")
+    release(ours, proxy, today(), UNTESTED_GPU, "--roll-back")
     assert tags(ours, proxy) == second | first
 
 
@@ -298,7 +301,7 @@ def test_a_look_at_what_the_registry_has(ours: Checkout, proxy: Proxy) -> None:
     assert "nothing is signed: use --sign" in release(ours, proxy, UNTESTED_GPU)
     assert "0 of 8 tags not published" in ours.builder("registry", "diff", "--to", proxy.address)
     listed = ours.builder("registry", "ls")
-    assert re.search(rf"{TODAY} +2 +yes, untested-gpu allowed", listed)
+    assert re.search(rf"{today()} +2 +yes, untested-gpu allowed", listed)
     output = ours.builder("registry", "check", "--to", proxy.address)
     assert "checked" in output
 
@@ -329,7 +332,7 @@ def test_a_refresh_builds_tests_and_stages_what_changed(ours: Checkout, proxy: P
     output = ours.builder("refresh", *sign)
     assert json.loads(lock.read_text(encoding="utf-8"))["packages"] == json.loads(text)["packages"]
     assert re.search(r"tini 0\.\S+ -> \S+ \(1 lock\)", output), output
-    assert f"release {TODAY}" in output
+    assert f"release {today()}" in output
     assert ours.stored() == before
 
 
@@ -398,7 +401,9 @@ def test_a_vulnerable_image_is_not_released(ours: Checkout, proxy: Proxy, keys: 
     release(ours, proxy, UNTESTED_GPU, *sign)
     assert (state(PLAIN), state(EXTRA)) == (f"clean, 1 excepted {day}",) * 2
     released = artifacts.read(
-        repository(ours, proxy, "staging/releases"), f"released-{TODAY}", "application/vnd.gpu-images.released.v1+json"
+        repository(ours, proxy, "staging/releases"),
+        f"released-{today()}",
+        "application/vnd.gpu-images.released.v1+json",
     )
     assert released
     [document] = map(json.loads, released.values())
