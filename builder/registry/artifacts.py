@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -89,38 +90,66 @@ def put(registry: Registry, artifact: Manifest, contents: Iterable[bytes]) -> No
         push.push(registry, artifact, blobs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Attachments:
+    """The artifacts to attach to one image. Each is stored at once; see `attaching`."""
+
+    registry: Registry
+    subject: Descriptor
+    _stored: list[Manifest] = field(default_factory=list)
+
+    def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> None:
+        """Adds an artifact, as in `manifest`. Raises RegistryError."""
+        self._put(manifest(kind, documents, notes, self.subject), documents.values())
+
+    def copy(self, source: Registry, artifact: str) -> None:
+        """Adds an artifact of the same image in another repository. Raises RegistryError, VerifyError."""
+        stored = source.manifest(artifact)
+        if stored is None:
+            raise RegistryError(
+                f"{source.name}: artifact {artifact} is missing",
+                hint="Run this again when no other job writes to this registry.",
+            )
+        blobs = oci.parse(_Artifact, stored.content, f"artifact {source.name}@{artifact}", hint=_HINT).layers
+        self._put(stored, [source.read_blob(blob.digest) for blob in blobs])
+
+    def _put(self, artifact: Manifest, contents: Iterable[bytes]) -> None:
+        put(self.registry, artifact, contents)
+        self._stored.append(artifact)
+
+    def _list(self) -> None:
+        if self._stored and self.registry.referrers(self.subject.digest) is None:
+            _list_by_tag(self.registry, self.subject.digest, list(map(_entry, self._stored)))
+
+
+@contextmanager
+def attaching(registry: Registry, subject: Descriptor) -> Iterator[Attachments]:
+    """For a `with` block that adds artifacts, at whose end they are attached to the image.
+
+    Attaching one again is no error. Lists them all at once: without the referrers API, each change of the list needs a
+    wait. Raises RegistryError if others replace the list again and again.
+    """
+    attachments = Attachments(registry=registry, subject=subject)
+    yield attachments
+    attachments._list()
+
+
 def attach(
     registry: Registry, subject: Descriptor, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}
 ) -> None:
-    """Attaches an artifact, as in `manifest`, to an image. Attaching it again is no error.
-
-    Raises RegistryError if others replace the list of the image's artifacts again and again.
-    """
-    _attach(registry, subject.digest, manifest(kind, documents, notes, subject), documents.values())
+    """Attaches one artifact, as in `manifest`, to an image; see `attaching`."""
+    with attaching(registry, subject) as attachments:
+        attachments.add(kind, documents, notes)
 
 
-def _attach(registry: Registry, subject: str, artifact: Manifest, contents: Iterable[bytes]) -> None:
-    put(registry, artifact, contents)
-    if registry.referrers(subject) is None:
-        data = oci.parse(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
-        entry = {
-            **_descriptor(artifact.content, MANIFEST_TYPE).as_data(),
-            "artifactType": data.artifact_type,
-            "annotations": data.annotations or {},
-        }
-        _list_by_tag(registry, subject, entry)
-
-
-def copy(source: Registry, target: Registry, subject: str, artifact: str) -> None:
-    """Attaches an artifact of an image to the same image in another repository."""
-    stored = source.manifest(artifact)
-    if stored is None:
-        raise RegistryError(
-            f"{source.name}: artifact {artifact} is missing",
-            hint="Run this again when no other job writes to this registry.",
-        )
-    blobs = oci.parse(_Artifact, stored.content, f"artifact {source.name}@{artifact}", hint=_HINT).layers
-    _attach(target, subject, stored, [source.read_blob(blob.digest) for blob in blobs])
+def _entry(artifact: Manifest) -> dict[str, Any]:
+    """An artifact in a list."""
+    data = oci.parse(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
+    return {
+        **_descriptor(artifact.content, MANIFEST_TYPE).as_data(),
+        "artifactType": data.artifact_type,
+        "annotations": data.annotations or {},
+    }
 
 
 def attached(
@@ -213,13 +242,15 @@ def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
     return list(json.loads(stored.content)["manifests"])
 
 
-def _list_by_tag(registry: Registry, subject: str, entry: dict[str, Any]) -> None:
-    """Adds an entry to the index under the image's tag, until it stays there."""
+def _list_by_tag(registry: Registry, subject: str, entries: Sequence[dict[str, Any]]) -> None:
+    """Adds entries to the index under the image's tag, until they stay there."""
     for _ in range(ATTEMPTS):
-        entries = _listed_by_tag(registry, subject)
-        if any(other["digest"] == entry["digest"] for other in entries):
+        listed = _listed_by_tag(registry, subject)
+        digests_listed = {entry["digest"] for entry in listed}
+        missing = [entry for entry in entries if entry["digest"] not in digests_listed]
+        if not missing:
             return
-        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*entries, entry]}
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*listed, *missing]}
         # Another attempt would write entries that may be old by then.
         with suppress(TransientError):
             registry.put_manifest_once(_tag(subject), json.dumps(index, separators=(",", ":")).encode(), INDEX_TYPE)

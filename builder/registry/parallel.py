@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
-from builder.common import threads
+from builder.common import errors, threads
+from builder.common.errors import BuilderError
 from builder.registry.client import Registry
 from builder.registry.failures import StoppedError
 
 LOOKUPS = 8
 TRANSFERS = 4  # of blobs
+FINISHES = 4  # finishing an image is mostly waiting for the registry
+GRACE_S = 5  # for those that wait for a response when the command is interrupted
 _Input = TypeVar("_Input")
+_Begun = TypeVar("_Begun")
 _Output = TypeVar("_Output")
 
 
@@ -54,3 +58,45 @@ def transfer(
     if failures:
         raise failures[0]
     return [future.result() for future in futures]
+
+
+def in_turn(
+    begin: Callable[[_Input], _Begun],
+    finish: Callable[[_Begun, threading.Event], _Output],
+    inputs: Iterable[_Input],
+    failed: Callable[[_Input], None],
+) -> list[_Output]:
+    """Calls `begin` for one input after another, since images share layers; meanwhile `finish` with each result of it.
+
+    Returns what `finish` returned, in order. Calls `failed` for each input with an error, and raises one error for all
+    of them at the end. `finish` also gets an event, which an interrupt sets.
+    """
+    stop = threading.Event()
+
+    def end(each: _Input, begun: _Begun) -> _Output:
+        try:
+            return finish(begun, stop)
+        except BuilderError:
+            if not stop.is_set():
+                failed(each)
+            raise
+
+    def start(each: _Input) -> Future[_Output]:
+        try:
+            return pool.submit(end, each, begin(each))
+        except BuilderError as error:
+            failed(each)
+            future: Future[_Output] = Future()
+            future.set_exception(error)
+            return future
+
+    finishing: list[Future[_Output]] = []
+    with threads.pool(FINISHES, "finish") as pool:
+        try:
+            for each in inputs:
+                finishing.append(start(each))
+            return errors.collect(lambda future: future.result(), finishing)
+        except BaseException:
+            stop.set()
+            wait(finishing, timeout=GRACE_S)
+            raise

@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from builder.common import errors, threads
+from builder.common import errors
 from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, DamagedError, ImageTestError, RegistryError, UsageError
 from builder.common.reference import ImageRef
@@ -31,11 +30,10 @@ from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, push, tagging
 from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Evidence
+from builder.registry.parallel import in_turn
 from builder.registry.push import Blob, Pushed
 from builder.registry.tagging import TagChange
 
-PARALLEL_FINISHES = 4  # finishing an image is mostly waiting for the registry
-GRACE_S = 5  # for those that wait for a response when the push is interrupted
 Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
 
 
@@ -190,6 +188,7 @@ class _Tagged:
         self.registry = Registry(target.references[0], host=host, write=True)
         self.moving = tagging.read(self.registry, [reference.tag for reference in target.references])
         self.stamp_changes: list[TagChange] = []
+        self.sent: Sent | None = None  # when the image is finished
 
     @property
     def is_released(self) -> bool:
@@ -223,9 +222,7 @@ class Publisher:
 
     def __post_init__(self) -> None:
         self._images: list[_Tagged] = []
-        self._sent: list[Sent] = []
         self._changes: list[TagChange] = []
-        self._stop = threading.Event()
 
     def publish(self, chosen: Sequence[Target]) -> Published:
         """Pushes every target, then sets its tags.
@@ -242,7 +239,8 @@ class Publisher:
                 if change.is_change:
                     self.view.say(f"changed before the interruption: {change}")
             raise
-        return Published(images=tuple(self._sent), tags=tuple(self._changes), error=error)
+        sent = (image.sent for image in self._images if image.sent)
+        return Published(images=tuple(sent), tags=tuple(self._changes), error=error)
 
     def _publish(self, chosen: Sequence[Target]) -> None:
         self._images = [_Tagged(self.host, target) for target in chosen]
@@ -280,56 +278,35 @@ class Publisher:
         return stamp if new and stamp else ""
 
     def _push_all(self, stamp: str) -> None:
-        """Pushes the images one after another, because they share layers. In parallel, finishes those that are pushed.
-
-        Raises one error for all failures at the end.
-        """
-        failures: list[BuilderError] = []
+        """Pushes the images, and sets their stamped tags. Raises one error for all failures at the end."""
         repositories = sorted({image.target.references[0].repository for image in self._images})
-        finishing: list[Future[Sent]] = []
-        with threads.pool(PARALLEL_FINISHES, "publish") as pool:
-            try:
-                for image in self._images:
-                    began = time.monotonic()
-                    try:
-                        pushed = self._push(image, repositories)
-                    except BuilderError as error:
-                        failures.append(error)
-                        self.view.end(image.target.cell, "failed")
-                        continue
-                    sent = Sent(target=image.target, pushed=pushed, seconds=time.monotonic() - began)
-                    finishing.append(pool.submit(self._finish, image, stamp, sent))
-                for future in finishing:
-                    try:
-                        self._sent.append(future.result())
-                    except BuilderError as error:
-                        failures.append(error)
-            except BaseException:  # Ctrl-C: no further tag is set, but one may just be
-                self._stop.set()
-                wait(finishing, timeout=GRACE_S)
-                raise
-            finally:
-                self._changes += [change for image in self._images for change in image.stamp_changes]
-        if failures:
-            raise errors.join(failures)
 
-    def _finish(self, image: _Tagged, stamp: str, sent: Sent) -> Sent:
-        """Attaches what belongs to a pushed image, and sets its stamped tag; returns `sent` with the time it took."""
-        target, registry = image.target, image.registry.stoppable(self._stop)
-        began, is_new = time.monotonic(), not image.is_released
+        def push_image(image: _Tagged) -> tuple[_Tagged, Sent]:
+            began = time.monotonic()
+            pushed = self._push(image, repositories)
+            return image, Sent(target=image.target, pushed=pushed, seconds=time.monotonic() - began)
+
+        def finish(pushed: tuple[_Tagged, Sent], stop: threading.Event) -> None:
+            image, sent = pushed
+            began = time.monotonic()
+            self._finish(image, image.registry.stoppable(stop), stamp)
+            image.sent = replace(sent, seconds=sent.seconds + time.monotonic() - began)
+
         try:
-            if self.attach:
-                self.view.begin(target.cell, "attaching test results and statements")
-                self.attach(registry, target, image.stamped(stamp) if stamp and is_new else "")
-                self.view.end(target.cell, "done", "test results and statements attached")
-            if is_new:
-                # The tag was free or ours when the stamp was chosen: if it is neither now, another push set it.
-                tagging.tag(registry, target.manifest, image.stamp_changes, {image.stamped(stamp): None})
-        except BuilderError:
-            if not self._stop.is_set():
-                self.view.end(target.cell, "failed")
-            raise
-        return replace(sent, seconds=sent.seconds + time.monotonic() - began)
+            in_turn(push_image, finish, self._images, lambda image: self.view.end(image.target.cell, "failed"))
+        finally:
+            self._changes += [change for image in self._images for change in image.stamp_changes]
+
+    def _finish(self, image: _Tagged, registry: Registry, stamp: str) -> None:
+        """Attaches what belongs to a pushed image, and sets its stamped tag."""
+        target, is_new = image.target, not image.is_released
+        if self.attach:
+            self.view.begin(target.cell, "attaching test results and statements")
+            self.attach(registry, target, image.stamped(stamp) if stamp and is_new else "")
+            self.view.end(target.cell, "done", "test results and statements attached")
+        if is_new:
+            # The tag was free or ours when the stamp was chosen: if it is neither now, another push set it.
+            tagging.tag(registry, target.manifest, image.stamp_changes, {image.stamped(stamp): None})
 
     def _push(self, image: _Tagged, repositories: Sequence[str]) -> Pushed:
         target = image.target

@@ -126,11 +126,8 @@ class Releaser:
         by_cell = {candidate.target.cell: candidate for candidate in candidates}
 
         def attach(registry: Registry, target: Target, stamped: str) -> None:
-            source = self.place.open(staging.name_of(target.references[0]))
-            if source.name != registry.name:
-                for reading in by_cell[target.cell].readings.counted:
-                    artifacts.copy(source, registry, target.digest, reading.artifact)
-            self._describe(registry, by_cell[target.cell], stamped)
+            self._attach(registry, by_cell[target.cell])
+            self._sign(registry, by_cell[target.cell], stamped)
 
         if not self.roll_back:
             self._check_newest(candidates)
@@ -145,18 +142,25 @@ class Releaser:
             attach=attach,
         ).publish(targets)
 
-    def _describe(self, registry: Registry, candidate: Candidate, stamped: str) -> None:
-        """Attaches the SBOM, the scan and the signed statements (SBOM, provenance), then signs the image.
+    def _attach(self, registry: Registry, candidate: Candidate) -> None:
+        """Attaches the reports that count, the SBOM and the scan."""
+        target = candidate.target
+        source = self.place.open(staging.name_of(target.references[0]))
+        with artifacts.attaching(registry, target.stored.manifest) as attachments:
+            for reading in candidate.readings.counted if source.name != registry.name else ():
+                attachments.copy(source, reading.artifact)
+            attachments.add(statements.SBOM_TYPE, {statements.SBOM_TYPE: candidate.sbom})
+            if candidate.scan:
+                scan_results.add(attachments, candidate.scan, self.signer)
+
+    def _sign(self, registry: Registry, candidate: Candidate, stamped: str) -> None:
+        """Attaches the signed statements (SBOM, provenance), then signs the image, if there is a signer.
 
         `stamped` is the tag with the stamp that the image gets now, empty if it has one.
         """
-        target = candidate.target
-        sbom = {statements.SBOM_TYPE: candidate.sbom}
-        artifacts.attach(registry, target.stored.manifest, statements.SBOM_TYPE, sbom)
-        if candidate.scan:
-            scan_results.attach(registry, target.stored.manifest, candidate.scan, self.signer)
         if (signer := self.signer) is None:
             return
+        target = candidate.target
         # The checkout, whose plan was compared with the image: the document in staging is not signed.
         source, revision = self.project.matrix.source, git.state(self.project.root)
         planned = self.planned[target.cell]

@@ -14,6 +14,7 @@ from builder.layers.blobs import Descriptor
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, publish, scan, signing, statements
+from builder.registry.artifacts import Attachments
 from builder.registry.client import Registry
 from builder.registry.failures import RejectedError
 from builder.registry.scan import Finding, Result
@@ -22,11 +23,10 @@ from builder.registry.signing import Signer, Trust
 TYPE = "application/vnd.gpu-images.scan.v1+json"
 
 
-def attach(registry: Registry, image: Descriptor, result: Result, signer: Signer | None) -> None:
-    """Attaches a result to its image; signed if there is a signer. Raises RegistryError, SigningError."""
+def add(attachments: Attachments, result: Result, signer: Signer | None) -> None:
+    """Adds a result to the attachments of an image; signed if there is a signer. Raises RegistryError, SigningError."""
     documents = signing.signed(TYPE, result.model_dump_json().encode(), signer)
-    notes = {"gpu-images.scan": result.summary, artifacts.CREATED: result.time}
-    artifacts.attach(registry, image, TYPE, documents, notes)
+    attachments.add(TYPE, documents, {"gpu-images.scan": result.summary, artifacts.CREATED: result.time})
 
 
 def state(project: Project, registry: Registry, digest: str) -> str:
@@ -107,7 +107,8 @@ class Scanner:
             try:
                 result = scan.scan(self.settings, digest, self._sbom(registry, digest))
                 image = Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
-                attach(registry, image, result, self._signer)
+                with artifacts.attaching(registry, image) as attachments:
+                    add(attachments, result, self._signer)
             except (VerifyError, RegistryError, SigningError) as error:
                 yield Scanned(cell=planned.id, digest=digest, failure=str(error))
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Protocol
 
 from builder.common import errors
 from builder.common.console import Meter, View
-from builder.common.errors import BuilderError, BuildError
+from builder.common.errors import BuildError
 from builder.common.reference import ImageRef
 from builder.common.units import size
 from builder.layers.blobs import Descriptor
@@ -18,9 +19,11 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import publish, push, reports
-from builder.registry.client import Manifest
+from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Evidence
+from builder.registry.parallel import in_turn
 from builder.registry.publish import NotBuiltError
+from builder.registry.push import Pushed
 from builder.registry.signing import Signer
 from builder.registry.staging import Place, StagedImage, name_of, plan_tag
 
@@ -113,15 +116,16 @@ class Stager:
     def _push_all(self, images: Sequence[_Image]) -> int:
         """Pushes all images; returns the number of bytes of blobs sent. Raises one error for all failures."""
 
-        def push_image(image: _Image) -> int:
-            try:
-                return self._push(image, self._sources(image, images))
-            except BuilderError:
-                self.view.end(image.staged.cell, "failed")
-                raise
+        def push_image(image: _Image) -> tuple[_Image, Pushed]:
+            return image, self._push(image, self._sources(image, images))
+
+        def finish(pushed: tuple[_Image, Pushed], stop: threading.Event) -> int:
+            image, result = pushed
+            self._finish(image, self._open(image).stoppable(stop), result)
+            return result.sent
 
         with self.view.live():
-            return sum(errors.collect(push_image, images))
+            return sum(in_turn(push_image, finish, images, lambda image: self.view.end(image.staged.cell, "failed")))
 
     def _sources(self, image: _Image, images: Sequence[_Image]) -> list[str]:
         """Repositories of the same registry that blobs of an image may be mounted from."""
@@ -132,21 +136,28 @@ class Stager:
         sources = [other.repository for other in others if other.registry == own.registry]
         return [source for source in dict.fromkeys(sources) if source != own.repository]
 
-    def _push(self, image: _Image, sources: list[str]) -> int:
-        """Pushes an image, its report, and last the tag of its plan; returns the number of bytes of blobs sent."""
-        staged, proof = image.staged, image.proof
-        registry = self.place.open(staged.repository, write=True)
+    def _open(self, image: _Image) -> Registry:
+        return self.place.open(image.staged.repository, write=True)
+
+    def _manifest(self, image: _Image) -> Manifest:
+        return Manifest.of(self.store.read(image.staged.digest), image.stored.manifest.media_type)
+
+    def _push(self, image: _Image, sources: list[str]) -> Pushed:
+        """Pushes an image by its digest."""
         blobs = publish.blobs_of(self.store, image.stored, self.assembler.fetch if self.assembler else None)
-        meter = Meter(self.view, staged.cell, "checked or sent", sum(blob.size for blob in blobs))
-        manifest = Manifest.of(self.store.read(staged.digest), image.stored.manifest.media_type)
-        pushed = push.push(registry, manifest, blobs, mount_from=sources, progress=meter.add)
+        meter = Meter(self.view, image.staged.cell, "checked or sent", sum(blob.size for blob in blobs))
+        return push.push(self._open(image), self._manifest(image), blobs, mount_from=sources, progress=meter.add)
+
+    def _finish(self, image: _Image, registry: Registry, pushed: Pushed) -> None:
+        """Attaches the report of a pushed image, and last sets the tag of its plan."""
+        staged, proof, manifest = image.staged, image.proof, self._manifest(image)
+        self.view.begin(staged.cell, "attaching test results")
         if proof:
             report = reports.of_evidence(self.project.state, image.stored, proof)
             reports.write(self.project, registry, image.stored, report, self.signer)
         registry.put_manifest(plan_tag(staged.plan), manifest.content, manifest.media_type)
         status = f"gpu: {proof.gpu_status}" if proof else "not tested"
         self.view.end(staged.cell, "staged", f"{size(pushed.sent)} sent, {status}")
-        return pushed.sent
 
 
 def _name(planned: PlannedImage) -> str:

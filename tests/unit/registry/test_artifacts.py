@@ -201,8 +201,32 @@ def test_missing_artifacts(registry: Memory) -> None:
 def test_a_copy_has_the_same_digest(registry: Memory) -> None:
     artifact = attach(registry, "first")
     target = Memory()
-    artifacts.copy(registry, target, SUBJECT.digest, artifact)
+    with artifacts.attaching(target, SUBJECT) as attachments:
+        attachments.copy(registry, artifact)
+        with pytest.raises(RegistryError, match="is missing"):
+            attachments.copy(registry, of_bytes(b"unknown"))
     assert artifacts.attached(target, SUBJECT.digest, TYPE) == [artifact]
     assert artifacts.read(target, artifact, TYPE, SUBJECT.digest) == {TYPE: b"first"}
+
+
+def test_several_are_listed_in_one_change(registry: Memory) -> None:
+    """Each change of the list needs a wait. Those that are listed already stay where they are."""
+    attach(registry, "second")
+    registry.calls.clear()
+    with artifacts.attaching(registry, SUBJECT) as attachments:
+        for text in ("first", "second", "third"):
+            attachments.add(TYPE, {TYPE: text.encode()}, {"note": text})
+    assert registry.calls.count(f"put {TAG}") == 1
+    expected = [document(text).digest for text in ("second", "first", "third")]
+    assert [entry["digest"] for entry in registry.listed()] == expected
+
+
+def test_after_an_error_nothing_is_listed(registry: Memory) -> None:
+    def attach_two() -> None:
+        with artifacts.attaching(registry, SUBJECT) as attachments:
+            attachments.add(TYPE, {TYPE: b"first"})
+            attachments.copy(Memory(), of_bytes(b"unknown"))
+
     with pytest.raises(RegistryError, match="is missing"):
-        artifacts.copy(registry, target, SUBJECT.digest, of_bytes(b"unknown"))
+        attach_two()
+    assert TAG not in registry.tags

@@ -51,7 +51,8 @@ class Desk:
         return Result(image=image, scanner="s 1", time=f"{day}T00:00:00Z", findings=findings)
 
     def attach(self, result: Result, signer: Signer | None = None) -> None:
-        scan_results.attach(cast("Registry", self.registry), self.image, result, signer)
+        with artifacts.attaching(cast("Registry", self.registry), self.image) as attachments:
+            scan_results.add(attachments, result, signer)
 
     def attach_file(self, kind: str, content: bytes) -> None:
         notes = {artifacts.CREATED: "2026-12-31T00:00:00Z"}

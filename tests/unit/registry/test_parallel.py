@@ -1,0 +1,77 @@
+"""Several requests at once: what is begun, finished and reported."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from builder.common.errors import RegistryError
+from builder.registry import parallel
+from builder.registry.parallel import in_turn
+
+WAIT_S = 10
+
+
+def ignore(_: object) -> None:
+    """For inputs that do not fail."""
+
+
+def test_the_next_begins_while_the_last_is_finished() -> None:
+    begun: list[int] = []
+    third_has_begun = threading.Event()
+
+    def begin(number: int) -> int:
+        begun.append(number)
+        if number == 3:
+            third_has_begun.set()
+        return number
+
+    def finish(number: int, _: threading.Event) -> str:
+        assert third_has_begun.wait(WAIT_S), "it waits for the first to be finished"
+        return f"finished {number}"
+
+    assert in_turn(begin, finish, [1, 2, 3], ignore) == ["finished 1", "finished 2", "finished 3"]
+    assert begun == [1, 2, 3]
+
+
+def test_all_failures_are_one_error() -> None:
+    """Of both steps, in the order of the inputs; the others are finished."""
+    failed: list[int] = []
+    finished: list[int] = []
+
+    def begin(number: int) -> int:
+        if number == 3:
+            raise RegistryError("cannot begin 3")
+        return number
+
+    def finish(number: int, _: threading.Event) -> None:
+        if number == 1:
+            raise RegistryError("cannot finish 1")
+        finished.append(number)
+
+    with pytest.raises(RegistryError, match="2 images failed\ncannot finish 1\ncannot begin 3"):
+        in_turn(begin, finish, [1, 2, 3, 4], failed.append)
+    assert sorted(failed) == [1, 3]
+    assert sorted(finished) == [2, 4]
+
+
+def test_an_interrupt_stops_what_is_being_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "GRACE_S", WAIT_S)
+    failed: list[int] = []
+    stopped = threading.Event()
+
+    def begin(number: int) -> int:
+        if number == 2:
+            raise KeyboardInterrupt
+        return number
+
+    def finish(_: int, stop: threading.Event) -> None:
+        assert stop.wait(WAIT_S), "it is not told to stop"
+        stopped.set()
+        raise RegistryError("stopped")
+
+    with pytest.raises(KeyboardInterrupt):
+        in_turn(begin, finish, [1, 2, 3], failed.append)
+    assert stopped.is_set()
+    assert failed == [], "an interrupted image has not failed"
