@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from builder.common import digest
 from builder.common.errors import BuilderError
 from builder.engine.client import Engine
+from builder.layers import installed
+from builder.layers.installed import Package
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
 from builder.registry.evidence import Evidence
 
-STATUS = "/var/lib/dpkg/status"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What an image consists of: diff ids of wheel and bytecode layers, Debian packages with versions, files of the
-    checkout with digests, variables.
+    """What an image consists of: diff ids of wheel and bytecode layers, Debian packages, files of the checkout with
+    digests, variables.
     """
 
     layers: frozenset[str]
-    packages: frozenset[tuple[str, str]]
+    packages: frozenset[Package]
     files: frozenset[tuple[str, str]]
     variables: frozenset[tuple[str, str]]
 
@@ -76,14 +76,14 @@ class ReusedTests:
         if image_id not in self._contents:
             try:
                 self._contents[image_id] = self._read_image(image, image_id)
-            except (BuilderError, OSError):
+            except (BuilderError, OSError, ValueError):
                 self._contents[image_id] = None
         return self._contents[image_id]
 
     def _read_image(self, image: PlannedImage, image_id: str) -> Contents | None:
         info = self._engine.image(image_id)
-        status = self._engine.read_file(image_id, STATUS, checkout=str(self._project.root))
-        packages = installed(status.decode("utf-8", "replace"))
+        status = self._engine.read_file(image_id, f"/{installed.DPKG}", checkout=str(self._project.root))
+        packages = frozenset(installed.debian_packages(status))
         if info is None or len(info.layers) != len(image.layers) or not packages:
             return None
         files: dict[str, str] = {}
@@ -100,13 +100,3 @@ class ReusedTests:
             files=frozenset(files.items()),
             variables=frozenset(image.settings.env.items()),
         )
-
-
-def installed(status: str) -> frozenset[tuple[str, str]]:
-    """Name and version of every installed package in dpkg's status file. Source: deb-control(5)."""
-    packages = set()
-    for paragraph in status.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
-        if fields.get("Status") == "install ok installed":
-            packages.add((fields["Package"], fields["Version"]))
-    return frozenset(packages)

@@ -96,7 +96,7 @@ def main(command: click.Command = cli, obj: Context | None = None) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     code = 0
     try:
-        command.main(standalone_mode=False, obj=obj)
+        command.main(prog_name="builder", standalone_mode=False, obj=obj)
     except (Exception, KeyboardInterrupt, Terminated) as error:  # noqa: BLE001  the last resort
         from builder.cli.report import report  # noqa: PLC0415  only errors need it
 

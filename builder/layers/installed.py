@@ -77,12 +77,13 @@ def _read(path: str, file: object, size: int) -> set[Package]:
         raise ValueError(f"{path} has {size} bytes")
     content = cast("BinaryIO", file).read()
     if path == DPKG:
-        return _debian_packages(content)
+        return debian_packages(content)
     headers = BytesHeaderParser().parsebytes(content)
     return {python_package(str(headers["Name"] or ""), str(headers["Version"] or ""))}
 
 
-def _debian_packages(status: bytes) -> set[Package]:
+def debian_packages(status: bytes) -> set[Package]:
+    """The installed packages in dpkg's status file. Raises ValueError for an invalid source package."""
     packages = set()
     for fields in debian.stanzas(status.decode("utf-8", "replace")):
         if fields.get("Status", "").endswith(" installed"):

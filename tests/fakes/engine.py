@@ -19,13 +19,13 @@ from typing import Any, BinaryIO
 from rich.console import Console
 
 from builder.build.image_tests import Tester
-from builder.build.reused_tests import STATUS
 from builder.build.work import Method, Origin
 from builder.common import digest
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine
 from builder.engine.model import BuildRequest, EngineInfo, ImageInfo
+from builder.layers import installed
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import PlannedImage
 from builder.registry.evidence import Evidence
@@ -112,7 +112,7 @@ class FakeEngine(Engine):
     def add_contents(self, image_id: str, info: ImageInfo, image: PlannedImage, *, dpkg: str = DPKG) -> None:
         """What an image consists of, under its id: the diff ids of its layers are their inputs."""
         self.known[image_id] = replace(info, layers=tuple(layer.inputs for layer in image.layers))
-        self.files[image_id, STATUS] = dpkg.encode()
+        self.files[image_id, f"/{installed.DPKG}"] = dpkg.encode()
 
     def image(self, reference: str) -> ImageInfo | None:
         return self.known.get(reference)

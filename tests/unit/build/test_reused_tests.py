@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from builder.build.reused_tests import ReusedTests, installed
+from builder.build.reused_tests import ReusedTests
 from builder.common.errors import DiskError
 from builder.matrix.project import Project
 from builder.plan import plan
@@ -91,8 +91,9 @@ def test_layers_of_the_operating_system_and_of_files_may_differ(run: Run, kind: 
         (DPKG + "\nPackage: git\nStatus: install ok installed\nVersion: 1\n", PASSED),
         (DPKG.replace("2.36-9", "2.36-10"), {}),
         (DPKG.replace("install ok installed", "deinstall ok config-files", 1), {}),
+        (f"{DPKG}\nPackage: git\nStatus: install ok installed\nVersion: 1\nSource: (invalid)\n", {}),
     ],
-    ids=["one more", "another version", "one is removed"],
+    ids=["one more", "another version", "one is removed", "one is invalid"],
 )
 def test_all_debian_packages_of_the_smaller_image_are_needed(run: Run, dpkg: str, expected: dict[str, str]) -> None:
     run.put(run.large, dpkg=dpkg)
@@ -149,7 +150,3 @@ def test_an_image_with_other_layers_than_planned(run: Run) -> None:
     run.engine.known[image_id] = replace(run.engine.known[image_id], layers=("a", "b"))
     run.tests.add(run.small, run.proof(run.small))
     assert run.reusable() == {}
-
-
-def test_installed_packages() -> None:
-    assert installed(DPKG) == {("libc6", "2.36-9"), ("gcc", "12")}
