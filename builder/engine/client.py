@@ -12,6 +12,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -62,7 +63,17 @@ class Engine:
             ) from error
         return cls(client)
 
+    def check(self) -> None:
+        """Raises EngineError if the engine does not answer any more."""
+        with translated("reaching Docker Engine"):
+            self._client.ping()
+
     def info(self) -> EngineInfo:
+        """The engine's settings, read once: the engine starts several programs for each answer."""
+        return self._info
+
+    @cached_property
+    def _info(self) -> EngineInfo:
         with translated("reading Docker Engine's settings"):
             info = self._client.info()
             version = self._client.version()

@@ -63,7 +63,7 @@ class Loader:
                 self._can_pull = False
                 self._engine.load(archive(self._store, image, progress))
         except EngineError:
-            self._engine.info()  # raises EngineError if the engine went away
+            self._engine.check()
             self._check_blobs(image)
             raise
         if not self._engine.image(image_id):

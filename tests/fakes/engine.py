@@ -98,6 +98,9 @@ class FakeEngine(Engine):
         self.saved: bytes = b""
         self.files: dict[tuple[str, str], bytes] = {}
 
+    def check(self) -> None:
+        """It answers."""
+
     def info(self) -> EngineInfo:
         return self.settings
 

@@ -397,6 +397,22 @@ def test_info(
         "Driver": "overlay2", "DockerRootDir": str(tmp_path), "Runtimes": {"runc": {}, "nvidia": {}},
         "Architecture": "x86_64", "NCPU": 4, "MemTotal": 1, **info,
     }  # fmt: skip
-    client: Any = SimpleNamespace(info=lambda: answer, version=lambda: {"Version": "26.1.5", "ApiVersion": "1.45"})
-    parsed = Engine(client).info()
+    answers = iter([answer])
+    client: Any = SimpleNamespace(
+        info=lambda: next(answers), version=lambda: {"Version": "26.1.5", "ApiVersion": "1.45"}
+    )
+    engine = Engine(client)
+    parsed = engine.info()
+    assert engine.info() == parsed, "it is not read again"
     assert (parsed.store, parsed.is_local, parsed.buildkit, parsed.has_nvidia) == (store, is_local, True, True)
+
+
+def test_an_engine_that_stopped_is_noticed() -> None:
+    """Its settings, which were read before, say nothing about that."""
+
+    def ping() -> None:
+        raise requests.ConnectionError("connection refused")
+
+    client: Any = SimpleNamespace(ping=ping)
+    with pytest.raises(EngineError, match="reaching Docker Engine"):
+        Engine(client).check()

@@ -18,7 +18,6 @@ from builder.engine import load
 from builder.engine.client import RUN_LABEL
 from builder.engine.endpoint import Content, Endpoint
 from builder.engine.load import Loader
-from builder.engine.model import EngineInfo
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
@@ -294,14 +293,7 @@ def test_a_full_disk_is_no_reason_for_an_archive(store: Store, monkeypatch: pyte
 
 def test_an_engine_that_stopped_is_reported_as_such(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of("overlay2", is_remote=True)
-    answers = iter([engine.settings])
-
-    def info() -> EngineInfo:
-        for answer in answers:
-            return answer
-        raise NoEngineError("it stopped")
-
-    monkeypatch.setattr(engine, "info", info)
+    monkeypatch.setattr(engine, "check", failing(NoEngineError("it stopped")))
     monkeypatch.setattr(engine, "load", failing(EngineError("broken pipe")))
     with pytest.raises(NoEngineError, match="it stopped"):
         load_image(engine, store, put_image(store, b"a"))
