@@ -22,6 +22,7 @@ RUNNERS = (
     "compat/gpu_support.py",
     "build/reused_tests.py",
     "build/image_tests.py",
+    "build/outcomes.py",
     "build/programs.py",
 )
 

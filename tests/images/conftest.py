@@ -25,7 +25,7 @@ from docker.models.containers import Container
 from docker.models.volumes import Volume
 from testinfra.host import Host
 
-from builder.build.image_tests import REUSED
+from builder.build.outcomes import REUSED
 from builder.engine.client import RUN_LABEL, Engine
 from tests.images.containers import runs, wait_until
 
