@@ -34,7 +34,7 @@ COMMANDS = {
     "status": ("release", "Show how far each cell is on its way to a release."),
     "test": ("images", "Run the tests of built or staged images."),
     "upstream": ("upstream", "Propose newer releases of the frameworks for matrix.yaml."),
-    "verify": ("verify", "Check the signature and contents of IMAGE, and the plan."),
+    "verify": ("verify", "Check the signature and contents of IMAGE against its plan."),
 }
 
 

@@ -52,7 +52,7 @@ _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  
 @click.option("--issuer", default="", help="The OpenID Connect issuer of --identity.")
 @click.pass_obj
 def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: bool, **signers: Any) -> None:
-    """Check the signature and contents of IMAGE, and the plan.
+    """Check the signature and contents of IMAGE against its plan.
 
     IMAGE is a cell id or a tag of an image in the store, or an image in a registry: ghcr.io/org/pt-cuda:2.9. An image
     in a registry is downloaded; with --fast, only its manifest, configuration and attachments are.
@@ -74,15 +74,16 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
     (could not be compared).
     """
     store, view, trust = context.store, View(context.err), _trust(context, image, **signers)
+    registry = registry_of(context, image)
     with store.used():
-        checked = source(context, store, image)
+        checked = source(context, store, image, registry)
         check = Check(
             fetcher=Fetcher(context.host.index, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add),
             expected=_expected(context, store, checked),
             fast=fast,
             read=Meter(view, "blobs", "hashed", 0).add,
         )
-        image_claims = _claims(context, checked, image, trust)
+        image_claims = _claims(checked, image, registry, trust)
         findings = []
         with view.live():
             for finding in claims.findings(checked, check, image_claims, store.root / "tmp"):
@@ -117,14 +118,13 @@ def _trust(context: Context, image: str, keys: Sequence[str], identity: str, iss
         return Trust(signers=(), root=Path.cwd())
 
 
-def _claims(context: Context, checked: Source, image: str, trust: Trust) -> Claims | None:
+def _claims(checked: Source, image: str, registry: Registry | None, trust: Trust) -> Claims | None:
     """The claims about an image in a registry; None for one of the store, and without trusted signers."""
     reference = parse_image(image)
-    if not (reference.registry and trust.signers):
+    if not (registry and trust.signers):
         return None
     if not (reference.tag or reference.digest):
         reference = replace(reference, tag=reference.target)
-    registry = Registry(reference, host=context.host, write=False)
     stored = oci.read_image(checked.manifest, checked.read_blob)
     return Claims(registry=registry, reference=reference, image=stored, trust=trust)
 
@@ -167,11 +167,16 @@ def _expected(context: Context, store: Store, image: Source) -> Expected | None:
     return expected.of_plan(project.root, store, images[0]) if images else None
 
 
-def source(context: Context, store: Store, image: str) -> Source:
-    """An image by its reference in a registry, or by a name, cell or tag in the store."""
+def registry_of(context: Context, image: str) -> Registry | None:
+    """The registry that a reference names; None for an image of the store."""
     reference = parse_image(image)
-    if reference.registry:
-        return _in_registry(Registry(reference, host=context.host, write=False), reference)
+    return Registry(reference, host=context.host, write=False) if reference.registry else None
+
+
+def source(context: Context, store: Store, image: str, registry: Registry | None) -> Source:
+    """An image by its reference in a registry, or by a name, cell or tag in the store."""
+    if registry:
+        return _in_registry(registry, parse_image(image))
     stored = store.images()
     if names := stored_images.match(stored, image, context.references()):
         return Source(
