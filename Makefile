@@ -21,15 +21,15 @@ help: ## list the targets
 engine: .venv/.ready ## find a Docker Engine, or install and start one
 	@$(BUILDER) engine
 
-images: .venv/.ready ## build, test and tag the default images (CELLS='pt-*' for others; GPU=require: not without GPU tests)
+images: .venv/.ready ## build, test and tag the default images (CELLS='pt-*' for others; GPU=require: fail if GPU tests cannot run)
 	@$(BUILDER) images $(CELLS) --start-engine --gpu $(GPU) $(if $(JUNIT),--junit $(JUNIT))
 
-nightly: .venv/.ready ## build, test and tag every image within MAX_DISK, e.g. 60GB (default: the free disk space; PRUNE_CACHE=1: empty the build cache too)
+nightly: .venv/.ready ## build, test and tag every image, with at most MAX_DISK of disk space, e.g. 60GB (default: the free space; PRUNE_CACHE=1: empty the build cache too)
 	@$(BUILDER) images all --start-engine --max-disk $(MAX_DISK) $(if $(PRUNE_CACHE),--prune-cache)
 
 check: lint unit ## lint, types and unit tests: no engine, no network
 
-test: check integration ## all tests of the project, also those that need an engine
+test: check integration ## all tests of the project, including those that need an engine
 
 ci: test demo ## what CI runs for every change: all tests of the project, then the demo
 
@@ -39,20 +39,20 @@ lint: .venv/.ready ## ruff, mypy, hadolint, shellcheck, workflow checks, rendere
 unit: .venv/.ready ## unit tests: no engine, no network
 	@.venv/bin/pytest -q -n auto tests/unit
 
-mutations: .venv/.ready ## remove the checks of a release, then change 100 places of the code, one at a time, and list the changes that no unit test notices
+mutations: .venv/.ready ## in a copy of the checkout, remove each check of a release, then change 100 places, one at a time; list the changes after which all unit tests still pass
 	@nice .venv/bin/python -m tests.mutations.gates
 	@nice .venv/bin/python -m tests.mutations
 
 integration: engine ## integration tests: the real engine, tiny wheels
-	@.venv/bin/pytest -n 3 --dist loadfile --durations 15 tests/integration
+	@.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 15 tests/integration
 
-facts: .venv/.ready ## check builder/matrix/facts.yaml against the real wheels (asks the index)
+facts: .venv/.ready ## check builder/matrix/facts.yaml against the real wheels (queries the index)
 	@$(BUILDER) facts
 
-upstream: .venv/.ready ## newer releases of the frameworks, as lines for matrix.yaml (asks the index)
+upstream: .venv/.ready ## newer releases of the frameworks, as lines for matrix.yaml (queries the index)
 	@$(BUILDER) upstream
 
-lock: .venv/.ready ## choose the exact wheels and Debian packages of every cell (asks the index and Debian's archives)
+lock: .venv/.ready ## choose the exact wheels and Debian packages of every cell (queries the index and Debian's archives)
 	@$(BUILDER) lock $(CELLS)
 
 plan: .venv/.ready ## what would be built
@@ -109,7 +109,7 @@ changes: .venv/.ready ## packages that changed since the revision SINCE, as Mark
 
 # What a workflow of GitHub Actions reads as the outputs of a step.
 LIMIT = $(if $(filter released,$(SINCE)),--unreleased,--changed-since "$(SINCE)")
-parts: .venv/.ready ## the images that changed since the revision SINCE (or: released), in parts for GitHub Actions
+parts: .venv/.ready ## the images that changed (SINCE=REVISION) or are not released yet (SINCE=released), in parts for GitHub Actions
 	@parts=$$($(BUILDER) plan all $(LIMIT) --format github) && echo "parts=$$parts"
 	@cells=$$($(BUILDER) plan all $(LIMIT) --format ids) && echo "cells=$$(echo $$cells)"
 

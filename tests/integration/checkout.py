@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from builder.common import digest
 from tests.integration import stores, wheels
+from tests.integration.builder_process import BuilderProcess
 from tests.integration.index import Index
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +31,7 @@ namespace: {namespace}
 source: {source}
 {debian}
 python:
-  "3.11": {{debian: bookworm}}
+  "3.11": {{debian: bookworm, apt: [python3]}}
 cuda:
   "12.8": {{}}
 frameworks:
@@ -40,7 +42,7 @@ frameworks:
     versions:
       "1.0": {{release: {release}, cuda: ["12.8"], python: ["3.11"]}}
 components:
-  base: {{apt: [ca-certificates, libnss-extrausers, tini]}}
+  base: {{apt: [libnss-extrausers, tini]}}
   python: {{needs: [base], packages: [pip, nvidia-ml-py]}}
   cuda: {{needs: [python]}}
   tiny: {{needs: [cuda]}}
@@ -68,10 +70,13 @@ def test_user(host):
     assert host.check_output("id -un") == "user"
 """
 UNTESTED = ".untested"  # suffix of an image name in the store, until it has its tags
+SHARED_RELEASE = "1.0.0"  # of the framework in checkouts whose wheels others may have fetched
 MAKES_OS = re.compile(r"^os-bookworm-py3\.11\S*: building$", re.MULTILINE)
 METHODS = ("assemble", "dockerfile")
 SOURCE = "https://example.com/"  # with the namespace: a label that no image of another checkout has
-_OS_LOCKS: dict[str, str] = {}  # those that checkouts of this process made, by file name
+_OS_LOCKS: dict[str, str] = {}  # those that checkouts made, by file name
+# What checkouts made, by what they were made from: the namespace, and the files of locks/ and images/.
+_RENDERED: dict[str, tuple[str, dict[str, bytes]]] = {}
 # Image tests for integration tests of something else.
 SHORT = {"base": USER, "python": USER}
 
@@ -102,13 +107,13 @@ def until(probe: Callable[[], object], what: str, *, seconds: float = 60) -> Non
 class Running:
     """A running `builder`; `output` is what it printed so far."""
 
-    process: subprocess.Popen[bytes]
+    process: BuilderProcess
     path: Path
     check: Callable[[str], None]
 
     @property
     def output(self) -> str:
-        return self.path.read_text(encoding="utf-8", errors="replace")
+        return self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
 
     def reaches(self, probe: Callable[[], bool], *, seconds: float = 60) -> None:
         """Waits until `probe` returns True; fails if the program ends before."""
@@ -151,17 +156,14 @@ class Checkout:
     def running(self, *arguments: str, **environ: str) -> Iterator[Running]:
         """Starts `builder` in its own process group; kills it at the end if it still runs."""
         output = self.root.parent / f"output-{next(self._outputs)}.txt"
-        with output.open("wb") as stream:
-            process = subprocess.Popen(
-                [str(BUILDER), "--root", str(self.root), *arguments],
-                env={**self._environ(), "PYTHONFAULTHANDLER": "1", **environ},
-                stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+        process = BuilderProcess(["--root", str(self.root), *arguments], {**self._environ(), **environ}, output)
         try:
             yield Running(process, output, self._check_words)
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it may not lead a group yet
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
                 process.wait(10)
 
     def _environ(self) -> dict[str, str]:
@@ -207,11 +209,30 @@ class Checkout:
             (self.root / f"tests/images/test_{name}.py").write_text(text, encoding="utf-8")
 
     def lock_and_render(self) -> None:
+        """Runs `lock` and `render`, or copies what a checkout with the same inputs got from them."""
+        inputs = self._inputs()
+        if inputs in _RENDERED:
+            namespace, made = _RENDERED[inputs]
+            for name, content in made.items():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                (self.root / name).write_bytes(content.replace(namespace.encode(), self.namespace.encode()))
+            return
         for name, text in _OS_LOCKS.items():  # the same for most checkouts; `lock` removes what is not needed
             (self.root / "locks" / name).write_text(text, encoding="utf-8")
         self.builder("lock")
-        _OS_LOCKS.update({path.name: path.read_text("utf-8") for path in (self.root / "locks").glob("os-*.json")})
         self.builder("render")
+        self.remember()
+
+    def remember(self) -> None:
+        """Lets other checkouts copy its locks and rendered files."""
+        _OS_LOCKS.update({path.name: path.read_text("utf-8") for path in (self.root / "locks").glob("os-*.json")})
+        if self.release == SHARED_RELEASE:
+            _RENDERED[self._inputs()] = self.namespace, self.files("locks") | self.files("images")
+
+    def _inputs(self) -> str:
+        """A digest of what its locks and rendered files depend on, without its namespace."""
+        matrix = (self.root / "matrix.yaml").read_text(encoding="utf-8").replace(self.namespace, "")
+        return digest.of_data([matrix, digest.of_tree(self.root, self.root / "templates")])
 
     def references(self, suffix: str = "") -> list[str]:
         """The expected tags of a cell, the full one first."""

@@ -18,20 +18,31 @@ from typing import Protocol
 
 import pytest
 
-from tests.integration import fetched, leftovers, programs, wheels
-from tests.integration.checkout import OURS, SHORT, Checkout, make
+from tests.integration import fetched, leftovers, programs, stores, wheels
+from tests.integration.checkout import OURS, SHARED_RELEASE, SHORT, Checkout, make
 from tests.integration.engine_proxy import EngineProxy
 from tests.integration.index import Index
 
-# Every checkout has its own release, so that no cache has a wheel of another test.
-RELEASES = count(random.randrange(1, 9000))
-# Those that tests find built share the oldest one: the engine unpacks an operating system again for each framework
-# below it.
-BUILT_RELEASE = "1.0.0"
+RELEASES = count(random.randrange(1, 9000))  # of fresh checkouts
+
+
+# The order for `pytest --dist loadfile --no-loadscope-reorder`, which gives the next file to the first free process:
+# files that need no seed while one process makes it, then the longest ones, so that none of these is left at the end.
+FIRST = (
+    "test_images", "test_wheel_like_pip", "test_readme", "test_bytecode", "test_push_faults", "test_nvml_stub",
+    "test_faults", "test_release", "test_store", "test_interrupted", "test_build_failures", "test_engine_lost",
+    "test_workflows_run", "test_publish", "test_same_bytes", "test_containerd_store", "test_prune", "test_load",
+    "test_deploy", "test_layers", "test_image_tests", "test_snapshot", "test_cosign", "test_plain_build",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 class NewCheckout(Protocol):
-    def __call__(self, folder: Path, release: str = "") -> Checkout: ...
+    def __call__(self, folder: Path, *, fresh: bool = False) -> Checkout: ...
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,13 +101,56 @@ def environ(served: Index, authority: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
-def new_checkout(served: Index, environ: dict[str, str]) -> Iterator[NewCheckout]:
-    """A function that creates a checkout in a folder; images and containers are removed at the end."""
+def seed(
+    served: Index, environ: dict[str, str], authority: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """A store with both images of the shared release, which one process makes for all.
+
+    Its images stay in the engine, which would unpack the operating system again for each checkout. Beside the store are
+    the authority (PEM) and the address of the index that it was made with.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "seed"
+    namespace = folder / "namespace"  # the last file that is written
+    with programs.locked(folder.with_suffix(".lock")):
+        if is_first := not namespace.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            made = _make(folder, SHARED_RELEASE, served, environ)
+            made.environ["GPU_IMAGES_STORE"] = str(folder / "store")
+            made.lock_and_render()
+            made.builder("build")
+            stores.load_system(made.store, made.root)
+            shutil.copy2(authority, folder / "authority.pem")
+            (folder / "index").write_text(served.address, encoding="utf-8")
+            namespace.write_text(made.namespace, encoding="utf-8")
+        else:
+            made = Checkout(
+                root=folder / "checkout", namespace=namespace.read_text("utf-8"), release=SHARED_RELEASE, index=served,
+                environ=environ,
+            )  # fmt: skip
+            made.remember()
+    yield folder / "store"
+    if is_first:
+        made.remove()
+
+
+def _make(folder: Path, release: str, served: Index, environ: dict[str, str]) -> Checkout:
+    namespace = leftovers.namespace(secrets.token_hex(4))
+    return make(folder / "checkout", namespace=namespace, release=release, index=served, environ=environ)
+
+
+@pytest.fixture(scope="session")
+def new_checkout(served: Index, environ: dict[str, str], seed: Path) -> Iterator[NewCheckout]:
+    """A function that creates a checkout in a folder; images and containers are removed at the end.
+
+    The wheels of a `fresh` one must be fetched, and the engine must pull its layers.
+    """
+    shutil.copytree(seed, environ["GPU_IMAGES_STORE"])
     checkouts: list[Checkout] = []
 
-    def new(folder: Path, release: str = "") -> Checkout:
-        namespace, release = leftovers.namespace(secrets.token_hex(4)), release or f"1.0.{next(RELEASES)}"
-        checkouts.append(make(folder / "checkout", namespace=namespace, release=release, index=served, environ=environ))
+    def new(folder: Path, *, fresh: bool = False) -> Checkout:
+        release = f"1.0.{next(RELEASES)}" if fresh else SHARED_RELEASE
+        checkouts.append(_make(folder, release, served, environ))
         return checkouts[-1]
 
     yield new
@@ -113,10 +167,18 @@ def checkout(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Checkou
     return new
 
 
+@pytest.fixture
+def fresh(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Checkout:
+    """As `checkout`, with a framework of its own."""
+    new = new_checkout(tmp_path, fresh=True)
+    new.write_tests(SHORT)
+    return new
+
+
 @pytest.fixture(scope="session")
-def built(new_checkout: NewCheckout, served: Index, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def built(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout with both images, built and tested with short image tests; for tests that change nothing."""
-    new = new_checkout(tmp_path_factory.mktemp("built"), BUILT_RELEASE)
+    new = new_checkout(tmp_path_factory.mktemp("built"))
     new.write_tests(SHORT)
     new.lock_and_render()
     new.builder("images")
@@ -131,23 +193,23 @@ def proxy() -> Iterator[EngineProxy]:
 
 
 @pytest.fixture
-def alone(checkout: Checkout, built: Checkout, proxy: EngineProxy) -> Checkout:
-    """A checkout with its own store, which has the operating system; its engine is behind the proxy."""
-    checkout.lock_and_render()
-    checkout.take_store(like=built.store)
-    checkout.engine = proxy.host
-    return checkout
+def alone(fresh: Checkout, seed: Path, proxy: EngineProxy) -> Checkout:
+    """A fresh checkout with its own store, which has the operating system; its engine is behind the proxy."""
+    fresh.lock_and_render()
+    fresh.take_store(like=seed)
+    fresh.engine = proxy.host
+    return fresh
 
 
 @pytest.fixture(scope="session")
-def released_once(new_checkout: NewCheckout, built: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def released_once(new_checkout: NewCheckout, seed: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """As `released`, for tests that change nothing."""
     folder = tmp_path_factory.mktemp("released")
-    new = new_checkout(folder, BUILT_RELEASE)
+    new = new_checkout(folder)
     new.environ["DOCKER_CONFIG"] = str(folder / "docker")  # without logins of this machine's user
     new.write_tests(SHORT)
     new.lock_and_render()
-    new.take_store(like=built.store)
+    new.take_store(like=seed)
     new.builder("images")
     return new
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,13 +20,17 @@ TIMEOUT_S = 300
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """A lock: tests run in several processes, but apt in only one."""
-    lock = ROOT / ".builder/test-cache/apt.lock"
+def locked(lock: Path) -> Iterator[None]:
+    """Holds a lock file: tests run in several processes."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def one_at_a_time() -> AbstractContextManager[None]:
+    """apt runs in only one process."""
+    return locked(ROOT / ".builder/test-cache/apt.lock")
 
 
 def install_from(release: str, package: str) -> None:

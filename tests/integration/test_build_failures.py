@@ -35,7 +35,7 @@ def fails(checkout: Checkout, code: int, *, method: str = "assemble", log: str =
 @pytest.fixture(scope="module")
 def project(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout without built images."""
-    checkout = new_checkout(tmp_path_factory.mktemp("unbuilt"))
+    checkout = new_checkout(tmp_path_factory.mktemp("unbuilt"), fresh=True)
     checkout.lock_and_render()
     return checkout
 
@@ -73,14 +73,14 @@ def test_the_dockerfile_method_refuses_an_index_with_a_password(project: Checkou
     assert project.image_ids() == set()
 
 
-def test_a_password_is_used_for_downloads_and_stored_nowhere(checkout: Checkout, index: Index) -> None:
+def test_a_password_is_used_for_downloads_and_stored_nowhere(fresh: Checkout, index: Index) -> None:
     """The assemble method needs no index in a container."""
-    checkout.lock_and_render()
-    store = checkout.take_store(like=checkout.store)
-    output = checkout.builder("build", PLAIN, UV_DEFAULT_INDEX=index.url.replace("://", "://someone:a-secret@"))
+    fresh.lock_and_render()
+    store = fresh.take_store(like=fresh.store)
+    output = fresh.builder("build", PLAIN, UV_DEFAULT_INDEX=index.url.replace("://", "://someone:a-secret@"))
     assert "a-secret" not in output
-    assert len(checkout.image_ids()) == 1
-    files = [path for top in (store, checkout.root / ".builder") for path in top.rglob("*") if path.is_file()]
+    assert len(fresh.image_ids()) == 1
+    files = [path for top in (store, fresh.root / ".builder") for path in top.rglob("*") if path.is_file()]
     assert store / "index.json" in files
     assert [path for path in files if b"a-secret" in path.read_bytes()] == []
 
@@ -92,17 +92,17 @@ def test_a_missing_certificate_bundle_is_named(project: Checkout, tmp_path: Path
 
 
 @pytest.mark.parametrize(("method", "code"), [("assemble", 13), ("dockerfile", 7)])
-def test_one_image_that_fails_does_not_stop_the_other(checkout: Checkout, index: Index, method: str, code: int) -> None:
-    checkout.lock_and_render()
+def test_one_image_that_fails_does_not_stop_the_other(fresh: Checkout, index: Index, method: str, code: int) -> None:
+    fresh.lock_and_render()
     index.faults["tinyextra"] = Fault.FILE_404
-    output = checkout.builder("images", "--method", method, code=code)
+    output = fresh.builder("images", "--method", method, code=code)
     assert f"{EXTRA}: failed" in output
     assert "tinyextra" in output
-    assert set(checkout.tags()) == set(checkout.references())
+    assert set(fresh.tags()) == set(fresh.references())
 
     index.heal()
-    assert "1 image built, tested and tagged. 1 image up to date" in checkout.builder("images", "--method", method)
-    assert set(checkout.tags()) == {*checkout.references(), *checkout.references("-extra")}
+    assert "1 image built, tested and tagged. 1 image up to date" in fresh.builder("images", "--method", method)
+    assert set(fresh.tags()) == {*fresh.references(), *fresh.references("-extra")}
 
 
 def test_a_debian_package_that_does_not_exist_is_not_locked(checkout: Checkout) -> None:

@@ -6,18 +6,18 @@ from tests.integration.checkout import PLAIN, Checkout
 from tests.integration.index import Fault, Index
 
 
-def test_the_second_gives_up_or_waits(checkout: Checkout, index: Index) -> None:
-    checkout.lock_and_render()
+def test_the_second_gives_up_or_waits(fresh: Checkout, index: Index) -> None:
+    fresh.lock_and_render()
     index.faults["tinyframe"] = Fault.FILE_STALLS
-    with checkout.running("build", PLAIN) as first:
+    with fresh.running("build", PLAIN) as first:
         first.reaches(index.stalled.is_set)
-        output = checkout.builder("render", code=9)
+        output = fresh.builder("render", code=9)
         assert "`builder build`" in output
         assert f"pid {first.process.pid}" in output
         assert "--wait" in output
-        with checkout.running("--wait", "render") as second:
+        with fresh.running("--wait", "render") as second:
             second.says(f"waiting for another builder: `builder build` (pid {first.process.pid}")
             index.heal()
             first.ends(0)
             second.ends(0)
-    assert len(checkout.image_ids()) == 1
+    assert len(fresh.image_ids()) == 1

@@ -45,13 +45,13 @@ def engine(built: Checkout) -> Iterator[EngineProxy]:
 
 @pytest.fixture(scope="module")
 def there(
-    new_checkout: NewCheckout, built: Checkout, engine: EngineProxy, tmp_path_factory: pytest.TempPathFactory
+    new_checkout: NewCheckout, seed: Path, engine: EngineProxy, tmp_path_factory: pytest.TempPathFactory
 ) -> Checkout:
     """A checkout of that engine, with the operating system in its store."""
-    checkout = new_checkout(tmp_path_factory.mktemp("there"))
+    checkout = new_checkout(tmp_path_factory.mktemp("there"), fresh=True)
     checkout.write_tests(SHORT)
     checkout.lock_and_render()
-    checkout.take_store(like=built.store)
+    checkout.take_store(like=seed)
     checkout.engine = engine.host
     checkout.builder("build", PLAIN)
     return checkout
@@ -97,7 +97,7 @@ def test_the_operating_system_made_there_has_the_same_bytes(there: Checkout) -> 
     """Another engine, another BuildKit, another form of `docker save`."""
     before, store = there.stored(), there.store
     there.take_store()
-    output = there.builder("build")
+    output = there.builder("build", "--os-layer", "buildkit")
     assert MAKES_OS.search(output)
     assert there.stored() == before
     assert stores.faults(there.store) == []

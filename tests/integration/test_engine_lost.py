@@ -43,14 +43,14 @@ def proxy(daemon: Daemon) -> Iterator[EngineProxy]:
 
 
 @pytest.fixture
-def there(checkout: Checkout, daemon: Daemon, built: Checkout) -> Checkout:
+def there(fresh: Checkout, daemon: Daemon, seed: Path) -> Checkout:
     """A checkout that builds on that engine, with a store that has the operating system."""
     daemon.resize(ENOUGH)
     daemon.start()
-    checkout.lock_and_render()
-    checkout.take_store(like=built.store)
-    checkout.engine = daemon.host
-    return checkout
+    fresh.lock_and_render()
+    fresh.take_store(like=seed)
+    fresh.engine = daemon.host
+    return fresh
 
 
 @pytest.mark.parametrize("step", ["a wheel is installed", "the operating system is made", "the image is loaded"])

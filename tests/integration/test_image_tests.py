@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -136,10 +137,10 @@ def test_quick():
 """
 
 
-def test_thorough_tests_run_once(checkout: Checkout, built: Checkout) -> None:
+def test_thorough_tests_run_once(checkout: Checkout, seed: Path) -> None:
     """The larger image contains the smaller one: it reuses that result, and is valid only with that evidence."""
     checkout.lock_and_render()
-    checkout.take_store(like=built.store)
+    checkout.take_store(like=seed)
     checkout.write_tests({"tiny": THOROUGH})
     output = checkout.builder("images", "--jobs", "1")
     assert "2 images built, tested and tagged" in output

@@ -59,16 +59,16 @@ def finishes(checkout: Checkout) -> None:
 
 
 @stopped_by("INT", "TERM", "KILL")
-def test_during_resolution(checkout: Checkout, index: Index, number: signal.Signals, code: int) -> None:
+def test_during_resolution(fresh: Checkout, index: Index, number: signal.Signals, code: int) -> None:
     index.faults["tinyframe"] = Fault.PAGE_STALLS
-    with checkout.running("lock") as run:
+    with fresh.running("lock") as run:
         run.reaches(index.stalled.is_set)
         run.process.send_signal(number)
         run.ends(code)
-    assert not list((checkout.root / "locks").glob("*.json"))
+    assert not list((fresh.root / "locks").glob("*.json"))
     index.heal()
-    checkout.lock_and_render()
-    assert leftovers(checkout) == []
+    fresh.lock_and_render()
+    assert leftovers(fresh) == []
 
 
 @stopped_by("INT", "KILL")
@@ -180,18 +180,18 @@ def test_during_the_writing_of_a_layer(alone: Checkout, index: Index, number: si
 
 
 @stopped_by("INT", "KILL")
-def test_during_the_build_of_a_dockerfile(checkout: Checkout, index: Index, number: signal.Signals, code: int) -> None:
-    checkout.lock_and_render()
+def test_during_the_build_of_a_dockerfile(fresh: Checkout, index: Index, number: signal.Signals, code: int) -> None:
+    fresh.lock_and_render()
     index.faults["tinyframe"] = Fault.FILE_STALLS
-    with checkout.running("images", PLAIN, "--method", "dockerfile") as run:
+    with fresh.running("images", PLAIN, "--method", "dockerfile") as run:
         run.reaches(index.stalled.is_set)
         run.process.send_signal(number)
         run.ends(code)
     index.heal()
-    assert checkout.image_ids() == set()
-    checkout.builder("images", PLAIN, "--method", "dockerfile")
-    assert set(checkout.tags()) == set(checkout.references())
-    assert leftovers(checkout) == []
+    assert fresh.image_ids() == set()
+    fresh.builder("images", PLAIN, "--method", "dockerfile")
+    assert set(fresh.tags()) == set(fresh.references())
+    assert leftovers(fresh) == []
 
 
 def test_temporary_files_of_a_killed_process_are_removed(checkout: Checkout) -> None:
@@ -201,5 +201,6 @@ def test_temporary_files_of_a_killed_process_are_removed(checkout: Checkout) -> 
         path = checkout.root / f"{place.format(PLAIN)}.x7k3_a1b.tmp"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{", encoding="utf-8")
-    checkout.lock_and_render()
+    checkout.builder("lock")
+    checkout.builder("render")
     assert leftovers(checkout) == []

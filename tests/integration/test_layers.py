@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import ssl
 import subprocess
@@ -53,14 +54,20 @@ def secrets_in(path: str, content: bytes, needles: Mapping[str, bytes]) -> list[
 
 
 @pytest.fixture
-def needles(index: Index, authority: Path) -> dict[str, bytes]:
-    pem = authority.read_text(encoding="ascii")
-    return {
-        "index": index.address.encode(),
-        "authority": pem.splitlines()[1].encode(),
-        "authority, binary": ssl.PEM_cert_to_DER_cert(pem),
-        "authority, by name": b"private authority of the tests",
-    }
+def needles(index: Index, authority: Path, seed: Path) -> dict[str, bytes]:
+    """Of this process, and of the one that made the layers."""
+    texts = {"authority, by name": b"private authority of the tests"}
+    for whose, address, path in (
+        ("", index.address, authority),
+        (" of the layers", (seed.parent / "index").read_text(encoding="utf-8"), seed.parent / "authority.pem"),
+    ):
+        pem = path.read_text(encoding="ascii")
+        texts |= {
+            f"index{whose}": address.encode(),
+            f"authority{whose}": pem.splitlines()[1].encode(),
+            f"authority{whose}, binary": ssl.PEM_cert_to_DER_cert(pem),
+        }
+    return texts
 
 
 def test_no_layer_has_anything_of_the_build_host(built: Checkout, needles: dict[str, bytes]) -> None:
@@ -110,6 +117,8 @@ def test_inspect_and_history_have_no_secrets(built: Checkout, needles: dict[str,
             assert secrets_in("", built.docker(*command, image).encode(), needles) == []
 
 
-def test_the_files_that_builder_writes_have_no_secrets(built: Checkout, needles: dict[str, bytes]) -> None:
-    folders_on_disk = [built.files(folder) for folder in (".builder", "locks", "images", "templates")]
+def test_the_files_that_builder_writes_have_no_secrets(built: Checkout, needles: dict[str, bytes], seed: Path) -> None:
+    both = [built, dataclasses.replace(built, root=seed.parent / "checkout")]
+    names = (".builder", "locks", "images", "templates")
+    folders_on_disk = [checkout.files(name) for checkout in both for name in names]
     assert [fault for files in folders_on_disk for item in files.items() for fault in secrets_in(*item, needles)] == []

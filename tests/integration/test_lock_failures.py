@@ -18,7 +18,7 @@ IMPATIENT = {"UV_HTTP_TIMEOUT": "2", "UV_HTTP_RETRIES": "0"}
 @pytest.fixture(scope="module")
 def project(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout with locks and short timeouts."""
-    checkout = new_checkout(tmp_path_factory.mktemp("locked"))
+    checkout = new_checkout(tmp_path_factory.mktemp("locked"), fresh=True)
     checkout.builder("lock")
     checkout.environ |= IMPATIENT
     return checkout

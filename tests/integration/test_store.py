@@ -23,11 +23,11 @@ ROOMY = 400 * MB
 
 
 @pytest.fixture
-def ready(checkout: Checkout, built: Checkout) -> Checkout:
+def ready(fresh: Checkout, seed: Path) -> Checkout:
     """A checkout that has built nothing, with a store of its own that has the operating system."""
-    checkout.lock_and_render()
-    checkout.take_store(like=built.store)
-    return checkout
+    fresh.lock_and_render()
+    fresh.take_store(like=seed)
+    return fresh
 
 
 def test_skopeo_reads_and_copies_an_image(released: Checkout, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def _as_root(*command: str) -> None:
     subprocess.run(command, check=True, timeout=30)
 
 
-def test_a_disk_that_fills_up_is_said_to_be_full(checkout: Checkout) -> None:
+def test_a_disk_that_fills_up_is_said_to_be_full(checkout: Checkout, seed: Path) -> None:
     """The wheels have room, the operating system has not: how large that gets nobody knows before."""
     checkout.lock_and_render()
     store = checkout.take_store()
@@ -158,6 +158,7 @@ def test_a_disk_that_fills_up_is_said_to_be_full(checkout: Checkout) -> None:
         assert checkout.image_ids() == set()
 
         _as_root("mount", "-o", f"remount,size={ROOMY}", str(store))
+        stores.copy_system(seed, store)
         output = checkout.builder("build", PLAIN)
         assert "to be fetched" not in output, "what was made before the disk was full is lost"
         assert set(checkout.stored()) == {checkout.references()[0]}

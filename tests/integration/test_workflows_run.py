@@ -32,7 +32,7 @@ BODIES = {
 
 
 @pytest.fixture
-def folder(checkout: Checkout) -> Iterator[Path]:
+def folder(fresh: Checkout) -> Iterator[Path]:
     """A folder that the user of the steps can use, with the files of the runner. pytest's are for one user alone."""
     programs.install_from("trixie", "cosign")
     registries.install()
@@ -40,7 +40,7 @@ def folder(checkout: Checkout) -> Iterator[Path]:
     with TemporaryDirectory(prefix="runner-") as temporary:
         folder = Path(temporary)
         folder.chmod(0o755)
-        shutil.copy2(checkout.environ["SSL_CERT_FILE"], folder / "bundle.pem")
+        shutil.copy2(fresh.environ["SSL_CERT_FILE"], folder / "bundle.pem")
         for name, text in ({f"bin/{name}": f"#!/bin/sh\n{text}" for name, text in FAKES.items()} | UBUNTU).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
@@ -55,32 +55,32 @@ def folder(checkout: Checkout) -> Iterator[Path]:
 
 
 @pytest.fixture
-def runner(built: Checkout, checkout: Checkout, index: Index, tmp_path: Path, folder: Path) -> Iterator[Runner]:
+def runner(seed: Path, fresh: Checkout, index: Index, tmp_path: Path, folder: Path) -> Iterator[Runner]:
     """The tiny project on the CPU alone, so that GPU=require passes, as a repository with a branch main."""
-    root, release = checkout.root, checkout.release
+    root, release = fresh.root, fresh.release
     index.publish(wheels.framework(release, requires=()))
     with Server(folder=tmp_path / "registry").serving() as server:
         address = f"127.0.0.1:{server.port}"
         settings = f'registry: "{address}"\nstaging: {address}/staging\nevidence: [{{key: keys/key.pub}}]'
-        checkout.edit("matrix.yaml", 'registry: ""', settings)
-        checkout.edit("matrix.yaml", '  "12.8": {}', "  cpu: {}")
-        checkout.edit("matrix.yaml", 'cuda: ["12.8"]', "cuda: [cpu]")
-        checkout.edit("matrix.yaml", "image: ty-cuda", "image: ty-cuda\n    cpu_image: ty-cpu")
-        checkout.edit("matrix.yaml", "variants:\n", 'sets: {all: ["*"]}\nvariants:\n')
+        fresh.edit("matrix.yaml", 'registry: ""', settings)
+        fresh.edit("matrix.yaml", '  "12.8": {}', "  cpu: {}")
+        fresh.edit("matrix.yaml", 'cuda: ["12.8"]', "cuda: [cpu]")
+        fresh.edit("matrix.yaml", "image: ty-cuda", "image: ty-cuda\n    cpu_image: ty-cpu")
+        fresh.edit("matrix.yaml", "variants:\n", 'sets: {all: ["*"]}\nvariants:\n')
         for name in ("Makefile", ".gitignore", ".github/pull-request.sh", "builder/bootstrap.sh", "locks/builder.txt"):
             (root / name).parent.mkdir(exist_ok=True)
             shutil.copy2(ROOT / name, root / name)
         (root / "keys").mkdir()
         shutil.copy2(folder / "key.pub", root / "keys/key.pub")
-        checkout.lock_and_render()
+        fresh.lock_and_render()
         origin = folder / "origin.git"
         git(folder, "init", "-q", "--bare", "--shared=0666", "--initial-branch=main", str(origin))
         store = folder / "store"
-        shutil.copytree(built.store, store, ignore=shutil.ignore_patterns("*.part", "*.whl"))
+        shutil.copytree(seed, store, ignore=shutil.ignore_patterns("*.part", "*.whl"))
         git(root, "init", "-q", "--initial-branch=main")
         git(root, "remote", "add", "origin", origin.as_uri())
         commit(root)
-        yield Runner(folder=folder, project=checkout, origin=origin, server=server, store=store)
+        yield Runner(folder=folder, project=fresh, origin=origin, server=server, store=store)
 
 
 @pytest.fixture

@@ -1,0 +1,70 @@
+"""Runs of the program `builder`, forked from a process that has imported it: the imports take half of most runs.
+
+test_start.py, the demo and the faked runner start the program as users do.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from builder import start
+from builder.cli.commands import COMMANDS
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__, *{f"builder.cli.{module}" for module, _ in COMMANDS.values()}])
+
+
+class BuilderProcess:
+    """A run in a session of its own, with the methods of subprocess.Popen that tests use."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], output: Path) -> None:
+        self._process = _CONTEXT.Process(target=_run, args=(arguments, environ, output, Path.cwd()))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("builder", timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _run(arguments: Sequence[str], environ: Mapping[str, str], output: Path, folder: Path) -> None:
+    """Becomes the program: what would otherwise be set when a process starts."""
+    os.setsid()
+    os.chdir(folder)
+    with output.open("wb") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environ)
+    tempfile.tempdir = None
+    faulthandler.enable()
+    sys.argv = ["builder", *arguments]
+    start.main()
