@@ -194,7 +194,7 @@ def _failure(name: str, progress: BuildProgress, error: str, log: Path) -> Build
     if not error or any(sign in error for sign in _INFRASTRUCTURE):
         return EngineError(
             f"{name}: {error or 'Docker Engine ended the build without an error message'}",
-            hint=f"The image is not at fault: run the same command again. Full log: {log}",
+            hint=f"The image did not cause this: run the same command again. Full log: {log}",
         )
     where = short_name(step.vertex.name) if step else "the build"
     return BuildError(f"{name}: failed at {where}\n{output or '  | ' + error}", hint=f"Full log: {log}")

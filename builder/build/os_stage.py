@@ -61,7 +61,8 @@ def read(work: Work, images: Sequence[PlannedImage], way: Way) -> list[OsStage]:
         stage_commands = () if reason else commands(text, "os") or ()
         if way == "mmdebstrap" and not stage_commands:
             raise UsageError(
-                f"{image.id}: mmdebstrap cannot make the operating system: {reason or 'the stage has more than RUN'}",
+                f"{image.id}: mmdebstrap cannot make the operating system: "
+                f"{reason or 'the stage has instructions other than RUN'}",
                 hint="Leave out --os-layer, or use --os-layer buildkit.",
             )
         stage = OsStage(

@@ -63,7 +63,7 @@ def cli(
 
     \b
     The steps, in order. Each step reads what the previous ones wrote. A cell is one image of the matrix.
-      lock    choose exact wheels and Debian packages   matrix.yaml -> locks/   (asks the index and archives)
+      lock    choose exact wheels and Debian packages   matrix.yaml -> locks/   (queries the index and archives)
       plan    show what would be built                  nothing is written
       render  write a Dockerfile for every cell         locks/, templates/ -> images/
       build   build images, without tests or tags       -> store, Docker

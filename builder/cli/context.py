@@ -104,7 +104,9 @@ def _cache() -> Path:
         return folder
     home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
     if not Path(home).is_absolute():
-        raise FileError(f"no home folder for the cache: HOME is {home!r}", hint="Set HOME, or add --store.")
+        raise FileError(
+            f"no home folder for the cache: HOME is {home!r}", hint="Set HOME, or run: builder --store FOLDER COMMAND"
+        )
     return Path(home) / ".cache"
 
 

@@ -65,9 +65,16 @@ _SHARED_OPTIONS = (
         help="Name of the project (Compose), objects (Kubernetes) or job (Slurm). Default: the name of the image.",
     ),
     click.option("--gpus", type=click.IntRange(0, 64), help="GPUs per node. Default: 1, or 0 for a CPU image."),
-    click.option("--cpus", type=click.IntRange(1, 4096), help="CPUs per node. Default: no limit."),
     click.option(
-        "--memory", type=Size(positive=True), default=0, help="Memory per node, e.g. 64GB. Default: no limit."
+        "--cpus",
+        type=click.IntRange(1, 4096),
+        help="CPUs per node. Default: no limit; Slurm: as its cluster sets, usually 1.",
+    ),
+    click.option(
+        "--memory",
+        type=Size(positive=True),
+        default=0,
+        help="Memory per node, e.g. 64GB. Default: no limit; Slurm: as its cluster sets.",
     ),
     click.option(
         "-o",

@@ -32,7 +32,7 @@ _STATES = {
 }
 EXAMPLES = """\b
 Examples:
-  builder explain pt-2.9-cu130-py39              why it does not work, and what works nearby
+  builder explain pt-2.9-cu130-py39              why it does not work, and similar combinations that do
   builder explain tf-2.19-cu125-py311            a release, CUDA or Python that is not in matrix.yaml
   builder explain jax-0.10.2-cpu-py313-jupyter   a full release, without CUDA, with a variant
   builder explain --gpu "RTX 5090" --driver 570.86.10
@@ -120,7 +120,7 @@ def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str
             reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
             context.out.print(_STATES[verdict.runs], Text(f"{name}{reasons}"), sep="", soft_wrap=True)
     if (targets and refused) or len(refused) == len(images):
-        raise RefusedError(f"{len(refused)} of {len(images)} do not run there or could not be judged")
+        raise RefusedError(f"{len(refused)} of {len(images)} images do not run on this GPU, or could not be checked")
 
 
 def _devices(name: str, driver: str) -> tuple[Sequence[Device], str]:

@@ -78,7 +78,7 @@ gpu_option = click.option(
     type=click.Choice(list(gpus.MODES)),
     default=gpus.AUTO,
     show_default=True,
-    help="Whether to run GPU tests. require: fail before building if they cannot run; also run tests that were skipped "
+    help="Whether to run GPU tests. require: fail at the start if they cannot run; also run tests that were skipped "
     "in earlier runs. auto: run them if a GPU has enough free memory. off: skip them. If they are skipped, the status "
     "of the image shows `gpu: not run` and the reason. CPU images have no GPU tests.",
 )
@@ -170,7 +170,7 @@ def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -
 def test_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Run the tests of built or staged images.
 
-    Without --staged, runs all tests of built images again.
+    Without --staged, runs all tests of built images, including those that passed before.
 
     With --staged, downloads the images of a release from staging, runs the tests that their reports lack (on a machine
     with a GPU, the GPU tests), and attaches the results. CELLS selects images of the release; the default is all of

@@ -31,7 +31,7 @@ def lock_command(context: Context, patterns: Sequence[str], check: bool, upgrade
 
     \b
     builder lock                  lock what is new or out of date; keep all other versions
-    builder lock --os '*-jupyter' take security updates of Debian into the images with Jupyter
+    builder lock --os '*-jupyter' update the Debian packages of the images with Jupyter
     """
     project = context.project
     chosen = project.select(patterns or ("*",))

@@ -50,7 +50,7 @@ def plan_command(
 ) -> None:
     """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
 
-    SIZE is the download size of the wheels. ADDS is the part of it that is in no image above it in the table; OWN is
+    SIZE is the download size of the wheels. ADDS is the part that is in no image higher in the table; OWN is
     the part that is in no other image in the table.
     """
     project = context.project

@@ -63,7 +63,9 @@ def diff_command(context: Context, registry: str) -> None:
 @click.option("--fast", is_flag=True, help="Only check that each blob exists; do not download it to compare its hash.")
 @click.pass_obj
 def check_command(context: Context, place: str, registry: str, fast: bool) -> None:
-    """Check everything reachable from a tag or a staged release: manifests, blobs, and what is attached to images.
+    """Check everything in the registry that is in use.
+
+    That is what tags and staged releases lead to: manifests, blobs, and what is attached to images.
 
     Downloads every blob to compare its hash: a registry may return damaged data without an error. Fails if anything is
     missing or damaged.
@@ -104,11 +106,12 @@ def check_command(context: Context, place: str, registry: str, fast: bool) -> No
 @click.option("--delete", is_flag=True, help="Delete what is listed. Without this option, nothing is changed.")
 @click.pass_obj
 def prune_command(context: Context, place: str, registry: str, keep: int, delete: bool) -> None:
-    """List what is not needed in staging, and delete it.
+    """List what is not needed in staging; with --delete, delete it.
 
-    Keeps the newest staged releases, the newest release with each image that a public tag without a stamp names, images
-    of this checkout's plan, images with tags of other tools, and images that were tested less than 7 days ago, or whose
-    results cannot be read. The rest of staging is not needed: releases, their images and attachments. If a release
+    Keeps the newest staged releases; for each public tag without a stamp, the newest release that contains its image;
+    images of this checkout's plan; images with tags of other tools; images that were tested, or staged with
+    --images-only, less than 7 days ago, or whose results cannot be read; and the records of what was published. The
+    rest of staging is not needed: releases, their images and attachments. If a release
     cannot be read, nothing is deleted.
 
     In the public repositories, only attachments of images that no longer exist are deleted. Public image tags are never

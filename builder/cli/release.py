@@ -53,10 +53,10 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
 
     Pushes the images by digest to the registry in matrix.yaml, then sets their tags. Uses the credentials of `docker
     login`. Skips data that the registry already has. A new image gets a tag with today's date
-    (2.9.1-cu128-py311-20261122), which never moves. The other tags move once all images are in the registry.
+    (2.9.1-cu128-py311-20261122), which never moves. The other tags move only after all images are in the registry.
 
     The images are not signed, and have no test results attached: `builder stage` and `builder release` do that. If
-    matrix.yaml lists signers under `evidence`, `push` refuses.
+    matrix.yaml lists signers under `evidence`, `push` fails.
     """
     began = time.monotonic()
     project = context.project
@@ -190,11 +190,11 @@ def release_command(
 ) -> None:
     """Publish the staged release STAMP: sign it, then set its tags. Default: the newest.
 
-    Needs the checkout that the images were staged from, and the registry; no engine and no store. Compares the
-    configuration and the known layers of every image with the plan. Its test results must be for exactly this image
-    and these tests, and signed by a signer listed under `evidence` in matrix.yaml, or produced on this machine. Images
-    for GPUs need GPU tests: run `builder test --staged` on a machine with a GPU. If matrix.yaml has `scan`, images with
-    severe vulnerabilities are refused.
+    Needs a checkout of the commit that the images were staged from, and the registry, but no engine and no store.
+    Compares the configuration and the known layers of every image with the plan. The test results of each image must
+    be for exactly that image and the current test files. They must be signed by a signer listed under `evidence` in
+    matrix.yaml, or produced on this machine. Images for GPUs need GPU tests: run `builder test --staged` on a machine
+    with a GPU. If matrix.yaml has `scan`, images with severe vulnerabilities are refused.
 
     Run it again to finish a release that was interrupted.
     """
@@ -237,9 +237,10 @@ def status_command(
 ) -> None:
     """Show how far each cell is on its way to a release.
 
-    TESTED, TIME and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED is
-    whether the tag names that image. SIGNATURE is whether it has one; `cosign verify` checks it. SCAN is the newest
-    scan of the released image for vulnerabilities. PACKAGES is the age of the locked Debian packages.
+    TESTED, TIME and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED shows
+    whether the full tag names that image. SIGNATURE shows whether the image has a signature, which `builder verify`
+    checks. SCAN is the newest scan of the released image for vulnerabilities. PACKAGES is the age of the locked Debian
+    packages.
     """
     project = context.project
     planned = plan.make(project, project.select(patterns or ("*",)))

@@ -29,7 +29,7 @@ class BuilderError(Exception):
 
 
 class UsageError(BuilderError):
-    """The command line names something that does not exist."""
+    """The command line is invalid, names something that does not exist, or needs a setting that is missing."""
 
     exit_code = 2
     title = "usage"
@@ -107,7 +107,7 @@ class TemplateError(BuilderError):
 
 
 class FileError(BuilderError):
-    """A file of the checkout, or a temporary one, cannot be read or written."""
+    """A file of the checkout or the store cannot be read or written, or is damaged."""
 
     exit_code = 12
     title = "file"
@@ -122,7 +122,7 @@ class DamagedError(FileError):
 
 
 class FetchError(BuilderError):
-    """The index does not have a wheel of a lock, or its contents do not match the lock."""
+    """A locked wheel is missing from the index, or does not match its lock."""
 
     exit_code = 13
     title = "wheels"
@@ -136,14 +136,14 @@ class RegistryError(BuilderError):
 
 
 class VerifyError(BuilderError):
-    """An image does not match the plan or its history."""
+    """A check of an image, its attachments or the registry failed."""
 
     exit_code = 15
     title = "verify"
 
 
 class RefusedError(BuilderError):
-    """A combination does not work, an image does not run on the named GPU, or it has vulnerabilities."""
+    """A combination does not work, an image does not run on the named GPU, or `scan` refuses its vulnerabilities."""
 
     exit_code = 16
     title = "refused"

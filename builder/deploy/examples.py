@@ -111,7 +111,7 @@ def _source(image: Image, runtime: Runtime) -> str:
         if reference.digest:
             raise UsageError(
                 f"enroot cannot pull {reference} by digest",
-                hint="Use the tag of a release, or add --runtime apptainer.",
+                hint="Use a stamped tag (e.g. 2.9.1-cu128-py311-20261122), or add --runtime apptainer.",
             )
         registry = f"{reference.registry}#" if reference.registry else ""
         return f"{registry}{reference.repository}:{reference.tag or 'latest'}"

@@ -69,7 +69,8 @@ class Store(Blobs):
                 fcntl.flock(file, operation)
             except BlockingIOError:
                 raise BusyError(
-                    f"the store {self.root} is in use by another builder", hint="Try again later, or use --wait."
+                    f"the store {self.root} is in use by another builder",
+                    hint="Try again later, or wait for it: builder --wait COMMAND",
                 ) from None
             yield
 

@@ -60,7 +60,8 @@ def sources_of(store: Store, inputs: str, layer: Layer) -> list[Source]:
     record = store.get_record(inputs)
     if record is None:
         raise BuildError(
-            f"the store lost layer {layer.digest} during the build", hint="Run the same command again to rebuild it."
+            f"layer {layer.digest} disappeared from the store during the build",
+            hint="Run the same command again to rebuild it.",
         )
     return [Source(path=path, offset=offset, length=length) for path, offset, length in record["sources"]]
 

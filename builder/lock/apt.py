@@ -79,7 +79,7 @@ class Archive:
         sources = host.sources_list(release) or mmdebstrap.sources_list(release)
         if not sources:
             raise LockError(
-                f"Debian {release}: no archive addresses from mmdebstrap", hint="Run this command on Debian."
+                f"Debian {release}: mmdebstrap printed no archive addresses", hint="As root: apt-get install mmdebstrap"
             )
         (folder / "sources.list").write_text(sources, encoding="utf-8")
         (folder / "status").touch()

@@ -206,7 +206,10 @@ def _product(matrix: Matrix) -> list[Cell]:
     total = sum(prod(map(len, axes)) for _, _, _, axes in lines)
     if total > MAX_CELLS:
         where = matrix.where("frameworks")
-        raise MatrixError(f"{where}: the matrix has {total} cells; the limit is {MAX_CELLS}", hint="Shorten an axis.")
+        raise MatrixError(
+            f"{where}: the matrix has {total} cells; the limit is {MAX_CELLS}",
+            hint="Remove versions or variants from matrix.yaml.",
+        )
     return [_cell(name, framework, line, values) for name, framework, line, axes in lines for values in product(*axes)]
 
 

@@ -63,7 +63,8 @@ class Project:
                 holder = _holder(Path(file.name))
                 if not wait:
                     raise BusyError(
-                        f"another builder is using this checkout: {holder}", hint="Try again later, or use --wait."
+                        f"another builder is using this checkout: {holder}",
+                        hint="Try again later, or wait for it: builder --wait COMMAND",
                     ) from None
                 say(f"waiting for another builder: {holder}")
                 fcntl.flock(file, fcntl.LOCK_EX)

@@ -263,7 +263,8 @@ class Publisher:
             lines += tagging.backward(image.registry, image.moving, target.digest, target.stored.labels)
         if lines:
             raise RegistryError(
-                "nothing was pushed: tags never move back\n" + "\n".join(f"  {line}" for line in lines),
+                "nothing was pushed: these tags would move to an older release, or to older Debian packages\n"
+                + "\n".join(f"  {line}" for line in lines),
                 hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags back.",
             )
 

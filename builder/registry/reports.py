@@ -170,7 +170,7 @@ class Reader:
         """
         newest = {reading.gpu: reading for reading in readings.counted}
         if not newest:
-            raise ImageTestError("\n  ".join([f"{cell}: no test results that count", *readings.refused]))
+            raise ImageTestError("\n  ".join([f"{cell}: no valid test results", *readings.refused]))
         for gpu, reading in newest.items():
             if reason := self.why_failed(reading.report):
                 raise ImageTestError(f"{cell}: {reason}{f' on {gpu}' if gpu else ''}")

@@ -167,7 +167,7 @@ def test_what_mmdebstrap_cannot_make_is_refused_or_left_to_buildkit(
 ) -> None:
     path = bench.work.project.root / bench.image.dockerfile
     path.write_text(path.read_text().replace("FROM ${BASE} AS os\n", "FROM ${BASE} AS os\nCOPY a /a\n"))
-    with pytest.raises(UsageError, match="the stage has more than RUN"):
+    with pytest.raises(UsageError, match="the stage has instructions other than RUN"):
         bench.make(way="mmdebstrap")
     bench.make(way="auto")
     assert bench.engine.builds == ["os"]

@@ -102,7 +102,7 @@ def test_a_report_of_something_else_does_not_count(desk: Desk, changes: dict[str
     readings = desk.read(allow_unsigned=True)
     assert not readings.counted
     assert reason in readings.refused[0]
-    with pytest.raises(ImageTestError, match=f"{CELL}: no test results that count\n  report .* does not count"):
+    with pytest.raises(ImageTestError, match=f"{CELL}: no valid test results\n  report .* does not count"):
         desk.gpu()
 
 
