@@ -76,14 +76,17 @@ class ReusedTests:
         if image_id not in self._contents:
             try:
                 self._contents[image_id] = self._read_image(image, image_id)
-            except (BuilderError, OSError, ValueError):
+            except (BuilderError, OSError):
                 self._contents[image_id] = None
         return self._contents[image_id]
 
     def _read_image(self, image: PlannedImage, image_id: str) -> Contents | None:
         info = self._engine.image(image_id)
         status = self._engine.read_file(image_id, f"/{installed.DPKG}", checkout=str(self._project.root))
-        packages = frozenset(installed.debian_packages(status))
+        try:
+            packages = frozenset(installed.debian_packages(status))
+        except ValueError:  # an invalid record
+            return None
         if info is None or len(info.layers) != len(image.layers) or not packages:
             return None
         files: dict[str, str] = {}

@@ -79,7 +79,8 @@ class Archive:
         sources = host.sources_list(release) or mmdebstrap.sources_list(release)
         if not sources:
             raise LockError(
-                f"Debian {release}: mmdebstrap printed no archive addresses", hint="As root: apt-get install mmdebstrap"
+                f"Debian {release}: mmdebstrap printed no archive addresses",
+                hint="Add Debian's archive to apt's sources, or install a newer mmdebstrap.",
             )
         (folder / "sources.list").write_text(sources, encoding="utf-8")
         (folder / "status").touch()

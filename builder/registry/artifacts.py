@@ -92,11 +92,11 @@ def put(registry: Registry, artifact: Manifest, contents: Iterable[bytes]) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class Attachments:
-    """The artifacts to attach to one image. Each is stored at once; see `attaching`."""
+    """The artifacts to attach to one image. Each is stored immediately, and listed at the end of `attaching`."""
 
     registry: Registry
     subject: Descriptor
-    _stored: list[Manifest] = field(default_factory=list)
+    _stored: list[Manifest] = field(default_factory=list, init=False)
 
     def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> None:
         """Adds an artifact, as in `manifest`. Raises RegistryError."""
@@ -126,8 +126,8 @@ class Attachments:
 def attaching(registry: Registry, subject: Descriptor) -> Iterator[Attachments]:
     """For a `with` block that adds artifacts, at whose end they are attached to the image.
 
-    Attaching one again is no error. Lists them all at once: without the referrers API, each change of the list needs a
-    wait. Raises RegistryError if others replace the list again and again.
+    Attaching one again is no error. Lists them in one change: without the referrers API, each change needs a wait.
+    Raises RegistryError if others replace the list again and again.
     """
     attachments = Attachments(registry=registry, subject=subject)
     yield attachments

@@ -17,9 +17,11 @@ IMAGE_TESTS, GPU_TESTS = "tests/images", "tests/gpu"
 PROGRAM = Path(__file__).parents[1]
 # The modules that decide whether an image passes: they run the tests, assign GPUs and start containers.
 RUNNERS = (
+    "common/debian.py",
     "engine/client.py",
     "compat/gpus.py",
     "compat/gpu_support.py",
+    "layers/installed.py",
     "build/reused_tests.py",
     "build/image_tests.py",
     "build/outcomes.py",

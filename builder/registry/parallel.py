@@ -15,7 +15,7 @@ from builder.registry.failures import StoppedError
 LOOKUPS = 8
 TRANSFERS = 4  # of blobs
 FINISHES = 4  # finishing an image is mostly waiting for the registry
-GRACE_S = 5  # for those that wait for a response when the command is interrupted
+GRACE_S = 5  # seconds for requests that wait for a response when the command is interrupted
 _Input = TypeVar("_Input")
 _Begun = TypeVar("_Begun")
 _Output = TypeVar("_Output")
@@ -64,12 +64,12 @@ def in_turn(
     begin: Callable[[_Input], _Begun],
     finish: Callable[[_Begun, threading.Event], _Output],
     inputs: Iterable[_Input],
-    failed: Callable[[_Input], None],
+    on_failure: Callable[[_Input], None],
 ) -> list[_Output]:
-    """Calls `begin` for one input after another, since images share layers; meanwhile `finish` with each result of it.
+    """Calls `begin` for one input at a time, and `finish` for each result in a thread, while the next input begins.
 
-    Returns what `finish` returned, in order. Calls `failed` for each input with an error, and raises one error for all
-    of them at the end. `finish` also gets an event, which an interrupt sets.
+    Returns what `finish` returned, in order. Calls `on_failure` for each input with an error, and raises one error for
+    all of them at the end. `finish` also gets an event, which an interrupt sets.
     """
     stop = threading.Event()
 
@@ -78,14 +78,14 @@ def in_turn(
             return finish(begun, stop)
         except BuilderError:
             if not stop.is_set():
-                failed(each)
+                on_failure(each)
             raise
 
     def start(each: _Input) -> Future[_Output]:
         try:
             return pool.submit(end, each, begin(each))
         except BuilderError as error:
-            failed(each)
+            on_failure(each)
             future: Future[_Output] = Future()
             future.set_exception(error)
             return future

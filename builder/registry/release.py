@@ -147,8 +147,9 @@ class Releaser:
         target = candidate.target
         source = self.place.open(staging.name_of(target.references[0]))
         with artifacts.attaching(registry, target.stored.manifest) as attachments:
-            for reading in candidate.readings.counted if source.name != registry.name else ():
-                attachments.copy(source, reading.artifact)
+            if source.name != registry.name:
+                for reading in candidate.readings.counted:
+                    attachments.copy(source, reading.artifact)
             attachments.add(statements.SBOM_TYPE, {statements.SBOM_TYPE: candidate.sbom})
             if candidate.scan:
                 scan_results.add(attachments, candidate.scan, self.signer)
@@ -156,7 +157,7 @@ class Releaser:
     def _sign(self, registry: Registry, candidate: Candidate, stamped: str) -> None:
         """Attaches the signed statements (SBOM, provenance), then signs the image, if there is a signer.
 
-        `stamped` is the tag with the stamp that the image gets now, empty if it has one.
+        `stamped` is the stamped tag that the image gets now, empty if it has one.
         """
         if (signer := self.signer) is None:
             return

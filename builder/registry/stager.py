@@ -23,7 +23,6 @@ from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Evidence
 from builder.registry.parallel import in_turn
 from builder.registry.publish import NotBuiltError
-from builder.registry.push import Pushed
 from builder.registry.signing import Signer
 from builder.registry.staging import Place, StagedImage, name_of, plan_tag
 
@@ -116,13 +115,15 @@ class Stager:
     def _push_all(self, images: Sequence[_Image]) -> int:
         """Pushes all images; returns the number of bytes of blobs sent. Raises one error for all failures."""
 
-        def push_image(image: _Image) -> tuple[_Image, Pushed]:
-            return image, self._push(image, self._sources(image, images))
+        def push_image(image: _Image) -> tuple[_Image, Registry, Manifest, int]:
+            registry = self.place.open(image.staged.repository, write=True)
+            manifest = Manifest.of(self.store.read(image.staged.digest), image.stored.manifest.media_type)
+            return image, registry, manifest, self._push(image, registry, manifest, self._sources(image, images))
 
-        def finish(pushed: tuple[_Image, Pushed], stop: threading.Event) -> int:
-            image, result = pushed
-            self._finish(image, self._open(image).stoppable(stop), result)
-            return result.sent
+        def finish(pushed: tuple[_Image, Registry, Manifest, int], stop: threading.Event) -> int:
+            image, registry, manifest, sent = pushed
+            self._finish(image, registry.stoppable(stop), manifest, sent)
+            return sent
 
         with self.view.live():
             return sum(in_turn(push_image, finish, images, lambda image: self.view.end(image.staged.cell, "failed")))
@@ -136,28 +137,22 @@ class Stager:
         sources = [other.repository for other in others if other.registry == own.registry]
         return [source for source in dict.fromkeys(sources) if source != own.repository]
 
-    def _open(self, image: _Image) -> Registry:
-        return self.place.open(image.staged.repository, write=True)
-
-    def _manifest(self, image: _Image) -> Manifest:
-        return Manifest.of(self.store.read(image.staged.digest), image.stored.manifest.media_type)
-
-    def _push(self, image: _Image, sources: list[str]) -> Pushed:
-        """Pushes an image by its digest."""
+    def _push(self, image: _Image, registry: Registry, manifest: Manifest, sources: list[str]) -> int:
+        """Pushes an image by its digest; returns the number of bytes of blobs sent."""
         blobs = publish.blobs_of(self.store, image.stored, self.assembler.fetch if self.assembler else None)
         meter = Meter(self.view, image.staged.cell, "checked or sent", sum(blob.size for blob in blobs))
-        return push.push(self._open(image), self._manifest(image), blobs, mount_from=sources, progress=meter.add)
+        return push.push(registry, manifest, blobs, mount_from=sources, progress=meter.add).sent
 
-    def _finish(self, image: _Image, registry: Registry, pushed: Pushed) -> None:
+    def _finish(self, image: _Image, registry: Registry, manifest: Manifest, sent: int) -> None:
         """Attaches the report of a pushed image, and last sets the tag of its plan."""
-        staged, proof, manifest = image.staged, image.proof, self._manifest(image)
-        self.view.begin(staged.cell, "attaching test results")
+        staged, proof = image.staged, image.proof
         if proof:
+            self.view.begin(staged.cell, "attaching test results")
             report = reports.of_evidence(self.project.state, image.stored, proof)
             reports.write(self.project, registry, image.stored, report, self.signer)
         registry.put_manifest(plan_tag(staged.plan), manifest.content, manifest.media_type)
         status = f"gpu: {proof.gpu_status}" if proof else "not tested"
-        self.view.end(staged.cell, "staged", f"{size(pushed.sent)} sent, {status}")
+        self.view.end(staged.cell, "staged", f"{size(sent)} sent, {status}")
 
 
 def _name(planned: PlannedImage) -> str:

@@ -1,6 +1,6 @@
 """Runs of the program `builder`, forked from a process that has imported it: the imports take half of most runs.
 
-test_start.py, the demo and the faked runner start the program as users do.
+test_start.py, the demo, the faked runner and some other tests start the program as users do.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BuilderProcess:
 
 
 def _run(arguments: Sequence[str], environ: Mapping[str, str], output: Path, folder: Path) -> None:
-    """Becomes the program: what would otherwise be set when a process starts."""
+    """Sets up this process as a new one would be, then runs the program."""
     os.setsid()
     os.chdir(folder)
     with output.open("wb") as stream:

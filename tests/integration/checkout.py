@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from builder.common import digest
+from builder.lock.document import KNOWN_LAYERS
 from tests.integration import stores, wheels
 from tests.integration.builder_process import BuilderProcess
 from tests.integration.index import Index
@@ -212,8 +213,12 @@ class Checkout:
         """Runs `lock` and `render`, or copies what a checkout with the same inputs got from them."""
         inputs = self._inputs()
         if inputs in _RENDERED:
-            namespace, made = _RENDERED[inputs]
-            for name, content in made.items():
+            namespace, files = _RENDERED[inputs]
+            shutil.rmtree(self.root / "images", ignore_errors=True)
+            for path in (self.root / "locks").glob("*.json"):
+                if path.name != Path(KNOWN_LAYERS).name:
+                    path.unlink()
+            for name, content in files.items():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 (self.root / name).write_bytes(content.replace(namespace.encode(), self.namespace.encode()))
             return
@@ -227,7 +232,9 @@ class Checkout:
         """Lets other checkouts copy its locks and rendered files."""
         _OS_LOCKS.update({path.name: path.read_text("utf-8") for path in (self.root / "locks").glob("os-*.json")})
         if self.release == SHARED_RELEASE:
-            _RENDERED[self._inputs()] = self.namespace, self.files("locks") | self.files("images")
+            files = self.files("locks") | self.files("images")
+            files.pop(KNOWN_LAYERS, None)  # written by builds
+            _RENDERED[self._inputs()] = self.namespace, files
 
     def _inputs(self) -> str:
         """A digest of what its locks and rendered files depend on, without its namespace."""
@@ -264,7 +271,10 @@ class Checkout:
         return {path.relative_to(self.root).as_posix(): path.read_bytes() for path in paths}
 
     def processes(self) -> dict[int, str]:
-        """The command lines by process id, of processes that name this checkout."""
+        """The command lines by process id, of processes that name this checkout: those that a builder started.
+
+        A builder itself is a fork without a command line of its own; `running` waits for it or kills it.
+        """
         commands = {}
         for path in Path("/proc").iterdir():
             try:

@@ -106,8 +106,8 @@ def seed(
 ) -> Iterator[Path]:
     """A store with both images of the shared release, which one process makes for all.
 
-    Its images stay in the engine, which would unpack the operating system again for each checkout. Beside the store are
-    the authority (PEM) and the address of the index that it was made with.
+    Its images stay in the engine until that process ends: the engine would unpack the operating system again for each
+    checkout. Beside the store are the authority (PEM) and the address of the index that it was made with.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "seed"
@@ -115,23 +115,23 @@ def seed(
     with programs.locked(folder.with_suffix(".lock")):
         if is_first := not namespace.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            made = _make(folder, SHARED_RELEASE, served, environ)
-            made.environ["GPU_IMAGES_STORE"] = str(folder / "store")
-            made.lock_and_render()
-            made.builder("build")
-            stores.load_system(made.store, made.root)
+            first = _make(folder, SHARED_RELEASE, served, environ)
+            first.environ["GPU_IMAGES_STORE"] = str(folder / "store")
+            first.lock_and_render()
+            first.builder("build")
+            system = stores.load_system(first.store, f"{first.namespace}/")
             shutil.copy2(authority, folder / "authority.pem")
             (folder / "index").write_text(served.address, encoding="utf-8")
-            namespace.write_text(made.namespace, encoding="utf-8")
+            namespace.write_text(first.namespace, encoding="utf-8")
         else:
-            made = Checkout(
+            Checkout(
                 root=folder / "checkout", namespace=namespace.read_text("utf-8"), release=SHARED_RELEASE, index=served,
                 environ=environ,
-            )  # fmt: skip
-            made.remember()
+            ).remember()  # fmt: skip
     yield folder / "store"
     if is_first:
-        made.remove()
+        first.remove()
+        first.docker("image", "rm", "-f", system)
 
 
 def _make(folder: Path, release: str, served: Index, environ: dict[str, str]) -> Checkout:

@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from builder.engine.client import RUN_LABEL
+
 NAMESPACE = re.compile(r"builder-test-([0-9]+)-[0-9a-f]+/", re.ASCII)
 CELL = "gpu-images.cell"
 
@@ -23,7 +25,10 @@ def sweep() -> list[str]:
     if not shutil.which("docker") or _docker("version", "--format", "{{.Server.Version}}") is None:
         return []
     names = (_docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}") or "").split()
-    removed = dead(names, {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()})
+    processes = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    removed = dead(names, processes)
+    systems = _docker("image", "ls", "--filter", "dangling=true", "--filter", f"label={RUN_LABEL}", "-q", "--no-trunc")
+    removed += [image for image in (systems or "").split() if dead([_label(image, RUN_LABEL)], processes)]
     if not any(NAMESPACE.match(name) for name in set(names) - set(removed)):  # else they may be of a run that goes on
         listed = _docker("image", "ls", "--filter", "dangling=true", "--filter", f"label={CELL}", "-q", "--no-trunc")
         removed += [image for image in (listed or "").split() if _is_tiny(image)]
@@ -40,9 +45,11 @@ def dead(names: Iterable[str], processes: set[int]) -> list[str]:
 
 def _is_tiny(image: str) -> bool:
     """Whether an image belongs to a checkout of the tests, by its framework."""
-    return (_docker("image", "inspect", "--format", f'{{{{index .Config.Labels "{CELL}"}}}}', image) or "").startswith(
-        "ty-"
-    )
+    return _label(image, CELL).startswith("ty-")
+
+
+def _label(image: str, name: str) -> str:
+    return _docker("image", "inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', image) or ""
 
 
 def _docker(*arguments: str) -> str | None:

@@ -89,8 +89,8 @@ def copy_system(source: Path, store: Path) -> None:
     shutil.copy2(path(source, json.loads(record.read_bytes())["digest"]), store / "blobs/sha256")
 
 
-def load_system(store: Path, checkout: Path) -> None:
-    """Loads an image of the only operating system of a store into the engine, labelled as temporary of a checkout."""
+def load_system(store: Path, label: str) -> str:
+    """Loads an image of the only operating system of a store into the engine, with a label; returns its id."""
     [record] = os_records(store)
     layer = Layer(**{name: record[name] for name in ("digest", "diff_id", "size", "unpacked")})
-    Loader(Engine.connect(), Store(store), str(checkout), print).load_bare(layer)
+    return Loader(Engine.connect(), Store(store), label, print).load_bare(layer)

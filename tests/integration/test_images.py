@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -38,10 +39,13 @@ def test_evidence_is_written_and_has_no_gpu(built: Checkout) -> None:
             assert any(f"test_{component}.py::" in name for name in evidence["passed"]), component
 
 
-def test_no_temporary_files_or_images_are_left(built: Checkout) -> None:
-    assert built.containers() == []
-    assert list((built.root.parent / "tmp").iterdir()) == []
-    assert built.processes() == {}
+def test_no_temporary_files_or_images_are_left(built: Checkout, seed: Path) -> None:
+    """Of the images, and of the layers, which another checkout made."""
+    for checkout in (built, dataclasses.replace(built, root=seed.parent / "checkout")):
+        assert checkout.containers() == []
+        assert checkout.working_images() == []
+        assert list((checkout.root.parent / "tmp").iterdir()) == []
+        assert checkout.processes() == {}
 
 
 def test_a_second_run_does_nothing(built: Checkout) -> None:

@@ -145,7 +145,7 @@ def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> 
     assert len(artifacts.attached(staged, digest, reports.TYPE)) == 1
 
 
-def is_killed(run: Running, proxy: Proxy) -> None:
+def kill_when_stalled(run: Running, proxy: Proxy) -> None:
     """Kills a command when a request of it stalls."""
     run.reaches(proxy.stalled.is_set)
     run.process.kill()
@@ -172,7 +172,7 @@ def test_a_release_that_is_killed_at_each_step(ours: Checkout, proxy: Proxy, key
     for step, (method, path) in RELEASE_STEPS.items():
         proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path))
         with ours.running("release", "--to", proxy.address, UNTESTED_GPU, key) as run:
-            is_killed(run, proxy)
+            kill_when_stalled(run, proxy)
         half = tags(ours, proxy)
         assert set(half.values()) <= set(expected.values()), step
         if step != "moving tag":
@@ -254,14 +254,15 @@ def test_the_newer_of_two_parallel_releases_gets_the_moving_tags(
     assert tags(ours, proxy) == expected
 
 
+# Cells, and the request to stall, after some others. With one cell, it is clear which request is the second.
 STAGE_STEPS = {
-    "blob": ("POST", r"/staging/ty-cuda/blobs/uploads/", 0),
-    "image": ("PUT", r"/staging/ty-cuda/manifests/sha256:", 0),
-    "report": ("PUT", r"/staging/ty-cuda/manifests/sha256:", 1),
-    "list of reports": ("PUT", r"/staging/ty-cuda/manifests/sha256-", 0),
-    "plan of the second": ("PUT", r"/staging/ty-cuda/manifests/plan-", 1),
-    "document": ("PUT", r"/staging/releases/manifests/sha256:", 0),
-    "tag of the release": ("PUT", r"/staging/releases/manifests/release-", 0),
+    "blob": ((), "POST", r"/staging/ty-cuda/blobs/uploads/", 0),
+    "image": ((), "PUT", r"/staging/ty-cuda/manifests/sha256:", 0),
+    "report": ((PLAIN,), "PUT", r"/staging/ty-cuda/manifests/sha256:", 1),
+    "list of reports": ((), "PUT", r"/staging/ty-cuda/manifests/sha256-", 0),
+    "plan of the second": ((), "PUT", r"/staging/ty-cuda/manifests/plan-", 1),
+    "document": ((), "PUT", r"/staging/releases/manifests/sha256:", 0),
+    "tag of the release": ((), "PUT", r"/staging/releases/manifests/release-", 0),
 }
 
 
@@ -273,10 +274,10 @@ def test_a_stage_that_is_killed_at_each_step(ours: Checkout, proxy: Proxy) -> No
         return {name: {tag: each.digest_of(tag) for tag in each.list_tags()} for name, each in there.items()}
 
     stage(ours, "--staging", f"{proxy.address}/undisturbed")
-    for step, (method, path, after) in STAGE_STEPS.items():
+    for step, (cells, method, path, after) in STAGE_STEPS.items():
         proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path, after=after))
-        with ours.running("stage") as run:
-            is_killed(run, proxy)
+        with ours.running("stage", *cells) as run:
+            kill_when_stalled(run, proxy)
         half = staged("staging")
         assert half["releases"] == {}, step
         images = repository(ours, proxy, "staging/ty-cuda")

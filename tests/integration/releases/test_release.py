@@ -239,7 +239,7 @@ def test_nothing_is_staged_twice(ours: Checkout, proxy: Proxy) -> None:
     assert "no staged release 20200101" in ours.builder("release", "20200101", "--to", proxy.address, code=14)
 
 
-def test_a_new_machine_downloads_known_layers(ours: Checkout, proxy: Proxy, seed: Path, tmp_path: Path) -> None:
+def test_a_new_machine_downloads_known_layers(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
     """Operating systems and bytecode; wheels are taken from the index."""
     stage(ours)
     proxy.heal()
@@ -254,7 +254,6 @@ def test_a_new_machine_downloads_known_layers(ours: Checkout, proxy: Proxy, seed
         assert record in stores.os_records(other.store)
 
     third = elsewhere(ours, tmp_path / "third")
-    stores.copy_system(seed, third.store)
     proxy.troubles.append(Trouble(fault=Fault.STATUS_500, method="HEAD", path="/blobs/", times=10**6))
     output = third.builder("build")
     assert output.count("the registry is not used for the rest of this run") == 1

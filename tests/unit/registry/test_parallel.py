@@ -67,7 +67,7 @@ def test_an_interrupt_stops_what_is_being_finished(monkeypatch: pytest.MonkeyPat
         return number
 
     def finish(_: int, stop: threading.Event) -> None:
-        assert stop.wait(WAIT_S), "it is not told to stop"
+        assert stop.wait(WAIT_S), "the event is not set"
         stopped.set()
         raise RegistryError("stopped")
 

@@ -194,7 +194,7 @@ def test_an_image_that_is_not_built(bench: Bench) -> None:
     ("changes", "reason"),
     [
         ({"plan": "sha256:other"}, "not tested"),
-        ({"suite": {}}, "test suite changed since it was tested: builder/build/image_tests.py and 6 more"),
+        ({"suite": {}}, "test suite changed since it was tested: builder/build/image_tests.py and 8 more"),
         ({"gpu": "failed"}, "tests failed"),
     ],
     ids=str,
