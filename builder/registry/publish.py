@@ -196,11 +196,11 @@ class _Tagged:
         return self.moving[self.target.references[0].tag] == self.target.digest
 
     def stamped(self, stamp: str) -> str:
-        """The tag of a release."""
+        """The stamped tag of a release."""
         return tags.stamped(self.target.references[0], stamp).tag
 
     def is_free(self, stamp: str) -> bool:
-        """Whether no other image has the tag of a release."""
+        """Whether no other image has the stamped tag of a release."""
         return self.registry.digest_of(self.stamped(stamp)) in (None, self.target.digest)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +78,6 @@ def os_records(store: Path) -> list[dict[str, Any]]:
     """The records of operating systems."""
     records = (json.loads(path.read_text(encoding="utf-8")) for path in sorted((store / "layers").glob("*.json")))
     return [record for record in records if "taken" in record]
-
-
-def copy_system(source: Path, store: Path) -> None:
-    """Copies the only operating system of a store to another one, which may be empty."""
-    Store(store).prepare()
-    [record] = [path for path in (source / "layers").glob("*.json") if "taken" in json.loads(path.read_bytes())]
-    shutil.copy2(record, store / "layers")
-    shutil.copy2(path(source, json.loads(record.read_bytes())["digest"]), store / "blobs/sha256")
 
 
 def load_system(store: Path, label: str) -> str:
