@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 
 import requests
@@ -37,6 +37,8 @@ from builder.index.download import Fetcher
 from builder.layers import images as stored_images
 from builder.layers import splice, wheel
 from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.oci import Layer
+from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.matrix.cells import CUDA
 from builder.matrix.project import Project
@@ -150,11 +152,11 @@ class Bench:
                     unpacked = inflate_alone(path, locked.file, place)
                 with self._results.timed(layer), path.open("rb", buffering=splice.CHUNK) as file:
                     entries = wheel.layer_entries([(locked.file, file)], place)
-                    written = store.write(partial(splice.write, entries))
+                    written = _store(store, entries, "")
                 store.discard(written.digest)
                 with self._results.timed(known), path.open("rb", buffering=splice.CHUNK) as file:
                     entries = wheel.layer_entries([(locked.file, file)], place)
-                    store.write(partial(splice.write, entries, diff_id=written.diff_id))
+                    _store(store, entries, written.diff_id)
                 store.discard(written.digest)
             rates = [unpacked / self._results.median(name) / 1e9 for name in (layer, alone)]
             self._results.facts.append(
@@ -290,6 +292,13 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
         "present": pushed.present,
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+
+
+def _store(store: Store, entries: Iterable[Entry], diff_id: str) -> Layer:
+    with store.new_blob() as blob:
+        layer, _ = splice.write(entries, blob.file, diff_id=diff_id)
+        blob.digest = layer.digest
+    return layer
 
 
 def inflate_alone(path: Path, file: str, place: wheel.Place) -> int:

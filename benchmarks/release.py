@@ -30,6 +30,7 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry import evidence
 from builder.registry.evidence import Evidence
+from builder.registry.suite import IMAGE_TESTS, Suite
 
 GROUPS = ("pt-2.9-cu128-py311", "tf-2.20-cu128-py311", "jax-0.10-cu128-py311")
 FEW = (*GROUPS, f"{GROUPS[0]}-jupyter", f"{GROUPS[0]}-full")
@@ -53,7 +54,7 @@ class Machine:
         images = plan.make_locked(project, project.select(cells)).images
         view = View(Console(quiet=True))
         work = Work(engine=Engine.connect(), project=project, host=host.of(project.matrix), view=view)
-        suite = evidence.suite(self.checkout)
+        suite = Suite.of(self.checkout)
         with store.used():
             assembler = Assembler(work, store)
             assembler.prepare(images)
@@ -63,8 +64,8 @@ class Machine:
                     image_id=assembled.config.digest,
                     cell=image.id,
                     plan=image.digest,
-                    suite=suite,
-                    passed=("benchmark",),
+                    suite=dict(suite.files),
+                    passed=tuple(sorted(suite.of_image(image.components, IMAGE_TESTS))),
                     failed=(),
                     gpu="not run",
                 )

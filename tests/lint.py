@@ -38,6 +38,18 @@ def checks() -> dict[str, list[str]]:
         "shellcheck": ["shellcheck", *_shell_scripts()],
         "zizmor": ["zizmor", "--offline", "--quiet", "--min-severity=medium", *workflows],
         "workflow schema": ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
+        "compose schema": ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "examples/compose.yaml"],
+        # 1.29 is the oldest release that the examples name.
+        "kubernetes schemas": [
+            "kubernetes-validate",
+            "--strict",
+            "--quiet",
+            "-k",
+            "1.29",
+            "-k",
+            "1.35",
+            *_files("examples/kubernetes-*.yaml"),
+        ],
         "renovate schema": ["check-jsonschema", "--builtin-schema", "vendor.renovate", ".github/renovate.json"],
         "locks": ["builder", "lock", "--check"],
         "images/": ["builder", "render", "--check"],

@@ -15,7 +15,7 @@ from benchmarks.frameworks.measures import CPU_SIZE, GPU_SIZE
 from benchmarks.frameworks.report import Report
 from builder.cli import SETTINGS, main
 from builder.cli.context import Context
-from builder.cli.options import cells_argument
+from builder.cli.options import cells_argument, debug_option
 from builder.common import atomic
 from builder.common.console import View
 from builder.common.errors import EngineError, ImageTestError, UsageError
@@ -32,7 +32,7 @@ How to read the table:
   -             the image cannot do this; a note below the table says why
 \b
 Examples:
-  make bench-frameworks
+  python -m benchmarks.frameworks
   python -m benchmarks.frameworks --runs 5 --json figures.json --plot figures.svg
   python -m benchmarks.frameworks 'pt-*-cu128-py3{{11,13}}'
   python -m benchmarks.frameworks --gpu require --size 16384
@@ -100,7 +100,7 @@ class Outputs:
     help="If another builder is using this checkout, wait for it instead of failing.",
     callback=lambda context, _, wait: setattr(context.obj, "wait", wait),
 )
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@debug_option
 @click.option(
     "--docs",
     "docs_file",
@@ -141,7 +141,7 @@ def _gpu(context: Context, engine: Engine, chosen: Sequence[Cell], mode: gpus.Mo
     if for_cpu := [cell.id for cell in chosen if cell.is_cpu]:
         reason = f"{', '.join(for_cpu)}: built for the CPU"
     elif not engine.info().has_nvidia:
-        reason = "Docker Engine has no NVIDIA runtime"
+        reason = "Docker Engine has no NVIDIA runtime and no CDI devices of NVIDIA"
     else:
         reason = gpus.Pool().why_not()
     if not reason:

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from typing import Any
 
-from builder.build import bytecode, disk, os_stage
+from builder.build import bytecode, disk
 from builder.build.bytecode import Compilation
-from builder.build.os_stage import OsStage
-from builder.build.programs import Programs
-from builder.build.registry_layers import RegistryLayers
+from builder.build.layer_lookup import LayerLookup
+from builder.build.mmdebstrap import Mmdebstrap
+from builder.build.operating_systems import SystemLayers
 from builder.build.wheels import WheelLayers
 from builder.build.work import Method, Origin, Work, record_built
-from builder.common import digest
+from builder.common import errors
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, DamagedError
 from builder.engine.load import Loader
-from builder.layers import files, oci, os_layer, splice, wheel, wheel_layers
+from builder.layers import files, stored_layers, wheel
 from builder.layers import images as stored_images
 from builder.layers.images import UNTESTED
 from builder.layers.known_layers import KnownLayers
@@ -40,25 +39,32 @@ from builder.plan.plan import PlannedImage
 class Assembler(Method):
     """Makes the images of one run. `prepare` starts their layers, `build` waits for those of one image.
 
-    `os_way` is how operating systems are made.
+    `jobs` is how many operating systems are made at the same time; `lookup` is shared by the assemblers of a run, so
+    that a registry that does not answer is asked once.
     """
 
-    def __init__(self, work: Work, store: Store, *, os_way: os_stage.Way = "auto") -> None:
+    def __init__(
+        self,
+        work: Work,
+        store: Store,
+        *,
+        jobs: int = 2,
+        lookup: LayerLookup | None = None,
+        mmdebstrap: Mmdebstrap | None = None,
+    ) -> None:
         self._work = work
         self._store = store
-        self._os_way = os_way
-        self._programs = Programs()
         self._engine_store = work.engine.info().store
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
-        self._known = KnownLayers(work.project.root)
-        self._wheels = WheelLayers(work, store, self._known)
-        self._remote = RegistryLayers(work.project, work.host, work.view, store, self._known)
-        self._systems: dict[str, Future[OsLayer]] = {}
+        self._lookup = lookup or LayerLookup(work.project, work.host, work.view, store, KnownLayers(work.project.root))
+        self._wheels = WheelLayers(work, store, self._lookup, jobs)
+        self._systems = SystemLayers(work, store, self._lookup, mmdebstrap or Mmdebstrap(work), jobs)
         self._compilers: dict[str, set[str]] = {}
         self._bytecode: dict[str, Future[Layer]] = {}
         self._os_images: dict[str, str] = {}
         self._program = b""
         self._files: dict[str, dict[str, Entry]] = {}
+        self._unreadable: dict[str, BuilderError] = {}  # images with files that cannot be used
         self._os_images_lock = threading.Lock()
         self._loading = threading.Lock()
         self._containers = ThreadPoolExecutor(4, "container")
@@ -66,7 +72,7 @@ class Assembler(Method):
     def find(self, image: PlannedImage) -> str:
         """Id of the image in the engine, if store and engine both have it as planned; empty if not."""
         try:
-            stored = stored_images.find(self._store, image)
+            stored = stored_images.find(self._store, image, self._lookup.known)
         except DamagedError as error:
             self._work.view.say(f"{image.id}: {error}; it will be rebuilt")
             self._store.discard(error.blob)
@@ -75,6 +81,10 @@ class Assembler(Method):
             return ""
         image_id = stored.image_id(self._engine_store)
         return image_id if self._work.engine.image(image_id) else ""
+
+    def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
+        """One image for each operating system that neither the store nor a registry has."""
+        return self._systems.missing(images)
 
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         """Starts everything that the images need and the store lacks.
@@ -86,43 +96,26 @@ class Assembler(Method):
         self._program = (work.project.root / plan.COMPILER).read_bytes()
         self._compilers = plan.systems(work.project)
         for image in images:
-            self._files[image.id] = files.read(work.project.root, image, wheel.environment(image.cell.python))
-        self._start_systems({image.os: image for image in images}.values())
+            try:
+                self._files[image.id] = files.read(work.project.root, image, wheel.environment(image.cell.python))
+            except BuilderError as error:
+                self._unreadable[image.id] = error
+            except OSError as error:
+                self._unreadable[image.id] = errors.of_file(error)
+        images = [image for image in images if image.id in self._files]
+        self._systems.start(images)
         self._wheels.start(layer for image in images for layer in image.layers if layer.kind == "wheels")
         for image in images:
             for layer in image.layers:
                 if layer.compiled and layer.inputs not in self._bytecode:
                     self._bytecode[layer.inputs] = self._containers.submit(self._compile, layer, image)
 
-    def _start_systems(self, images: Iterable[PlannedImage]) -> None:
-        """Makes the operating systems that the store lacks; `images` are one for each."""
-        work = self._work
-        missing = []
-        for image in images:
-            if system := os_layer.get(self._store, image.os):
-                self._systems[image.os] = Future()
-                self._systems[image.os].set_result(system)
-            elif system := self._remote.system(image.os):
-                self._systems[image.os] = self._containers.submit(self._download_system, image, system)
-            else:
-                missing.append(image)
-        for stage in os_stage.read(work, missing, self._os_way):
-            self._systems[stage.image.os] = self._containers.submit(self._make_system, stage)
-
-    def _download_system(self, image: PlannedImage, system: OsLayer) -> OsLayer:
-        """Downloads an operating system that a registry reported; makes it if that fails."""
-        name = os_stage.row(image)
-        self._work.view.begin(name, "downloading")
-        if self._remote.download_system(name, image.os, system):
-            self._work.view.end(name, "done", f"layer {digest.short(system.digest)}, from the registry")
-            return system
-        [stage] = os_stage.read(self._work, [image], self._os_way)
-        return self._make_system(stage)
-
-    def _make_system(self, stage: OsStage) -> OsLayer:
-        system = os_stage.make(self._work, self._store, stage, self._programs, self._known)
-        self._work.view.end(stage.name, "done", f"layer {digest.short(system.digest)}")
-        return system
+    def pending(self, image: PlannedImage) -> list[Future[Any]]:
+        """The layers of the image that are being made now."""
+        futures: list[Future[Any]] = [*self._wheels.pending(image.layers)]
+        futures += [self._bytecode[layer.inputs] for layer in image.layers if layer.inputs in self._bytecode]
+        futures += self._systems.pending(image)
+        return [future for future in futures if not future.done()]
 
     def build(self, image: PlannedImage) -> tuple[str, Origin]:
         """Assembles the image and loads it into the engine; returns its id, and whether the store had it before."""
@@ -139,17 +132,17 @@ class Assembler(Method):
 
     def assemble(self, image: PlannedImage) -> Image:
         """Assembles the image in the store, named as untested. Raises what making one of its layers raised."""
-        system = self._systems[image.os].result()
-        # The layer may have been made for another image, where it has another name in the history.
-        stack = tuple(
-            replace(self._layer(layer, image, system), created_by=oci.describe(layer)) for layer in image.layers
-        )
+        if error := self._unreadable.get(image.id):
+            raise error
+        system = self._systems.layer(image.os)
+        stack = tuple(self._layer(layer, image, system) for layer in image.layers)
+        known = self._lookup.known
         for planned, layer in zip(image.layers, stack, strict=True):
             if planned.wheels or planned.compiled:
-                self._known.add(planned, layer)
-        self._known.add_system(image.os, system)
-        self._known.write()
-        wheel_layers.check_paths(self._store, image.id, image.layers, set(system.taken))
+                known.add(planned, layer)
+        known.add_system(image.os, system)
+        known.write()
+        stored_layers.check_paths(self._store, image.id, image.layers, set(system.taken))
         sizes = [(planned.name, layer.size, layer.unpacked) for planned, layer in zip(image.layers, stack, strict=True)]
         budget.check_built(self._work.project.matrix, image.cell, sizes)
         assembled = stored_images.write(self._store, image, system, stack)
@@ -158,7 +151,8 @@ class Assembler(Method):
 
     def record_tagged(self, image: PlannedImage) -> None:
         """Names the image in the store by its full tag, after it passed its tests and has its tags."""
-        stored, system = stored_images.find(self._store, image), os_layer.get(self._store, image.os)
+        stored = stored_images.find(self._store, image, self._lookup.known)
+        system = self._lookup.system_in_store(image.os)
         if stored and system:
             name = image.references[0]
             stored_images.put_name(self._store, image, system, stored.manifest, name, instead_of=name + UNTESTED)
@@ -169,8 +163,7 @@ class Assembler(Method):
         Does not wait for them after an interrupt.
         """
         wait = isinstance(sys.exception(), Exception | None)
-        if not wait:
-            self._programs.stop()
+        self._systems.close(wait=wait)
         self._wheels.close(wait=wait)
         self._containers.shutdown(wait=wait, cancel_futures=True)
         for image_id in list(self._os_images.values()):
@@ -181,50 +174,37 @@ class Assembler(Method):
 
     def _layer(self, layer: PlannedLayer, image: PlannedImage, system: OsLayer) -> Layer:
         if layer.kind == "os":
-            return system.built(layer)
+            return system
         if layer.kind == "wheels":
             return self._wheels.layer(layer.inputs)
         if layer.compiled:
             return self._bytecode[layer.inputs].result()
         entries = files.entries(self._files[image.id], system.folders)
-        return wheel_layers.put(self._store, layer, lambda out: splice.write(entries, out))
+        return stored_layers.store_layer(self._store, layer, entries)
 
     def _compile(self, layer: PlannedLayer, image: PlannedImage) -> Layer:
-        if built := wheel_layers.get(self._store, layer):
+        if built := self._lookup.in_store(layer):
             return built
-        if downloaded := self._remote.bytecode(layer):
+        if downloaded := self._lookup.download_bytecode(layer):
             return downloaded
-        system = self._compiling_system(image)
+        # All operating systems with the image's Python give the same bytecode.
+        system = self._systems.first_ready(image.os, self._compilers.get(image.compiler, ()))
         below = {inputs: self._wheels.layer(inputs) for inputs in layer.compiled}
         compilation = Compilation(
-            os_image=self._os_image(image, system),
+            os_image=self._os_image(system),
             program=self._program,
             place=wheel.environment(layer.python),
             sources=[
-                (built.digest, wheel_layers.sources_of(self._store, inputs, built)) for inputs, built in below.items()
+                (built.digest, stored_layers.sources_of(self._store, inputs, built)) for inputs, built in below.items()
             ],
         )
         self._work.view.note(image.id, f"compiling {layer.component}")
-        make = partial(bytecode.make, self._work, self._store, compilation)
-        return wheel_layers.put(self._store, layer, make, self._known.get(layer))
+        entries = bytecode.compiled_entries(self._work, self._store, compilation)
+        return stored_layers.store_layer(self._store, layer, entries, self._lookup.known.get(layer))
 
-    def _compiling_system(self, image: PlannedImage) -> OsLayer:
-        """The first operating system that is ready, of those with the image's Python: all give the same bytecode."""
-        systems = self._compilers.get(image.compiler, set()) | {image.os}
-        stored = (
-            os_layer.get(self._store, inputs) for inputs in sorted(systems, key=lambda inputs: inputs != image.os)
-        )
-        if system := next(filter(None, stored), None):
-            return system
-        # None of them is pending: they were submitted before all bytecode.
-        started = [self._systems[inputs] for inputs in systems & self._systems.keys()]
-        ready = next((future for future in as_completed(started) if not future.exception()), self._systems[image.os])
-        return ready.result()
-
-    def _os_image(self, image: PlannedImage, system: OsLayer) -> str:
+    def _os_image(self, system: OsLayer) -> str:
         """Id of an image of the operating system alone, to run its Python."""
         with self._os_images_lock:
             if system.digest not in self._os_images:
-                layer = next(layer for layer in image.layers if layer.kind == "os")
-                self._os_images[system.digest] = self._loader.load_bare(system.built(layer))
+                self._os_images[system.digest] = self._loader.load_bare(system)
             return self._os_images[system.digest]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import gzip
 import io
-import shutil
 import tarfile
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ from typing import BinaryIO
 
 from builder.build.work import Work
 from builder.common.errors import BuildError
-from builder.layers import splice, wheel, wheel_zip
-from builder.layers.splice import Entry, Source, WrittenLayer
+from builder.layers import wheel, wheel_zip
+from builder.layers.splice import Entry, Source
 from builder.layers.store import Store
 from builder.layers.wheel import Place
 
@@ -42,31 +42,34 @@ class Compilation:
     sources: Sequence[tuple[str, Sequence[Source]]]
 
 
-def make(work: Work, store: Store, compilation: Compilation, out: BinaryIO) -> WrittenLayer:
-    """Writes the layer to `out`. Raises BuildError, EngineError."""
+def compiled_entries(work: Work, store: Store, compilation: Compilation) -> Iterator[Entry]:
+    """The entries of the layer. Raises BuildError, EngineError."""
     with work.project.scratch() as scratch:
-        tar, result, bytecode = (Path(scratch) / name for name in ("sources.tar", "result.tar", "bytecode.zip"))
+        tar, bytecode = Path(scratch) / "sources.tar", Path(scratch) / "bytecode.zip"
         try:
             _write_sources(tar, store, compilation)
         except (gzip.BadGzipFile, EOFError, zlib.error):
             store.remove_damaged(blob for blob, _ in compilation.sources)
             raise
-        with tar.open("rb") as files, result.open("wb") as output:
-            work.engine.transform(
+        output: deque[str] = deque(maxlen=15)
+        with tar.open("rb") as files, bytecode.open("wb") as result:
+            status = work.engine.run_to_file(
                 compilation.os_image,
                 checkout=str(work.project.root),
                 command=[PYTHON, "-B", f"/{_PROGRAM}", _RESULT],
                 files=files,
                 result=_RESULT,
-                out=output,
+                out=result,
+                on_line=output.append,
+                network_mode="none",
+                environment={"PYTHONHASHSEED": "0"},
             )
-        with tarfile.open(result) as archive, bytecode.open("wb") as file:
-            content = archive.extractfile(Path(_RESULT).name)
-            if content is None:
-                raise BuildError("the container that compiles bytecode returned no file")
-            shutil.copyfileobj(content, file)
+        if status:
+            raise BuildError(
+                f"compile.py ended with status {status} in the container that compiles bytecode\n{''.join(output)}"
+            )
         with bytecode.open("rb") as file:
-            return splice.write(_entries(file, compilation.place), out)
+            yield from _entries(file, compilation.place)
 
 
 def _write_sources(tar_path: Path, store: Store, compilation: Compilation) -> None:

@@ -16,7 +16,7 @@ from builder.common.errors import FREE_DISK, DamagedError, DiskError
 from builder.common.units import counted, size
 from builder.engine.model import ImageInfo
 from builder.layers import images as stored_image
-from builder.layers import wheel_layers
+from builder.layers import stored_layers
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image
 from builder.layers.store import Store
@@ -25,6 +25,7 @@ from builder.matrix.tags import CELL_LABEL, CUDA_LABEL, PLAN_LABEL
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence
+from builder.registry.suite import Suite
 
 # Bytes on disk for each byte of wheels. Measured for torch 2.9.1: 4.2 GB of wheels unpack to 7.5 GB.
 UNPACKED = 1.8
@@ -44,7 +45,7 @@ def engine_bytes(wheels: int) -> int:
 def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
     """About how many bytes the store grows by, at its peak, while the layers that it lacks are made."""
     incomplete = [image for image in images if _stored(store, image) is None]
-    missing = [layer for layer in _wheel_layers(incomplete) if not wheel_layers.get(store, layer)]
+    missing = [layer for layer in _wheel_layers(incomplete) if not stored_layers.stored_layer(store, layer, None)]
     wheels = {wheel.sha256: wheel.size for layer in missing for wheel in layer.wheels}
     return int(sum(wheels.values()) * _SPLICED)
 
@@ -114,7 +115,7 @@ def _unloaded(store: Store, images: Iterable[PlannedImage], diff_ids: Collection
     """Bytes of wheels in layers that an engine with the layers `diff_ids` lacks."""
     needed = 0
     for layer in _wheel_layers(images):
-        built = wheel_layers.get(store, layer)
+        built = stored_layers.stored_layer(store, layer, None)
         if built is None or built.diff_id not in diff_ids:
             needed += layer.bytes
     return needed
@@ -134,13 +135,13 @@ def outstanding(work: Work, store: Store, plan: Plan, *, test: bool) -> Plan:
 
     The others are done, even if they were removed from the engine since.
     """
-    suite = evidence.suite(work.project.root)
+    suite = Suite.of(work.project.root)
 
     def is_done(image: PlannedImage) -> bool:
         assembled = _stored(store, image)
         if assembled is None or not test:
             return assembled is not None
-        _, reason = evidence.check_stored(work.project.state, assembled, image.digest, suite)
+        _, reason = evidence.check_stored(work.project.state, assembled, image, suite)
         return not reason
 
     return Plan(images=tuple(image for image in plan.images if not is_done(image)))

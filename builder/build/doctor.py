@@ -12,7 +12,7 @@ from typing import Literal
 
 import requests
 
-from builder.build import bootstrap, disk
+from builder.build import disk, mmdebstrap
 from builder.common.errors import BuilderError, EngineError, UsageError
 from builder.common.reference import ImageRef
 from builder.common.retry import RetryPolicy
@@ -75,8 +75,8 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
 
 
 def _mmdebstrap() -> Finding:
-    if reason := bootstrap.reason_not():
-        return Finding("mmdebstrap", "note", f"{reason}: the engine builds operating systems, which takes longer")
+    if reason := mmdebstrap.obstacle_here():
+        return Finding("mmdebstrap", "note", f"{reason}: builds run it in a container of Debian")
     return Finding("mmdebstrap", "ok", shutil.which("mmdebstrap") or "a build will install it with apt-get")
 
 
@@ -95,7 +95,6 @@ def _engine(info: EngineInfo) -> list[Finding]:
     machine = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
     return [
         Finding("engine", "ok" if is_new else "missing", version),
-        Finding("buildkit", *_has(info.buildkit, "missing", "not in this engine")),
         Finding("store", "ok", f"{info.store}, {info.root}"),
         Finding("machine", "ok" if is_amd64 else "missing", machine),
     ]
@@ -186,4 +185,4 @@ def _default_registry(engine: Engine | None, project: Project) -> Finding:
         return Finding("registry", "note", "not checked: no engine")
     if engine.has_remote(next(iter(project.matrix.debian.values())).image):
         return Finding("registry", "ok", "Docker's default registry answers")
-    return Finding("registry", "note", "no registry answers: base images are built from Debian packages")
+    return Finding("registry", "note", "no registry answers: base images for Dockerfiles are made from Debian packages")

@@ -29,9 +29,11 @@ from builder.engine.client import SOCKET
 from builder.matrix import facts
 from builder.plan.plan import PlannedImage
 from builder.registry import evidence
-from builder.registry.evidence import GPU_TESTS, Evidence
+from builder.registry.evidence import Evidence
+from builder.registry.suite import GPU_TESTS, Suite, gpu_test
 
 TIMEOUT_S = 1800
+_NO_TEST = "no GPU test: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +75,20 @@ class Tester:
         self._junit = junit
         self._pool = pool or gpus.Pool()
         self._has_runtime = work.engine.info().has_nvidia
-        self._suite = evidence.suite(work.project.root)
+        self._suite = Suite.of(work.project.root)
         self._programs = Programs()
 
     def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
         """Earlier evidence of a pass that is still valid, from no less hardware than there is now."""
         earlier = self._read(image_id)
-        if earlier is None or evidence.why_invalid(self._read, earlier, image.digest, self._suite):
+        if earlier is None or evidence.why_invalid(self._read, earlier, image, self._suite):
             return None
         return None if earlier.gpu == "not run" and not self._why_no_gpu(image) else earlier
 
     def _earlier(self, image: PlannedImage, image_id: str) -> Evidence | None:
         """Earlier evidence, a pass or not, if it is of this image and the current test suite."""
         earlier = self._read(image_id)
-        return None if evidence.why_outdated(earlier, image.digest, self._suite) else earlier
+        return None if evidence.why_outdated(earlier, image.digest, self._suite.files) else earlier
 
     def check(self, images: Sequence[PlannedImage]) -> None:
         """With `--gpu require`, raises ImageTestError if GPU tests of these images cannot run."""
@@ -110,7 +112,7 @@ class Tester:
         """
         self._view.begin(image.id, "testing")
         earlier = self._earlier(image, image_id)
-        if only_missing and earlier and not evidence.why_invalid(self._read, earlier, image.digest, self._suite):
+        if only_missing and earlier and not evidence.why_invalid(self._read, earlier, image, self._suite):
             results, reused = _part(earlier, on_gpu=False), earlier.reused
         else:
             results = self._run(image, image_id, "test", self._files(image), reusable=reusable)
@@ -130,7 +132,7 @@ class Tester:
             image_id=image_id,
             cell=image.id,
             plan=image.digest,
-            suite=self._suite,
+            suite=dict(self._suite.files),
             passed=results.passed + gpu.results.passed,
             failed=results.failed + gpu.results.failed,
             gpu=gpu.state,
@@ -145,6 +147,9 @@ class Tester:
         evidence.write(self._project.state, result)
         if not result.is_pass:
             raise self._failure(image, result, {**results.reasons, **gpu.results.reasons}, on_gpu=not results.failed)
+        if reason := evidence.why_incomplete(result, image.components, self._suite):
+            hint = "Write tests as functions `test_...` of the module, or of a class `Test...`, or import them by name."
+            raise ImageTestError(f"{image.id}: the result does not count: {reason}", hint=hint)
         if gpu.reason and self._gpu_mode == gpus.REQUIRE and not image.cell.is_cpu:
             raise _no_gpu_test(image.id, gpu.reason)  # there was one before the build
         return result
@@ -202,12 +207,14 @@ class Tester:
             return "the image is for the CPU"
         if self._gpu_mode == gpus.OFF:
             return "--gpu off"
-        test = f"tests/gpu/test_{image.cell.framework}.py"
+        test = gpu_test(image.cell.framework)
         if not (self._project.root / test).is_file():
-            return f"no GPU test: {test} is missing"
+            return f"{_NO_TEST}{test} is missing"
         _, present = self._pool.read()
         if present and not self._has_runtime:
-            return "Docker Engine has no NVIDIA runtime: install nvidia-container-toolkit"
+            return (
+                "Docker Engine has neither the NVIDIA runtime nor NVIDIA CDI devices: install nvidia-container-toolkit"
+            )
         unfit = [self._why_unfit(image, gpu) for gpu in present]
         return unfit[0] if unfit and all(unfit) else self._pool.why_not()
 
@@ -373,7 +380,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _no_gpu_test(images: str, reason: str) -> ImageTestError:
+    how = "Write this test." if reason.startswith(_NO_TEST) else "`builder doctor` shows this machine's GPUs."
     return ImageTestError(
         f"{images}: --gpu require, but GPU tests cannot run: {reason}",
-        hint="`builder doctor` shows this machine's GPUs. `--gpu auto` builds without them, as `gpu: not run`.",
+        hint=f"{how} `--gpu auto` builds without GPU tests, as `gpu: not run`.",
     )

@@ -5,19 +5,19 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from builder.build import os_stage
+from builder.build import operating_systems
 from builder.build.image_tests import Tester
 from builder.build.reused_tests import ReusedTests
 from builder.build.work import Method, Origin, Work
-from builder.common import errors
+from builder.common import errors, machine
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.reference import ImageRef
-from builder.common.units import counted, duration
+from builder.common.units import counted, duration, size
 from builder.compat import gpus
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.evidence import Evidence
@@ -97,7 +97,7 @@ def times(spent: Mapping[tuple[str, str], float], planned: Collection[str]) -> s
     """
     sums: dict[str, float] = {}
     for (row, state), seconds in spent.items():
-        name = state if row in planned else "operating systems" if row.startswith(os_stage.ROW) else row
+        name = state if row in planned else "operating systems" if row.startswith(operating_systems.ROW) else row
         sums[name] = sums.get(name, 0.0) + seconds
     longest = sorted(
         ((name, seconds) for name, seconds in sums.items() if seconds >= SLOW_S), key=lambda item: -item[1]
@@ -143,11 +143,19 @@ def run(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcom
             _check_client()
         with work.view.live():
             try:
-                if missing := [image for image in todo if not ids[image.id]]:
-                    method.prepare(missing)
                 # Images with fewer components first: larger ones reuse their results.
                 todo.sort(key=lambda image: len(image.components))
-                done |= run.each(todo, lambda image: run.make(image, ids[image.id]))
+                if missing := [image for image in todo if not ids[image.id]]:
+                    try:
+                        method.prepare(missing)
+                    except BuilderError as error:  # too little disk space, for example
+                        done |= {image.id: Outcome(image=image, error=error) for image in missing}
+                        todo = [image for image in todo if ids[image.id]]
+                done |= run.each(
+                    todo,
+                    lambda image: run.make(image, ids[image.id]),
+                    [image.id for image in todo if not ids[image.id]],
+                )
             finally:
                 method.close()
     return [done[image.id] for image in plan.images]
@@ -172,8 +180,13 @@ def complete(work: Work, method: Method, plan: Plan, options: Options) -> list[O
         known = run.tester.known(image, image_id)
         try:
             proof = known or run.tester.test(image, image_id, only_missing=True)
-        except ImageTestError:
-            method.record_tested(image, image_id)
+        except ImageTestError as failed:
+            try:
+                method.record_tested(image, image_id)
+            except BuilderError as error:
+                raise errors.join(
+                    [failed, error], "errors: the tests failed, and their results were not attached"
+                ) from error
             raise
         method.record_tested(image, image_id)
         work.view.end(image.id, "done", _tests(proof))
@@ -250,18 +263,33 @@ class _Run:
         self.work.view.end(image.id, "done", _tests(proof))
         return Outcome(image=image, image_id=image_id, proof=proof, tested=True)
 
-    def each(self, images: Sequence[PlannedImage], step: Callable[[PlannedImage], Outcome]) -> dict[str, Outcome]:
-        """Calls `step` for several images at a time; outcomes by image id, an error in that of its image."""
+    def each(
+        self, images: Sequence[PlannedImage], step: Callable[[PlannedImage], Outcome], to_build: Collection[str] = ()
+    ) -> dict[str, Outcome]:
+        """Calls `step` for several images at a time; outcomes by image id, an error in that of its image.
+
+        Images whose layers are complete go first, in their order: none waits for the operating system of another.
+        `to_build` are the ids of those that need layers.
+        """
         outcomes: dict[str, Outcome] = {}
-        pool = ThreadPoolExecutor(max_workers=self.options.jobs)
+        jobs = self.options.jobs
+        if len(images) > 1:
+            here = f"{counted(machine.processors(), 'processor')}, {size(machine.memory())} of memory"
+            self.work.view.say(f"{counted(jobs, 'image')} at a time ({here}; --jobs sets another number)")
+        pool = ThreadPoolExecutor(max_workers=jobs)
         self.work.view.add_waiting(image.id for image in images)
-        futures = {pool.submit(_timed, step, image): image for image in images}
+        waiting = list(images)
+        running: dict[Future[Outcome], PlannedImage] = {}
         try:
-            waiting = set(futures)
-            while waiting:
-                finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    outcome = outcomes[futures[future].id] = future.result()
+            while waiting or running:
+                layers = {image.id: self.method.pending(image) if image.id in to_build else [] for image in waiting}
+                for image in [image for image in waiting if not layers[image.id]][: jobs - len(running)]:
+                    waiting.remove(image)
+                    running[pool.submit(_timed, step, image)] = image
+                making = [] if len(running) == jobs else [layer for image in waiting for layer in layers[image.id]]
+                finished, _ = wait([*running, *making], return_when=FIRST_COMPLETED)
+                for future in [future for future in running if future in finished]:
+                    outcome = outcomes[running.pop(future).id] = future.result()
                     if outcome.error:
                         self.work.view.end(outcome.image.id, "failed")
         except BaseException:

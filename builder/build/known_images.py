@@ -1,7 +1,7 @@
 """Images of known layers that a registry has: assembled without an engine, without wheels, and without tests.
 
-Only the layer of plain files is made. Whether two wheels have different files for one path is checked when the image is
-built, not here.
+Only the layer of plain files is made. Whether two layers have different files for one path is checked by
+`staged_tests`, which downloads the layers.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.build.registry_layers import RegistryLayers
+from builder.build.layer_lookup import LayerLookup
 from builder.common.errors import BuildError, RegistryError
 from builder.common.reference import ImageRef
-from builder.layers import files, images, os_layer, splice, wheel, wheel_layers
+from builder.layers import files, images, stored_layers, wheel
 from builder.layers.blobs import Descriptor
-from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
@@ -27,19 +26,18 @@ from builder.registry import pull
 
 @dataclass(frozen=True, kw_only=True)
 class KnownImages:
-    """Assembles images in the store, except for the layers in `remote`."""
+    """Assembles images in the store, except for the layers that `lookup` finds in a registry."""
 
     project: Project
     store: Store
-    known: KnownLayers
-    remote: RegistryLayers
+    lookup: LayerLookup
 
     def assemble(self, image: PlannedImage) -> Image:
         """The image, whose blobs are in the store or in the registry.
 
         Raises BuildError for a layer that is not known, or that no registry has.
         """
-        system = os_layer.get(self.store, image.os) or self.remote.system(image.os)
+        system = self.lookup.system_in_store(image.os) or self.lookup.system_in_registry(image.os)
         if system is None:
             raise self._missing(image, f"no registry has its operating system, or it is not listed in {KNOWN_LAYERS}")
         layers = [self._layer(layer, image, system) for layer in image.layers]
@@ -47,28 +45,27 @@ class KnownImages:
 
     def repositories(self) -> list[ImageRef]:
         """Repositories that may have the layers."""
-        return list(self.remote.references())
+        return list(self.lookup.references())
 
     def fetch(self, blob: Descriptor) -> Path:
         """Downloads a blob to the store, for a registry that cannot mount it. Raises RegistryError."""
-        if (registry := self.remote.find(blob.digest)) is None:
+        if (registry := self.lookup.find(blob.digest)) is None:
             raise RegistryError(f"no registry has blob {blob.digest}", hint="Run this again.")
         pull.fetch(registry, self.store, [blob])
         return self.store.path(blob.digest)
 
     def _layer(self, layer: PlannedLayer, image: PlannedImage, system: OsLayer) -> Layer:
         if layer.kind == "os":
-            return system.built(layer)
+            return system
         if layer.kind == "files" and not layer.compiled:
             read = files.read(self.project.root, image, wheel.environment(image.cell.python))
-            entries = files.entries(read, system.folders)
-            return wheel_layers.put(self.store, layer, lambda out: splice.write(entries, out))
-        known = self.known.get(layer)
+            return stored_layers.store_layer(self.store, layer, files.entries(read, system.folders))
+        known = self.lookup.known.get(layer)
         if known is None:
             raise self._missing(image, f"layer {layer.name} is not listed in {KNOWN_LAYERS}")
-        if self.remote.find(known.digest) is None:
+        if self.lookup.find(known.digest) is None:
             raise self._missing(image, f"no registry has layer {layer.name}")
-        return known.built(layer)
+        return known
 
     def _missing(self, image: PlannedImage, reason: str) -> BuildError:
         return BuildError(

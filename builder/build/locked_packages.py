@@ -1,19 +1,20 @@
-"""Locked Debian packages that the archives no longer have: names them, and takes them from a snapshot archive."""
+"""Locked Debian packages that the archives no longer have: locks the current ones, or uses a snapshot archive."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from builder.build.work import Work
-from builder.common.errors import BuildError, LockError
-from builder.common.units import counted
-from builder.lock import apt, os_lock
+from builder.common import atomic
+from builder.common.errors import BuildError, StaleError
+from builder.index.host import Host
+from builder.lock import os_lock
+from builder.lock.os_lock import OsLock, OsRequest
 from builder.plan.plan import PlannedImage
 
-SHOWN = 5
+SHOWN = 20  # changed packages; the others are counted
 _Result = TypeVar("_Result")
 # Errors of apt, and lines of templates/steps/packages.sh, in the output of a step.
 _OF_PACKAGES = re.compile(
@@ -24,59 +25,60 @@ _OF_PACKAGES = re.compile(
 )
 
 
-def build(
-    work: Work,
-    image: PlannedImage,
-    context: bytes,
-    read_context: Callable[[Work], bytes],
-    attempt: Callable[[Work, bytes], _Result],
-) -> _Result:
-    """What `attempt` returns, a build of an operating system from a build context, which `read_context` returned.
+def lock_current(work: Work, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock]) -> None:
+    """Writes new locks of operating systems of these images, after saying which packages changed."""
+    work.view.say("\n".join(_changes(work, images, new, "Locking the current versions:")))
+    for request, lock in new.items():
+        atomic.write_text(work.project.root / request.path, os_lock.dump(lock))
 
-    If it fails because of packages, it is called again with the snapshot archive that matrix.yaml names. Raises what it
-    raises, or BuildError with the locked packages that the archives no longer have, or if the context changed since it
-    was read: it belongs to another plan.
+
+def refuse_stale(
+    work: Work, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock], command: str
+) -> StaleError:
+    """The error of a run that may not change locks. `command` locks the current packages, builds and tests."""
+    return StaleError(
+        "\n".join(_changes(work, images, new, "With --locked, that is an error:")),
+        hint=f"Lock the current versions, build and test with them, then commit locks/: {command}",
+    )
+
+
+def _changes(
+    work: Work, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock], what_follows: str
+) -> list[str]:
+    """Lines: each package with its locked and its current version, then the images that need it."""
+    before = {request: os_lock.read(work.project.root, request) for request in new}
+    lines = os_lock.changes(before, new)
+    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    ids = [image.id for image in images if image.system in new]
+    return [
+        f"Debian's archives no longer have all locked packages. {what_follows}",
+        *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"]),
+    ]
+
+
+def with_snapshot_fallback(work: Work, image: PlannedImage, attempt: Callable[[Host], _Result]) -> _Result:
+    """What `attempt` returns for the settings of this machine.
+
+    If it fails because of packages, it is called again with the snapshot archive that matrix.yaml names, as it was at
+    the time of the lock. Raises what it raises, with what to do, or LockError.
     """
     try:
-        return attempt(work, context)
+        return attempt(work.host)
     except BuildError as error:
-        other = _with_snapshot(work, image) if _OF_PACKAGES.search(str(error)) else None
-        if other is None:
-            raise _explained(work, image, error) from error.__cause__
-        work.view.say(f"{image.id}: apt failed; trying again with the snapshot archive of {image.debian}")
-    if read_context(work) != context:
-        raise BuildError("files of the checkout changed during the build", hint="Run the same command again.")
+        address = work.project.matrix.debian[image.debian].snapshot
+        lock = os_lock.read(work.project.root, image.system)
+        if not (address and lock and _OF_PACKAGES.search(str(error))):
+            raise _with_hint(image, error) from error.__cause__
+    work.view.say(f"{image.id}: apt failed; trying again with the snapshot archive of {image.debian}")
     try:
-        return attempt(other, read_context(other))
+        return attempt(work.host.with_snapshot(address, lock.time))
     except BuildError as error:
-        raise _explained(other, image, error) from error.__cause__
+        raise _with_hint(image, error) from error.__cause__
 
 
-def _with_snapshot(work: Work, image: PlannedImage) -> Work | None:
-    """The same with the snapshot archive at the time of the lock; None if matrix.yaml names none. Raises LockError."""
-    address = work.project.matrix.debian[image.debian].snapshot
-    lock = os_lock.read(work.project.root, image.system)
-    if not address or not lock:
-        return None
-    return replace(work, host=work.host.with_snapshot(address, lock.time))
-
-
-def _explained(work: Work, image: PlannedImage, error: BuildError) -> BuildError:
-    """The error of a build, with the locked packages that the archives no longer have, if that may be its cause."""
+def _with_hint(image: PlannedImage, error: BuildError) -> BuildError:
+    """The error of a build; if packages may be its cause, with what to do on a machine that cannot look them up."""
     if not _OF_PACKAGES.search(str(error)):
         return error
-    request = image.system
-    try:
-        lock = os_lock.read(work.project.root, request)
-        with apt.archive(request.debian, work.host, work.view.say) as archive:
-            missing = archive.missing(lock) if lock else []
-    except LockError:  # the archives cannot be asked here; the build's own error says enough
-        return error
-    if not missing:
-        return error
-    names = ", ".join(missing[:SHOWN]) + (" ..." if len(missing) > SHOWN else "")
-    packages = counted(len(missing), "locked package")
-    return BuildError(
-        f"{image.id}: the archives no longer have {packages} of {request.path}: {names}\n{error}",
-        hint=f"Lock the current versions, and build and test with them: make refresh CELLS='{image.id}'   {error.hint}",
-    )
+    hint = f"If the archives no longer have a locked package, lock the current versions: builder refresh {image.id}"
+    return BuildError(str(error), hint=f"{hint}   {error.hint}")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 
+from builder.build.layer_lookup import LayerLookup
 from builder.build.work import Work
 from builder.common.console import Meter
 from builder.index.download import CONNECTIONS, Fetcher
-from builder.layers import wheel_layers
-from builder.layers.known_layers import KnownLayers
+from builder.layers import stored_layers
 from builder.layers.oci import Layer
 from builder.layers.store import Store
 from builder.plan.layer_order import PlannedLayer
@@ -25,10 +24,10 @@ _WAITING = 64  # layers that wait for their wheels at once, each in a thread
 class WheelLayers:
     """The layers of wheels of one run, each made once. A failure is raised to whoever waits for that layer."""
 
-    def __init__(self, work: Work, store: Store, known: KnownLayers) -> None:
+    def __init__(self, work: Work, store: Store, lookup: LayerLookup, jobs: int) -> None:
         self._work = work
         self._store = store
-        self._known = known
+        self._lookup = lookup
         self._stored: dict[str, Layer] = {}
         self._layers: dict[str, Future[Layer]] = {}
         self._fetched: dict[str, Future[Path]] = {}
@@ -37,7 +36,7 @@ class WheelLayers:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         # A splice keeps two processors busy and takes up to 150 MB.
-        self._splices = threading.Semaphore(max(1, min(2, (os.cpu_count() or 1) // 2)))
+        self._splices = threading.Semaphore(max(1, jobs // 2))
         self._fetching = ThreadPoolExecutor(CONNECTIONS, "fetch")
         self._making = ThreadPoolExecutor(_WAITING, "wheels")
 
@@ -45,7 +44,7 @@ class WheelLayers:
         """Begins to make the layers that the store lacks, the largest wheels first."""
         missing = []
         for layer in {layer.inputs: layer for layer in layers}.values():
-            if built := wheel_layers.get(self._store, layer):
+            if built := self._lookup.in_store(layer):
                 self._stored[layer.inputs] = built
             else:
                 missing.append(layer)
@@ -53,12 +52,18 @@ class WheelLayers:
             return
         self._uses = Counter(wheel.sha256 for layer in missing for wheel in layer.wheels)
         wheels = {wheel.sha256: wheel for layer in missing for wheel in layer.wheels}.values()
-        meter = Meter(self._work.view, "wheels", "fetched", sum(wheel.size for wheel in wheels))
-        fetcher = self._fetcher = Fetcher(self._work.host.index, self._store.downloads, progress=meter.add)
+        view, index = self._work.view, self._work.host.index
+        meter = Meter(view, "wheels", "fetched", sum(wheel.size for wheel in wheels))
+        fetcher = Fetcher(index, self._store.downloads, progress=meter.add, warn=view.say_once)
+        self._fetcher = fetcher
         for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
             self._fetched[wheel.sha256] = self._fetching.submit(fetcher.fetch, wheel)
         for layer in sorted(missing, key=lambda layer: -min(wheel.size for wheel in layer.wheels)):  # as they are ready
             self._layers[layer.inputs] = self._making.submit(self._make, fetcher, layer)
+
+    def pending(self, layers: Iterable[PlannedLayer]) -> list[Future[Layer]]:
+        """Those of the layers that must be made, finished or not."""
+        return [self._layers[layer.inputs] for layer in layers if layer.inputs in self._layers]
 
     def layer(self, inputs: str) -> Layer:
         """The layer with these inputs; waits until it is made. Raises what making it raised."""
@@ -93,9 +98,9 @@ class WheelLayers:
         while True:
             try:
                 paths = [fetcher.path(wheel) for wheel in layer.wheels]
-                return wheel_layers.make(self._store, layer, paths, self._known.get(layer))
+                return stored_layers.store_wheels(self._store, layer, paths, self._lookup.known.get(layer))
             except FileNotFoundError:
-                if built := wheel_layers.get(self._store, layer):
+                if built := self._lookup.in_store(layer):
                     return built
                 attempts -= 1
                 if not attempts:

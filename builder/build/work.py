@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from builder.common import atomic
 from builder.common.console import View
@@ -42,8 +43,16 @@ class Method:
         """Id of the image in the engine if it is there as planned; empty if not, or if only `build` can tell."""
         return ""
 
+    def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
+        """One image for each operating system that would be made from Debian packages, not taken from elsewhere."""
+        return []
+
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         """Starts what the images, all of which are to be built, have in common."""
+
+    def pending(self, image: PlannedImage) -> list[Future[Any]]:
+        """What `build` would wait for: the layers of the image that are being made now."""
+        return []
 
     def build(self, image: PlannedImage) -> tuple[str, Origin]:
         """Builds the image, or loads it into the engine; untagged. Returns its id."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from builder.cli.commands import COMMANDS, Commands, Group
-from builder.cli.options import Size
+from builder.cli.options import Size, debug_option
 from builder.common import errors
 from builder.common.errors import Terminated
 
@@ -54,11 +54,9 @@ Exit codes:
     show_envvar=True,
     help="Maximum size of the store, e.g. 40GB. Default: no limit.",
 )
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@debug_option
 @click.pass_context
-def cli(
-    context: click.Context, root: Path | None, wait: bool, store: Path | None, store_limit: int, debug: bool
-) -> None:
+def cli(context: click.Context, root: Path | None, wait: bool, store: Path | None, store_limit: int) -> None:
     """Build GPU deep-learning images from matrix.yaml.
 
     \b
@@ -80,7 +78,6 @@ def cli(
     To find out more: explain (does a combination work, and if not, why), diff (what changed),
     doctor (can this machine build images). `builder COMMAND --help` describes each command.
     """
-    del debug  # read in `main`, which catches what is raised here too
     from builder.cli.context import Context  # noqa: PLC0415  takes 0.05 s; --help does not need it
 
     context.obj = Context(root=root, wait=wait, store_root=store, store_limit=store_limit)
@@ -96,7 +93,8 @@ def main(command: click.Command = cli, obj: Context | None = None) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     code = 0
     try:
-        command.main(prog_name="builder", standalone_mode=False, obj=obj)
+        # click finds the name of another program, such as `python -m tools.facts`.
+        command.main(prog_name="builder" if command is cli else None, standalone_mode=False, obj=obj)
     except (Exception, KeyboardInterrupt, Terminated) as error:  # noqa: BLE001  the last resort
         from builder.cli.report import report  # noqa: PLC0415  only errors need it
 

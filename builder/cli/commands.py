@@ -11,15 +11,12 @@ import click
 
 # Command -> its module in builder.cli, and the first sentence of its help.
 COMMANDS = {
-    "base": ("machine", "Pull or build the base image of a Debian RELEASE."),
     "build": ("images", "Build images, without testing or tagging them."),
     "clean": ("machine", "Remove test containers, untagged images and logs."),
-    "deploy": ("deploy", "Write an example for Compose, Kubernetes or Slurm."),
     "diff": ("compare", "Show what changed from A to B, by package and bytes."),
     "doctor": ("machine", "Check whether this machine can build images."),
     "engine": ("engine", "Find a running Docker Engine, or install one."),
     "explain": ("explain", "Show whether a combination works, or which images run on a GPU."),
-    "facts": ("facts", "Check builder/matrix/facts.yaml against the wheels on the index."),
     "gc": ("machine", "Show the images in the store, and delete unused blobs."),
     "images": ("images", "Build, test and tag images."),
     "lock": ("lock", "Choose the exact wheels and Debian packages of CELLS."),
@@ -29,11 +26,10 @@ COMMANDS = {
     "registry": ("registry", "Inspect the registry, and delete what is not needed."),
     "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),
     "render": ("render", "Write images/ from templates/ and locks/."),
-    "scan": ("scan", "Scan released images for vulnerabilities."),
+    "scan": ("release", "Scan released images for vulnerabilities."),
     "stage": ("release", "Push images that passed their tests to staging, with the results."),
     "status": ("release", "Show how far each cell is on its way to a release."),
-    "test": ("images", "Run the tests of built or staged images."),
-    "upstream": ("upstream", "Propose newer releases of the frameworks for matrix.yaml."),
+    "test": ("testing", "Run the tests of built or staged images."),
     "verify": ("verify", "Check the signature and contents of IMAGE against its plan."),
 }
 

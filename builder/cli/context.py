@@ -8,7 +8,7 @@ import pwd
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -51,8 +51,10 @@ class Context:
         try:
             matrix = self.project.matrix
         except UsageError:
-            return host.read()
-        return host.of(matrix)
+            settings = host.read()
+        else:
+            settings = host.of(matrix)
+        return replace(settings, say=self.say)
 
     def say(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)

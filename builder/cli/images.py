@@ -1,20 +1,22 @@
-"""The commands that make images: images, build, test."""
+"""The commands that make images: images, build."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 import click
 
-from builder.build import disk, images, os_stage
+from builder.build import disk, images, locked_packages
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options, Outcome
+from builder.build.layer_lookup import LayerLookup
 from builder.build.work import Method, Work
 from builder.cli import engine
 from builder.cli.context import Context
@@ -24,38 +26,26 @@ from builder.cli.options import (
     Size,
     cells_argument,
     format_option,
+    given,
     jobs_option,
-    sign_option,
-    staging_option,
 )
-from builder.common.errors import BuilderError, ImageTestError, UsageError
+from builder.common.errors import BuilderError, LockError, StaleError, UsageError, join
 from builder.common.units import duration
 from builder.compat import gpus
-from builder.layers import garbage
-from builder.plan import current
+from builder.layers import garbage, known_layers
+from builder.layers.known_layers import KnownLayers
+from builder.lock import update
+from builder.plan import current, plan
 from builder.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from builder.registry.signing import Signer
 
 ASSEMBLE, DOCKERFILE = "assemble", "dockerfile"
 
-_METHOD = click.option(
+METHOD = click.option(
     "--method",
     type=click.Choice([ASSEMBLE, DOCKERFILE]),
     default=ASSEMBLE,
     show_default=True,
     help="assemble: turn wheels into layers directly. dockerfile: build the Dockerfile in images/, step by step.",
-)
-_OS_LAYER = click.option(
-    "--os-layer",
-    "os_way",
-    type=click.Choice(get_args(os_stage.Way)),
-    default="auto",
-    show_default=True,
-    help="How to build operating systems that the store does not have. mmdebstrap: without the engine; needs root on "
-    "Debian or Ubuntu. buildkit: build the `os` stage of the Dockerfile, on the base image of matrix.yaml. auto: "
-    "mmdebstrap where it can run, else buildkit.",
 )
 _DISK = (
     click.option(
@@ -82,7 +72,14 @@ gpu_option = click.option(
     "in earlier runs. auto: run them if a GPU has enough free memory. off: skip them. If they are skipped, the status "
     "of the image shows `gpu: not run` and the reason. CPU images have no GPU tests.",
 )
-_REPORT = (
+_LOCKED = click.option(
+    "--locked/--no-locked",
+    envvar="GPU_IMAGES_LOCKED",
+    show_envvar=True,
+    help="Fail at the start if Debian's archives no longer have a locked package of an operating system that must be "
+    "made; for CI. Default: lock the current versions, which changes locks/, and go on.",
+)
+REPORT = (
     format_option("json: print the result for each image to standard output."),
     click.option(
         "--junit",
@@ -91,17 +88,8 @@ _REPORT = (
     ),
 )
 
-_STAGED = (
-    click.option(
-        "--staged", "stamp", default="", metavar="STAMP", help="Test a staged release: its stamp, or `newest`."
-    ),
-    staging_option,
-    sign_option,
-)
-NEWEST = "newest"
 
-
-def _command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., None]], click.Command]:
+def command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., None]], click.Command]:
     """A command for CELLS, with --jobs, --start-engine and these options."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
@@ -114,27 +102,20 @@ def _command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[...,
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Request:
-    """A command that makes images, with its options. `stamp` is a release at the staging `place` to test.
-
-    `names`: the command line names cells, all of which must be in the release.
-    """
+class Request:
+    """A command that makes or tests images, with its options."""
 
     command: str
     options: Options
-    stamp: str = ""
-    names: bool = False
-    place: str = ""
-    signer: Signer | None = None
     method: str = ASSEMBLE
-    os_way: os_stage.Way = "auto"
     max_disk: int = 0
     prune_cache: bool = False
+    locked: bool = False
     form: str = "text"
     start_engine: bool = False
 
     @classmethod
-    def of(cls, command: str, values: Mapping[str, Any]) -> _Request:
+    def of(cls, command: str, values: Mapping[str, Any]) -> Request:
         """`values` are those of both classes. Raises UsageError."""
         names = {field.name for field in fields(Options)}
         options = Options(**{name: value for name, value in values.items() if name in names})
@@ -142,91 +123,105 @@ class _Request:
         request = cls(command=command, options=options, **others)
         if request.max_disk and request.method == DOCKERFILE:
             raise UsageError("--max-disk needs --method assemble: the store has no images built from a Dockerfile")
-        if request.os_way != "auto" and request.method == DOCKERFILE:
-            raise UsageError("--os-layer needs --method assemble: Dockerfiles use the base image of matrix.yaml")
-        if request.stamp and request.method == DOCKERFILE:
-            raise UsageError("--staged needs --method assemble: staged images are assembled")
         if request.prune_cache and not request.max_disk:
             raise UsageError("--prune-cache needs --max-disk")
         return request
 
 
-@_command("images", _METHOD, _OS_LAYER, *_DISK, gpu_option, *_REPORT)
+@command("images", METHOD, *_DISK, _LOCKED, gpu_option, *REPORT)
 def images_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Build, test and tag images.
 
     Skips what is already done: an image that is up to date and has passed its tests is neither built nor tested again.
+
+    If Debian has replaced locked packages that are needed, locks the current ones and lists the changes. With --locked,
+    fails instead.
     """
-    _run(context, patterns, _Request.of("images", values))
+    _make_images(context, patterns, Request.of("images", values))
 
 
-@_command("build", _METHOD, _OS_LAYER, *_DISK)
+@command("build", METHOD, *_DISK, _LOCKED)
 def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Build images, without testing or tagging them."""
-    _run(context, patterns, _Request.of("build", values | {"test": False}))
+    _make_images(context, patterns, Request.of("build", values | {"test": False}))
 
 
-@_command("test", _METHOD, gpu_option, *_REPORT, *_STAGED)
-def test_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
-    """Run the tests of built or staged images.
-
-    Without --staged, runs all tests of built images, including those that passed before.
-
-    With --staged, downloads the images of a release from staging, runs the tests that their reports lack (on a machine
-    with a GPU, the GPU tests), and attaches the results. CELLS selects images of the release; the default is all of
-    them. Several machines may test different cells at the same time.
-    """
-    request = replace(_Request.of("test", values), names=bool(patterns))
-    _run(context, patterns or (("*",) if request.stamp else ()), request)
-
-
-def _run(context: Context, patterns: Sequence[str], request: _Request) -> None:
+def _make_images(context: Context, patterns: Sequence[str], request: Request) -> None:
+    """Makes images, shows what was done, and raises what failed."""
     began = time.monotonic()
     project = context.project
     chosen = project.select(patterns)
-    step = _test_staged if request.stamp else _retest if request.command == "test" else _make
     with context.locked(project, request.command):
         planned = current.make(project, chosen)
         work = engine.connect(context, project, start=request.start_engine)
-        outcomes = step(context, work, planned, request)
-    seconds = time.monotonic() - began
-    if request.form == "json":
-        context.print_json({"images": [outcome.as_data() for outcome in outcomes], "seconds": round(seconds, 1)})
-    else:
-        where = " in the store" if request.max_disk else ""
-        context.say(f"{images.summary(outcomes, len(planned.images), where)} ({duration(seconds)})")
-        if times := images.times(work.view.spent, {image.id for image in planned.images}):
-            context.say(f"total time by step, parallel work added up: {times}")
-    tested = any(outcome.proof or isinstance(outcome.error, ImageTestError) for outcome in outcomes)
-    what = "images failed" if tested or step is _make else "images were not tested"
-    if failed := images.failure(outcomes, what):
+        lookup = LayerLookup(project, work.host, work.view, context.store, KnownLayers(project.root))
+        has_new_locks = False
+        try:
+            if has_new_locks := _lock_stale_systems(context, work, planned, request, lookup):
+                planned = current.make(project, chosen)
+                lookup = LayerLookup(project, work.host, work.view, context.store, KnownLayers(project.root))
+            outcomes = _make(context, work, planned, request, lookup)
+        except BaseException:
+            if has_new_locks:
+                _say_changed_locks(context)
+            raise
+    show_outcomes(context, work, planned, outcomes, request, began)
+    if has_new_locks:
+        _say_changed_locks(context)
+    if failed := images.failure(outcomes, "images failed"):
         raise failed
 
 
-def _retest(context: Context, work: Work, planned: Plan, request: _Request) -> list[Outcome]:
-    with _method(context, work, planned, request) as method:
-        return images.retest(work, method, planned, request.options)
+def show_outcomes(
+    context: Context, work: Work, planned: Plan, outcomes: Sequence[Outcome], request: Request, began: float
+) -> None:
+    """Shows what was done for the images of a plan since `began`, as `time.monotonic` has it."""
+    seconds = time.monotonic() - began
+    if request.form == "json":
+        context.print_json({"images": [outcome.as_data() for outcome in outcomes], "seconds": round(seconds, 1)})
+        return
+    where = " in the store" if request.max_disk else ""
+    context.say(f"{images.summary(outcomes, len(planned.images), where)} ({duration(seconds)})")
+    if times := images.times(work.view.spent, {image.id for image in planned.images}):
+        context.say(f"total time by step, parallel work added up: {times}")
 
 
-def _test_staged(context: Context, work: Work, planned: Plan, request: _Request) -> list[Outcome]:
-    from builder.build.staged_tests import StagedImages  # noqa: PLC0415  0.1 s, which other commands would pay
-    from builder.registry.staging import Place  # noqa: PLC0415
-
-    staging_place = Place.of(work.project, request.place, work.host)
-    release = staging_place.read("" if request.stamp == NEWEST else request.stamp)
-    staged = {image.cell: image for image in release.images}
-    chosen = tuple(image for image in planned.images if image.id in staged)
-    if request.names and (missing := [image.id for image in planned.images if image.id not in staged]):
-        raise UsageError(f"release {release.stamp} does not have {missing[0]}", hint=f"It has: {', '.join(staged)}")
-    if stale := [image.id for image in chosen if staged[image.id].plan != image.digest]:
-        raise release.stale(stale[0])
-    store = context.store
-    with store.used():
-        method = StagedImages(work, store, staging_place, staged, request.signer)
-        return images.complete(work, method, Plan(images=chosen), request.options)
+def _say_changed_locks(context: Context) -> None:
+    context.say(
+        "locks/ changed, because Debian updated packages:\n"
+        "  git diff locks                                shows the changes\n"
+        "  git commit -m 'Update Debian packages' locks  keeps them\n"
+        "  git restore locks                             undoes them"
+    )
 
 
-def _make(context: Context, work: Work, planned: Plan, request: _Request) -> list[Outcome]:
+def _lock_stale_systems(context: Context, work: Work, planned: Plan, request: Request, lookup: LayerLookup) -> bool:
+    """Locks current packages for operating systems that must be made and whose locked ones are gone; whether any were.
+
+    Raises StaleError instead with --locked. What cannot be locked again fails when it is built, with --locked at once.
+    """
+    with image_provider(context, work, request, lookup) as method:
+        to_make = method.systems_to_make(planned.images)
+    project = work.project
+    requests = {image.system for image in to_make}
+    new, failures = update.current_locks_of_stale(project, requests, work.host, work.view.say)
+    if request.locked and failures:
+        raise join(failures, "locks failed")
+    for failure in failures:
+        work.view.say(f"cannot lock current packages: {failure}")
+    if not new:
+        return False
+    if request.locked:
+        command = f"builder images --no-locked{given('method', 'max_disk', 'jobs', 'patterns')}"
+        raise locked_packages.refuse_stale(work, planned.images, new, command)
+    locked_packages.lock_current(work, planned.images, new)
+    with suppress(LockError, StaleError):  # other cells are not locked, or their locks are out of date
+        complete = plan.make_locked(project, project.cells)
+        known_layers.prune(project.root, {layer.inputs for image in complete.images for layer in image.layers})
+    return True
+
+
+def _make(context: Context, work: Work, planned: Plan, request: Request, lookup: LayerLookup) -> list[Outcome]:
     """With --max-disk, makes one group of images after another, without those that the store has."""
     outcomes: list[Outcome] = []
     if request.max_disk == FREE:
@@ -236,14 +231,17 @@ def _make(context: Context, work: Work, planned: Plan, request: _Request) -> lis
         try:
             if request.max_disk:
                 disk.make_room(work, context.store, part, request.max_disk, prune_cache=request.prune_cache)
-            with _method(context, work, part, request) as method:
+            if request.method == ASSEMBLE:
+                needed = partial(disk.store_bytes, context.store, part.images)
+                garbage.make_room(context.store, needed, wait=context.wait)
+            with image_provider(context, work, request, lookup) as method:
                 outcomes += images.run(work, method, part, request.options)
         except BuilderError as error:
             outcomes += [Outcome(image=image, error=error) for image in part.images]
     return outcomes
 
 
-def _parts(context: Context, work: Work, planned: Plan, request: _Request) -> list[Plan]:
+def _parts(context: Context, work: Work, planned: Plan, request: Request) -> list[Plan]:
     if not request.max_disk:
         return [planned]
     context.store.prepare()
@@ -254,13 +252,14 @@ def _parts(context: Context, work: Work, planned: Plan, request: _Request) -> li
 
 
 @contextmanager
-def _method(context: Context, work: Work, planned: Plan, request: _Request) -> Iterator[Method]:
+def image_provider(
+    context: Context, work: Work, request: Request, lookup: LayerLookup | None = None
+) -> Iterator[Method]:
     """The way to build; holds the store for the method `assemble`."""
     if request.method == DOCKERFILE:
         yield DockerfileBuilder(work)
         return
     store = context.store
     store.prepare()
-    garbage.make_room(store, lambda: disk.store_bytes(store, planned.images), wait=context.wait)
     with store.used():
-        yield Assembler(work, store, os_way=request.os_way)
+        yield Assembler(work, store, jobs=request.options.jobs, lookup=lookup)

@@ -8,6 +8,7 @@ import click
 
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
+from builder.common.errors import for_cells
 from builder.common.units import counted
 from builder.lock import os_lock
 from builder.lock import update as locking
@@ -44,6 +45,6 @@ def lock_command(context: Context, patterns: Sequence[str], check: bool, upgrade
         changed = locking.update(project, chosen, context.host, upgrade=upgrade, refresh=refresh, say=context.say)
     context.say_written(changed)
     if not changed:
-        hints = [] if upgrade else ["--upgrade chooses newer wheels"]
-        hints += [] if refresh else ["--os chooses newer Debian packages"]
+        hints = [] if upgrade else [f"`{for_cells('builder lock --upgrade', patterns)}` chooses newer wheels"]
+        hints += [] if refresh else [f"`{for_cells('builder lock --os', patterns)}` chooses newer Debian packages"]
         context.say("; ".join(["all locks unchanged", *hints]))

@@ -1,4 +1,4 @@
-"""The commands about this machine: base, doctor, clean, gc."""
+"""The commands about this machine: doctor, clean, gc."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from builder.build import base, doctor, work
-from builder.cli import engine
+from builder.build import doctor, work
 from builder.cli.context import Context, new_table
 from builder.common import digest
 from builder.common.console import Meter, View
@@ -18,30 +17,6 @@ from builder.common.units import counted, size
 from builder.engine.client import Engine
 from builder.layers import garbage, images
 from builder.layers.store import Store, sizes
-
-
-@click.command(name="base")
-@click.argument("release", required=False)
-@click.option(
-    "--fresh",
-    is_flag=True,
-    help="If the base image was built on this machine, build it again. Images get the locked packages either way.",
-)
-@click.pass_obj
-def base_command(context: Context, release: str | None, fresh: bool) -> None:
-    """Pull or build the base image of a Debian RELEASE.
-
-    RELEASE is a Debian release in matrix.yaml, such as bookworm. Default: the first one there. Prints the NAME of the
-    base image, for `docker build --build-arg BASE=NAME`.
-    """
-    project = context.project
-    releases = project.matrix.debian
-    release = release or next(iter(releases))
-    if release not in releases:
-        raise UsageError(f"no Debian release {release!r} in matrix.yaml", hint=f"Use one of: {', '.join(releases)}.")
-    with context.locked(project, "base"):
-        image = base.ensure(engine.connect(context, project), release, fresh=fresh)
-    click.echo(image.reference)
 
 
 @click.command(name="doctor")

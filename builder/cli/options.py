@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from builder.common import units
+from builder.common import machine, units
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 CELLS_HELP = (
@@ -22,9 +24,9 @@ jobs_option = click.option(
     "-j",
     "--jobs",
     type=click.IntRange(1, 32),
-    default=2,
-    show_default=True,
-    help="Number of images to process at the same time.",
+    default=machine.default_jobs,
+    show_default="one for each processor and each 4 GB of memory",
+    help="Number of images, and of operating systems, to process at the same time.",
 )
 
 
@@ -71,6 +73,8 @@ sign_option = click.option(
 )
 
 
+# Read in `builder.cli.main`, which also catches what is raised before an option is read.
+debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 roll_back_option = click.option(
     "--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages."
 )
@@ -107,3 +111,21 @@ class Size(click.ParamType[int]):
         if value != 0 and self._positive and not count:
             self.fail("must be larger than 0", param, ctx)
         return count
+
+
+def given(*names: str) -> str:
+    """The parameters of these names that are on the command line, each word after a space, to repeat them in a hint.
+
+    Those of a command that calls this one (`refresh` calls `stage`) count too.
+    """
+    words: list[str] = []
+    for name in names:
+        context: click.Context | None = click.get_current_context()
+        while context and context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            context = context.parent
+        if context:
+            value = context.params[name]
+            parameter = next(each for each in context.command.params if each.name == name)
+            words += [parameter.opts[0]] if isinstance(parameter, click.Option) else []
+            words += value if isinstance(value, tuple) else [] if value is True else [getattr(value, "key", value)]
+    return "".join(f" {shlex.quote(word)}" for word in words)

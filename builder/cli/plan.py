@@ -14,7 +14,7 @@ from rich.text import Text
 
 from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option
-from builder.common.errors import LockError
+from builder.common.errors import LockError, for_cells
 from builder.common.units import counted, size
 from builder.matrix.project import Project
 from builder.plan import plan, revisions, shards
@@ -24,8 +24,8 @@ from builder.plan.plan import Plan, PlannedImage
 @click.command(name="plan", epilog=CELLS_HELP)
 @cells_argument
 @format_option(
-    "json: all details, for scripts. ids: only the cell ids. github: the matrix of a GitHub Actions job, in parts that "
-    "fit on the disk.",
+    "json: all details, for scripts. ids: only the cell ids. github: outputs of a GitHub Actions step: `parts`, the "
+    "matrix of a job, in parts that fit on the disk, and `cells`, all cell ids.",
     "table", "json", "ids", "github",
 )  # fmt: skip
 @click.option(
@@ -50,8 +50,8 @@ def plan_command(
 ) -> None:
     """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
 
-    SIZE is the download size of the wheels. ADDS is the part that is in no image higher in the table; OWN is
-    the part that is in no other image in the table.
+    SIZE is the download size of the wheels and Debian packages. ADDS is the part that is in no image higher in the
+    table; OWN is the part that is in no other image in the table.
     """
     project = context.project
     chosen = project.select(patterns)
@@ -64,7 +64,7 @@ def plan_command(
         click.echo("\n".join(image.id for image in planned.images))
         return
     if form == "github":
-        _print_parts(planned, disk)
+        _print_outputs(planned, disk)
         return
     if form == "json":
         context.print_json(planned.as_data())
@@ -72,10 +72,11 @@ def plan_command(
     _print_tables(context, planned, layers=layers)
 
 
-def _print_parts(planned: Plan, disk: int) -> None:
+def _print_outputs(planned: Plan, disk: int) -> None:
     if planned.unlocked:
-        raise LockError(f"not locked: {', '.join(planned.unlocked)}", hint="builder lock")
-    click.echo(json.dumps(shards.for_github(shards.split(planned.images, disk))))
+        raise LockError(f"not locked: {', '.join(planned.unlocked)}", hint=for_cells("builder lock", planned.unlocked))
+    click.echo(f"parts={json.dumps(shards.for_github(shards.split(planned.images, disk)))}")
+    click.echo(f"cells={' '.join(image.id for image in planned.images)}")
 
 
 def _print_tables(context: Context, planned: Plan, *, layers: bool) -> None:
@@ -86,7 +87,7 @@ def _print_tables(context: Context, planned: Plan, *, layers: bool) -> None:
     if len(planned.images) > 1:
         context.out.print(_sums(planned), soft_wrap=True)
     if planned.unlocked:
-        context.say(f"not locked: {', '.join(planned.unlocked)}   (builder lock)")
+        context.say(f"not locked: {', '.join(planned.unlocked)}   ({for_cells('builder lock', planned.unlocked)})")
 
 
 def _limited(
@@ -146,7 +147,7 @@ def _layer_table(planned: Plan) -> Table:
             (
                 f"{layer.kind} {layer.name}" if layer.kind == "wheels" else layer.name,
                 str(len(layer.wheels) or ""),
-                size(layer.bytes) if layer.wheels else "",
+                size(layer.bytes) if layer.bytes else "",
             )
             for layer in image.layers
         ]

@@ -50,7 +50,7 @@ def refresh_command(
     ids = {cell.id for cell in chosen}
     affected = [image.id for image in changed if image.id in ids]
     if others := len(changed) - len(affected):
-        context.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh all`")
+        context.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
     if not affected:
         context.say("no image changed")
         return

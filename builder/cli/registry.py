@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 from rich.text import Text
 
 from builder.cli.context import Context, new_table
-from builder.cli.options import staging_option, to_option
+from builder.cli.options import format_option, staging_option, to_option
 from builder.common.console import Meter, View
 from builder.common.errors import VerifyError
 from builder.common.units import counted
@@ -18,6 +20,8 @@ from builder.registry.client import Registry
 from builder.registry.inspection import Check
 from builder.registry.staging import Place, plan_tag
 
+_JSON_HELP = "json: print the result to standard output."
+
 
 @click.group(name="registry")
 def registry_command() -> None:
@@ -26,68 +30,97 @@ def registry_command() -> None:
 
 @registry_command.command(name="ls")
 @staging_option
+@format_option(_JSON_HELP)
 @click.pass_obj
-def list_command(context: Context, place: str) -> None:
+def list_command(context: Context, place: str, form: str) -> None:
     """List the staged releases, the newest first."""
     project = context.project
-    table = new_table("RELEASE", "IMAGES", "RELEASED", "REVISION", right=["IMAGES"])
     staging = Place.of(project, place, context.host)
-    for stamp in staging.stamps():
-        staged, released = staging.read(stamp), staging.released(stamp)
+    releases = [(staging.read(stamp), staging.released(stamp)) for stamp in staging.stamps()]
+    if form == "json":
+        context.print_json(
+            [staged.model_dump() | {"released": released and released.model_dump()} for staged, released in releases]
+        )
+        return
+    table = new_table("RELEASE", "IMAGES", "RELEASED", "REVISION", right=["IMAGES"])
+    for staged, released in releases:
         state = "yes" + "".join(f", {name} allowed" for name in released.allowed) if released else "no"
-        table.add_row(*map(Text, [stamp, str(len(staged.images)), state, staged.revision or "-"]))
+        table.add_row(*map(Text, [staged.stamp, str(len(staged.images)), state, staged.revision or "-"]))
     context.out.print(table)
 
 
 @registry_command.command(name="diff")
+@staging_option
 @to_option
+@format_option(_JSON_HELP)
 @click.pass_obj
-def diff_command(context: Context, registry: str) -> None:
+def diff_command(context: Context, place: str, registry: str, form: str) -> None:
     """Compare the tags of the matrix with those in the registry.
 
-    Shows tags that no cell has, such as those of a version that was removed, and tags that are not published yet.
+    Shows tags that no cell has, such as those of a version that was removed, and tags that are not published yet. With
+    staging, also shows tags with a stamp that no release set: `builder release` records each image that it publishes.
     """
-    publish.require_registry(context.project, registry)
-    for reference, expected in inspection.references(context.project, registry).items():
+    project = context.project
+    publish.require_registry(project, registry)
+    staging = Place.if_set(project, place, context.host)
+    recorded = inspection.recorded_tags(staging) if staging else None
+    full = inspection.full_tags(project)
+    results = []
+    for reference, expected in inspection.references(project, registry).items():
+        own = {each.tag for each in full if each.repository == reference.repository}
         repository = Registry(reference, host=context.host, write=False)
-        present = repository.list_tags()
-        for tag in inspection.unknown_tags(present, expected):
-            context.out.print(Text(f"{repository.name}:{tag} is not in the matrix"), soft_wrap=True)
-        missing = f"{len(expected.difference(present))} of {counted(len(expected), 'tag')} not published"
-        context.out.print(Text(f"{repository.name}: {missing}"), soft_wrap=True)
+        each = inspection.compare_tags(repository, expected, own, recorded)
+        results.append(asdict(each))
+        if form == "json":
+            continue
+        lines = [f"{each.repository}:{tag} is not in the matrix" for tag in each.unknown]
+        lines += [f"{each.repository}:{tag} was not set by a recorded release" for tag in each.unreleased]
+        lines.append(f"{each.repository}: {len(each.missing)} of {counted(len(expected), 'tag')} not published")
+        for line in lines:
+            context.out.print(Text(line), soft_wrap=True)
+    if form == "json":
+        context.print_json(results)
 
 
 @registry_command.command(name="check")
 @staging_option
 @to_option
 @click.option("--fast", is_flag=True, help="Only check that each blob exists; do not download it to compare its hash.")
+@format_option(_JSON_HELP)
 @click.pass_obj
-def check_command(context: Context, place: str, registry: str, fast: bool) -> None:
+def check_command(context: Context, place: str, registry: str, fast: bool, form: str) -> None:
     """Check everything in the registry that is in use.
 
     That is what tags and staged releases lead to: manifests, blobs, and what is attached to images.
 
     Downloads every blob to compare its hash: a registry may return damaged data without an error. Fails if anything is
-    missing or damaged.
+    missing or damaged, and if nothing is staged.
     """
     project = context.project
     staging = Place.if_set(project, place, context.host)
     repositories = inspection.repositories(project, context.host, staging, registry)
+    inspection.require_contents(repositories, staging)
     staged = inspection.staged_images(staging) if staging else {}
-    view, faults = View(context.err), 0
+    view = View(context.err)
+    results: list[dict[str, Any]] = []
     with view.live():
         for each in repositories:
             also = sorted(staged.get(each.name, ()))
             check = Check(registry=each, also=also, fast=fast, read=Meter(view, each.name, "read", 0).add)
             view.begin(each.name, "checking")
+            faults = []
             for fault in check.faults():
-                context.out.print(Text(fault), soft_wrap=True)
-                faults += 1
+                faults.append(fault)
+                if form == "text":
+                    context.out.print(Text(fault), soft_wrap=True)
             done = f"{counted(len(check.blobs), 'blob')} {'present' if fast else 'checked'}"
-            view.end(each.name, "done", done)
-    if faults:
+            view.end(each.name, "done", done if check.manifests else "nothing there")
+            results.append({"repository": each.name, "blobs": len(check.blobs), "hashed": not fast, "faults": faults})
+    if form == "json":
+        context.print_json(results)
+    if count := sum(len(each["faults"]) for each in results):
         raise VerifyError(
-            f"{counted(faults, 'fault')} in the registry",
+            f"{counted(count, 'fault')} in the registry",
             hint="Stage or push the images again. First remove damaged data from the registry's storage: a push does "
             "not replace it (docs/publish.md).",
         )
@@ -104,8 +137,9 @@ def check_command(context: Context, place: str, registry: str, fast: bool) -> No
     help="Number of newest staged releases to keep, besides those that are needed.",
 )
 @click.option("--delete", is_flag=True, help="Delete what is listed. Without this option, nothing is changed.")
+@format_option(_JSON_HELP)
 @click.pass_obj
-def prune_command(context: Context, place: str, registry: str, keep: int, delete: bool) -> None:
+def prune_command(context: Context, place: str, registry: str, keep: int, delete: bool, form: str) -> None:
     """List what is not needed in staging; with --delete, delete it.
 
     Keeps the newest staged releases; for each public tag without a stamp, the newest release that contains its image;
@@ -127,14 +161,19 @@ def prune_command(context: Context, place: str, registry: str, keep: int, delete
     with view.live():
         contents = prune.read(Place.of(project, place, settings), public, plans, keep, view)
     items = prune.unneeded(contents, keep, datetime.now(UTC))
-    for item in items:
-        context.out.print(Text(str(item)), soft_wrap=True)
-    if not items:
-        context.say("nothing to delete")
-    elif not delete:
-        context.say(f"not needed: {prune.summary(items)}")
-        context.say("Run again with --delete to delete them.")
-    else:
+    if form == "text":
+        for item in items:
+            context.out.print(Text(str(item)), soft_wrap=True)
+    deleted = 0
+    if delete and items:
         with view.live():
             deleted = prune.delete(items, view)
+    if form == "json":
+        context.print_json({"items": [item.as_data() for item in items], "deleted": deleted})
+    elif not items:
+        context.say("nothing to delete")
+    elif delete:
         context.say(f"{counted(deleted, 'manifest')} deleted")
+    else:
+        context.say(f"not needed: {prune.summary(items)}")
+        context.say("Run again with --delete to delete them.")

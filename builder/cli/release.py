@@ -1,4 +1,4 @@
-"""The commands push, stage, release and status."""
+"""The commands push, stage, release, scan and status."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import click
 from rich.text import Text
 
 from builder.build.known_images import KnownImages
-from builder.build.registry_layers import RegistryLayers
-from builder.cli.context import Context, new_table
+from builder.build.layer_lookup import LayerLookup
+from builder.cli.context import SHOWN, Context, new_table
 from builder.cli.options import (
     ALL_CELLS_HELP,
     CELLS_HELP,
     cells_argument,
     format_option,
+    given,
     roll_back_option,
     sign_option,
     staging_option,
     to_option,
 )
-from builder.common import git
+from builder.common import errors, git
 from builder.common.console import View
 from builder.common.errors import UsageError
-from builder.common.units import counted, duration, size
+from builder.common.units import counted, duration, listed, size
 from builder.layers.known_layers import KnownLayers
 from builder.matrix import tags
 from builder.matrix.project import Project
@@ -34,6 +35,7 @@ from builder.plan import current, plan
 from builder.registry import publish, scan, status
 from builder.registry.publish import Published, Publisher
 from builder.registry.release import Releaser
+from builder.registry.reports import OWN
 from builder.registry.signing import Signer
 from builder.registry.stager import Stager
 from builder.registry.staging import Place
@@ -52,8 +54,8 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
     """Publish images that passed their tests.
 
     Pushes the images by digest to the registry in matrix.yaml, then sets their tags. Uses the credentials of `docker
-    login`. Skips data that the registry already has. A new image gets a tag with today's date
-    (2.9.1-cu128-py311-20261122), which never moves. The other tags move only after all images are in the registry.
+    login`. Skips data that the registry already has. After all images are in the registry, each new image gets a tag
+    with today's date (2.9.1-cu128-py311-20261122), which never moves. The other tags move last.
 
     The images are not signed, and have no test results attached: `builder stage` and `builder release` do that. If
     matrix.yaml lists signers under `evidence`, `push` fails.
@@ -64,7 +66,7 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
     if project.matrix.evidence:
         raise UsageError(
             "matrix.yaml requires signed test results (`evidence`), and `builder push` publishes without them",
-            hint="Use `builder stage` and `builder release`.",
+            hint=f"Use `builder stage{given('patterns')}`, then `builder release{given('registry')}`.",
         )
     images = current.make(project, project.select(patterns))
     store = context.store
@@ -129,10 +131,18 @@ def stage_command(
     project = context.project
     staging_place = Place.of(project, place, context.host)
     planned = current.make(project, project.select(patterns))
+    if project.matrix.evidence and options["signer"] is None:
+        context.say(
+            "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
+        )
+        context.say(f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested')} --sign KEY")
     stager = replace(_stager(context, project, staging_place, **options), listed_on=_today() if images_only else "")
     with context.store.used():
         staged = stager.stage(planned)
-    stamp = "" if images_only else staging_place.write(_today(), git.state(project.root), staged.images).stamp
+    stamp = ""
+    if not images_only:
+        revision, signer = git.state(project.root), options["signer"]
+        stamp = staging_place.write(project, _today(), revision, staged.images, signer).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
         context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
@@ -147,7 +157,7 @@ def stage_command(
         f"release {stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
         f"({duration(time.monotonic() - began)})"
     )
-    context.say(f"  -> builder release {stamp}")
+    context.say(f"  -> builder release {stamp}{given('place', 'signer')}")
 
 
 def _stager(context: Context, project: Project, place: Place, *, signer: Signer | None, untested: bool) -> Stager:
@@ -155,9 +165,8 @@ def _stager(context: Context, project: Project, place: Place, *, signer: Signer 
     stager = Stager(project=project, store=store, view=view, place=place, signer=signer)
     if not untested:
         return stager
-    known = KnownLayers(project.root)
-    remote = RegistryLayers(project, context.host, view, store, known)
-    return replace(stager, assembler=KnownImages(project=project, store=store, known=known, remote=remote))
+    lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root))
+    return replace(stager, assembler=KnownImages(project=project, store=store, lookup=lookup))
 
 
 @click.command(name="release")
@@ -175,12 +184,6 @@ def _stager(context: Context, project: Project, place: Place, *, signer: Signer 
     is_flag=True,
     help="Accept test results without a signature that matrix.yaml trusts. The release records it.",
 )
-@click.option(
-    "--allow-vulnerable",
-    is_flag=True,
-    help="Release images with vulnerabilities that `scan` in matrix.yaml refuses, or whose scan failed. The release "
-    "records it.",
-)
 @roll_back_option
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
 @format_option(_JSON_HELP)
@@ -194,7 +197,7 @@ def release_command(
     Compares the configuration and the known layers of every image with the plan. The test results of each image must
     be for exactly that image and the current test files. They must be signed by a signer listed under `evidence` in
     matrix.yaml, or produced on this machine. Images for GPUs need GPU tests: run `builder test --staged` on a machine
-    with a GPU. If matrix.yaml has `scan`, images with severe vulnerabilities are refused.
+    with a GPU. If matrix.yaml has `scan`, the scanner must accept each image.
 
     Run it again to finish a release that was interrupted.
     """
@@ -205,24 +208,63 @@ def release_command(
     planned = {image.id: image for image in current.make(project, project.cells).images}
     chosen = staging_place.read(stamp)
     releaser = Releaser(
-        project=project, place=staging_place, release=chosen, planned=planned, registry=registry, **options
+        project=project,
+        place=staging_place,
+        release=chosen,
+        planned=planned,
+        registry=registry,
+        again=f"builder release {chosen.stamp}{given('place', 'registry', *options)}",
+        test=f"builder test --staged {chosen.stamp}{given('place', 'signer')}",
+        **options,
     )
-    candidates = releaser.check()
-    for note in scan.unused(project.matrix.scan, [each.scan for each in candidates if each.scan]):
-        context.say(note)
+    view = View(context.err)
+    candidates = releaser.check(view)
     if options["signer"] is None:
         context.say("nothing is signed: use --sign, so that users can check the images")
+    if own := [each.target.cell for each in candidates if each.signer == OWN and project.matrix.evidence]:
+        context.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
     if check:
         context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")
         return
     store = context.store
     with store.used():
-        result = releaser.publish(context.host, View(context.err), store, candidates)
+        result = releaser.publish(context.host, view, store, candidates)
     seconds = time.monotonic() - began
     _show(context, result, form, stamp=chosen.stamp, seconds=round(seconds, 1))
     if form == "text":
         images, changed = counted(len(candidates), "image"), counted(len(result.changed), "tag")
         context.say(f"release {chosen.stamp}: {images}, {changed} changed ({duration(seconds)})")
+
+
+@click.command(name="scan", epilog=ALL_CELLS_HELP)
+@cells_argument
+@to_option
+@sign_option
+@format_option(_JSON_HELP)
+@click.pass_obj
+def scan_command(context: Context, patterns: Sequence[str], registry: str, signer: Signer | None, form: str) -> None:
+    """Scan released images for vulnerabilities.
+
+    Runs the scanner of `scan` in matrix.yaml on the SBOM of each image that a full tag names, and attaches what it
+    printed to the image. Fails if the scanner refuses an image, or cannot scan it.
+    """
+    project = context.project
+    images = plan.make(project, project.select(patterns or ("*",))).images
+    scans = scan.scan_released(project, context.host, images, View(context.err), registry=registry, signer=signer)
+    if form == "json":
+        rows = [
+            {
+                "cell": each.cell,
+                "digest": each.digest,
+                "record": each.record.model_dump() if each.record else None,
+                "error": str(each.error or ""),
+            }
+            for each in scans
+        ]
+        context.print_json(rows)
+    if failures := [each.error for each in scans if each.error]:
+        raise errors.join(failures, f"of {counted(len(scans), 'image')} were refused or not scanned")
+    context.say(f"{counted(len(scans), 'image')} scanned, none refused")
 
 
 @click.command(name="status", epilog=ALL_CELLS_HELP)

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from builder.cli.context import Context
+from builder.cli.options import ALL_CELLS_HELP, cells_argument
+from builder.common.errors import StaleError
 from builder.common.units import counted
 from builder.layers import known_layers
 from builder.lock.document import KNOWN_LAYERS
 from builder.plan import plan, render
 
 
-@click.command(name="render")
+@click.command(name="render", epilog=ALL_CELLS_HELP)
+@cells_argument
 @click.option("--check", is_flag=True, help="Fail if images/ is out of date; write nothing.")
 @click.pass_obj
-def render_command(context: Context, check: bool) -> None:
+def render_command(context: Context, patterns: Sequence[str], check: bool) -> None:
     """Write images/ from templates/ and locks/.
 
-    Writes a readable Dockerfile for every cell, which plain `docker build` can build.
+    Writes a readable Dockerfile for every cell, which plain `docker build` can build. Without CELLS, also removes files
+    of cells that are no longer in the matrix.
     """
     project = context.project
-    planned = plan.make_locked(project, project.cells)
+    chosen = project.select(patterns or ("*",))
+    planned = plan.make_locked(project, chosen)
     files = render.render(project.root, project.matrix, planned)
+    inputs = {layer.inputs for image in planned.images for layer in image.layers}
     if check:
-        render.check(project.root, files)
+        render.check(project.root, files, [cell.id for cell in chosen] if patterns else ())
+        if not patterns and known_layers.prune(project.root, inputs, check=True):
+            raise StaleError(f"{KNOWN_LAYERS} has layers that no image has", hint="Update it: builder render")
         context.say(f"images/ is up to date ({counted(len(files), 'file')})")
         return
     with context.locked(project, "render"):
-        changed = render.write(project.root, files)
-        if known_layers.prune(project.root, {layer.inputs for image in planned.images for layer in image.layers}):
+        changed = render.write(project.root, files, is_part=bool(patterns))
+        if not patterns and known_layers.prune(project.root, inputs):
             changed.append(f"{KNOWN_LAYERS} (without layers that no image has)")
     context.say_written(changed)
     context.say(f"{counted(len(files), 'file')}, {len(changed)} changed")

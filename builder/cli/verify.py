@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import click
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
+from builder.cli.options import format_option
 from builder.common import digest
 from builder.common.console import Meter, View
-from builder.common.errors import FetchError, RegistryError, StaleError, UsageError, VerifyError
+from builder.common.errors import BuilderError, FetchError, RegistryError, StaleError, UsageError, VerifyError
 from builder.common.reference import ImageRef
 from builder.index.download import Fetcher
 from builder.layers import images as stored_images
@@ -50,15 +51,17 @@ _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  
 )
 @click.option("--identity", default="", help="An identity, such as a workflow, that must have signed the image.")
 @click.option("--issuer", default="", help="The OpenID Connect issuer of --identity.")
+@format_option("json: print the results to standard output.")
 @click.pass_obj
-def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: bool, **signers: Any) -> None:
+def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: bool, form: str, **signers: Any) -> None:
     """Check the signature and contents of IMAGE against its plan.
 
     IMAGE is a cell id or a tag of an image in the store, or an image in a registry: ghcr.io/org/pt-cuda:2.9. An image
     in a registry is downloaded; with --fast, only its manifest, configuration and attachments are.
 
     Checks the hash of every blob, and rebuilds the wheel layers from the package index. In a checkout, compares the
-    configuration and the layer of plain files with its plan, and the other layers with those that were built here.
+    configuration and the layer of plain files with its plan, and the other layers with locks/layers.json and with those
+    that were built here.
 
     \b
     For an image in a registry, the trusted signers are those of --key and --identity, or else those of `evidence` in
@@ -69,9 +72,9 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
       provenance    is signed; is for the plan of this image
     Works without a checkout: parts that cannot be compared on this machine are accepted if the image is signed.
 
-    Results: same (the configuration of the plan), derived (rebuilt with the same bytes), known (this machine built it),
-    signed (by a trusted signer). Any other result is a failure: unknown (nothing to compare it with), different, failed
-    (could not be compared).
+    Results: same (the configuration of the plan), derived (rebuilt with the same bytes), known (in locks/layers.json,
+    or built here), signed (by a trusted signer). Any other result is a failure: unknown (nothing to compare it with),
+    different, failed (could not be compared).
     """
     store, view, trust = context.store, View(context.err), _trust(context, image, **signers)
     registry = registry_of(context, image)
@@ -88,14 +91,24 @@ def verify_command(context: Context, /, image: str, fast: bool, allow_unknown: b
         with view.live():
             for finding in claims.findings(checked, check, image_claims, store.root / "tmp"):
                 findings.append(finding)
+                if form == "json":
+                    continue
                 state = Text(f"{finding.state:<12}", style=_STYLES.get(finding.state, "green"))
                 detail = f"  ({finding.detail})" if finding.detail else ""
                 part = Text(f"{digest.short(finding.digest)}  {finding.layer}{detail}")
                 context.out.print(state, part, overflow="fold")
-    _require_pass(image, findings, allow_unknown=allow_unknown)
+    failure = _failure(image, findings, allow_unknown=allow_unknown)
+    if form == "json":
+        parts = list(map(asdict, findings))
+        error = str(failure) if failure else None
+        context.print_json({"image": image, "hashed": not fast, "parts": parts, "error": error})
+    if failure:
+        raise failure
+    if form == "json":
+        return
     counts = Counter(finding.state for finding in findings)
-    parts = ", ".join(f"{number} {state}" for state, number in counts.items())
-    context.say(f"{image}: verified: {parts}{'; blobs were not hashed' if fast else ''}")
+    states = ", ".join(f"{number} {state}" for state, number in counts.items())
+    context.say(f"{image}: verified: {states}{'; blobs were not hashed' if fast else ''}")
 
 
 def _trust(context: Context, image: str, keys: Sequence[str], identity: str, issuer: str) -> Trust:
@@ -129,31 +142,32 @@ def _claims(checked: Source, image: str, registry: Registry | None, trust: Trust
     return Claims(registry=registry, reference=reference, image=stored, trust=trust)
 
 
-def _require_pass(image: str, findings: Sequence[Finding], *, allow_unknown: bool) -> None:
-    """Raises VerifyError or FetchError unless every part was checked and matches."""
+def _failure(image: str, findings: Sequence[Finding], *, allow_unknown: bool) -> BuilderError | None:
+    """The error unless every part was checked and matches."""
     counts = Counter(finding.state for finding in findings)
     if count := counts["different"]:
-        raise VerifyError(
+        return VerifyError(
             f"{image}: {count} of {len(findings)} parts are not as expected",
             hint="Do not use this image until you know who built it and why it differs.",
         )
     if count := counts["failed"]:
-        raise FetchError(
+        return FetchError(
             f"{image}: {count} of {len(findings)} parts could not be compared; the others match",
             hint="See the lines above. If the index did not respond, run this again.",
         )
     if any(finding.state == "unknown" and finding.layer == verify.CONFIGURATION for finding in findings):
-        raise VerifyError(
+        return VerifyError(
             f"{image}: no plan to compare its configuration with",
             hint="Run this in the checkout that built it, with its cell locked, or check its signature with --key.",
         )
     if (count := counts["unknown"]) and not allow_unknown:
-        raise VerifyError(
+        return VerifyError(
             f"{image}: {count} of {len(findings)} parts cannot be checked on this machine",
             hint="Build the image here with `builder build`, or accept these parts with --allow-unknown.",
         )
     if not counts["derived"]:
-        raise VerifyError(f"{image}: no layer could be rebuilt", hint="Check that `builder` built this image.")
+        return VerifyError(f"{image}: no layer could be rebuilt", hint="Check that `builder` built this image.")
+    return None
 
 
 def _expected(context: Context, store: Store, image: Source) -> Expected | None:
@@ -164,7 +178,9 @@ def _expected(context: Context, store: Store, image: Source) -> Expected | None:
         images = plan.make(project, [each for each in project.cells if each.id == cell]).images
     except (UsageError, StaleError):
         return None
-    return expected.of_plan(project.root, store, images[0]) if images else None
+    if not images:
+        return None
+    return expected.of_plan(project.root, store, images[0], oci.read_image(image.manifest, image.read_blob))
 
 
 def registry_of(context: Context, image: str) -> Registry | None:

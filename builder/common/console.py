@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -29,7 +29,6 @@ class Row:
     note: str = ""
     began: float = 0.0
     entered: float = 0.0  # its state
-    detail: Callable[[], str] | None = None
 
 
 @dataclass
@@ -64,13 +63,13 @@ class View:
         with self._lock:
             self.console.print(Text(text), highlight=False, soft_wrap=True)
 
-    def begin(self, image: str, state: str, detail: Callable[[], str] | None = None) -> None:
-        """The image enters `state`; `detail` returns what to show beside it whenever the table is drawn."""
+    def begin(self, image: str, state: str) -> None:
+        """The image enters `state`."""
         with self._lock:
             row = self._leave_state(image)
             if row.state in ("done", "failed"):
                 row.began = 0.0  # the row starts over
-            row.state, row.detail, row.note = state, detail, ""
+            row.state, row.note = state, ""
             row.began = row.began or time.monotonic()
             row.entered = time.monotonic()
         if not self.is_live:
@@ -122,8 +121,7 @@ class View:
                     continue  # `end` printed a line of its own
                 elapsed = duration(time.monotonic() - row.began) if row.began else ""
                 state = Text(row.state, style=_STYLES.get(row.state, "cyan"))
-                detail = (row.detail() if row.detail else "") or row.note
-                table.add_row(Text(image, style="bold"), state, elapsed, detail)
+                table.add_row(Text(image, style="bold"), state, elapsed, row.note)
         return table
 
 

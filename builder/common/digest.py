@@ -43,10 +43,11 @@ def tree(folder: Path) -> list[Path]:
 def of_tree(root: Path, folder: Path) -> dict[str, str]:
     """Path relative to `root` -> digest of contents and execute bit, for every file at or below `folder`."""
     files = [folder] if folder.is_file() else tree(folder)
-    return {path.relative_to(root).as_posix(): _of_file(path) for path in files}
+    return {path.relative_to(root).as_posix(): of_file(path) for path in files}
 
 
-def _of_file(path: Path) -> str:
+def of_file(path: Path) -> str:
+    """Digest of the contents and the execute bit of a file, or of the target of a link."""
     if path.is_symlink():
         return of_data(["link", str(path.readlink())])
     executable = "x" if path.stat().st_mode & 0o100 else "-"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -135,6 +136,10 @@ class RegistryError(BuilderError):
     title = "registry"
 
 
+class NoRegistryError(RegistryError):
+    """The registry cannot be reached, so other requests to it would fail too."""
+
+
 class VerifyError(BuilderError):
     """A check of an image, its attachments or the registry failed."""
 
@@ -143,7 +148,7 @@ class VerifyError(BuilderError):
 
 
 class RefusedError(BuilderError):
-    """A combination does not work, an image does not run on the named GPU, or `scan` refuses its vulnerabilities."""
+    """A combination does not work, an image does not run on the named GPU, or the scanner refuses it."""
 
     exit_code = 16
     title = "refused"
@@ -163,6 +168,7 @@ class Terminated(BaseException):
 ALL: tuple[type[BuilderError], ...] = (BuilderError, *BuilderError.__subclasses__())
 INTERRUPTED = 130  # 128 + SIGINT, what shells report
 TERMINATED = 143  # 128 + SIGTERM
+SHOWN_CELLS = 5  # ids in a hint
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -178,7 +184,10 @@ def join(errors: Sequence[BuilderError], what: str = "images failed") -> Builder
 def collect(
     function: Callable[[_Input], _Output], inputs: Iterable[_Input], what: str = "images failed"
 ) -> list[_Output]:
-    """What the function returns for each input. Raises one error for all of its errors, as `join`, at the end."""
+    """What the function returns for each input. Raises one error for all of its errors, as `join`, at the end.
+
+    Stops at the first registry that cannot be reached.
+    """
     results: list[_Output] = []
     failures: list[BuilderError] = []
     for each in inputs:
@@ -186,6 +195,8 @@ def collect(
             results.append(function(each))
         except BuilderError as error:
             failures.append(error)
+            if isinstance(error, NoRegistryError):
+                break
     if failures:
         raise join(failures, what)
     return results
@@ -204,6 +215,11 @@ def store_error(error: OSError, root: Path) -> Exception:
     if error.errno in _DISK_FULL:
         return DiskError(f"the disk of the store is full ({root})", hint=FREE_STORE)
     return error
+
+
+def for_cells(command: str, ids: Sequence[str]) -> str:
+    """A command for a hint, with ids or patterns of cells. Without any it is for all cells: a long list is left out."""
+    return " ".join([command, *(map(shlex.quote, ids) if len(ids) <= SHOWN_CELLS else ())])
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

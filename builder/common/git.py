@@ -43,7 +43,10 @@ def export(root: Path, revision: str, folder: Path) -> None:
     archive = folder / "revision.tar"
     run(root, "archive", "--format=tar", f"--output={archive}", commit_id, "--", ".")
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="tar")  # components have absolute links, which "data" refuses
+        # As extractall(filter="tar"), which Debian 12's Python 3.11.2 lacks. Components have absolute links, which the
+        # filter "data" refuses. Source: library/tarfile, "Supporting older Python versions".
+        tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+        tar.extractall(folder)  # noqa: S202  git wrote the archive
     archive.unlink()
 
 

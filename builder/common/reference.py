@@ -6,14 +6,24 @@ Grammar: distribution/reference, as in Docker. `localhost:5000/a/b:24` has a reg
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
 
 from builder.common.digest import is_digest
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _NAME = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
-_REGISTRY = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?", re.ASCII)
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_REGISTRY = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[([0-9a-fA-F:]+)\])(?::([0-9]{{1,5}}))?", re.ASCII)
+
+
+def _is_registry(text: str) -> bool:
+    match = _REGISTRY.fullmatch(text)
+    try:
+        return match is not None and ip_address(match[1] or "::").version == 6 and 0 < int(match[2] or 443) < 1 << 16
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -28,7 +38,7 @@ class ImageRef:
     def __post_init__(self) -> None:
         checks = (
             ("an image name", self.repository, len(self.repository) <= 255 and _NAME.fullmatch(self.repository)),
-            ("a registry", self.registry, not self.registry or _REGISTRY.fullmatch(self.registry)),
+            ("a registry", self.registry, not self.registry or _is_registry(self.registry)),
             ("a tag", self.tag, not self.tag or _TAG.fullmatch(self.tag)),
             ("a digest", self.digest, not self.digest or is_digest(self.digest)),
         )
@@ -67,3 +77,11 @@ class ImageRef:
         if colon and not tag:
             raise ValueError(f"{text!r} has an empty tag")
         return cls(registry=registry, repository=repository, tag=tag, digest=digest)
+
+
+def staged_repository(staging: str, registry: str, name: str) -> ImageRef:
+    """Where staged images of a name are: `staging` is a registry with a prefix for names, `registry` is used if it has
+    none. Raises ValueError.
+    """
+    reference = ImageRef.parse(f"{staging}/{name}")
+    return replace(reference, registry=reference.registry or registry)

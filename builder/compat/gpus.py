@@ -93,8 +93,8 @@ def _visible(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 class Pool:
     """Leases this machine's GPUs to image tests, each GPU to one image at a time. Thread-safe.
 
-    `images` is how many are tested at once: each gets its share of the GPUs. On four GPUs two images get two each, and
-    one alone gets four, so that collectives run over several GPUs where possible.
+    `images` is how many are tested at once: each gets its share of the GPUs, and at least two where there are two, so
+    that collectives run over several GPUs. On four GPUs, one image gets four, and two get two each; three take turns.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class Pool:
             while not stopped():
                 gpus = [gpu for gpu in self.read()[1] if fits(gpu)]
                 free = [gpu for gpu in gpus if gpu.index not in self._leased and gpu.has_room]
-                if free:
-                    share = max(len(gpus) // self._images, 1)
+                share = max(len(gpus) // self._images, min(len(gpus), 2))
+                if len(free) >= share or (free and not self._leased):
                     # Most free memory first: other programs keep the GPUs that they use.
                     taken = tuple(sorted(free, key=lambda gpu: -gpu.free)[:share])
                     self._leased |= {gpu.index for gpu in taken}

@@ -1,1 +1,1 @@
-"""Docker Engine: a thin client, BuildKit's progress, loading images, installing an engine."""
+"""Docker Engine: a thin client, loading images, installing an engine."""

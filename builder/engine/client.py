@@ -6,10 +6,14 @@ reported as an error of an image.
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
+import re
+import shutil
 import tarfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -20,19 +24,21 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
-from docker.types import DeviceRequest
+from docker.types import DeviceRequest, LogConfig
 
-from builder.common.errors import BuildError, EngineError, NoEngineError
+from builder.common.errors import EngineError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine.errors import is_forbidden, reported, translated
-from builder.engine.model import BuildRequest, EngineInfo, ImageInfo
+from builder.engine.model import EngineInfo, ImageInfo
 
 LABEL = "gpu-images"
 RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout
-SILENCE_S = 3600  # a build step may download gigabytes without output
+SILENCE_S = 3600  # a step may download gigabytes without output
 CALL_S = 120
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
 SOCKET = "unix:///var/run/docker.sock"
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; an older one does not report its own
+_NVIDIA_CDI = re.compile(rb"""\bkind["']?\s*:\s*["']?nvidia\.com/gpu(?![\w.-])""")
 
 
 class Engine:
@@ -78,31 +84,18 @@ class Engine:
             info = self._client.info()
             version = self._client.version()
         containerd = any("containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or [])
-        numbers = tuple(int(part) for part in version["ApiVersion"].split("."))
+        is_local = _host().startswith("unix://") and Path(info["DockerRootDir"]).is_dir()
         return EngineInfo(
             version=version["Version"],
             store="containerd" if containerd else info["Driver"],
             root=info["DockerRootDir"],
-            buildkit=numbers >= (1, 39),  # POST /build?version=2 came with 18.09
             runtimes=tuple(sorted(info.get("Runtimes") or {})),
             architecture=info["Architecture"],
             cpus=info["NCPU"],
             memory=info["MemTotal"],
-            is_local=_host().startswith("unix://") and Path(info["DockerRootDir"]).is_dir(),
+            is_local=is_local,
+            has_nvidia_cdi=_has_nvidia_cdi(info, version, is_local=is_local),
         )
-
-    def build(self, request: BuildRequest) -> Iterator[dict[str, Any]]:
-        """BuildKit's messages. No session is opened, so builds have no secrets.
-
-        docker-py's own `build` has no parameter for BuildKit. Closing the iterator cancels the build, and so does the
-        end of this process.
-        """
-        with translated("building"):
-            response = self._post("/build", request.context, request.parameters)
-            try:
-                yield from self._messages(response)
-            finally:
-                response.close()
 
     def _post(
         self, path: str, data: Any, parameters: Mapping[str, Any], *, timeout: float = SILENCE_S
@@ -167,12 +160,6 @@ class Engine:
         _check(action, messages)
         return str(messages[-1]["status"])
 
-    def save(self, image_id: str, out: BinaryIO) -> None:
-        """Writes `docker save` of one image."""
-        with translated(f"saving {image_id}"):
-            for chunk in self._api.get_image(image_id, chunk_size=1 << 20):
-                out.write(chunk)
-
     def load(self, archive: Iterable[bytes]) -> None:
         """Loads an archive as `docker load` does. Raises EngineError, also for an error in a 200 response."""
         with translated("loading"):
@@ -212,33 +199,67 @@ class Engine:
                 result[image_id] = {diff_ids[: top + 1]: size for top, size in enumerate(sizes[: len(diff_ids)])}
         return result
 
-    def transform(
-        self, image: str, *, checkout: str, command: Sequence[str], files: BinaryIO, result: str, out: BinaryIO
-    ) -> None:
-        """Runs a command in a new container without network, with a tar of `files`; writes a tar of `result` to `out`.
+    def run_to_file(  # noqa: PLR0913  what a container gets and gives back
+        self,
+        image: str,
+        *,
+        checkout: str,
+        command: Sequence[str],
+        files: BinaryIO,
+        result: str,
+        out: BinaryIO,
+        on_line: Callable[[str], object],
+        stopped: threading.Event | None = None,
+        timeout_s: float = SILENCE_S,
+        **settings: Any,
+    ) -> int:
+        """Runs a command in a new container that has the files of a tar, and returns its exit status.
 
-        Raises BuildError with the output of the command if it fails.
+        Calls `on_line` with each line of its output. If the status is 0, writes the file `result` of the container to
+        `out`. Kills the container after `timeout_s` seconds; raises EngineError if `stopped` was set before it starts.
+        `settings` are those of docker-py's `containers.create`.
         """
+        # Other log drivers may not give the output back.
+        log_config = LogConfig(type=LogConfig.types.JSON)
         with translated(f"running {command[0]}"):
             containers: Any = self._client.containers
             container = containers.create(
-                image,
-                list(command),
-                labels={RUN_LABEL: checkout},
-                network_mode="none",
-                environment={"PYTHONHASHSEED": "0"},
+                image, list(command), labels={RUN_LABEL: checkout}, log_config=log_config, **settings
             )
+            timer = threading.Timer(timeout_s, _kill, [container])
+            timer.daemon = True
             try:
+                if stopped and stopped.is_set():  # a sweep found no container yet
+                    raise EngineError(f"{command[0]}: stopped")
                 container.put_archive("/", files)
                 container.start()
-                status = container.wait(timeout=SILENCE_S)["StatusCode"]
-                if status:
-                    output = container.logs(tail=15).decode("utf-8", "replace")
-                    raise BuildError(f"{' '.join(command)} ended with status {status}\n{output}")
-                for chunk in container.get_archive(result, chunk_size=1 << 20)[0]:
-                    out.write(chunk)
+                timer.start()
+                decoder, line = codecs.getincrementaldecoder("utf-8")("replace"), ""
+                for chunk in container.logs(stream=True, follow=True):
+                    *complete, line = (line + decoder.decode(chunk)).split("\n")
+                    for text in complete:
+                        on_line(f"{text}\n")
+                if line:
+                    on_line(f"{line}\n")
+                status = int(container.wait(timeout=SILENCE_S)["StatusCode"])
+                if status == 0:
+                    chunks = container.get_archive(result, chunk_size=1 << 20)[0]
+                    try:
+                        with tarfile.open(fileobj=_Chunks(chunks), mode="r|", bufsize=1 << 20) as tar:
+                            member = tar.next()
+                            content = tar.extractfile(member) if member else None
+                            if content is None:
+                                raise EngineError(f"{result} of the container is not a file")
+                            shutil.copyfileobj(content, out, 1 << 20)
+                    except tarfile.TarError as error:
+                        raise EngineError(f"Docker Engine did not return all of {result}: {error}") from error
+                    for _ in chunks:  # the engine does not remove a container while somebody reads from it
+                        pass
+                return status
             finally:
-                container.remove(force=True, v=True)
+                timer.cancel()
+                with suppress(NotFound):  # a sweep removed it
+                    container.remove(force=True, v=True)
 
     def image(self, reference: str) -> ImageInfo | None:
         with translated(f"looking for image {reference}"):
@@ -358,6 +379,46 @@ class Engine:
         for image in self.images(f"{RUN_LABEL}={checkout}"):
             self.remove_image(image.id)
         return len(containers)
+
+
+def _kill(container: Container) -> None:
+    with suppress(DockerException, requests.RequestException):
+        container.kill()
+
+
+class _Chunks(io.RawIOBase):
+    """Chunks of bytes, to be read as a file."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        while (size < 0 or len(self._rest) < size) and (chunk := next(self._chunks, b"")):
+            self._rest += chunk
+        data, self._rest = (self._rest[:size], self._rest[size:]) if size >= 0 else (self._rest, b"")
+        return data
+
+
+def _has_nvidia_cdi(info: Mapping[str, Any], version: Mapping[str, Any], *, is_local: bool) -> bool:
+    """Whether the engine has GPUs of NVIDIA as CDI devices: by its list (Docker 28.2), else by its specifications.
+
+    Source: Docker Engine API, SystemInfo; Container Device Interface specification, `kind`.
+    """
+    if (devices := info.get("DiscoveredDevices")) is not None:
+        return any(device.get("ID", "").startswith("nvidia.com/gpu=") for device in devices)
+    is_podman = any(each.get("Name") == "Podman Engine" for each in version.get("Components") or ())
+    folders = info.get("CDISpecDirs", CDI_FOLDERS if is_podman else ()) if is_local else ()
+    files = (path for folder in folders or () for path in sorted(Path(folder).glob("*")))
+    return any(_NVIDIA_CDI.search(_content(path)) for path in files if path.suffix in (".json", ".yaml"))
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file; empty if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _host() -> str:

@@ -10,22 +10,24 @@ engine inflates more slowly. In the containerd store it is the digest of the man
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from builder.common import digest
-from builder.common.errors import DamagedError, EngineError
+from builder.common.errors import BuildError, DamagedError, EngineError
 from builder.engine.client import LABEL, RUN_LABEL, Engine
 from builder.engine.endpoint import Content, Endpoint
-from builder.engine.progress import PullProgress
 from builder.layers import images, oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.oci import CONTAINERD, Image, Layer
 from builder.layers.store import Store
+from builder.lock.document import KNOWN_LAYERS
 
 Progress = Callable[[int], None]
 
@@ -52,7 +54,8 @@ class Loader:
     def load(self, image: Image, progress: Progress = lambda _: None) -> str:
         """Loads the image untagged, unless the engine has it; returns its id.
 
-        `progress` is called with numbers of bytes. Raises EngineError, DiskError, or DamagedError for a bad blob.
+        `progress` is called with numbers of bytes. Raises EngineError, DiskError, DamagedError for a bad blob, or
+        BuildError for a layer with a wrong record.
         """
         kind = self._engine.info().store
         image_id = image.image_id(kind)
@@ -115,10 +118,34 @@ class Loader:
         return digest.of_bytes(manifest), contents
 
     def _check_blobs(self, image: Image) -> None:
-        """Raises DamagedError if the store lacks a blob of the image or removed a damaged one."""
+        """Raises DamagedError if the store lacks a blob of the image or removed a damaged one, BuildError for a layer
+        with a wrong record.
+        """
         self._store.remove_damaged([image.config.digest, *(layer.digest for layer in image.layers)])
         for blob in images.missing(self._store, image.manifest.digest):
             raise DamagedError(f"blob {blob} is missing from the store", hint=REPAIR, blob=blob)
+        for layer, line in zip(image.layers, image.history or [layer.digest for layer in image.layers], strict=True):
+            self._check_record(layer, line)
+
+    def _check_record(self, layer: Layer, name: str) -> None:
+        """Raises BuildError for a layer whose contents are not those that are recorded, after removing its blob.
+
+        The diff id of a known layer is not computed when the layer is made again.
+        """
+        contents, size = hashlib.sha256(), 0
+        for chunk in self._store.inflated(layer.digest):
+            contents.update(chunk)
+            size += len(chunk)
+        for what, actual, recorded in (
+            ("diff id", f"sha256:{contents.hexdigest()}", layer.diff_id),
+            ("unpacked size", size, layer.unpacked or size),
+        ):
+            if actual != recorded:
+                self._store.discard(layer.digest)
+                raise BuildError(
+                    f"layer {name[:80]} has the {what} {actual}, but {recorded} is recorded",
+                    hint=f"Delete the line with {layer.digest} from {KNOWN_LAYERS}. Then run this again.",
+                )
 
 
 def archive(
@@ -161,3 +188,26 @@ def _header(name: str, size: int) -> bytes:
 
 def _padding(size: int) -> bytes:
     return bytes(-size % tarfile.BLOCKSIZE)
+
+
+@dataclass
+class PullProgress:
+    """Counts the bytes of layers in the messages of a pull. `status` is that of the messages that count.
+
+    `is_retrying`: a download failed at least once.
+    """
+
+    status: str
+    is_retrying: bool = False
+    _layers: dict[str, int] = field(default_factory=dict)
+
+    def feed(self, message: Mapping[str, Any]) -> int:
+        """Returns the number of bytes since the message before."""
+        status = str(message.get("status", ""))
+        self.is_retrying |= status.startswith("Retrying")
+        if status != self.status:
+            return 0
+        layer, current = str(message.get("id", "")), int((message.get("progressDetail") or {}).get("current") or 0)
+        before = self._layers.get(layer, 0)
+        self._layers[layer] = max(before, current)  # a download that starts over counts once
+        return self._layers[layer] - before

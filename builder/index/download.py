@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
 CONNECTIONS = 4  # downloads at once
+LONGEST_REASON = 200  # characters of why a file is yanked
+LOCK_S = 0.2  # between two attempts to lock a wheel that another process downloads
 DEFAULT_POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 _KEPT = "The part that was downloaded is kept: run again."
 _RESOLVE = "Resolve again: `builder lock --upgrade`."
-_WRONG = "The download was discarded. Do not use this index until the difference is explained."
+_DISTRUST = "Do not use this index until the difference is explained."
 
 
 class _RetryError(Exception):
@@ -79,7 +81,10 @@ class _Part:
 
 
 class Fetcher:
-    """Downloads into one folder, which several processes may share. `progress` is called with numbers of bytes."""
+    """Downloads into one folder, which several processes may share.
+
+    `progress` is called with numbers of bytes, `warn` with a line about a yanked wheel at each attempt to download it.
+    """
 
     def __init__(
         self,
@@ -87,10 +92,12 @@ class Fetcher:
         folder: Path,
         *,
         progress: Callable[[int], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
         policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
         self._folder = folder
         self._progress = progress
+        self._warn = warn
         self._policy = policy
         self._pages: dict[str, Mapping[str, DistributionPackage]] = {}
         self._page_locks: dict[str, threading.Lock] = {}
@@ -109,7 +116,7 @@ class Fetcher:
         path, part_path = self.path(wheel), self._folder / f"{wheel.sha256}.part"
         while True:
             with part_path.open("ab+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # waits for another process that downloads this wheel
+                self._lock_part(wheel, file)
                 is_named = _is_at(file, part_path)
                 if (size := _checked_size(path, wheel.sha256)) is not None:
                     if is_named:
@@ -126,6 +133,16 @@ class Fetcher:
                 self._download(wheel, file)
                 part_path.replace(path)
                 return path
+
+    def _lock_part(self, wheel: Wheel, file: BufferedRandom) -> None:
+        """Waits for another process that downloads this wheel."""
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self._stopped.wait(LOCK_S)
+                self._check_stopped(wheel)
 
     def stop(self) -> None:
         """Ends all downloads soon and keeps what was downloaded."""
@@ -216,8 +233,11 @@ class Fetcher:
             raise FetchError(
                 f"{wheel.file}: SHA-256 mismatch: {sha256[:12]}... is listed by the index, "
                 f"{wheel.sha256[:12]}... is locked",
-                hint=f"The file was replaced, or the locks were made with another index. {_RESOLVE}",
+                hint=f"The file was replaced, or the locks were made with another index. {_DISTRUST}",
             )
+        if file.is_yanked:  # installers take a yanked file if the version is pinned, as it is here
+            reason = "".join(filter(str.isprintable, file.yanked_reason or ""))[:LONGEST_REASON]
+            self._warn(f"{wheel.file} is yanked on the index{f': {reason}' if reason else ', without a reason'}")
         return file.url
 
 
@@ -231,7 +251,8 @@ def _check(wheel: Wheel, part: _Part) -> None:
         fault = f"SHA-256 mismatch: {part.sha256[:12]}... was downloaded, {wheel.sha256[:12]}... is locked"
     else:
         return
-    error = _RetryError(fault) if part.is_resumed else FetchError(f"{wheel.file}: {fault}", hint=_WRONG)
+    hint = f"The download was discarded. {_DISTRUST}"
+    error = _RetryError(fault) if part.is_resumed else FetchError(f"{wheel.file}: {fault}", hint=hint)
     part.clear()
     raise error
 

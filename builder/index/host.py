@@ -72,7 +72,7 @@ class Host:
     """Settings of the build host. `ca` is PEM text; `proxies` are build arguments that Docker keeps out of history.
 
     `expired` are Debian releases whose Release files may have expired. `read_apt` is called on first use: apt takes
-    0.5 s, which a run without work does not spend. Thread-safe.
+    0.5 s, which a run without work does not spend. `say` is called with what a user waits for. Thread-safe.
     """
 
     index: IndexSettings = field(default_factory=IndexSettings, repr=False)
@@ -81,6 +81,7 @@ class Host:
     expired: frozenset[str] = frozenset()
     read_apt: Callable[[], Apt] = field(default=Apt, repr=False)
     registries: Registries = field(default_factory=Registries)
+    say: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
     _apt_read: list[Apt] = field(default_factory=list, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 

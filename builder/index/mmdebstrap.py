@@ -14,7 +14,7 @@ from builder.index.host import KEYRING
 INSTALL_S = 600
 SOURCES_S = 60
 _MARK = "sources.list: "
-_PACKAGES = ("mmdebstrap", "debian-archive-keyring")
+PACKAGES = ("mmdebstrap", "debian-archive-keyring")
 
 
 def install(say: Callable[[str], None]) -> str:
@@ -23,10 +23,10 @@ def install(say: Callable[[str], None]) -> str:
         return ""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         return "it is not installed"
-    say(f"installing {' and '.join(_PACKAGES)} with apt-get")
+    say(f"installing {' and '.join(PACKAGES)} with apt-get")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     error = ""
-    for arguments in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *_PACKAGES]):
+    for arguments in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *PACKAGES]):
         try:
             done = subprocess.run(
                 ["apt-get", *arguments], capture_output=True, text=True, env=environment, timeout=INSTALL_S, check=False

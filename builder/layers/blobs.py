@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
 
@@ -48,12 +48,12 @@ class Descriptor:
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
 
 
-class _HasDigest(Protocol):
-    @property
-    def digest(self) -> str: ...
+@dataclass
+class NewBlob:
+    """A blob that is being written to `file`; whoever writes it sets `digest`."""
 
-
-_Written = TypeVar("_Written", bound=_HasDigest)
+    file: BinaryIO
+    digest: str = ""
 
 
 class Blobs:
@@ -130,27 +130,30 @@ class Blobs:
 
     def put(self, data: bytes, media_type: str) -> Descriptor:
         """Stores a small blob."""
-        blob = Descriptor(media_type=media_type, digest=digest.of_bytes(data), size=len(data))
-        if not self.has(blob.digest, blob.size):
-            self.write(lambda out: (out.write(data), blob)[1])
-        return blob
+        descriptor = Descriptor(media_type=media_type, digest=digest.of_bytes(data), size=len(data))
+        if not self.has(descriptor.digest, descriptor.size):
+            with self.new_blob() as blob:
+                blob.file.write(data)
+                blob.digest = descriptor.digest
+        return descriptor
 
-    def write(self, make: Callable[[BinaryIO], _Written]) -> _Written:
-        """Stores the blob that `make` writes to a file; returns its result. Leaves nothing behind if it raises."""
+    @contextmanager
+    def new_blob(self) -> Iterator[NewBlob]:
+        """A blob to write in the block, which sets its digest. An exception leaves nothing behind."""
         handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
         try:
             with self.disk_errors(), os.fdopen(handle, "wb") as out:
                 fcntl.flock(out, fcntl.LOCK_EX)  # released when this process ends: see remove_leftovers
                 with _synced(out.fileno()):
-                    written = make(cast("BinaryIO", out))
+                    blob = NewBlob(file=cast("BinaryIO", out))
+                    yield blob
                     out.flush()
                 os.fsync(out.fileno())
                 Path(temporary).chmod(0o644)
-                Path(temporary).replace(self.path(written.digest))  # while it is locked
-                _sync_folder(self.path(written.digest).parent)
+                Path(temporary).replace(self.path(blob.digest))  # while it is locked
+                _sync_folder(self.path(blob.digest).parent)
         finally:
             Path(temporary).unlink(missing_ok=True)
-        return written
 
     def remove_leftovers(self) -> None:
         """Removes temporary files of killed processes: no process holds a lock on them."""

@@ -13,6 +13,7 @@ from builder.common import digest
 from builder.common.errors import DamagedError, VerifyError
 from builder.layers import oci, os_layer
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
+from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import IMAGE_NAME, Store
@@ -63,24 +64,36 @@ def image_ids(store: Store) -> set[str]:
 # ---- by plan
 
 
-def find(store: Store, planned: PlannedImage) -> Image | None:
+def find(store: Store, planned: PlannedImage, known: KnownLayers | None = None) -> Image | None:
     """The image as planned, on the operating system that the store has; None if it is not assembled or incomplete.
 
-    Raises DamagedError for a manifest or configuration that does not match its digest.
+    With `known`, also None if a layer is not the known one. Raises DamagedError for a manifest or configuration that
+    does not match its digest.
     """
-    system = os_layer.get(store, planned.os)
+    system = os_layer.stored_system(store, planned.os, known.system(planned.os) if known else None)
     record = store.get_record(_key(planned, system)) if system else None
     if record is None or missing(store, record["digest"]):
         return None
-    return read(store, record["digest"])
+    image = read(store, record["digest"])
+    for layer, stored in zip(planned.layers, image.layers, strict=False):
+        if known and (expected := known.get(layer)) and expected.digest != stored.digest:
+            return None
+    return image
 
 
 def write(store: Store, planned: PlannedImage, system: OsLayer, layers: Sequence[Layer]) -> Image:
     """Writes the configuration and the manifest of an image of these layers, without a name."""
-    labels = built_labels(planned.digest, system.base, system.created)
-    config = store.put(oci.config(planned.settings, layers, created=system.created, labels=labels), CONFIG_TYPE)
-    manifest = store.put(oci.manifest(config, layers), MANIFEST_TYPE)
-    return Image(config=config, manifest=manifest, layers=tuple(layers), labels={**planned.settings.labels, **labels})
+    labels = built_labels(planned.digest, system.created)
+    history = tuple(map(oci.describe, planned.layers))
+    content = oci.config(planned.settings, layers, history, created=system.created, labels=labels)
+    config = store.put(content, CONFIG_TYPE)
+    return Image(
+        config=config,
+        manifest=store.put(oci.manifest(config, layers), MANIFEST_TYPE),
+        layers=tuple(layers),
+        history=history,
+        labels={**planned.settings.labels, **labels},
+    )
 
 
 def put_name(
@@ -92,7 +105,7 @@ def put_name(
 
 
 def _key(planned: PlannedImage, system: OsLayer) -> str:
-    return digest.of_data(["image", planned.digest, system.digest, system.base])
+    return digest.of_data(["image", planned.digest, system.digest])
 
 
 # ---- by name
@@ -127,9 +140,9 @@ def side(label: str, manifest: bytes, read_blob: Callable[[str], bytes], wheel_s
     except VerifyError as error:
         raise VerifyError(f"{label}: {error}", hint=error.hint) from error
     packages: dict[str, Package] = {}
-    for layer in image.layers:
+    for layer, line in zip(image.layers, image.history, strict=True):
         try:
-            contents = oci.parse_history(layer.created_by)
+            contents = oci.parse_history(line)
         except ValueError as error:  # its text comes from the image: not shown
             raise VerifyError(f"{label}: invalid line about wheels in the history") from error
         for file, sha256 in contents.wheels if contents else ():

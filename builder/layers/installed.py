@@ -14,9 +14,9 @@ from builder.common import debian
 from builder.common.debian import NO_SOURCE, SourcePackage
 from builder.common.errors import VerifyError
 from builder.layers.blobs import InflateError
-from builder.layers.os_layer import OPAQUE, WHITEOUT
 
 DPKG = "var/lib/dpkg/status"
+WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"  # source: OCI image specification, "Image Layer Filesystem Changeset"
 # Python packages of wheels. Those of Debian are in dist-packages, and have a record of dpkg.
 _METADATA = re.compile(r"(?:.*/site-packages|opt/nvidia)/[^/]+\.dist-info/METADATA", re.ASCII)
 LARGEST = 16 << 20  # bytes of a record

@@ -17,24 +17,24 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from builder.common import atomic
-from builder.common.errors import BuildError, LockError
+from builder.common.errors import BuildError
 from builder.index.wheels import STRICT
-from builder.layers.oci import KnownLayer, Layer
+from builder.layers.oci import Layer
 from builder.layers.os_layer import OsLayer
 from builder.lock import document
 from builder.lock.document import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import PlannedLayer
 
-FORMAT: Literal[2] = 2
+FORMAT: Literal[3] = 3
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class _File:
-    """`layers` are those of wheels and of bytecode by their inputs, `systems` by their inputs and base."""
+    """`layers` are those of wheels and of bytecode, `systems` operating systems; each by its inputs."""
 
-    layers: dict[str, KnownLayer]
+    layers: dict[str, Layer]
     systems: dict[str, OsLayer]
-    format: Literal[2] = FORMAT
+    format: Literal[3] = FORMAT
 
 
 _FILE = TypeAdapter(_File)
@@ -50,34 +50,27 @@ class KnownLayers:
         self._lock = threading.Lock()
         self._file = _read(root)
 
-    def get(self, planned: PlannedLayer) -> KnownLayer | None:
+    def get(self, planned: PlannedLayer) -> Layer | None:
         """The layer of wheels or of bytecode that must be made."""
         return self._file.layers.get(planned.inputs)
 
-    def system(self, inputs: str, base: str) -> OsLayer | None:
-        """The operating system that must be made on `base`: on another one, it has other bytes."""
-        return self._file.systems.get(_key(inputs, base))
-
-    def systems(self, inputs: str) -> list[OsLayer]:
-        """The known operating systems with these inputs, each on another base."""
-        with self._lock:
-            systems = dict(self._file.systems)
-        return [system for key, system in sorted(systems.items()) if _inputs(key) == inputs]
+    def system(self, inputs: str) -> OsLayer | None:
+        """The operating system that must be made."""
+        return self._file.systems.get(inputs)
 
     def add(self, planned: PlannedLayer, layer: Layer) -> None:
         """Adds a layer of wheels or of bytecode, or compares it with the one that is known.
 
         Raises BuildError if the same inputs gave other bytes.
         """
-        recorded = KnownLayer(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=layer.unpacked)
         with self._lock:
-            known = self._file.layers.setdefault(planned.inputs, recorded)
-        check(planned, known, layer)
+            known = self._file.layers.setdefault(planned.inputs, layer)
+        check_layer(planned, known, layer)
 
     def add_system(self, inputs: str, system: OsLayer) -> None:
         """Adds an operating system, or compares it with the one that is known. Raises BuildError as `add`."""
         with self._lock:
-            known = self._file.systems.setdefault(_key(inputs, system.base), system)
+            known = self._file.systems.setdefault(inputs, system)
         check_system(inputs, known, system)
 
     def write(self) -> None:
@@ -89,26 +82,29 @@ class KnownLayers:
                 atomic.write_text(self._path, text)
 
 
-def check(planned: PlannedLayer, known: KnownLayer, layer: Layer) -> None:
+def check_layer(planned: PlannedLayer, known: Layer, layer: Layer) -> None:
     """Raises BuildError if a layer of wheels or of bytecode has other bytes than the known one with its inputs."""
-    if layer.digest != known.digest:
-        raise _differs(planned.name, planned.inputs, ("digest", layer.digest, known.digest))
-    if (layer.diff_id, layer.size, layer.unpacked) != (known.diff_id, known.size, known.unpacked):
-        raise _differs(planned.name, planned.inputs, ("diff id", layer.diff_id, known.diff_id))
+    for what, actual, recorded in (
+        ("digest", layer.digest, known.digest),
+        ("diff id", layer.diff_id, known.diff_id),
+        ("size", layer.size, known.size),
+        ("unpacked size", layer.unpacked, known.unpacked),
+    ):
+        if actual != recorded:
+            raise _differs(planned.name, planned.inputs, (what, actual, recorded))
 
 
 def check_system(inputs: str, known: OsLayer, system: OsLayer) -> None:
-    """Raises BuildError if an operating system has other contents than the known one with its inputs and base.
+    """Raises BuildError if an operating system has other contents than the known one with its inputs.
 
     It is compressed here, and zlib's successors compress to other bytes: its digest may differ.
     """
-    key = _key(inputs, known.base)
     if system.diff_id != known.diff_id:
-        raise _differs("os", key, ("diff id", system.diff_id, known.diff_id))
+        raise _differs("os", inputs, ("diff id", system.diff_id, known.diff_id))
     recorded = vars(known)
     for name, value in vars(replace(system, digest=known.digest, size=known.size)).items():
         if value != recorded[name]:
-            raise _differs("os", key, (f"value {name} =", _short(value), _short(recorded[name])))
+            raise _differs("os", inputs, (f"value {name} =", _short(value), _short(recorded[name])))
 
 
 def _short(value: object) -> str:
@@ -116,7 +112,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def _differs(name: str, key: str, values: tuple[str, str, str]) -> BuildError:
+def _differs(name: str, key: str, values: tuple[str, str | int, str | int]) -> BuildError:
     what, actual, known = values
     return BuildError(
         f"layer {name} has the {what} {actual}, but {PATH} records {known}",
@@ -125,24 +121,12 @@ def _differs(name: str, key: str, values: tuple[str, str, str]) -> BuildError:
     )
 
 
-def _key(inputs: str, base: str) -> str:
-    return f"{inputs} {base}"
-
-
-def _inputs(key: str) -> str:
-    return key.partition(" ")[0]
-
-
 def _read(root: Path) -> _File:
     """The known layers of a checkout; none without the file. Raises LockError."""
     text = document.read_text(root / PATH, _HINT)
     if text is None:
         return _File(layers={}, systems={})
-    file = document.validate(_FILE, text, PATH, FORMAT, _HINT)
-    for key, system in file.systems.items():
-        if key != _key(_inputs(key), system.base):
-            raise LockError(f"{PATH} is damaged: {key} is on {system.base}", hint=_HINT)
-    return file
+    return document.validate(_FILE, text, PATH, FORMAT, _HINT)
 
 
 def _dump(file: _File) -> str:
@@ -150,18 +134,18 @@ def _dump(file: _File) -> str:
     return f'{{\n "format": {FORMAT},\n "layers": {_block(file.layers)},\n "systems": {_block(file.systems)}\n}}\n'
 
 
-def _block(entries: Mapping[str, KnownLayer]) -> str:
+def _block(entries: Mapping[str, Layer]) -> str:
     lines = [f"{json.dumps(key)}: {json.dumps(vars(entries[key]))}" for key in sorted(entries)]
     return document.block("{", lines, "}")
 
 
-def prune(root: Path, inputs: Collection[str]) -> bool:
-    """Removes layers that no planned layer needs; returns whether there were any. Raises LockError."""
+def prune(root: Path, inputs: Collection[str], *, check: bool = False) -> bool:
+    """Removes layers that no planned layer needs, unless `check`; returns whether there are any. Raises LockError."""
     before = _read(root)
     after = _File(
         layers={key: layer for key, layer in before.layers.items() if key in inputs},
-        systems={key: system for key, system in before.systems.items() if _inputs(key) in inputs},
+        systems={key: system for key, system in before.systems.items() if key in inputs},
     )
-    if after != before:
+    if after != before and not check:
         atomic.write_text(root / PATH, _dump(after))
     return after != before

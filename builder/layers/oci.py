@@ -1,7 +1,7 @@
 """OCI documents: writes and reads an image's configuration and manifest, and the index of a store. Pure.
 
-Source: OCI image specification, "Image Configuration", "Image Manifest" and "Image Index". `Healthcheck` is a field of
-Docker alone; other readers ignore it.
+Source: OCI image specification, "Image Configuration", "Image Manifest" and "Image Index". `Healthcheck` and `Shell`
+are fields of Docker alone; other readers ignore them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AliasPath, BaseModel, Field, ValidationError
-from pydantic.dataclasses import dataclass as model
+from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from builder.common import digest
 from builder.common.errors import VerifyError
@@ -31,21 +30,32 @@ _SECOND = 1_000_000_000  # Docker counts nanoseconds
 _WHEEL = re.compile(r"([A-Za-z0-9_.+!-]+\.whl)@sha256:([0-9a-f]{64})", re.ASCII)
 _HISTORY = re.compile(r"wheels format=([0-9]+) python=([0-9.]+|none): (.+)", re.ASCII)
 Digest = Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
+
+
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("expected one line of printable characters")
+    return value
+
+
+Printable = Annotated[str, AfterValidator(_printable)]  # printed to a terminal, which interprets control characters
 Size = Annotated[int, Field(ge=0, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """A layer of an image: `digest` and `size` of the blob, `diff_id` of the tar in it, `created_by` in the history.
+    """A layer, in every room: `digest` and `size` in bytes of its blob, `diff_id` and `unpacked` of the tar in it.
 
-    `unpacked` is the size of the tar, 0 if unknown.
+    `unpacked` is 0 if it is unknown: manifests do not have it. The fields are checked only where a layer is read, with
+    a TypeAdapter.
     """
 
-    digest: str
-    diff_id: str
-    size: int
-    created_by: str = ""
-    unpacked: int = 0
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    digest: Digest
+    diff_id: Digest
+    size: Size
+    unpacked: Size = 0
 
     @property
     def descriptor(self) -> Descriptor:
@@ -59,33 +69,14 @@ class Layer:
         return Descriptor(media_type=PLAIN_LAYER_TYPE, digest=self.diff_id, size=self.unpacked)
 
 
-@model(frozen=True, kw_only=True, config=STRICT)
-class KnownLayer:
-    """What is recorded of a layer: `size` and `unpacked` are bytes of the blob and of the tar in it."""
-
-    digest: Digest
-    diff_id: Digest
-    size: Size
-    unpacked: Size
-
-    def built(self, planned: PlannedLayer) -> Layer:
-        """The layer, in an image for which it is planned."""
-        return Layer(
-            digest=self.digest,
-            diff_id=self.diff_id,
-            size=self.size,
-            unpacked=self.unpacked,
-            created_by=describe(planned),
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image for one platform; layers lowest first."""
+    """An image for one platform; layers lowest first. `history` has a line for each layer, written by `describe`."""
 
     config: Descriptor
     manifest: Descriptor
     layers: tuple[Layer, ...]
+    history: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def image_id(self, kind: str) -> str:
@@ -105,13 +96,16 @@ class WheelsOf:
 # ---- writing
 
 
-def config(settings: Settings, layers: Sequence[Layer], *, created: str, labels: Mapping[str, str]) -> bytes:
+def config(
+    settings: Settings, layers: Sequence[Layer], history: Sequence[str], *, created: str, labels: Mapping[str, str]
+) -> bytes:
     """The configuration as JSON; `created` is RFC 3339, `labels` follow those of the settings."""
     inner: dict[str, Any] = {
         "User": settings.user,
         "Env": [f"{name}={value}" for name, value in settings.env.items()],
         "Entrypoint": list(settings.entrypoint),
         "Cmd": list(settings.command),
+        "Shell": list(settings.shell),
         "WorkingDir": settings.workdir,
         "Labels": {**settings.labels, **labels},
     }
@@ -123,6 +117,7 @@ def config(settings: Settings, layers: Sequence[Layer], *, created: str, labels:
             "Interval": health.interval * _SECOND,
             "Timeout": health.timeout * _SECOND,
             "StartPeriod": health.start_period * _SECOND,
+            "StartInterval": health.start_interval * _SECOND,
             "Retries": health.retries,
         }
     return _json(
@@ -132,7 +127,7 @@ def config(settings: Settings, layers: Sequence[Layer], *, created: str, labels:
             "created": created,
             "config": inner,
             "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
-            "history": [{"created": created, "created_by": layer.created_by} for layer in layers],
+            "history": [{"created": created, "created_by": line} for line in history],
         }
     )
 
@@ -255,9 +250,10 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
         config=Descriptor(media_type=CONFIG_TYPE, digest=blobs.config.digest, size=blobs.config.size),
         manifest=Descriptor(media_type=MANIFEST_TYPE, digest=digest.of_bytes(content), size=len(content)),
         layers=tuple(
-            Layer(digest=blob.digest, size=blob.size, diff_id=diff_id, created_by=line)
-            for blob, diff_id, line in zip(blobs.layers, diff_ids, lines, strict=True)
+            Layer(digest=blob.digest, size=blob.size, diff_id=diff_id)
+            for blob, diff_id in zip(blobs.layers, diff_ids, strict=True)
         ),
+        history=tuple(lines),
         labels=config.labels or {},
     )
 

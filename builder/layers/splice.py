@@ -20,10 +20,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
-from isal import isal_zlib
+from isal import igzip, isal_zlib
 
+from builder.common.errors import VerifyError
 from builder.layers.blobs import InflateError
 from builder.layers.oci import Layer
 from builder.plan.layer_order import MTIME
@@ -79,8 +80,8 @@ File = tuple[str, int, int, int]  # path, mode, size and CRC-32 of the content; 
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenLayer(Layer):
-    """A layer as written: `sources` are its Python files, `files` its paths without folders."""
+class LayerFiles:
+    """What a layer has: `sources` are its Python files, `files` its paths without folders."""
 
     sources: tuple[Source, ...] = ()
     files: tuple[File, ...] = ()
@@ -90,7 +91,7 @@ class SpliceError(ValueError):
     """The content of a zip entry does not match the zip's directory."""
 
 
-def write(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -> WrittenLayer:
+def write(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -> tuple[Layer, LayerFiles]:
     """Writes the layer of `entries`, in their order, to `out`. Memory: some 100 MB at most, whatever the sizes.
 
     Raises SpliceError for an entry whose content does not match its CRC-32 and size, and whatever writing raises. With
@@ -101,14 +102,30 @@ def write(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -> Writ
         for entry in entries:
             writer.add(entry)
         writer.close()
-    return WrittenLayer(
+    layer = Layer(
         digest="sha256:" + blob.hash.hexdigest(),
         diff_id="sha256:" + tar.hash.hexdigest() if tar else diff_id,
         size=writer.size,
         unpacked=writer.unpacked,
-        sources=tuple(writer.sources),
-        files=tuple(writer.files),
     )
+    return layer, LayerFiles(sources=tuple(writer.sources), files=tuple(writer.files))
+
+
+def read_files(layer: BinaryIO) -> Iterator[File]:
+    """The paths in a layer, as `write` returns them. Raises VerifyError if it is no tar in gzip."""
+    try:
+        plain = cast("BinaryIO", igzip.open(layer))  # type: ignore[no-untyped-call]
+        with plain, tarfile.open(fileobj=plain, mode="r|") as tar:
+            for member in tar:
+                if member.islnk() or member.issym():
+                    yield member.name, member.mode, 0, zlib.crc32(member.linkname.encode())
+                elif content := tar.extractfile(member):
+                    crc = 0
+                    while chunk := content.read(CHUNK):
+                        crc = zlib.crc32(chunk, crc)
+                    yield member.name, member.mode, member.size, crc
+    except (tarfile.TarError, EOFError, OSError, InflateError) as error:
+        raise VerifyError(f"the layer cannot be read: {error}") from error
 
 
 class _Writer:

@@ -23,6 +23,7 @@ from builder.index.host import KEYRING, Host
 from builder.lock.os_lock import Architecture, OsLock, OsRequest, Package
 
 TIMEOUT_S = 300
+OTHER = " (another file)"  # of the same version, at the end of a line of `Archive.missing`
 # What mmdebstrap's variant `minbase` installs.
 _RELEASE = ("?essential", "?priority(required)", "apt")
 _INSTALL = re.compile(r"^Inst (\S+) \((\S+) ", re.MULTILINE)
@@ -114,7 +115,7 @@ class Archive:
             raise LockError(f"Debian {self._release}: apt-cache shows none of the locked packages")
         files = {package.name: package.sha256 for package in present.values()}
         return [
-            f"{package.name} {package.version}" + (" (another file)" if package.name in files else "")
+            f"{package.name} {package.version}" + (OTHER if package.name in files else "")
             for package in lock.packages
             if files.get(package.name) != package.sha256
         ]

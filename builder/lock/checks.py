@@ -1,4 +1,4 @@
-"""Checks of the wheels that a cell resolves to. Pure.
+"""Checks of the wheels and Debian packages that a cell resolves to. Pure.
 
 Each error names the package at fault and what to change.
 """
@@ -6,23 +6,29 @@ Each error names the package at fault and what to change.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from packaging.version import Version
 
-from builder.common.errors import LockError, join
+from builder.common.errors import LockError, MatrixError, join
 from builder.index.wheels import Entry, is_cuda_wheel
+from builder.lock.os_lock import OsLock
 from builder.matrix import facts
 from builder.matrix.cells import Cell
+from builder.matrix.schema import Matrix
 
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
 _MAJOR = re.compile(r"nvidia-[a-z0-9-]+-cu(\d+)", re.ASCII)
 _UNNAMED = 13  # the first CUDA whose wheels do not all have it in their names
 
 
-def check(cell: Cell, wheels: Sequence[Entry]) -> None:
-    """Raises LockError with every fault of the cell's wheels."""
-    faults = [*(_cpu_faults if cell.is_cpu else _cuda_faults)(cell, wheels), *_version_faults(cell, wheels)]
+def check(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -> None:
+    """Raises LockError with every fault of the wheels of a cell, or of its group.
+
+    `shared` are the names of those wheels that every image of the group has.
+    """
+    of_cuda = _cpu_faults(cell, wheels) if cell.is_cpu else _cuda_faults(cell, wheels, shared)
+    faults = [*of_cuda, *_version_faults(cell, wheels)]
     if faults:
         raise join(faults, f"faults in the wheels of {cell.id}")
 
@@ -37,13 +43,18 @@ def _cpu_faults(cell: Cell, wheels: Sequence[Entry]) -> Iterator[LockError]:
         )
 
 
-def _cuda_faults(cell: Cell, wheels: Sequence[Entry]) -> Iterator[LockError]:
-    """The CUDA runtime among the wheels must be that of the cell, and all wheels of the same CUDA major."""
+def _cuda_faults(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -> Iterator[LockError]:
+    """The CUDA runtime among the wheels must be that of the cell, and all wheels of the same CUDA major.
+
+    A variant may have a compiler, which requires a runtime too: only one in `shared` shows that the framework has one.
+    """
+    expected = int(cell.cuda.split(".", maxsplit=1)[0])
     runtimes = [wheel for wheel in wheels if _RUNTIME.fullmatch(wheel.name)]
-    if not runtimes:
+    if not any(wheel.name in shared for wheel in runtimes):
         yield LockError(
             f"{cell.id}: no CUDA runtime among the wheels: {cell.framework} {cell.release} would be CPU only",
-            hint="Require the CUDA extra of the framework, or pin a version that has CUDA wheels.",
+            hint=f"`builder explain {cell.id}` shows which CUDA it supports, and with which extra. "
+            f'Correct frameworks.{cell.framework}.versions."{cell.line}", or its package_on."{expected}".',
         )
     for wheel in runtimes:
         if not wheel.version.startswith(cell.cuda + "."):
@@ -52,7 +63,6 @@ def _cuda_faults(cell: Cell, wheels: Sequence[Entry]) -> Iterator[LockError]:
                 f"not {cell.cuda}",
                 hint=f'Correct frameworks.{cell.framework}.versions."{cell.line}".cuda.',
             )
-    expected = int(cell.cuda.split(".", maxsplit=1)[0])
     majors: dict[int, str] = {}
     for wheel in wheels:
         if match := _MAJOR.fullmatch(wheel.name):
@@ -78,4 +88,25 @@ def _version_faults(cell: Cell, wheels: Sequence[Entry]) -> Iterator[LockError]:
         yield LockError(
             f"{cell.id}: {violation}",
             hint=f'Add the bound to frameworks.{cell.framework}.versions."{cell.line}".constraints.',
+        )
+
+
+def system_faults(matrix: Matrix, version: str, lock: OsLock) -> Iterator[MatrixError]:
+    """What matrix.yaml has wrong about a Python and its Debian release, by the lock of an operating system with it."""
+    debian, python = matrix.debian[lock.debian], matrix.python[version]
+    glibc = re.match(r"[0-9]+\.[0-9]+", lock.versions.get("libc6", ""))
+    if glibc and glibc[0] != debian.glibc:
+        yield MatrixError(
+            f"{matrix.where('debian', lock.debian, 'glibc')}: debian.{lock.debian}.glibc: Debian {lock.debian} has "
+            f"glibc {glibc[0]}, not {debian.glibc}",
+            hint=f'Write: glibc: "{glibc[0]}"',
+        )
+    names = (re.fullmatch(r"python([0-9]+\.[0-9]+)-minimal", name) for name in lock.versions)
+    installed = [name[1] for name in names if name]
+    if not python.uv and version not in installed:
+        where = matrix.where("python", version, "apt" if python.apt else "debian")
+        yield MatrixError(
+            f"{where}: Python {version}: its packages on Debian {lock.debian} install "
+            f"{f'Python {installed[0]}' if installed else 'no Python'}",
+            hint=f"Name a Debian release that has Python {version}, or add `uv` with a full release of it.",
         )

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,7 @@ from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
 from builder.index.wheels import PLATFORM, Entry
 from builder.lock import checks, lockfile
 from builder.lock.lockfile import Basis, Lock, Part
+from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
@@ -98,7 +99,7 @@ class Resolver:
                 parts[component] = Part(requirements=needs[component], wheels=sorted(closure))
                 added |= {name: wheel for name, wheel in closure.items() if name not in wheels}
             wheels |= self._with_sizes(cell, added)
-        checks.check(cell, list(wheels.values()))
+        self._check(cell, {component: part.wheels for component, part in parts.items()}, wheels)
         return Lock(
             group=cell.group,
             basis=lockfile.basis(self._matrix, cell),
@@ -138,14 +139,20 @@ class Resolver:
         """Why requirements do not resolve; empty if they do."""
         try:
             versions = self._versions(cell, needs, basis=basis)
-            closures = [self._closure(cell, packages, versions) for packages in needs.values()]
-            wheels = {name: wheel for closure in closures for name, (wheel, _) in closure.items()}
-            checks.check(cell, list(wheels.values()))
+            closures = {name: self._closure(cell, packages, versions) for name, packages in needs.items()}
+            wheels = {name: wheel for closure in closures.values() for name, (wheel, _) in closure.items()}
+            self._check(cell, closures, wheels)
         except UnreachableError:
             raise
         except LockError as error:
             return str(error)
         return ""
+
+    def _check(self, cell: Cell, names: Mapping[str, Iterable[str]], wheels: Mapping[str, Entry]) -> None:
+        """Raises LockError with every fault of wheels; `names` are those that each component needs."""
+        foundation = cells.foundation(self._matrix, cell)
+        shared = {name for component in foundation for name in names.get(component, ())}
+        checks.check(cell, list(wheels.values()), shared)
 
     def _without_one_setting(
         self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis
@@ -256,9 +263,9 @@ class Resolver:
         if done.returncode:
             kind = UnreachableError if _UNREACHABLE.search(output) else LockError
             raise kind(f"{cell.id}: cannot be resolved to wheels\n{_explain(output)}", hint=_hint(output))
-        if yanked := re.search(r"`?(\S+==\S+?)`? is yanked[^\n]*", output):
+        if yanked := re.search(r"`([^\s`]+)` (is yanked[^\n]*)", output):
             raise LockError(
-                f"{cell.id}: {yanked[0].strip('` ')}", hint="It was withdrawn: pin another version in matrix.yaml."
+                f"{cell.id}: {yanked[1]} {yanked[2]}", hint="It was withdrawn: pin another version in matrix.yaml."
             )
 
     def _with_sizes(self, cell: Cell, closure: _Closure) -> dict[str, Entry]:

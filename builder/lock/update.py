@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
 from builder.common import atomic
-from builder.common.errors import LockError, StaleError, join
-from builder.common.units import counted
+from builder.common.errors import LockError, MatrixError, StaleError, for_cells, join
+from builder.common.units import counted, listed
 from builder.index.host import Host
 from builder.index.wheels import is_cuda_wheel
-from builder.lock import apt, diff, document, lockfile, os_lock
+from builder.lock import apt, checks, diff, document, lockfile, os_lock
 from builder.lock.lockfile import Lock
 from builder.lock.os_lock import OsLock, OsRequest
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
+from builder.matrix.schema import Matrix
 
 _Key = TypeVar("_Key")
 _Lock = TypeVar("_Lock")
@@ -37,7 +39,8 @@ def check(project: Project, chosen: Sequence[Cell]) -> None:
     faults += [f"{name}: belongs to no cell" for name in _strays(project)]
     if faults:
         lines = "\n".join(f"  {fault}" for fault in faults[:20])
-        raise StaleError(f"locks are out of date:\n{lines}", hint="Resolve again: builder lock")
+        part = [] if len(chosen) == len(project.cells) else [cell.id for cell in chosen]
+        raise StaleError(f"locks are out of date:\n{lines}", hint=f"Resolve again: {for_cells('builder lock', part)}")
 
 
 def update(
@@ -54,10 +57,13 @@ def update(
     `upgrade` chooses the newest wheels, `refresh` the newest Debian packages. What fails does not stop the rest; the
     errors are raised together at the end.
     """
-    changed, failures = _update_wheels(project, chosen, host, upgrade=upgrade, say=say)
     systems, os_failures = update_systems(project, chosen, host, refresh=refresh, say=say)
-    if failures + os_failures:
-        raise join(failures + os_failures, "locks failed")
+    faults = _system_faults(project, chosen)
+    sound = [cell for cell in chosen if cell.python not in faults]
+    changed, wheel_failures = _update_wheels(project, sound, host, upgrade=upgrade, say=say)
+    unique = {str(fault): fault for of_python in faults.values() for fault in of_python}
+    if failures := [*unique.values(), *os_failures, *wheel_failures]:
+        raise join(failures, "locks failed")
     strays = _strays(project)  # kept after a failure: undoing the change that caused it needs them again
     for name in strays:
         (project.root / name).unlink()
@@ -157,7 +163,7 @@ def update_systems(
         say(f"Debian {release}: reading the lists of packages")
         address = project.matrix.debian[release].snapshot
         archives = apt.archive(release, host.with_snapshot(address, now, is_past=False) if address else host, say)
-        failures += _resolve_systems(archives, requests, now, new)
+        failures += _resolve_systems(project.matrix, archives, requests, now, new)
     for request, lock in new.items():
         if present[request] is None:
             say(f"{request.path}: {counted(len(lock.packages), 'package')}, the newest versions")
@@ -169,10 +175,61 @@ def update_systems(
         if before is None or before.packages != lock.packages:  # its time alone changes nothing
             atomic.write_text(project.root / request.path, os_lock.dump(lock))
             changed.append(request.path)
-    return changed, failures
+    unique = {str(error): error for error in failures}  # an unknown package fails every request that has it
+    return changed, list(unique.values())
+
+
+def current_locks_of_stale(
+    project: Project, requests: Iterable[OsRequest], host: Host, say: Callable[[str], None]
+) -> tuple[dict[OsRequest, OsLock], list[LockError]]:
+    """New locks for the operating systems of which Debian's archives no longer have all locked packages; and errors.
+
+    Downloads only lists of packages: 1.5 s for each Debian release. Leaves out releases with a snapshot archive, which
+    has every version, and, after saying so, releases that cannot be looked up on this machine. The errors are those of
+    systems that cannot be locked again.
+    """
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    new: dict[OsRequest, OsLock] = {}
+    failures: list[LockError] = []
+    for release, group in groupby(sorted(requests), key=lambda request: request.debian):
+        if project.matrix.debian[release].snapshot:
+            continue
+        say(f"Debian {release}: looking up the locked packages")
+        try:
+            with apt.archive(release, host, say) as archive:
+                for request in group:
+                    lock = os_lock.read(project.root, request)
+                    missing = archive.missing(lock) if lock else []
+                    if others := [name.removesuffix(apt.OTHER) for name in missing if name.endswith(apt.OTHER)]:
+                        failures.append(
+                            LockError(
+                                f"{request.path}: Debian's archives have another file of {listed(others, 3)}",
+                                hint="Debian never changes a package without a new version: do not use these archives, "
+                                "or this lock, until the difference is explained.",
+                            )
+                        )
+                    elif missing:
+                        failures += _resolve_systems(project.matrix, nullcontext(archive), [request], now, new)
+        except LockError as error:
+            say(f"Debian {release}: cannot look up the locked packages; going on with them: {error}")
+    return new, failures
+
+
+def _system_faults(project: Project, chosen: Iterable[Cell]) -> dict[str, list[MatrixError]]:
+    """What matrix.yaml has wrong about the Pythons of `chosen` and their Debian releases, by Python.
+
+    All cells of a Python have its packages and the same release, so the lock of one of them is enough.
+    """
+    faults = {}
+    for python, cell in {cell.python: cell for cell in chosen}.items():
+        lock = _undamaged(os_lock.read, project, os_lock.request_of_cell(project.matrix, cell))
+        if lock and (of_python := list(checks.system_faults(project.matrix, python, lock))):
+            faults[python] = of_python
+    return faults
 
 
 def _resolve_systems(
+    matrix: Matrix,
     archives: AbstractContextManager[apt.Archive],
     requests: Iterable[OsRequest],
     now: str,
@@ -185,9 +242,23 @@ def _resolve_systems(
                 try:
                     new[request] = archive.resolve(request, now)
                 except LockError as error:
-                    yield error
+                    yield _with_places(matrix, request, error)
     except LockError as error:
         yield error
+
+
+def _with_places(matrix: Matrix, request: OsRequest, error: LockError) -> LockError:
+    """The error, with the places in matrix.yaml of the requested packages that it names."""
+    named = set(re.findall(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+]", str(error))) & set(request.packages)
+    lists = {("components", name): component.apt for name, component in matrix.components.items()}
+    lists |= {("python", name): python.apt or [] for name, python in matrix.python.items()}
+    lines = [
+        f"  {matrix.where(*path, 'apt', number)}: {'.'.join(path)}.apt: {package}"
+        for path, packages in lists.items()
+        for number, package in enumerate(packages)
+        if package in named
+    ]
+    return LockError("\n".join([str(error), *lines]), hint=error.hint)
 
 
 def _requests(project: Project, chosen: Iterable[Cell]) -> Mapping[OsRequest, None]:

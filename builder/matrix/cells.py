@@ -164,7 +164,7 @@ def _no_cell(matrix: Matrix, pattern: str, ids: Iterable[str]) -> UsageError:
             return UsageError(f"{pattern} is excluded: {exclusion.reason}")
     return UsageError(
         f"no cell matches {pattern!r}{did_you_mean(pattern, [*matrix.sets, *ids])}",
-        hint="`builder plan all` lists every cell.",
+        hint="`builder plan '*'` lists every cell.",
     )
 
 

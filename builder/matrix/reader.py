@@ -72,13 +72,14 @@ def _unknown_names(matrix: Matrix) -> Iterator[str]:
             yield f"{matrix.where(*path)}: {label}: no {kind} {value!r}{did_you_mean(value, known)}"
 
 
-def _repeated_versions(matrix: Matrix) -> Iterator[str]:
-    for name, framework in matrix.frameworks.items():
-        for line, entry in framework.versions.items():
-            for axis, values in (("cuda", entry.cuda), ("python", entry.python)):
-                for index, value in enumerate(values):
-                    if value in values[:index]:
-                        yield f"{matrix.where('frameworks', name, 'versions', line, axis, index)}: duplicate {value!r}"
+def _repeated_names(matrix: Matrix) -> Iterator[str]:
+    """Items that a list has twice."""
+    seen: set[tuple[Key, str]] = set()
+    for path, value, _, _ in _names(matrix):
+        item = path[:-1], value
+        if item in seen and isinstance(path[-1], int):
+            yield f"{matrix.where(*path)}: duplicate {value!r}"
+        seen.add(item)
 
 
 def _releases(matrix: Matrix) -> Iterator[str]:
@@ -90,6 +91,16 @@ def _releases(matrix: Matrix) -> Iterator[str]:
         if cuda.toolkit and not cuda.toolkit.startswith(f"{version}."):
             where = matrix.where("cuda", version, "toolkit")
             yield f"{where}: cuda-toolkit {cuda.toolkit} is not a release of CUDA {version}"
+
+
+def _empty_pythons(matrix: Matrix) -> Iterator[str]:
+    for version, python in matrix.python.items():
+        if not python.packages and not python.uv:
+            where = matrix.where("python", version, "apt")
+            yield (
+                f"{where}: python.{version}.apt: Python {version} has no packages: delete `apt`, or add `uv` with a "
+                "full release"
+            )
 
 
 def _ambiguous_versions(matrix: Matrix) -> Iterator[str]:
@@ -155,8 +166,9 @@ def _cycles(matrix: Matrix) -> Iterator[str]:
 
 _CHECKS = (
     _unknown_names,
-    _repeated_versions,
+    _repeated_names,
     _releases,
+    _empty_pythons,
     _ambiguous_versions,
     _cpu_images,
     _image_names,

@@ -7,10 +7,9 @@ quote or check it.
 from __future__ import annotations
 
 import re
-from datetime import date
 from functools import cached_property
 from itertools import chain
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -74,7 +73,14 @@ def _named_registry(value: str) -> str:
 def _creation(command: list[str]) -> list[str]:
     if command and not any("{repository}" in argument for argument in command[1:]):
         raise ValueError("expected a program and its arguments, one of them with {repository}")
+    _check_placeholders(command, "{registry}", "{repository}")
     return command
+
+
+def _check_placeholders(command: list[str], *known: str) -> None:
+    """Raises ValueError for a word in braces that is not replaced."""
+    if unknown := set(re.findall(r"\{[a-z_]*\}", " ".join(command))) - set(known):
+        raise ValueError(f"unknown placeholder {min(unknown)}: use only {', '.join(known)}")
 
 
 def _staging(value: str) -> str:
@@ -88,29 +94,32 @@ def _namespace(value: str) -> str:
     return value
 
 
-def _day(value: str) -> str:
-    date.fromisoformat(value)
-    return value
-
-
 Name = Annotated[str, matches(r"[a-z][a-z0-9]{0,23}", "a short name of lower-case letters and digits")]
 Short = Annotated[str, matches(r"[a-z]{1,8}", "one to eight lower-case letters")]
-Line = Annotated[str, matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", 'a version such as "2.9"')]
-Minor = Annotated[str, matches(r"[0-9]{1,2}\.[0-9]{1,2}", 'a version of two numbers such as "3.11"')]
-CudaName = Annotated[str, matches(r"[0-9]{1,2}\.[0-9]{1,2}|cpu", 'a version such as "12.8", or cpu')]
-CudaMajor = Annotated[str, matches(r"[0-9]{1,2}|cpu", "the first number of a CUDA version, or cpu")]
+# Indexes write versions without leading zeros, and so must tags: 02.9.1 is 2.9.1.
+_SHORT, _LONG = "(0|[1-9][0-9]?)", "(0|[1-9][0-9]{0,3})"
+Line = Annotated[str, matches(rf"{_LONG}(\.{_LONG}){{1,2}}", 'a version such as "2.9"')]
+Minor = Annotated[str, matches(rf"{_SHORT}\.{_SHORT}", 'a version of two numbers such as "3.11"')]
+CudaName = Annotated[str, matches(rf"{_SHORT}\.{_SHORT}|cpu", 'a version such as "12.8", or cpu')]
+CudaMajor = Annotated[str, matches(f"{_SHORT}|cpu", "the first number of a CUDA version, or cpu")]
 Distribution = Annotated[str, matches(_DISTRIBUTION, "the name of a package, without a version")]
 ImageName = Annotated[str, matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda")]
 Bytes = Annotated[str, matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB")]
-Release = Annotated[str, matches(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", 'a full version such as "2.9.1"')]
+Release = Annotated[str, matches(rf"{_LONG}(\.{_LONG}){{1,3}}", 'a full version such as "2.9.1"')]
 AptPackage = Annotated[str, matches(r"[a-z0-9][a-z0-9+.-]{1,99}", "the name of a Debian package")]
 File = Annotated[str, matches(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}", "a file of the checkout such as keys/ci.pub")]
 Address = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9@:/._~+-]{3,299}", "an address such as https://example.com")]
 PackageName = Annotated[str, AfterValidator(_requirement)]
 Constraint = Annotated[str, AfterValidator(_constraint)]
-Word = Annotated[str, matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters")]
+Word = Annotated[
+    str,
+    matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters"),
+    matches(r"(?!(.*[/:=])?\.\.([/:]|$)).*", "one word of plain characters, without .. as a folder"),
+]
 Argument = Annotated[str, matches(r"[^\x00-\x1f\x7f]{1,300}", "one line of 1 to 300 characters")]
-EnvName = Annotated[str, matches(r"[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS")]
+EnvName = Annotated[  # LD_PRELOAD and LD_AUDIT would load a library into every program, also into those of root
+    str, matches(r"(?!LD_(PRELOAD|AUDIT)$)[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS")
+]
 _CLOSED = r"([^{}\[\]]|\{[^{}]*\}|\[!?[^\]{}]+\])*"  # nested braces are not supported
 Pattern = Annotated[
     str,
@@ -118,9 +127,6 @@ Pattern = Annotated[
     matches(_CLOSED, "a pattern whose brackets are all closed, such as pt-*-{jupyter,full}"),
 ]
 Reason = Annotated[str, matches(r"[^\x00-\x1f\x7f]{10,300}", "a reason of one line")]
-Vulnerability = Annotated[str, matches(r"[A-Za-z0-9._:-]{3,100}", "an id such as CVE-2026-1234")]
-ScannedPackage = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", "the name of a package")]
-Day = Annotated[str, matches(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", 'a date such as "2027-01-31"'), AfterValidator(_day)]
 PinnedImage = Annotated[str, AfterValidator(_pinned)]
 Registry = Annotated[str, AfterValidator(_registry)]
 NamedRegistry = Annotated[str, AfterValidator(_named_registry)]
@@ -256,26 +262,20 @@ class Trusted(StrictModel):
         return self.key or self.identity
 
 
-class ScanException(StrictModel):
-    """A vulnerability that is accepted up to and including the day `until`, in one package or (without one) in all."""
-
-    id: Vulnerability
-    package: ScannedPackage = ""
-    reason: Reason
-    until: Day
-
-
 class Scan(StrictModel):
-    """The command that scans an SBOM, and the lowest severity that refuses a release; `none` refuses nothing."""
+    """The command that scans an SBOM; its exit status decides. It runs for `parallel` images at the same time.
+
+    Some scanners lock their cache. A release checks four images at a time.
+    """
 
     command: list[Argument] = Field(min_length=1)
-    refuse: Literal["none", "low", "medium", "high", "critical"] = "high"
-    exceptions: list[ScanException] = []
+    parallel: Annotated[int, Field(ge=1, le=4)] = 1
 
     @model_validator(mode="after")
     def _has_sbom(self) -> Self:
         if not any(SBOM in argument for argument in self.command[1:]):
             raise ValueError(f"expected {SBOM} in an argument of `command`: it becomes the path of the SBOM")
+        _check_placeholders(self.command, SBOM)
         return self
 
 
@@ -301,7 +301,7 @@ class Matrix(StrictModel):
     budgets: list[Budget] = []
     exclude: list[Exclusion] = []
     include: list[Inclusion] = []
-    sets: dict[Name, list[Pattern]] = {}
+    sets: dict[Name, Annotated[list[Pattern], Field(min_length=1)]] = {}
 
     @property
     def image_names(self) -> list[str]:

@@ -19,7 +19,6 @@ from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
 
 OCI = "org.opencontainers.image"  # prefix of the image specification's "Pre-Defined Annotation Keys"
-BASE_LABEL = f"{OCI}.base.name"
 LABEL = "gpu-images"
 PLAN_LABEL = f"{LABEL}.plan"
 CELL_LABEL = f"{LABEL}.cell"

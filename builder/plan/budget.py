@@ -1,4 +1,4 @@
-"""Checks images against the size budgets of matrix.yaml: as planned (wheels only) and as built. Pure."""
+"""Checks images against the size budgets of matrix.yaml: as planned (wheels and Debian packages) and as built. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Layers = Sequence[tuple[str, int]]  # name and bytes of each
 
 
 def check_plan(matrix: Matrix, images: Iterable[PlannedImage]) -> None:
-    """Raises one BuildError for all images whose wheels alone are too large."""
+    """Raises one BuildError for all images whose wheels and Debian packages alone are too large."""
     sizes = [(image.cell, [(layer.name, layer.bytes) for layer in image.layers]) for image in images]
     _refuse([fault for cell, layers in sizes for fault in check(matrix, cell, layers)])
 

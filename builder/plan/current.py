@@ -1,4 +1,4 @@
-"""The plan of cells, in a checkout whose images/ is up to date."""
+"""The plan of cells whose files in images/ are up to date."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from builder.plan.plan import Plan
 
 
 def make(project: Project, chosen: Sequence[Cell]) -> Plan:
-    """The plan of the chosen cells. Raises an error unless images/ is up to date and the plan is within the budgets."""
-    complete = plan.make_locked(project, project.cells)
-    render.check(project.root, render.render(project.root, project.matrix, complete))
-    ids = {cell.id for cell in chosen}
-    images = tuple(image for image in complete.images if image.id in ids)
-    budget.check_plan(project.matrix, images)
-    return Plan(images=images)
+    """The plan of the chosen cells.
+
+    Raises an error unless their files in images/ are up to date and they are within the budgets. The locks and files of
+    other cells do not matter.
+    """
+    planned = plan.make_locked(project, chosen)
+    render.check(project.root, render.render(project.root, project.matrix, planned), [cell.id for cell in chosen])
+    budget.check_plan(project.matrix, planned.images)
+    return planned

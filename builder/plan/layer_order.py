@@ -40,7 +40,7 @@ class PlannedLayer:
     """A layer to build. `inputs` is the digest of everything that determines its bytes, as known before the build.
 
     `python` is empty for CUDA wheels, which do not depend on it. `compiled` are the `inputs` of the wheel layers whose
-    bytecode is in this layer; `component` is the owner of the files.
+    bytecode is in this layer; `component` is the owner of the files; `debian` are the bytes of Debian's packages.
     """
 
     kind: LayerKind
@@ -50,11 +50,12 @@ class PlannedLayer:
     wheels: tuple[Wheel, ...] = ()
     python: str = ""
     compiled: tuple[str, ...] = ()
+    debian: int = 0
 
     @property
     def bytes(self) -> int:
-        """Bytes of its wheels as downloaded, which is within 2 % of the layer."""
-        return sum(wheel.size for wheel in self.wheels)
+        """Bytes of its wheels or Debian packages as downloaded; layers of wheels are within 2 % of it, `os` 25 %."""
+        return sum(wheel.size for wheel in self.wheels) + self.debian
 
 
 def foundation(
@@ -69,18 +70,23 @@ def foundation(
     return (*_cuda(CUDA, cuda), *_with_bytecode(cell.framework, cell.python, others, compiler))
 
 
+def planned_os(inputs: str, python: str, debian: int) -> PlannedLayer:
+    """The layer of an operating system; `debian` are the bytes of its packages."""
+    return PlannedLayer(kind="os", name="os", component="base", inputs=inputs, python=python, debian=debian)
+
+
 def stack(
-    cell: Cell, lowest: Sequence[PlannedLayer], wheels: Iterable[Wheel], *, os: str, files: str, compiler: str
+    cell: Cell, lowest: Sequence[PlannedLayer], wheels: Iterable[Wheel], *, os: PlannedLayer, files: str, compiler: str
 ) -> tuple[PlannedLayer, ...]:
     """The layers of an image, lowest first: `lowest` are those of `foundation`, `wheels` all wheels of the image.
 
-    `os`, `files` and `compiler` are digests of inputs. Raises MatrixError for more layers than Docker allows.
+    `files` and `compiler` are digests of inputs. Raises MatrixError for more layers than Docker allows.
     """
     below = {wheel.component for layer in lowest for wheel in layer.wheels}
     above = [wheel for wheel in wheels if wheel.component not in below]
     layers = [
         *lowest,
-        PlannedLayer(kind="os", name="os", component="base", inputs=os, python=cell.python),
+        os,
         *_cuda(cell.variant, above),
         *_with_bytecode(cell.variant, cell.python, above, compiler),
         PlannedLayer(kind="files", name="files", component="base", inputs=files, python=cell.python),

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from builder.common import digest
-from builder.common.errors import LockError, StaleError
+from builder.common.errors import LockError, StaleError, for_cells
 from builder.index.wheels import Entry, Wheel, is_cuda_wheel
 from builder.lock import lockfile, os_lock
 from builder.lock.lockfile import Lock, Locked
@@ -35,7 +35,7 @@ FORMAT = 4
 STEPS = "templates/steps"  # the folder of the scripts that run while an image is made
 COMPILER = f"{STEPS}/compile.py"
 PACKAGES_SCRIPT = f"{STEPS}/packages.sh"
-BOOTSTRAP_INPUTS = (f"{STEPS}/slim.sh", f"{STEPS}/clean.sh")
+BOOTSTRAP_INPUTS = (f"{STEPS}/mmdebstrap.sh", f"{STEPS}/slim.sh", f"{STEPS}/clean.sh")
 OS_INPUTS = (
     "templates/os.j2",
     "templates/macros.j2",
@@ -106,6 +106,12 @@ class PlannedImage:
         return f"images/{self.cell.group}"
 
     @property
+    def interpreter(self) -> str:
+        """The Python that makes /opt/venv, as os.sh gets it: a path, or a name on the PATH."""
+        folder = f"/opt/python/cpython-{self.uv}-linux-x86_64-gnu/bin/" if self.uv else ""
+        return f"{folder}python{self.cell.python}"
+
+    @property
     def dockerfile(self) -> str:
         return f"{self.folder}/{self.cell.variant}.Dockerfile"
 
@@ -114,7 +120,8 @@ class PlannedImage:
 
     @property
     def bytes(self) -> int:
-        return sum(wheel.size for wheel in self.wheels)
+        """Bytes of its wheels and Debian packages, as downloaded."""
+        return sum(layer.bytes for layer in self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +131,12 @@ class Plan:
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of all wheels, without sharing between images."""
+        """Bytes of all images, without sharing between them."""
         return sum(image.bytes for image in self.images)
 
     @property
     def unique_bytes(self) -> int:
-        """Bytes of all wheel layers, each counted once."""
+        """Bytes of all layers, each counted once."""
         layers = {layer.inputs: layer for image in self.images for layer in image.layers}
         return sum(layer.bytes for layer in layers.values())
 
@@ -202,7 +209,7 @@ def make_locked(project: Project, selected: Sequence[Cell]) -> Plan:
     if plan.unlocked:
         raise LockError(
             f"not locked: {', '.join(plan.unlocked[:5])}{' ...' if len(plan.unlocked) > 5 else ''}",
-            hint=f"Resolve first: builder lock {plan.unlocked[0]}",
+            hint=f"Resolve first: {for_cells('builder lock', plan.unlocked)}",
         )
     return plan
 
@@ -237,6 +244,7 @@ class _Common:
         self.tree = cache(self._tree)
         self.os = cache(self._os)
         self.os_lock = cache(self._os_lock)
+        self.debian = cache(self._debian)
         self.request = cache(partial(os_lock.request_of, project.matrix))
         self.compiler = cache(self._compiler)
         self.files = cache(self._files)
@@ -250,6 +258,11 @@ class _Common:
     def _os_lock(self, request: OsRequest) -> OsLock | None:
         return os_lock.read(self._root, request)
 
+    def _debian(self, request: OsRequest) -> int:
+        """The bytes of the packages of an operating system; 0 if it is not locked."""
+        lock = self.os_lock(request)
+        return sum(package.size for package in lock.packages) if lock else 0
+
     def _os(self, version: str, request: OsRequest) -> str:
         """The digest of the inputs of an operating system; empty if it is not locked."""
         lock, python = self.os_lock(request), self.matrix.python[version]
@@ -258,7 +271,7 @@ class _Common:
         by_uv = [python.uv, self.tree(UV_LOCK)] if python.uv else []  # each uv has one build of a release
         return digest.of_data(
             [
-                [lock.debian, self.matrix.debian[lock.debian].image, version, *by_uv],
+                [lock.debian, version, *by_uv],
                 [lock.requested, [[package.name, package.version, package.sha256] for package in lock.packages]],
                 [self.tree(name) for name in OS_INPUTS],
             ]
@@ -291,7 +304,8 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
     with_files = tuple(name for name in names if common.tree(_files_of(name)))
     system = common.os(cell.python, request)
     files = common.files(cell.python, with_files, group.constraints)
-    layers = layer_order.stack(cell, group.layers, locked.wheels, os=system, files=files, compiler=compiler)
+    os = layer_order.planned_os(system, cell.python, common.debian(request))
+    layers = layer_order.stack(cell, group.layers, locked.wheels, os=os, files=files, compiler=compiler)
     python = matrix.python[cell.python]
     base = matrix.debian[python.debian].image
     configured = settings.of_image(matrix, cell, {name: matrix.components[name] for name in names})
@@ -306,7 +320,7 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         system=request,
         os=system,
         compiler=compiler,
-        digest=_digest(configured, [base, python.debian], layers),
+        digest=_digest(configured, python.debian, layers),
         wheels=locked.wheels,
         lists=(*group.cuda, *chain.from_iterable(lists)),
         layers=layers,
@@ -317,13 +331,13 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
     )
 
 
-def _digest(configured: Settings, base: list[str], layers: Sequence[PlannedLayer]) -> str:
+def _digest(configured: Settings, debian: str, layers: Sequence[PlannedLayer]) -> str:
     inputs = {
         "format": FORMAT,
         "settings": vars(configured) | {"health": vars(configured.health) if configured.health else None},
         # As lists: the order of variables and labels is the order in the configuration.
         "env": list(configured.env.items()),
-        "base": base,
+        "debian": debian,
         "layers": [[layer.name, layer.inputs] for layer in layers],
     }
     return digest.of_data(inputs)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
 
 from builder.common import atomic
-from builder.common.errors import StaleError, TemplateError
+from builder.common.errors import StaleError, TemplateError, for_cells
 from builder.matrix.schema import Matrix
 from builder.plan import layer_order, settings
 from builder.plan.plan import Plan, PlannedImage
@@ -30,6 +30,7 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
         keep_trailing_newline=True,
     )
     environment.filters["argv"] = lambda words: json.dumps(list(words))
+    environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)  # same escapes
     files: dict[str, str] = {}
     for image in plan.images:
         files |= _image(root, environment, matrix, image)
@@ -67,33 +68,37 @@ def _template_place(error: Exception) -> str:
     return place
 
 
-def write(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Writes `files` and removes all others from images/; returns the paths that changed."""
+def write(root: Path, files: Mapping[str, str], *, is_part: bool = False) -> list[str]:
+    """Writes `files` and, unless they are only a part, removes all others from images/; returns what changed."""
     changed = []
     for name, text in files.items():
         path = root / name
         if _differs(path, text):
             atomic.write_text(path, text)
             changed.append(name)
-    for stray in _strays(root, files):
+    for stray in () if is_part else _strays(root, files):
         path = root / stray
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         changed.append(stray)
     return changed
 
 
-def check(root: Path, files: Mapping[str, str]) -> None:
-    """Raises StaleError with every difference between images/ and `files`."""
+def check(root: Path, files: Mapping[str, str], part: Sequence[str] = ()) -> None:
+    """Raises StaleError with every difference between images/ and `files`.
+
+    If `files` are those of some cells only, `part` are the ids of these cells: other files do not matter then.
+    """
     faults = [
         f"{name}: {'differs' if (root / name).exists() else 'missing'}"
         for name, text in files.items()
         if _differs(root / name, text)
     ]
-    faults += [f"{name}: belongs to no cell" for name in _strays(root, files)]
+    if not part:
+        faults += [f"{name}: belongs to no cell" for name in _strays(root, files)]
     if faults:
         lines = [f"  {fault}" for fault in faults[:20]]
         message = "\n".join(["images/ does not match templates/ and locks/:", *lines])
-        raise StaleError(message, hint="Update it: builder render")
+        raise StaleError(message, hint=f"Update it: {for_cells('builder render', part)}")
 
 
 def _differs(path: Path, text: str) -> bool:

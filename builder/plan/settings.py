@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from builder.common.errors import MatrixError
 from builder.matrix import facts
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Component, Matrix
 from builder.matrix.tags import (
     ARCHITECTURES_LABEL,
-    BASE_LABEL,
     BUILT_FOR_LABEL,
     CELL_LABEL,
     CUDA_LABEL,
@@ -24,7 +24,9 @@ from builder.matrix.tags import (
     PLAN_LABEL,
 )
 
-PATH = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin"
+# Without /opt/venv/user/bin: `docker exec -u root` has this path too, and must not find programs of users.
+PATH = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SHELL_SETTINGS = "/etc/shell-path.sh"
 ENTRYPOINT = ("/usr/bin/tini", "-g", "--", "/usr/local/bin/start")
 CONSTRAINTS = "/etc/pip/constraints.txt"
 _ENV = {
@@ -38,20 +40,27 @@ _ENV = {
     "PYTHONUSERBASE": "/opt/venv/user",
     "PYTHONNOUSERSITE": "1",
     "UV_TOOL_BIN_DIR": "/opt/venv/user/bin",
-    # For every pip and uv in the container, also in environments that users create.
+    # For every pip and uv in the container, also in environments that users create, and for those in which packages are
+    # built: a project that needs torch to build was built with another torch. templates/steps/image_environment.py sets
+    # PIP_BUILD_CONSTRAINT, since pip refuses it together with --no-build-isolation.
     "PIP_CONSTRAINT": CONSTRAINTS,
     "UV_CONSTRAINT": CONSTRAINTS,
+    "UV_BUILD_CONSTRAINT": CONSTRAINTS,
+    # For `bash -c` and RUN: PATH and HOME by user, as interactive and login shells set them.
+    "BASH_ENV": SHELL_SETTINGS,
 }
+_FIXED = _ENV.keys() - {"LANG"}  # matrix.yaml may not set these: programs of the image depend on them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """A health check; times in seconds."""
+    """A health check; times in seconds. Docker Engine 25 and newer use `start_interval`, older ones wait `interval`."""
 
     command: tuple[str, ...]
     interval: int = 10
     timeout: int = 10  # two services, each with the four seconds of the launcher
     start_period: int = 60
+    start_interval: int = 1  # until it succeeds for the first time; services answer within a second
     retries: int = 3
 
 
@@ -65,19 +74,21 @@ class Settings:
     labels: Mapping[str, str]
     health: Health | None = None
     entrypoint: tuple[str, ...] = ENTRYPOINT
+    shell: tuple[str, ...] = ("/bin/bash", "-c")  # of RUN in derived images
     user: str = "1000:0"
     workdir: str = "/workspace"
 
 
-def built_labels(plan: str, base: str, created: str) -> dict[str, str]:
-    """Labels that are known only after the build: digest of the plan, name of the base image, and the time of the
-    newest Debian package (RFC 3339).
-    """
-    return {f"{OCI}.created": created, BASE_LABEL: base, PLAN_LABEL: plan}
+def built_labels(plan: str, created: str) -> dict[str, str]:
+    """Labels that are known only after the build: digest of the plan, time of the newest Debian package (RFC 3339)."""
+    return {f"{OCI}.created": created, PLAN_LABEL: plan}
 
 
 def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) -> Settings:
-    """`components` are the cell's, in order. Without registry and namespace: a fork has the same images."""
+    """`components` are the cell's, in order. Without registry and namespace: a fork has the same images.
+
+    Raises MatrixError for a variable that every image sets.
+    """
     commands = [component.command for component in components.values() if component.command]
     checks = [component.healthcheck for component in components.values() if component.healthcheck]
     return Settings(
@@ -95,9 +106,14 @@ def _env(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) -> dic
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
         if driver := facts.load().driver(cell.cuda):
             env["NVIDIA_REQUIRE_CUDA"] = f"driver>={driver}"
-    env |= matrix.cuda[cell.cuda].env
-    for component in components.values():
-        env |= component.env
+    own = {("cuda", cell.cuda): matrix.cuda[cell.cuda].env}
+    own |= {("components", name): component.env for name, component in components.items()}
+    for path, variables in own.items():
+        if reserved := sorted(variables.keys() & _FIXED):
+            where = matrix.where(*path, "env", reserved[0], key=True)
+            label = ".".join([*path, "env", reserved[0]])
+            raise MatrixError(f"{where}: {label}: every image sets {reserved[0]}", hint="Use another variable.")
+        env |= variables
     return env
 
 
@@ -119,5 +135,8 @@ def _labels(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) -> 
         f"{LABEL}.python": cell.python,
         f"{LABEL}.variant": cell.variant,
         f"{LABEL}.components": " ".join(components),
+        # Dev containers (containers.dev, "Image Metadata") give the user of this name the uid of the user on the host.
+        # They do not change the number in `user`, so a mounted folder of another uid would not be writable.
+        "devcontainer.metadata": '[{"remoteUser":"user"}]',
     }
     return {name: value for name, value in labels.items() if value}

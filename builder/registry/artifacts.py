@@ -25,8 +25,8 @@ from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import INDEX_TYPE, Digest, Size
 from builder.registry import push
-from builder.registry.client import Manifest, Registry
-from builder.registry.failures import RejectedError, TransientError
+from builder.registry.client import REFUSALS, Manifest, Registry
+from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 from builder.registry.push import Blob
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
@@ -190,8 +190,10 @@ def entries(index: bytes, name: str) -> list[str]:
     return [entry.digest for entry in oci.parse(_Index, index, f"index {name}", hint=_HINT).manifests]
 
 
-def read(registry: Registry, reference: str, artifact_type: str, subject: str = "") -> dict[str, bytes] | None:
-    """The documents of an artifact (a tag or a digest) by media type; None without one.
+def read(
+    registry: Registry, reference: str, artifact_type: str, subject: str = "", *, without: str = ""
+) -> dict[str, bytes] | None:
+    """The documents of an artifact (a tag or a digest) by media type; None without one. Leaves out those `without`.
 
     Raises VerifyError for an invalid manifest, one of another type or of another subject; RegistryError.
     """
@@ -207,7 +209,7 @@ def read(registry: Registry, reference: str, artifact_type: str, subject: str = 
             f"expected {subject or 'nothing'}",
             hint=_HINT,
         )
-    return {blob.media_type: registry.read_blob(blob.digest) for blob in artifact.layers}
+    return {blob.media_type: registry.read_blob(blob.digest) for blob in artifact.layers if blob.media_type != without}
 
 
 def documents(registry: Registry, subject: str, artifact_type: str) -> Iterator[dict[str, bytes]]:
@@ -244,6 +246,7 @@ def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
 
 def _list_by_tag(registry: Registry, subject: str, entries: Sequence[dict[str, Any]]) -> None:
     """Adds entries to the index under the image's tag, until they stay there."""
+    refusals = 0
     for _ in range(ATTEMPTS):
         listed = _listed_by_tag(registry, subject)
         digests_listed = {entry["digest"] for entry in listed}
@@ -251,9 +254,15 @@ def _list_by_tag(registry: Registry, subject: str, entries: Sequence[dict[str, A
         if not missing:
             return
         index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*listed, *missing]}
-        # Another attempt would write entries that may be old by then.
-        with suppress(TransientError):
-            registry.put_manifest_once(_tag(subject), json.dumps(index, separators=(",", ":")).encode(), INDEX_TYPE)
+        content = json.dumps(index, separators=(",", ":")).encode()
+        try:
+            registry.put_manifest_once(_tag(subject), content, INDEX_TYPE)
+        except TransientError:
+            pass  # another attempt would write entries that may be old by then
+        except RejectedError as error:
+            refusals += 1
+            if error.code != BLOB_UNKNOWN or refusals == REFUSALS:
+                raise
         time.sleep(CONFIRM_S * random.uniform(1, 1.25))  # noqa: S311  no secret depends on it
     raise RegistryError(
         f"{registry.name}: other writers keep replacing the list of artifacts attached to {subject}",

@@ -159,19 +159,20 @@ class Claims:
 def findings(source: Source, check: Check, claims: Claims | None, folder: Path) -> Iterator[Finding]:
     """Findings for an image: for its signature, then those of `verify.verify`, then for its attachments.
 
-    `claims` is None without trusted signers. Raises VerifyError, RegistryError, SigningError.
+    Without a trusted signature, nothing else is read: its author would choose what this machine downloads. `claims` is
+    None without trusted signers. Raises VerifyError, RegistryError, SigningError.
     """
     if claims is None:
         yield from verify.verify(source, check)
         return
     signature = claims.signature()
     yield signature
-    is_signed = signature.state == "signed"
-    if is_signed and not check.fast:
+    if signature.state != "signed":
+        return
+    if not check.fast:
         source = claims.recording_source(source, folder)
-    yield from verify.verify(source, dataclasses.replace(check, is_signed=is_signed))
-    if is_signed:
-        yield from claims.attachments(has_read_layers=not check.fast)
+    yield from verify.verify(source, dataclasses.replace(check, is_signed=True))
+    yield from claims.attachments(has_read_layers=not check.fast)
 
 
 def _is_for(signature: Mapping[str, str], tag: str) -> bool:

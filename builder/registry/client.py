@@ -37,7 +37,8 @@ NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes
 PAGES = 100  # of a list
 CREATION_S = 120
 # docker-registry refuses some manifests while another client uploads one of their blobs again, such as the empty blob
-# of all artifacts: 347 of 8,245, measured with two clients of each kind.
+# of all artifacts: 347 of 8,245, measured with two clients of each kind. Likewise an index, while another client
+# writes one of its manifests again.
 REFUSALS = 4
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
@@ -76,7 +77,7 @@ class Registry:
         self.transport = Transport.of(login, host)
         url = f"{'http' if self.transport.is_plain else 'https'}://{server}/v2/{self._repository}"
         scope = f"repository:{self._repository}:{'pull,push' if write else 'pull'}"
-        self._http = Connection(url, scope, self.transport, policy)
+        self._http = Connection(url, scope, self.transport, policy, host.say)
 
     def stoppable(self, stop: threading.Event) -> Registry:
         """The same registry, whose methods raise StoppedError as soon as `stop` is set."""

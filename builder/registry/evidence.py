@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, StringConstraints, ValidationError
 
-from builder.common import atomic, digest
+from builder.common import atomic
 from builder.common.units import listed
-from builder.layers.oci import Image
-
-IMAGE_TESTS, GPU_TESTS = "tests/images", "tests/gpu"
-PROGRAM = Path(__file__).parents[1]
-# The modules that decide whether an image passes: they run the tests, assign GPUs and start containers.
-RUNNERS = (
-    "common/debian.py",
-    "engine/client.py",
-    "compat/gpus.py",
-    "compat/gpu_support.py",
-    "layers/installed.py",
-    "build/reused_tests.py",
-    "build/image_tests.py",
-    "build/outcomes.py",
-    "build/programs.py",
-)
+from builder.layers import oci
+from builder.layers.oci import Image, Printable
+from builder.plan.plan import PlannedImage
+from builder.registry.suite import GPU_TESTS, IMAGE_TESTS, Suite
 
 
 class Evidence(BaseModel, extra="forbid", frozen=True):
@@ -36,23 +25,23 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
     with nothing to check on that GPU: they count neither as passed nor as failed. `reused` are thorough tests that
     another image passed, by its id, and were not run again. `seconds` are durations by test, `figures` what GPU tests
     measured. `machine` is where the tests ran: engine, kernel, and GPUs and driver if there were any. `finished` is
-    RFC 3339.
+    RFC 3339. Texts are printable: they reach the terminals of other machines.
     """
 
-    image_id: str
-    cell: str
-    plan: str
-    suite: dict[str, str]
-    passed: tuple[str, ...]
-    failed: tuple[str, ...]
+    image_id: Printable
+    cell: Printable
+    plan: Printable
+    suite: dict[Printable, Printable]
+    passed: tuple[Printable, ...]
+    failed: tuple[Printable, ...]
     gpu: Literal["passed", "failed", "not run"]
-    gpu_reason: str = ""
-    not_applicable: tuple[str, ...] = ()
-    reused: dict[str, tuple[str, ...]] = {}
-    seconds: dict[str, float] = {}
-    figures: tuple[dict[str, Any], ...] = ()
-    machine: dict[str, str] = {}
-    finished: str = ""
+    gpu_reason: Printable = ""
+    not_applicable: tuple[Printable, ...] = ()
+    reused: dict[Printable, tuple[Printable, ...]] = {}
+    seconds: dict[Printable, float] = {}
+    figures: tuple[dict[Printable, Any], ...] = ()
+    machine: dict[Printable, Printable] = {}
+    finished: Annotated[str, StringConstraints(pattern=f"^$|{oci.TIME}")] = ""
 
     @property
     def slowest(self) -> list[tuple[str, float]]:
@@ -83,16 +72,47 @@ def why_outdated(evidence: Evidence | None, plan: str, suite: Mapping[str, str])
     return ""
 
 
+def why_incomplete(evidence: Evidence, components: Sequence[str], suite: Suite) -> str:
+    """Why a pass does not cover the tests of an image with these components, or has others; empty if it covers them.
+
+    How often a test with parameters runs cannot be read from its file: one result is enough.
+    """
+    image_tests, gpu_tests = (suite.of_image(components, folder) for folder in (IMAGE_TESTS, GPU_TESTS))
+    passed, not_applicable, reused = (
+        {name.partition("[")[0] for name in names}
+        for names in (evidence.passed, evidence.not_applicable, chain.from_iterable(evidence.reused.values()))
+    )
+    if unknown := (passed - image_tests - gpu_tests) | (not_applicable - gpu_tests) | (reused - image_tests):
+        return f"it has results of tests that this image does not have: {listed(sorted(unknown), 1)}"
+    is_on_gpu = bool(gpu_tests & (passed | not_applicable))
+    missing = image_tests - passed - reused
+    if is_on_gpu or evidence.gpu == "passed":
+        missing |= gpu_tests - passed - not_applicable
+    if missing:
+        return f"it lacks results of tests: {listed(sorted(missing), 1)}"
+    if is_on_gpu != (evidence.gpu == "passed") or (is_on_gpu and not gpu_tests & passed):
+        return f"its GPU test results do not match `gpu: {evidence.gpu}`"
+    return ""
+
+
 def why_invalid(
-    lookup: Callable[[str], Evidence | None], evidence: Evidence | None, plan: str, suite: Mapping[str, str]
+    lookup: Callable[[str], Evidence | None], evidence: Evidence | None, image: PlannedImage, suite: Suite
 ) -> str:
-    """Why evidence does not prove that a plan's image passes the current test suite; empty if it does.
+    """Why evidence does not prove that a planned image passes the current test suite; empty if it does.
+
+    `lookup` is that of `why_failed`.
+    """
+    reason = why_outdated(evidence, image.digest, suite.files)
+    if reason or evidence is None:
+        return reason
+    return why_failed(lookup, evidence, suite.files) or why_incomplete(evidence, image.components, suite)
+
+
+def why_failed(lookup: Callable[[str], Evidence | None], evidence: Evidence, suite: Mapping[str, str]) -> str:
+    """Why evidence does not prove that all tests that it names passed; empty if it does.
 
     `lookup` returns the evidence of the images that passed reused tests: without it, those tests did not pass.
     """
-    reason = why_outdated(evidence, plan, suite)
-    if reason or evidence is None:
-        return reason
     if not evidence.is_pass:
         return "tests failed"
     for image_id, tests in evidence.reused.items():
@@ -118,27 +138,11 @@ def read(state: Path, image_id: str) -> Evidence | None:
         return None
 
 
-def check_stored(state: Path, stored: Image, plan: str, suite: Mapping[str, str]) -> tuple[Evidence | None, str]:
+def check_stored(state: Path, stored: Image, image: PlannedImage, suite: Suite) -> tuple[Evidence | None, str]:
     """The evidence of a stored image, and why the image does not count as tested (empty if it does)."""
     ids = (stored.config.digest, stored.manifest.digest)  # either may be its id in an engine
     evidence = next(filter(None, (read(state, image_id) for image_id in ids)), None)
-    return evidence, why_invalid(partial(read, state), evidence, plan, suite)
-
-
-def suite(root: Path) -> dict[str, str]:
-    """Digest by path of every Python file and notebook of the image tests, and of the modules that run them.
-
-    Other files (an editor's swap file) and file modes change no test.
-    """
-    paths = [
-        path
-        for folder in (IMAGE_TESTS, GPU_TESTS)
-        for path in digest.tree(root / folder)
-        if path.suffix in (".py", ".ipy")
-    ]
-    files = {path.relative_to(root).as_posix(): path for path in paths}
-    files |= {f"builder/{name}": PROGRAM / name for name in RUNNERS}
-    return {name: digest.of_bytes(path.read_bytes()) for name, path in sorted(files.items())}
+    return evidence, why_invalid(partial(read, state), evidence, image, suite)
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from builder.common import digest
 from builder.common.errors import VerifyError
-from builder.layers import files, oci, os_layer, splice, wheel, wheel_layers
+from builder.layers import files, oci, os_layer, splice, stored_layers, wheel
 from builder.layers.blobs import CONFIG_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.lock.document import KNOWN_LAYERS
-from builder.matrix.tags import BASE_LABEL, OCI, PLAN_LABEL
+from builder.matrix.tags import OCI, PLAN_LABEL
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
@@ -27,73 +27,71 @@ from builder.plan.settings import built_labels
 SHOWN = 10  # differences
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpectedLayer:
-    """`how` is `derived` from the checkout's files, or `known` from the record of a build in the store."""
-
-    digest: str
-    diff_id: str
-    how: Literal["derived", "known"]
+# `derived` from the checkout's files, `known` from its locks/layers.json, or `built` on this machine.
+How = Literal["derived", "known", "built"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """`layers` are the known layers without wheels, by their number in the image.
+    """`layers` are the known layers without wheels, by their number in the image, and how they are known.
 
-    `system` is the operating system that this machine built last, or the known one; None without one.
+    `system` is the known operating system, or the one that this machine built last; None without one.
     """
 
     image: PlannedImage
-    layers: Mapping[int, ExpectedLayer]
+    layers: Mapping[int, tuple[Layer, How]]
     system: OsLayer | None = None
 
 
-def of_plan(root: Path, store: Store, image: PlannedImage) -> Expected:
-    """An image of the plan, with its layers from the checkout at `root` and from records of the store."""
-    system = os_layer.get(store, image.os)
-    layers: dict[int, ExpectedLayer] = {}
+def of_plan(root: Path, store: Store, image: PlannedImage, actual: Image) -> Expected:
+    """An image of the plan, with its layers from the checkout at `root` and from records of the store.
+
+    `actual` is the image to compare with it. Raises LockError.
+    """
+    known = of_known(root, KnownLayers(root), image)
+    layers, system = dict(known.layers), known.system
+    built_system = os_layer.stored_system(store, image.os, None)
+    # The same system may be compressed to other bytes here.
+    if built_system and (system is None or built_system.digest in (layer.digest for layer in actual.layers)):
+        system = built_system
     for number, layer in enumerate(image.layers):
         if layer.kind == "os" and system:
-            layers[number] = ExpectedLayer(digest=system.digest, diff_id=system.diff_id, how="known")
-        elif layer.compiled:
-            if built := wheel_layers.get(store, layer):
-                layers[number] = ExpectedLayer(digest=built.digest, diff_id=built.diff_id, how="known")
-        elif layer.kind == "files":
-            layers[number] = _files(root, image)
+            layers[number] = (system, "known" if system == known.system else "built")
+        elif layer.compiled and number not in layers and (built := stored_layers.stored_layer(store, layer, None)):
+            layers[number] = (built, "built")
     return Expected(image=image, layers=layers, system=system)
 
 
-def of_known(root: Path, known: KnownLayers, image: PlannedImage, base: str) -> Expected:
-    """An image of the plan, with its layers from the checkout alone. `base` is what its operating system is made on."""
-    layers: dict[int, ExpectedLayer] = {}
-    system = known.system(image.os, base)
+def of_known(root: Path, known: KnownLayers, image: PlannedImage) -> Expected:
+    """An image of the plan, with its layers from the checkout alone."""
+    layers: dict[int, tuple[Layer, How]] = {}
+    system = known.system(image.os)
     for number, layer in enumerate(image.layers):
         if layer.kind == "files" and not layer.compiled:
-            layers[number] = _files(root, image)
+            layers[number] = (_files(root, image), "derived")
         elif recorded := system if layer.kind == "os" else known.get(layer):
-            layers[number] = ExpectedLayer(digest=recorded.digest, diff_id=recorded.diff_id, how="known")
+            layers[number] = (recorded, "known")
     return Expected(image=image, layers=layers, system=system)
 
 
-def _files(root: Path, image: PlannedImage) -> ExpectedLayer:
+def _files(root: Path, image: PlannedImage) -> Layer:
     entries = files.entries(files.read(root, image, wheel.environment(image.cell.python)), ())
     with Path(os.devnull).open("wb") as discarded:
-        written = splice.write(entries, discarded)
-    return ExpectedLayer(digest=written.digest, diff_id=written.diff_id, how="derived")
+        return splice.write(entries, discarded)[0]
 
 
-def check(expected: Expected, image: Image, manifest: bytes, config: bytes, *, is_vouched: bool) -> None:
+def check(expected: Expected, image: Image, manifest: bytes, config: bytes, *, is_trusted: bool) -> None:
     """Raises VerifyError unless an image has the configuration of the plan and the expected layers.
 
-    Unless somebody who is trusted vouches for the image, every layer must be expected.
+    Without a trusted report or signature, every layer must be expected.
     """
     lines = differences(expected, manifest, config)
     created = image.labels.get(f"{OCI}.created", "")
     if not re.fullmatch(oci.TIME, created, re.ASCII):
         lines.append(f"invalid creation time {created[:40]!a}")
     for number, (planned, layer) in enumerate(zip(expected.image.layers, image.layers, strict=False)):
-        expected_layer = expected.layers.get(number)
-        if expected_layer is None and not is_vouched:
+        expected_layer, _ = expected.layers.get(number, (None, ""))
+        if expected_layer is None and not is_trusted:
             lines.append(
                 f"layer {planned.name} is not in {KNOWN_LAYERS}: commit that file on the machine that built the image"
             )
@@ -105,7 +103,7 @@ def check(expected: Expected, image: Image, manifest: bytes, config: bytes, *, i
         raise VerifyError(f"{expected.image.id}: the staged image differs from the plan: {'; '.join(_first(lines))}")
 
 
-def _is_same(planned: PlannedLayer, expected: ExpectedLayer, layer: Layer) -> bool:
+def _is_same(planned: PlannedLayer, expected: Layer, layer: Layer) -> bool:
     """Whether a layer is the expected one. The compressed bytes of an `os` layer may differ."""
     return layer.diff_id == expected.diff_id and (planned.kind == "os" or layer.digest == expected.digest)
 
@@ -128,19 +126,20 @@ def differences(expected: Expected, manifest: bytes, config: bytes) -> list[str]
         ]
     layers, diff_ids = actual_manifest["layers"], actual["rootfs"]["diff_ids"]
     # Set when the image is built, from its operating system.
-    base, created = str(labels.get(BASE_LABEL, "")), str(actual.get("created", ""))
+    created = str(actual.get("created", ""))
     if (system := expected.system) and system.diff_id in diff_ids:
-        base, created = system.base, system.created
-    built = built_labels(image.digest, base, created)
+        created = system.created
+    built = built_labels(image.digest, created)
     if len(layers) != len(image.layers):
-        planned = json.loads(oci.config(image.settings, [], created=created, labels=built))["config"]
+        planned = json.loads(oci.config(image.settings, [], [], created=created, labels=built))["config"]
         more = _compare("config", planned, inner)
         return _first([f"{len(layers)} layers, expected {len(image.layers)}", *more])
     stack = [
-        Layer(digest=layer["digest"], diff_id=diff_id, size=layer["size"], created_by=oci.describe(planned))
-        for planned, layer, diff_id in zip(image.layers, layers, diff_ids, strict=True)
+        Layer(digest=layer["digest"], diff_id=diff_id, size=layer["size"])
+        for layer, diff_id in zip(layers, diff_ids, strict=True)
     ]
-    expected_config = oci.config(image.settings, stack, created=created, labels=built)
+    history = [oci.describe(planned) for planned in image.layers]
+    expected_config = oci.config(image.settings, stack, history, created=created, labels=built)
     descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest.of_bytes(config), size=len(config))
     lines = [*_compare("", json.loads(expected_config), actual)]
     lines += _compare("manifest", json.loads(oci.manifest(descriptor, stack)), actual_manifest)

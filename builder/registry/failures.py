@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import errno
 import json
 import re
 import socket
@@ -14,16 +15,20 @@ from http import HTTPStatus
 from http.client import responses
 
 import requests
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
-from builder.common.errors import RegistryError
+from builder.common.errors import NoRegistryError, RegistryError
 from builder.registry.auth import login_hint
 from builder.registry.transport import FOLDER
 
 LONGEST_BODY = 1024 * 1024  # bytes of an error's body that are read
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 PERMANENT = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, HTTPStatus.INSUFFICIENT_STORAGE)
+UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 BLOB_UNKNOWN = "MANIFEST_BLOB_UNKNOWN"  # docker-registry sends DIGEST_INVALID before it
+UNREACHABLE_HINT = (
+    "Check the registry's name and port and the network, and that the registry is running. Then run this again."
+)
 RUN_AGAIN = "Run this again: data already in the registry is not sent again."
 _REFUSED_CLIENT = re.compile(r"ALERT_.*(CERTIFICATE|UNKNOWN_CA)")  # by the server
 # In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.
@@ -44,11 +49,12 @@ class TooLongError(RejectedError):
 
 
 class TransientError(RegistryError):
-    """A failure worth another try, after `wait` seconds at the earliest."""
+    """A failure worth another try, after `wait` seconds at the earliest. `is_connected`: there was a connection."""
 
-    def __init__(self, message: str, *, hint: str = "", wait: float = 0) -> None:
+    def __init__(self, message: str, *, hint: str = "", wait: float = 0, is_connected: bool = True) -> None:
         super().__init__(message, hint=hint)
         self.wait = wait
+        self.is_connected = is_connected
 
 
 class StoppedError(RegistryError):
@@ -88,11 +94,17 @@ def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
 
     It holds no URL: one that a registry redirected to may be signed, and so a credential.
     """
-    for cause in _causes(error):
+    causes = list(_causes(error))
+    is_connected = not any(
+        isinstance(cause, (NewConnectionError, ConnectTimeoutError, socket.gaierror)) for cause in causes
+    )
+    for cause in causes:
         reason = hint = ""
         if isinstance(cause, socket.gaierror) and cause.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
-            reason, hint = "unknown host", "Check the name of the registry."
-        elif isinstance(cause, ssl.SSLCertVerificationError):
+            return NoRegistryError(f"{registry}: {action}: unknown host", hint="Check the name of the registry.")
+        if isinstance(cause, OSError) and cause.errno in UNREACHABLE and not is_connected:
+            return NoRegistryError(f"{registry}: {action}: {_reason(error)}", hint=UNREACHABLE_HINT)
+        if isinstance(cause, ssl.SSLCertVerificationError):
             reason = f"certificate not trusted ({cause.verify_message})"
             hint = f"Save the certificate of its authority as {FOLDER}/{registry}/ca.crt, or set SSL_CERT_FILE."
         elif isinstance(cause, ssl.SSLError) and _REFUSED_CLIENT.search(cause.reason or ""):
@@ -103,7 +115,7 @@ def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
             hint = f"To allow plain http, add {registry} to `insecure` in matrix.yaml."
         if reason:
             return RejectedError(f"{registry}: {action}: {reason}", hint=hint)
-    return TransientError(f"{registry}: {action}: {_reason(error)}", hint=RUN_AGAIN)
+    return TransientError(f"{registry}: {action}: {_reason(error)}", hint=RUN_AGAIN, is_connected=is_connected)
 
 
 def retry_after(header: str, now: float) -> float:

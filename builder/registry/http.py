@@ -15,8 +15,9 @@ from urllib.parse import urljoin, urlsplit
 import requests
 from urllib3.exceptions import HTTPError
 
-from builder.common.errors import RegistryError
+from builder.common.errors import NoRegistryError, RegistryError
 from builder.common.retry import RetryPolicy
+from builder.common.units import counted
 from builder.registry import failures
 from builder.registry.auth import Login, login_hint
 from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
@@ -69,19 +70,18 @@ class _Session(requests.Session):
 class Connection:
     """Sends requests to one repository of a registry. Threads may share it."""
 
-    def __init__(self, url: str, scope: str, transport: Transport, policy: RetryPolicy) -> None:
-        """`url` and `scope` are those of the repository."""
-        self.registry = registry = transport.registry  # the name that people use and log in to
+    def __init__(
+        self, url: str, scope: str, transport: Transport, policy: RetryPolicy, say: Callable[[str], None]
+    ) -> None:
+        """`url` and `scope` are those of the repository. `say` is called before a request is tried again."""
+        self.registry = transport.registry  # the name that people use and log in to
         self.url = url
         self.scope = scope
         self.rejects_chunks = threading.Event()  # set by the first upload that finds out
-        try:
-            _origin(url)
-        except ValueError as error:
-            raise RegistryError(f"{registry}: {error}") from error
         self.policy = policy
+        self._say = say
         self._stop = threading.Event()
-        self._login = Login(registry)
+        self._login = Login(self.registry)
         self._transport = transport
         self._session = _Session()
         # With cookies, some registries (Harbor) take us for a browser.
@@ -158,7 +158,10 @@ class Connection:
             raise RegistryError(f"{error}: asks to retry after {error.wait:.0f} s", hint="Try again then.") from error
         if failed > self.policy.retries:
             tries = f"tried {failed} times" if failed > 1 else "tried once"
-            raise RegistryError(f"{error}: {tries}", hint=error.hint) from error
+            kind = RegistryError if error.is_connected else NoRegistryError
+            raise kind(f"{error}: {tries}", hint=error.hint) from error
+        if failed == 1:  # the rest may take two minutes
+            self._say(f"{error}: trying again, up to {counted(self.policy.retries, 'time')}")
         self._stop.wait(self.policy.delay(failed, error.wait))
         self.check_stop()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.reference import ImageRef
@@ -15,6 +15,7 @@ from builder.matrix.project import Project
 from builder.registry import artifacts
 from builder.registry.client import Registry
 from builder.registry.failures import RejectedError
+from builder.registry.parallel import look_up
 from builder.registry.staging import INDEX, Place, name_of
 
 
@@ -41,16 +42,84 @@ def staged_images(place: Place) -> dict[str, set[str]]:
     return digests
 
 
-def unknown_tags(present: Iterable[str], expected: Collection[str]) -> list[str]:
-    """The tags of a repository that the matrix does not have, without those of tools (`sha256-...`)."""
-    return sorted(
-        tag for tag in present if not (tag in expected or _is_stamped(tag, expected) or tag.startswith("sha256-"))
+def full_tags(project: Project) -> set[ImageRef]:
+    """The full tags of the matrix, without a registry: those that get stamps."""
+    return {replace(names[0], registry="") for names in tags.compute(project.matrix, project.cells).values()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagComparison:
+    """The tags of a repository: `unknown` have no cell, no recorded release set `unreleased`, `missing` are absent."""
+
+    repository: str
+    unknown: tuple[str, ...]
+    unreleased: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def compare_tags(
+    registry: Registry,
+    expected: Collection[str],
+    full: Collection[str],
+    recorded: Collection[tuple[str, str, str]] | None,
+) -> TagComparison:
+    """Compares the tags of a repository with the `expected` ones. Tags of tools (`sha256-...`) are left out.
+
+    `full` are those that get stamps. `recorded` is that of `recorded_tags`: without it, any stamp is accepted.
+    """
+    present = registry.list_tags()
+    stamped = sorted(tag for tag in present if _unstamped(tag) in full and tag not in expected)
+    others = {*expected, *stamped}
+    digests = dict(look_up(registry.digest_of, stamped)) if recorded is not None else {}
+    return TagComparison(
+        repository=registry.name,
+        unknown=tuple(sorted(tag for tag in present if not (tag in others or tag.startswith("sha256-")))),
+        unreleased=tuple(
+            tag
+            for tag, digest in digests.items()
+            if (f"{registry.name}:{_unstamped(tag)}", _day(tag), digest) not in (recorded or ())
+        ),
+        missing=tuple(sorted(set(expected).difference(present))),
     )
 
 
-def _is_stamped(tag: str, known: Collection[str]) -> bool:
+def recorded_tags(place: Place) -> set[tuple[str, str, str]]:
+    """The full tag, day and digest of each image of the recorded releases. Raises RegistryError, VerifyError."""
+    return {
+        (image.references[0], stamp.partition(".")[0], image.digest)
+        for stamp in place.released_stamps()
+        if (released := place.released(stamp))
+        for image in released.images
+    }
+
+
+def _unstamped(tag: str) -> str:
+    """A tag without its stamp; empty if it has none."""
     name, _, stamp = tag.rpartition("-")
-    return name in known and tags.is_stamp(stamp)
+    return name if tags.is_stamp(stamp) else ""
+
+
+def _day(tag: str) -> str:
+    """The day of a stamped tag: a second release of a day may find the stamp of the first taken."""
+    return tag.rpartition("-")[2].partition(".")[0]
+
+
+def require_contents(public: Sequence[Registry], place: Place | None) -> None:
+    """Raises RegistryError if there is nothing to check: its name may be wrong.
+
+    Before the first release, the public repositories are empty.
+    """
+    if place and not (place.stamps() or place.lists()):
+        raise RegistryError(
+            f"nothing is staged in {place.repository(INDEX)}",
+            hint="Check the name of the staging place. If it is right, stage images first: "
+            f"builder stage{place.option}",
+        )
+    if not place and not any(each.list_tags() for each in public):
+        raise RegistryError(
+            f"nothing is published in {', '.join(each.name for each in public)}",
+            hint="Check the name of the registry, and `namespace` in matrix.yaml.",
+        )
 
 
 def repositories(project: Project, host: Host, place: Place | None, registry: str) -> list[Registry]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from itertools import takewhile
 from typing import TypeVar
 
 from builder.common import errors, threads
-from builder.common.errors import BuilderError
+from builder.common.errors import BuilderError, NoRegistryError
 from builder.registry.client import Registry
 from builder.registry.failures import StoppedError
 
 LOOKUPS = 8
+CHECKS = 4  # of images, each with programs of its own: cosign, a scanner
 TRANSFERS = 4  # of blobs
 FINISHES = 4  # finishing an image is mostly waiting for the registry
 GRACE_S = 5  # seconds for requests that wait for a response when the command is interrupted
@@ -21,10 +23,12 @@ _Begun = TypeVar("_Begun")
 _Output = TypeVar("_Output")
 
 
-def look_up(function: Callable[[_Input], _Output], inputs: Iterable[_Input]) -> list[tuple[_Input, _Output]]:
+def look_up(
+    function: Callable[[_Input], _Output], inputs: Iterable[_Input], parallel: int = LOOKUPS
+) -> list[tuple[_Input, _Output]]:
     """Each input with what the function returns for it, in order. Raises the first error of the function."""
     listed = list(inputs)
-    with threads.pool(LOOKUPS, "lookup") as pool:
+    with threads.pool(parallel, "lookup") as pool:
         return list(zip(listed, pool.map(function, listed), strict=True))
 
 
@@ -69,23 +73,29 @@ def in_turn(
     """Calls `begin` for one input at a time, and `finish` for each result in a thread, while the next input begins.
 
     Returns what `finish` returned, in order. Calls `on_failure` for each input with an error, and raises one error for
-    all of them at the end. `finish` also gets an event, which an interrupt sets.
+    all of them at the end. No more inputs begin when a registry cannot be reached. `finish` also gets an event, which
+    an interrupt sets.
     """
-    stop = threading.Event()
+    stop, is_unreachable = threading.Event(), threading.Event()
+
+    def fail(each: _Input, error: BuilderError) -> None:
+        if isinstance(error, NoRegistryError):
+            is_unreachable.set()
+        on_failure(each)
 
     def end(each: _Input, begun: _Begun) -> _Output:
         try:
             return finish(begun, stop)
-        except BuilderError:
+        except BuilderError as error:
             if not stop.is_set():
-                on_failure(each)
+                fail(each, error)
             raise
 
     def start(each: _Input) -> Future[_Output]:
         try:
             return pool.submit(end, each, begin(each))
         except BuilderError as error:
-            on_failure(each)
+            fail(each, error)
             future: Future[_Output] = Future()
             future.set_exception(error)
             return future
@@ -93,7 +103,7 @@ def in_turn(
     finishing: list[Future[_Output]] = []
     with threads.pool(FINISHES, "finish") as pool:
         try:
-            for each in inputs:
+            for each in takewhile(lambda _: not is_unreachable.is_set(), inputs):
                 finishing.append(start(each))
             return errors.collect(lambda future: future.result(), finishing)
         except BaseException:

@@ -75,6 +75,10 @@ class Item:
     def __str__(self) -> str:
         return f"{self.registry.name}@{self.digest}  {self.text}"
 
+    def as_data(self) -> dict[str, str]:
+        """For `--format json`."""
+        return {"repository": self.registry.name, "digest": self.digest, "kind": self.kind, "text": self.text}
+
 
 # ---- decision
 
@@ -128,9 +132,8 @@ def _is_new(repository: Repository, image: str, now: datetime) -> bool:
 
 
 def _time(proof: Evidence) -> datetime | None:
-    with suppress(ValueError):
-        finished = datetime.fromisoformat(proof.finished)
-        return finished if finished.tzinfo else None
+    with suppress(ValueError):  # it has none, or the 13th month
+        return datetime.fromisoformat(proof.finished)
     return None
 
 
@@ -282,10 +285,12 @@ def _digests(registry: Registry, names: Iterable[str]) -> dict[str, str]:
 def delete(items: Sequence[Item], view: View) -> int:
     """Deletes manifests, in this order; returns the number of those that existed. Raises RegistryError."""
     deleted = 0
-    view.begin("prune", "deleting", lambda: f"{deleted} of {len(items)}")
+    view.begin("prune", "deleting")
     try:
         for item in items:
             deleted += item.registry.delete_manifest(item.digest)
+            if view.is_live:
+                view.note("prune", f"{deleted} of {len(items)}")
     except BaseException:
         view.end("prune", "failed", f"{deleted} of {counted(len(items), 'manifest')} deleted")
         raise

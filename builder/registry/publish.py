@@ -1,14 +1,14 @@
-"""Publishes tested images of the store or of staging: blobs and manifests of all images first, then tags.
+"""Publishes tested images of the store or of staging: all images first, with what is attached to them, then tags.
 
-Each image gets the tag of this release, which never moves. The other tags move when all images are in the registry, so
-they never name half a release.
+First each image gets the tag of this release, which never moves; then the other tags move. So no tag names an image of
+half a release.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Evidence
 from builder.registry.parallel import in_turn
 from builder.registry.push import Blob, Pushed
+from builder.registry.suite import Suite
 from builder.registry.tagging import TagChange
 
 Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
@@ -87,7 +88,7 @@ def collect(
     """As `targets`, with the errors by cell."""
     chosen: list[Target] = []
     failures: dict[str, BuilderError] = {}
-    suite = evidence.suite(project.root)
+    suite = Suite.of(project.root)
     for image in plan.images:
         try:
             chosen.append(_target(project, store, image, suite, registry))
@@ -96,12 +97,12 @@ def collect(
     return chosen, failures
 
 
-def _target(project: Project, store: Store, image: PlannedImage, suite: Mapping[str, str], registry: str) -> Target:
+def _target(project: Project, store: Store, image: PlannedImage, suite: Suite, registry: str) -> Target:
     """An image of the store. Raises DamagedError, or ImageTestError if it has not passed."""
     stored = stored_images.find(store, image)
     if stored is None:
         raise NotBuiltError("not built")
-    proof, reason = evidence.check_stored(project.state, stored, image.digest, suite)
+    proof, reason = evidence.check_stored(project.state, stored, image, suite)
     if proof is None or reason:
         raise ImageTestError(reason)
     manifest = Manifest.of(store.read(stored.manifest.digest), MANIFEST_TYPE)
@@ -187,7 +188,6 @@ class _Tagged:
         self.target = target
         self.registry = Registry(target.references[0], host=host, write=True)
         self.moving = tagging.read(self.registry, [reference.tag for reference in target.references])
-        self.stamp_changes: list[TagChange] = []
         self.sent: Sent | None = None  # when the image is finished
 
     @property
@@ -250,6 +250,10 @@ class Publisher:
         self.record()
         with self.view.live():
             self._push_all(stamp)
+        # The stamp was free when it was chosen: if another image has such a tag now, another push set it.
+        for image in self._images:
+            stamped = {image.stamped(stamp): None} if not image.is_released else {}
+            tagging.tag(image.registry, image.target.manifest, self._changes, stamped)
         for image in self._images:
             tagging.tag(image.registry, image.target.manifest, self._changes, image.moving)
         for registry in {image.registry.name: image.registry for image in self._images}.values():
@@ -279,7 +283,7 @@ class Publisher:
         return stamp if new and stamp else ""
 
     def _push_all(self, stamp: str) -> None:
-        """Pushes the images, and sets their stamped tags. Raises one error for all failures at the end."""
+        """Pushes the images, with what is attached to them. Raises one error for all failures at the end."""
         repositories = sorted({image.target.references[0].repository for image in self._images})
 
         def push_image(image: _Tagged) -> tuple[_Tagged, Sent]:
@@ -293,21 +297,15 @@ class Publisher:
             self._finish(image, image.registry.stoppable(stop), stamp)
             image.sent = replace(sent, seconds=sent.seconds + time.monotonic() - began)
 
-        try:
-            in_turn(push_image, finish, self._images, lambda image: self.view.end(image.target.cell, "failed"))
-        finally:
-            self._changes += [change for image in self._images for change in image.stamp_changes]
+        in_turn(push_image, finish, self._images, lambda image: self.view.end(image.target.cell, "failed"))
 
     def _finish(self, image: _Tagged, registry: Registry, stamp: str) -> None:
-        """Attaches what belongs to a pushed image, and sets its stamped tag."""
-        target, is_new = image.target, not image.is_released
+        """Attaches what belongs to a pushed image, which will get the tag of this stamp."""
         if self.attach:
+            target = image.target
             self.view.begin(target.cell, "attaching test results and statements")
-            self.attach(registry, target, image.stamped(stamp) if stamp and is_new else "")
+            self.attach(registry, target, "" if image.is_released else image.stamped(stamp))
             self.view.end(target.cell, "done", "test results and statements attached")
-        if is_new:
-            # The tag was free or ours when the stamp was chosen: if it is neither now, another push set it.
-            tagging.tag(registry, target.manifest, image.stamp_changes, {image.stamped(stamp): None})
 
     def _push(self, image: _Tagged, repositories: Sequence[str]) -> Pushed:
         target = image.target

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import BinaryIO
 
 from builder.layers.blobs import Descriptor
 from builder.layers.store import Store
@@ -21,10 +20,9 @@ def fetch(
     missing = {blob.digest: blob for blob in blobs if not store.has(blob.digest, blob.size)}.values()
 
     def fetch_blob(source: Registry, blob: Descriptor) -> int:
-        def write(out: BinaryIO) -> Descriptor:
-            source.download(blob.digest, blob.size, out, progress)
-            return blob
-
-        return store.write(write).size
+        with store.new_blob() as written:
+            source.download(blob.digest, blob.size, written.file, progress)
+            written.digest = blob.digest
+        return blob.size
 
     return sum(transfer(registry, fetch_blob, sorted(missing, key=lambda blob: -blob.size), TRANSFERS))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from builder.common import errors, git
 from builder.common.console import View
-from builder.common.errors import ImageTestError, RegistryError, VerifyError
+from builder.common.errors import BuilderError, ImageTestError, NoRegistryError, RegistryError, VerifyError
 from builder.index.host import Host
 from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
@@ -22,36 +22,43 @@ from builder.lock import os_lock
 from builder.lock.os_lock import OsLock
 from builder.matrix import tags
 from builder.matrix.project import Project
-from builder.matrix.tags import BASE_LABEL
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, expected, publish, pull, scan, scan_results, staging, statements
+from builder.registry import artifacts, expected, publish, pull, scan, staging, statements
 from builder.registry.client import Registry
+from builder.registry.parallel import CHECKS, look_up
 from builder.registry.publish import Published, Publisher, Target
 from builder.registry.reports import Reader, Readings
-from builder.registry.scan import Result
+from builder.registry.scan import ImageScan, Scanner
 from builder.registry.signing import Signer
 from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
+from builder.registry.suite import gpu_test
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A staged image that may be released: its target, the reports that count, its SBOM, and the scan of that.
 
-    `scan` is None if nothing scans it, or if its scan failed, which `--allow-vulnerable` accepts.
+    `scan` is None if matrix.yaml has no scanner.
     """
 
     target: Target
     readings: Readings
     signer: str
     sbom: bytes
-    scan: Result | None
+    scan: ImageScan | None
+
+    @property
+    def state(self) -> str:
+        """The results of its GPU tests and of its scan."""
+        return f"gpu: {self.target.evidence.gpu_status}" + (f", scan: {self.scan.record.state}" if self.scan else "")
 
 
 @dataclass(kw_only=True)
 class Releaser:
     """Checks and releases the images of one staged release. `planned` are the images of this checkout by cell.
 
-    `registry` overrides the setting in matrix.yaml. `signer` signs the images; None leaves them unsigned.
+    `registry` overrides the setting in matrix.yaml. `signer` signs the images; None leaves them unsigned. For hints,
+    `again` is the command that releases them, and `test` the one that tests them.
     """
 
     project: Project
@@ -62,34 +69,69 @@ class Releaser:
     signer: Signer | None = None
     allow_unsigned: bool = False
     allow_untested_gpu: bool = False
-    allow_vulnerable: bool = False
     roll_back: bool = False
+    again: str = "builder release"
+    test: str = "builder test --staged newest"
 
     def __post_init__(self) -> None:
         self._reader = Reader.of(self.project, allow_unsigned=self.allow_unsigned)
         self._known = KnownLayers(self.project.root)
+        self._scanner = Scanner(self.project) if self.project.matrix.scan else None
 
-    def check(self) -> list[Candidate]:
-        """The images of a release. Raises one error for all that may not be released."""
-        return errors.collect(self._check, self.release.images, "images cannot be released")
+    def check(self, view: View) -> list[Candidate]:
+        """The images of a release, several at a time.
 
-    def _check(self, staged: StagedImage) -> Candidate:
+        Raises one error for all that may not be released, and for a list of images that nobody who is trusted wrote.
+        """
+
+        def check_image(staged: StagedImage) -> Candidate | BuilderError:
+            view.begin(staged.cell, "checking")
+            try:
+                candidate = self._check(staged, view)
+            except NoRegistryError:
+                raise
+            except BuilderError as error:
+                view.end(staged.cell, "failed")
+                return error
+            view.end(staged.cell, "done", candidate.state)
+            return candidate
+
+        with view.live():
+            results = [result for _, result in look_up(check_image, self.release.images, CHECKS)]
+        failures: list[BuilderError] = []
+        if not self.allow_unsigned:
+            try:
+                self.place.require_signed(self.project, self.release, self.again)
+            except VerifyError as error:
+                failures.append(error)
+        if failures := [*failures, *(result for result in results if isinstance(result, BuilderError))]:
+            raise errors.join(failures, "images cannot be released")
+        return [result for result in results if isinstance(result, Candidate)]
+
+    def _check(self, staged: StagedImage, view: View) -> Candidate:
         planned = self.planned.get(staged.cell)
         if planned is None or planned.digest != staged.plan:
             raise self.release.stale(staged.cell)
         image, manifest = staging.image_of(self.place, staged)
         registry = self.place.open(staged.repository)
-        expected_image = expected.of_known(self.project.root, self._known, planned, image.labels.get(BASE_LABEL, ""))
-        # The report that is required below vouches for layers that are not known.
+        expected_image = expected.of_known(self.project.root, self._known, planned)
+        # The report that is required below covers layers that are not known.
         config = registry.read_blob(image.config.digest)
-        expected.check(expected_image, image, manifest.content, config, is_vouched=True)
-        readings = self._reader.read(registry, image, planned.id, planned.digest)
-        proof = self._reader.proof(readings, staged.cell)
+        expected.check(expected_image, image, manifest.content, config, is_trusted=True)
+        readings = self._reader.read(registry, image, planned.id, planned.digest, planned.components)
+        try:
+            proof = self._reader.proof(readings, staged.cell)
+        except ImageTestError as error:
+            raise ImageTestError(str(error), hint="" if readings.counted else self._how_to_cover()) from error
         if not (planned.cell.is_cpu or proof.evidence.gpu == "passed" or self.allow_untested_gpu):
+            test = gpu_test(planned.cell.framework)
+            is_there = (self.project.root / test).is_file()
+            how = (
+                f"On a machine with a GPU: {self.test} --gpu require" if is_there else f"Write {test}, then test again."
+            )
             raise ImageTestError(
                 f"{staged.cell}: GPU tests have not passed (gpu: {proof.evidence.gpu_status})",
-                hint=f"On a machine with a GPU: builder test --staged {self.release.stamp} --gpu require   "
-                f"To release it untested: builder release {self.release.stamp} --allow-untested-gpu",
+                hint=f"{how}   To release it untested: {self.again} --allow-untested-gpu",
             )
         target = Target(
             cell=staged.cell,
@@ -99,22 +141,19 @@ class Releaser:
             references=publish.references(planned, self.registry),
         )
         sbom = statements.sbom(planned, target.references[0].name, image, self._system(planned))
-        result = self._scan(target, sbom)
-        return Candidate(target=target, readings=readings, signer=proof.signer, sbom=sbom, scan=result)
+        image_scan: ImageScan | None = None
+        if self._scanner:
+            view.begin(staged.cell, "scanning")
+            image_scan = self._scanner.scan_sbom(staged.cell, target.digest, sbom)
+            if image_scan.refusal:
+                raise image_scan.refusal
+        return Candidate(target=target, readings=readings, signer=proof.signer, sbom=sbom, scan=image_scan)
 
-    def _scan(self, target: Target, sbom: bytes) -> Result | None:
-        """The result of a scan; None if there is no scanner. Raises RefusedError, VerifyError, unless allowed."""
-        if (settings := self.project.matrix.scan) is None:
-            return None
-        try:
-            result = scan.scan(settings, target.digest, sbom)
-        except VerifyError as error:
-            if self.allow_vulnerable:
-                return None
-            raise VerifyError(f"{target.cell}: {scan.FAILED}: {error}", hint=error.hint) from error
-        if not self.allow_vulnerable:
-            scan.check(target.cell, result, settings)
-        return result
+    def _how_to_cover(self) -> str:
+        """What to do if there are no test results that count."""
+        key = " --sign KEY" if self.project.matrix.evidence and not self.signer else ""
+        allow = "" if self.allow_unsigned else f"   To accept unsigned results: {self.again} --allow-unsigned"
+        return f"Run the tests: {self.test}{key}{allow}"
 
     def _system(self, planned: PlannedImage) -> OsLock:
         system = os_lock.read(self.project.root, planned.system)
@@ -152,7 +191,7 @@ class Releaser:
                     attachments.copy(source, reading.artifact)
             attachments.add(statements.SBOM_TYPE, {statements.SBOM_TYPE: candidate.sbom})
             if candidate.scan:
-                scan_results.add(attachments, candidate.scan, self.signer)
+                candidate.scan.add_to(attachments, self.signer)
 
     def _sign(self, registry: Registry, candidate: Candidate, stamped: str) -> None:
         """Attaches the signed statements (SBOM, provenance), then signs the image, if there is a signer.
@@ -202,7 +241,6 @@ class Releaser:
         return replace(target, source=staged.repository if is_same else "", fetch=fetch)
 
     def _record(self, candidates: Sequence[Candidate]) -> None:
-        without = scan.FAILED if self.project.matrix.scan else scan.UNSCANNED
         images = [
             ReleasedImage(
                 cell=candidate.target.cell,
@@ -210,15 +248,11 @@ class Releaser:
                 references=tuple(map(str, candidate.target.references)),
                 gpu=candidate.target.evidence.gpu_status,
                 signer=candidate.signer,
-                scan=candidate.scan.summary if candidate.scan else without,
+                scan=candidate.scan.record.state if candidate.scan else scan.UNSCANNED,
             )
             for candidate in candidates
         ]
-        skipped = {
-            "unsigned": self.allow_unsigned,
-            "untested-gpu": self.allow_untested_gpu,
-            "vulnerable": self.allow_vulnerable,
-        }
+        skipped = {"unsigned": self.allow_unsigned, "untested-gpu": self.allow_untested_gpu}
         stamp, revision = self.release.stamp, self.release.revision
         before = self.place.released(stamp)
         now = (name for name, is_set in skipped.items() if is_set)

@@ -1,12 +1,13 @@
 """Test results in a registry, attached to the image that they are about, and whether they cover it.
 
 A report counts if it is about exactly this image, this plan and the test files of this checkout, and if somebody whom
-`evidence` in matrix.yaml names has signed it. An unsigned one counts if this machine ran the tests itself.
+`evidence` in matrix.yaml names has signed it. An unsigned one counts if this machine ran the tests itself. A pass must
+have results of all of the image's tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,8 +23,10 @@ from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
 from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
+from builder.registry.suite import Suite
 
 TYPE = "application/vnd.gpu-images.evidence.v1+json"
+OWN = "own results, unsigned"  # in place of a signer
 
 
 class Report(BaseModel, extra="forbid", frozen=True):
@@ -40,7 +43,10 @@ class Report(BaseModel, extra="forbid", frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A report in a registry, by the digest of its artifact, and the trusted signer, empty if there is none."""
+    """A report in a registry, by the digest of its artifact.
+
+    `signer` is a trusted signer, OWN for unsigned results of this machine, or empty for nobody who is trusted.
+    """
 
     artifact: str
     report: Report
@@ -103,7 +109,7 @@ class Reader:
     """
 
     trust: Trust
-    suite: Mapping[str, str] | None = None
+    suite: Suite | None = None
     state: Path | None = None
     allow_unsigned: bool = False
 
@@ -112,32 +118,38 @@ class Reader:
         """The reader for the images of a checkout."""
         return cls(
             trust=Trust.of(project),
-            suite=evidence.suite(project.root),
+            suite=Suite.of(project.root),
             state=project.state,
             allow_unsigned=allow_unsigned,
         )
 
-    def read(self, registry: Registry, image: Image, cell: str, plan: str) -> Readings:
-        """All reports that are attached to an image. Raises RegistryError, SigningError."""
+    def read(self, registry: Registry, image: Image, cell: str, plan: str, components: Sequence[str] = ()) -> Readings:
+        """All reports that are attached to an image. Raises RegistryError, SigningError.
+
+        `components` are those of the planned image, whose tests `suite` has.
+        """
         counted, refused = [], []
         for artifact in artifacts.attached(registry, image.manifest.digest, TYPE):
             try:
-                counted.append(self._read(registry, artifact, image, cell, plan))
+                counted.append(self._read(registry, artifact, image, cell, plan, components))
             except (VerifyError, RejectedError) as error:
                 refused.append(f"report {digest.short(artifact)} does not count: {error}")
         counted.sort(key=lambda reading: reading.evidence.finished)
         return Readings(counted=tuple(counted), refused=tuple(refused))
 
-    def _read(self, registry: Registry, artifact: str, image: Image, cell: str, plan: str) -> Reading:
+    def _read(
+        self, registry: Registry, artifact: str, image: Image, cell: str, plan: str, components: Sequence[str]
+    ) -> Reading:
         """A report. Raises VerifyError for one that does not count."""
         documents = artifacts.read(registry, artifact, TYPE, image.manifest.digest) or {}
         try:
             report = Report.model_validate_json(documents.get(TYPE, b""))
         except ValidationError as error:
             raise VerifyError("it cannot be read") from error
-        self._check_subject(report, image, cell, plan)
+        self._check_subject(report, image, cell, plan, components)
         signer = signing.trusted_signer(self.trust, documents, TYPE)
-        if not (signer or self.allow_unsigned or self._is_own(image, report)):
+        signer = signer or (OWN if self._is_own(image, report) else "")
+        if not (signer or self.allow_unsigned):
             is_signed = SIGNATURE_TYPE in documents
             reason = "no signer listed under `evidence` in matrix.yaml signed it" if is_signed else "it is unsigned"
             raise VerifyError(f"{reason}, and this machine did not run these tests")
@@ -149,7 +161,7 @@ class Reader:
         own = evidence.read(self.state, report.evidence.image_id)
         return own is not None and of_evidence(self.state, image, own) == report
 
-    def _check_subject(self, report: Report, image: Image, cell: str, plan: str) -> None:
+    def _check_subject(self, report: Report, image: Image, cell: str, plan: str, components: Sequence[str]) -> None:
         """Raises VerifyError for a report that is not about this image and the tests of this checkout."""
         proof = report.evidence
         if report.image != image.manifest.digest or proof.image_id not in (image.manifest.digest, image.config.digest):
@@ -161,6 +173,8 @@ class Reader:
         if not all(digest.is_digest(other.image_id) for other in report.reused):
             raise VerifyError("it reuses results of an image without a digest")
         if reason := evidence.why_outdated(proof, plan, self._suite(report)):
+            raise VerifyError(reason)
+        if self.suite and proof.is_pass and (reason := evidence.why_incomplete(proof, components, self.suite)):
             raise VerifyError(reason)
 
     def proof(self, readings: Readings, cell: str) -> Reading:
@@ -179,7 +193,7 @@ class Reader:
     def why_failed(self, report: Report) -> str:
         """Why a report that counts does not prove that all tests passed; empty if it does."""
         others = {other.image_id: other for other in report.reused}
-        return evidence.why_invalid(others.get, report.evidence, report.evidence.plan, self._suite(report))
+        return evidence.why_failed(others.get, report.evidence, self._suite(report))
 
     def _suite(self, report: Report) -> Mapping[str, str]:
-        return report.evidence.suite if self.suite is None else self.suite
+        return report.evidence.suite if self.suite is None else self.suite.files

@@ -1,288 +1,237 @@
-"""Vulnerabilities of an image: runs the scanner of matrix.yaml on its SBOM, and decides what refuses a release.
+"""Scans images for vulnerabilities: runs the scanner of matrix.yaml on their SBOM, and attaches what it printed.
 
-The scanner reads CycloneDX, and prints CycloneDX with `vulnerabilities`. Anything else is a failure, never a clean
-image. Source: CycloneDX 1.6, "vulnerabilities".
+The scanner alone decides, by its exit status: 0 accepts the image. A release runs it, and never reads a scan from a
+registry: those are for people, and for `builder status`.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, date, datetime
-from math import inf
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal, get_args
-from urllib.parse import unquote
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
+from pydantic import AliasPath, BaseModel, Field, StrictInt, StringConstraints
 
-from builder.common.errors import RefusedError, UsageError, VerifyError
+from builder.common import digest as digests
+from builder.common.console import View
+from builder.common.errors import BuilderError, NoRegistryError, RefusedError, SigningError, UsageError, VerifyError
 from builder.common.redact import Redactor
-from builder.common.units import counted, duration
+from builder.common.units import duration
+from builder.index.host import Host
 from builder.layers import oci
+from builder.layers.blobs import Descriptor
 from builder.layers.oci import Digest
 from builder.matrix.project import Project
-from builder.matrix.schema import SBOM, Scan, ScanException
+from builder.matrix.schema import SBOM
+from builder.plan.plan import PlannedImage
+from builder.registry import artifacts, publish, signing, statements
+from builder.registry.artifacts import Attachments
+from builder.registry.client import Registry
+from builder.registry.failures import RejectedError, one_line
+from builder.registry.parallel import CHECKS, look_up
+from builder.registry.signing import Signer, Trust
 
-UNSCANNED, FAILED, CLEAN = "unscanned", "scan failed", "clean"
+TYPE, OUTPUT_TYPE = "application/vnd.gpu-images.scan.v2+json", "text/plain"
+UNSCANNED = "unscanned"
 TIMEOUT_S = 600
-Severity = Literal["critical", "high", "medium", "low", "none", "unknown"]
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-# Of several ratings, the first of these counts: an unknown one may be high.
-_CHOICE: tuple[Severity, ...] = ("critical", "high", "unknown", "medium", "low", "none")
-_SCORES: tuple[tuple[float, Severity], ...] = (
-    (9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.1, "low"), (-inf, "none"),
-)  # fmt: skip
-_HINT = "Let `scan.command` in matrix.yaml print CycloneDX with `vulnerabilities`, as JSON."
+SHOWN_LINES = 15
 
 
-def _printable(value: str) -> str:
-    if not value.isprintable():
-        raise ValueError("expected one line of printable characters")
-    return value
+class ScanRecord(BaseModel, extra="forbid", frozen=True):
+    """One run of the scanner on an SBOM; `output` is the digest of what it printed to standard output."""
 
-
-LONGEST = 500  # characters of a text
-_Text = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_printable)]
-_Time = Annotated[str, StringConstraints(pattern=oci.TIME)]
-
-
-class Finding(BaseModel, extra="forbid", frozen=True):
-    """A vulnerability of a package. `excepted` is why it does not count, `ended` the last day of its exception."""
-
-    id: Annotated[_Text, Field(min_length=1)]
-    package: _Text
-    version: _Text
-    severity: Severity
-    excepted: _Text = ""
-    ended: _Text = ""
-
-    def __str__(self) -> str:
-        ended = f"; the exception for {self.id} ended on {self.ended}" if self.ended else ""
-        return f"{self.id} in {f'{self.package} {self.version}'.rstrip()} ({self.severity}){ended}"
-
-
-class Result(BaseModel, extra="forbid", frozen=True):
-    """The findings in the image whose manifest has the digest `image`, the most severe first."""
-
-    format: Literal[1] = 1
     image: Digest
-    scanner: _Text
-    time: _Time
-    findings: tuple[Finding, ...]
+    command: tuple[str, ...]
+    exit_status: StrictInt
+    time: Annotated[str, StringConstraints(pattern=oci.TIME)]
+    output: Digest
 
     @property
-    def counts(self) -> dict[str, int]:
-        """The number of findings without an exception, by severity, and of those with one (`excepted`)."""
-        counts = dict.fromkeys((*SEVERITIES, "excepted"), 0)
-        for finding in self.findings:
-            counts["excepted" if finding.excepted else finding.severity] += 1
-        return counts
-
-    @property
-    def summary(self) -> str:
-        """`clean`, or e.g. `3 high, 1 excepted`."""
-        parts = [f"{count} {name}" for name, count in self.counts.items() if count]
-        is_clean = all(finding.excepted for finding in self.findings)
-        return ", ".join([CLEAN, *parts] if is_clean else parts)
-
-    def refused(self, lowest: str) -> tuple[Finding, ...]:
-        """The findings of the severity `lowest` or a higher one, and those of an unknown severity."""
-        if lowest == "none":
-            return ()
-        severities = (*SEVERITIES[: SEVERITIES.index(lowest) + 1], "unknown")
-        return tuple(each for each in self.findings if not each.excepted and each.severity in severities)
+    def state(self) -> str:
+        return "passed" if self.exit_status == 0 else "failed"
 
 
-def settings_of(project: Project) -> Scan:
-    """The scanner of a project. Raises UsageError without one."""
-    if project.matrix.scan is None:
-        raise UsageError(
-            "`scan` is not set in matrix.yaml: no image is scanned for vulnerabilities",
-            hint="Replace `scan: null` in matrix.yaml with:\n"
-            'scan:\n  command: [grype, "sbom:{sbom}", --output, cyclonedx-json]',
-        )
-    return project.matrix.scan
+@dataclass(frozen=True, kw_only=True)
+class ImageScan:
+    """The scan of an image: its record, what the scanner printed, and the error unless it accepted the image."""
+
+    record: ScanRecord
+    output: bytes
+    refusal: RefusedError | None
+
+    def add_to(self, attachments: Attachments, signer: Signer | None) -> None:
+        """Adds the record, signed if there is a signer, and the output. Raises RegistryError, SigningError."""
+        documents = signing.signed(TYPE, self.record.model_dump_json().encode(), signer)
+        if self.output:  # not every registry stores an empty blob
+            documents[OUTPUT_TYPE] = self.output
+        attachments.add(TYPE, documents, {artifacts.CREATED: self.record.time})
 
 
-def scan(settings: Scan, image: str, sbom: bytes) -> Result:
-    """Scans the SBOM of the image with this digest. Raises VerifyError."""
-    scanner, findings = parse(_run(settings.command, sbom), sbom)
-    now = datetime.now(UTC)
-    return Result(
-        image=image,
-        scanner=scanner,
-        time=f"{now:%Y-%m-%dT%H:%M:%SZ}",
-        findings=tuple(apply_exceptions(findings, settings.exceptions, now.date())),
-    )
+@dataclass(frozen=True, kw_only=True)
+class ReleasedScan:
+    """The scan of a released image: `record` is None without a result, `error` if the scanner accepted the image."""
+
+    cell: str
+    digest: str
+    record: ScanRecord | None = None
+    error: BuilderError | None = None
 
 
-def check(cell: str, result: Result, settings: Scan) -> None:
-    """Raises RefusedError if there are findings that must not be released."""
-    if refused := result.refused(settings.refuse):
-        number = counted(len(refused), "vulnerability", "vulnerabilities")
-        raise RefusedError(
-            "\n  ".join([f"{cell}: {number} of severity {settings.refuse} or higher, or unknown", *map(str, refused)]),
-            hint="Update the packages, or add an exception to `scan` in matrix.yaml. "
-            "To release it as it is: builder release --allow-vulnerable",
-        )
+class Scanner:
+    """Runs the scanner of matrix.yaml in the checkout, where it finds its own settings. Thread-safe."""
 
+    def __init__(self, project: Project, timeout_s: float = TIMEOUT_S) -> None:
+        """Raises UsageError without a scanner."""
+        if project.matrix.scan is None:
+            raise UsageError(
+                "`scan` is not set in matrix.yaml: no image is scanned for vulnerabilities",
+                hint="Replace `scan: null` in matrix.yaml with e.g.:\n"
+                'scan:\n  command: [grype, "sbom:{sbom}", --fail-on, high]',
+            )
+        self._project, self._timeout_s = project, timeout_s
+        self._settings = project.matrix.scan
+        self._slots = threading.BoundedSemaphore(self._settings.parallel)
 
-def apply_exceptions(
-    findings: Iterable[Finding], exceptions: Sequence[ScanException], today: date
-) -> Iterator[Finding]:
-    """The findings with the exceptions of today."""
-    for finding in findings:
-        matching = [each for each in exceptions if _covers(each, finding)]
-        newest = max(matching, key=lambda each: each.until, default=None)
-        if newest is None:
-            yield finding
-        elif today <= date.fromisoformat(newest.until):
-            yield finding.model_copy(update={"excepted": newest.reason})
-        else:
-            yield finding.model_copy(update={"ended": newest.until})
-
-
-def unused(settings: Scan | None, results: Sequence[Result]) -> list[str]:
-    """A note for each exception that no finding matches."""
-    findings = [finding for result in results for finding in result.findings]
-    return [
-        f"note: unused exception for {each.id}{f' in {each.package}' if each.package else ''}"
-        for each in (settings.exceptions if settings else ())
-        if not any(_covers(each, finding) for finding in findings)
-    ]
-
-
-def _covers(exception: ScanException, finding: Finding) -> bool:
-    return exception.id == finding.id and exception.package in ("", finding.package)
-
-
-# ---- what a scanner prints
-
-
-class _Component(BaseModel):
-    ref: str = Field("", alias="bom-ref")
-    name: _Text
-    version: _Text = ""
-
-
-class _Metadata(BaseModel):
-    component: _Component | None = None
-    tools: Any = None
-
-
-class _Bom(BaseModel):
-    bom_format: Literal["CycloneDX"] = Field(alias="bomFormat")
-    metadata: _Metadata = _Metadata()
-    components: tuple[_Component, ...] = ()
-
-
-class _Rating(BaseModel):
-    """`severity` is empty for other kinds of scores, such as EPSS; a score of CVSS has one."""
-
-    severity: str = ""
-    score: float | None = None
-    method: str = ""
-
-
-class _Affected(BaseModel):
-    ref: _Text
-
-
-class _Vulnerability(BaseModel):
-    id: Annotated[_Text, Field(min_length=1)]
-    ratings: tuple[_Rating, ...] = ()
-    affects: tuple[_Affected, ...] = ()
-
-
-class _Report(_Bom):
-    vulnerabilities: tuple[_Vulnerability, ...]
-
-
-def subject(sbom: bytes) -> str:
-    """The digest of the image that an SBOM is about. Raises VerifyError."""
-    component = oci.parse(_Bom, sbom, "SBOM", hint="").metadata.component
-    return component.ref if component else ""
-
-
-def parse(output: bytes, sbom: bytes) -> tuple[str, list[Finding]]:
-    """Name and version of a scanner, empty if it printed none, and its findings in the SBOM, the most severe first.
-
-    Raises VerifyError.
-    """
-    report = oci.parse(_Report, output, "output of the scanner", hint=_HINT)
-    listed = (*oci.parse(_Bom, sbom, "SBOM", hint="").components, *report.components)
-    components = {component.ref: component for component in listed}
-    findings: dict[tuple[str, str, str], Finding] = {}
-    for each in report.vulnerabilities:
-        rated = filter(None, map(_severity, each.ratings))
-        severity = min(rated, key=_CHOICE.index, default="unknown")
-        for ref in [affected.ref for affected in each.affects] or [""]:
-            component = _component(components, ref)
-            finding = Finding(id=each.id, package=component.name, version=component.version, severity=severity)
-            key = (finding.id, finding.package, finding.version)
-            findings[key] = min(findings.get(key, finding), finding, key=lambda each: _CHOICE.index(each.severity))
-    ordered = sorted(findings.values(), key=lambda each: (SEVERITIES.index(each.severity), each.id, each.package))
-    return _tool(report.metadata.tools), ordered
-
-
-def _severity(rating: _Rating) -> Severity | None:
-    """The severity of a rating; None if it has none. Source of the scores: CVSS 3.1, section 5."""
-    if name := rating.severity.lower():
-        return "none" if name == "info" else next((each for each in SEVERITIES if each == name), "unknown")
-    if rating.score is None or not rating.method.lower().startswith("cvss"):
-        return None
-    return next(severity for least, severity in _SCORES if rating.score >= least)
-
-
-def _component(components: dict[str, _Component], ref: str) -> _Component:
-    """The component of a reference; else one that is named after the reference.
-
-    Scanners may refer to the SBOM by a link: urn:cdx:<serial number>/<version>#<reference>.
-    """
-    linked = ref.partition("#")[2] if ref.startswith("urn:cdx:") else ref
-    for name in (ref, linked, unquote(linked)):
-        if name in components:
-            return components[name]
-    return _Component(name=ref or "an unnamed package")
-
-
-def _tool(tools: Any) -> str:
-    """The first tool of a document: a list in CycloneDX 1.4, `components` since 1.5."""
-    listed = tools.get("components") if isinstance(tools, dict) else tools
-    try:
-        tool = _Component.model_validate(listed[0]) if listed else None
-    except (ValidationError, TypeError, KeyError):
-        return ""
-    return f"{tool.name} {tool.version}".strip()[:LONGEST] if tool else ""
-
-
-# ---- the scanner
-
-
-def _run(command: Sequence[str], sbom: bytes) -> bytes:
-    """What the scanner of an SBOM prints. Raises VerifyError."""
-    with TemporaryDirectory() as folder:
-        path, output, log = (Path(folder) / name for name in ("sbom.json", "output", "log"))
-        path.write_bytes(sbom)
-        arguments = [argument.replace(SBOM, str(path)) for argument in command]
-        try:
+    def scan_sbom(self, cell: str, image: str, sbom: bytes) -> ImageScan:
+        """Scans the SBOM of the image with this digest. Raises VerifyError if the scanner gives no result."""
+        program, log = self._settings.command[0], self._project.logs / f"{cell}.scan.log"
+        status: int | None = None
+        with self._slots, TemporaryDirectory() as folder:
+            path, output, messages = (Path(folder) / name for name in ("sbom.json", "output", "messages"))
+            path.write_bytes(sbom)
             # Files, as a child of the scanner could keep pipes open after a timeout.
-            with output.open("wb") as out, log.open("wb") as err:
-                done = subprocess.run(
-                    arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, timeout=TIMEOUT_S, check=False
-                )
-        except subprocess.TimeoutExpired as error:
-            raise VerifyError(f"{command[0]}: no result within {duration(TIMEOUT_S)}") from error
-        except OSError as error:
-            raise VerifyError(
-                f"{command[0]}: {(error.strerror or str(error)).lower()}",
-                hint="Install the scanner, or correct `scan.command` in matrix.yaml.",
-            ) from error
-        if done.returncode:
-            lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-            last = next((line for line in reversed(lines) if line.strip()), "")
-            reason = "".join(filter(str.isprintable, Redactor()(last)))[:300]
-            raise VerifyError(f"{command[0]}: exit status {done.returncode}{f': {reason}' if reason else ''}")
-        return output.read_bytes()
+            with output.open("wb") as out, messages.open("wb") as err:
+                try:
+                    status = subprocess.run(
+                        [word.replace(SBOM, str(path)) for word in self._settings.command],
+                        cwd=self._project.root, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                        timeout=self._timeout_s, check=False,
+                    ).returncode  # fmt: skip
+                except subprocess.TimeoutExpired:
+                    pass  # what it printed until then is shown below
+                except OSError as error:
+                    raise VerifyError(
+                        f"{cell}: {program}: {(error.strerror or str(error)).lower()}",
+                        hint="Install the scanner, or correct `scan.command` in matrix.yaml.",
+                    ) from error
+            printed = output.read_bytes()
+            text = Redactor()(b"\n".join([printed, messages.read_bytes()]).decode(errors="replace"))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text, encoding="utf-8")
+        last = [f"  | {one_line(line)}" for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
+        if status is None or status < 0:
+            reason = f"no result within {duration(self._timeout_s)}" if status is None else f"ended by signal {-status}"
+            raise VerifyError("\n".join([f"{cell}: {program}: {reason}", *last]), hint=f"Full output: {log}")
+        record = ScanRecord(
+            image=image,
+            command=tuple(self._settings.command),
+            exit_status=status,
+            time=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            output=digests.of_bytes(printed),
+        )
+        refusal: RefusedError | None = None
+        if status:
+            refusal = RefusedError(
+                "\n".join([f"{cell}: refused by {program} (exit status {status})", *last]),
+                hint=f"Update the packages, or edit the scanner's own list of exceptions. Full output: {log}",
+            )
+        return ImageScan(record=record, output=printed, refusal=refusal)
+
+    def scan_tag(
+        self, cell: str, registry: Registry, tag: str, view: View, signer: Signer | None = None
+    ) -> ReleasedScan | None:
+        """Scans the image that a tag names, and attaches the scan; None if there is no such tag.
+
+        Raises NoRegistryError. Other errors are in the result.
+        """
+        manifest = registry.manifest(tag)
+        if manifest is None:
+            return None
+        view.begin(cell, "scanning")
+        try:
+            scan = self.scan_sbom(cell, manifest.digest, self._sbom(cell, registry, manifest.digest))
+            image = Descriptor(media_type=manifest.media_type, digest=manifest.digest, size=len(manifest.content))
+            with artifacts.attaching(registry, image) as attachments:
+                scan.add_to(attachments, signer)
+        except NoRegistryError:
+            raise
+        except BuilderError as error:
+            view.end(cell, "failed", "not scanned")
+            return ReleasedScan(cell=cell, digest=manifest.digest, error=error)
+        view.end(cell, "failed" if scan.refusal else "done", "refused" if scan.refusal else "")
+        return ReleasedScan(cell=cell, digest=manifest.digest, record=scan.record, error=scan.refusal)
+
+    def _sbom(self, cell: str, registry: Registry, image: str) -> bytes:
+        """The SBOM of an image: signed, if matrix.yaml lists trusted signers. Raises VerifyError, SigningError."""
+        trust = Trust.of(self._project)
+        if trust.signers:
+            # The last one first: an earlier release may have attached one without source packages.
+            sboms = signing.statements_of_image(registry, image, statements.SBOM, trust)[::-1]
+        else:
+            attached = artifacts.documents(registry, image, statements.SBOM_TYPE)
+            sboms = [documents.get(statements.SBOM_TYPE, b"") for documents in attached]
+        for content in sboms:
+            with suppress(VerifyError):
+                if oci.parse(_Sbom, content, "SBOM", hint="").subject == image:
+                    return content
+        kind = "signed by a trusted signer " if trust.signers else ""
+        raise VerifyError(f"{cell}: no SBOM {kind}is attached to this image: `builder release` attaches one")
+
+
+class _Sbom(BaseModel):
+    subject: str = Field(validation_alias=AliasPath("metadata", "component", "bom-ref"))
+
+
+def scan_released(
+    project: Project, host: Host, images: Sequence[PlannedImage], view: View, *, registry: str, signer: Signer | None
+) -> list[ReleasedScan]:
+    """Scans the images that full tags name, several at a time. `registry` overrides the one of matrix.yaml.
+
+    Raises UsageError without a scanner, a registry or a released image, and NoRegistryError.
+    """
+    scanner = Scanner(project)
+    publish.require_registry(project, registry)
+
+    def scan_image(planned: PlannedImage) -> ReleasedScan | None:
+        full = publish.references(planned, registry)[0]
+        return scanner.scan_tag(planned.id, Registry(full, host=host, write=True), full.tag, view, signer)
+
+    with view.live():
+        scans = [scan for _, scan in look_up(scan_image, images, CHECKS) if scan]
+    if not scans:
+        raise UsageError("none of these images is released", hint="builder status shows which are.")
+    return scans
+
+
+def newest_scan(project: Project, registry: Registry, image: str) -> str:
+    """Whether the newest scan of an image passed, its day, and whether no trusted signer signed it.
+
+    `unscanned` without one. Leaves out those that are invalid or about another image. Raises RegistryError.
+    """
+    try:
+        listed = artifacts.attached(registry, image, TYPE)
+    except (VerifyError, RejectedError):
+        return "invalid list"
+    scans: list[tuple[str, str, dict[str, bytes]]] = []
+    for artifact in listed:
+        with suppress(VerifyError, RejectedError):
+            documents = artifacts.read(registry, artifact, TYPE, image, without=OUTPUT_TYPE) or {}
+            record = oci.parse(ScanRecord, documents.get(TYPE, b""), f"scan {artifact}", hint="")
+            if record.image == image:
+                scans.append((record.time, record.state, documents))
+    if not scans:
+        return UNSCANNED
+    # By the signed time: the list of attachments is not signed.
+    time, state, documents = max(scans, key=itemgetter(0))
+    try:
+        note = "" if signing.trusted_signer(Trust.of(project), documents, TYPE) else ", unsigned"
+    except SigningError:
+        note = ", signature not checked"
+    return f"{state} {time[:10]}{note}"

@@ -56,6 +56,17 @@ class Trust:
         """The signers that matrix.yaml lists under `evidence`."""
         return cls(signers=project.matrix.evidence, root=project.root)
 
+    def check_keys(self) -> None:
+        """Raises SigningError for a key that is missing or private: cosign rejects it as it rejects a signature."""
+        for who in self.signers:
+            path = self.root / who.key
+            if not who.key:
+                continue
+            if not path.is_file():
+                raise SigningError(f"{who.key} is missing", hint="`evidence` in matrix.yaml names this public key.")
+            if b"PRIVATE KEY-----" in path.read_bytes():
+                raise SigningError(f"{who.key} is a private key", hint="Name its public key, e.g. ci.pub for ci.key.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Signer:
@@ -162,9 +173,7 @@ def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> s
     """
     if not (bundle := documents.get(SIGNATURE_TYPE)):
         return ""
-    for who in trust.signers:
-        if who.key and not (trust.root / who.key).is_file():
-            raise SigningError(f"{who.key} is missing", hint="`evidence` in matrix.yaml names this public key.")
+    trust.check_keys()
     with TemporaryDirectory() as folder:
         document = Path(folder) / "document"
         document.write_bytes(documents[kind])
@@ -192,6 +201,7 @@ def signer_of_image(
 
 def _verified(trust: Trust, registry: Registry, digest: str, command: str, *options: str) -> Iterator[tuple[str, str]]:
     """Each trusted signer of an image or of its statements, with the output of cosign."""
+    trust.check_keys()
     for who in trust.signers:
         with suppress(_RejectedError):
             yield who.name, _cosign_image(registry, digest, command, *options, *_identity(trust.root, who))

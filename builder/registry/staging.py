@@ -1,8 +1,9 @@
 """Staged releases: tested images in a registry by digest, without public tags, and a document that lists them.
 
 An image is in the repository <staging>/<its name>, with its reports attached and the tag of its plan. The document is
-in <staging>/releases, as an artifact with the tag `release-<stamp>`. Other machines need nothing else to test and to
-release the images. Images that are staged without a release are listed by day, under tags that begin with `images-`.
+in <staging>/releases, as an artifact with the tag `release-<stamp>`, signed if there is a signer. Other machines need
+nothing else to test and to release the images. Images that are staged without a release are listed by day, under tags
+that begin with `images-`.
 """
 
 from __future__ import annotations
@@ -10,27 +11,31 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, StringConstraints
 
-from builder.common import digest
+from builder.common import atomic, digest
 from builder.common.errors import RegistryError, StaleError, UsageError, VerifyError
-from builder.common.reference import ImageRef
+from builder.common.reference import ImageRef, staged_repository
 from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.oci import Digest, Image
 from builder.matrix import tags
 from builder.matrix.project import Project
-from builder.registry import artifacts, scan
+from builder.registry import artifacts, scan, signing
 from builder.registry.client import Manifest, Registry
+from builder.registry.signing import Signer, Trust
 
 TYPE = "application/vnd.gpu-images.release.v1+json"
 RELEASED_TYPE = "application/vnd.gpu-images.released.v1+json"
 INDEX, PREFIX, RELEASED, LIST = "releases", "release-", "released-", "images-"
 _LIST_TAG = re.compile(rf"{LIST}([0-9]{{8}})-[0-9a-f]{{12}}", re.ASCII)
 _HINT = "Stage the images again."
-_Line = Annotated[str, StringConstraints(max_length=600)]
+_Line = Annotated[oci.Printable, StringConstraints(max_length=600)]
 _Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")]
 
 
@@ -61,9 +66,10 @@ class Release(BaseModel, extra="forbid", frozen=True):
 
 
 class ReleasedImage(BaseModel, extra="forbid", frozen=True):
-    """`references` are its tags, `gpu` the state of its GPU tests, `signer` who signed the report; empty for nobody.
+    """`references` are its tags, `gpu` the state of its GPU tests, `signer` who signed the report, or `own results,
+    unsigned` if the machine that released it ran the tests; empty for nobody who is trusted.
 
-    `scan` is the result of its scan for vulnerabilities.
+    `scan` is whether it was scanned for vulnerabilities.
     """
 
     cell: _Line
@@ -94,20 +100,21 @@ class Place:
                 "`staging` is not set in matrix.yaml",
                 hint='Set `staging: "registry.example.com/staging"` there, or use --staging.',
             )
+        self._text, self._default, self._host = text, registry, host
+        self.option = ""  # that names it, to repeat it in hints
         try:
-            parsed = ImageRef.parse(f"{text}/x")
+            first = self.repository("x")
         except ValueError as error:
             raise UsageError(f"staging: {error}") from error
-        self._registry = parsed.registry or registry
-        self._prefix = parsed.repository.rpartition("/")[0]
-        self._host = host
-        if not self._registry:
+        if not first.registry:
             raise UsageError(f"staging: no registry in {text!r}", hint='Use e.g. "registry.example.com/staging".')
 
     @classmethod
     def of(cls, project: Project, text: str, host: Host) -> Place:
         """Where the images of a project are staged; `text` overrides matrix.yaml. Raises UsageError."""
-        return cls(text or project.matrix.staging, project.matrix.registry, host)
+        place = cls(text or project.matrix.staging, project.matrix.registry, host)
+        place.option = f" --staging {quote(text)}" if text else ""
+        return place
 
     @classmethod
     def if_set(cls, project: Project, text: str, host: Host) -> Place | None:
@@ -116,7 +123,7 @@ class Place:
 
     def repository(self, name: str) -> ImageRef:
         """The repository of images of this name."""
-        return ImageRef(registry=self._registry, repository=f"{self._prefix}/{name}".lstrip("/"))
+        return staged_repository(self._text, self._default, name)
 
     def open(self, name: str, *, write: bool = False) -> Registry:
         return Registry(self.repository(name), host=self._host, write=write)
@@ -132,17 +139,19 @@ class Place:
         return sorted(filter(tags.is_stamp, names), key=tags.stamp_order, reverse=True)
 
     def read(self, stamp: str = "") -> Release:
-        """A staged release, by default the newest. Raises RegistryError, VerifyError."""
+        """A staged release, by default the newest. Raises UsageError for an unknown one, RegistryError, VerifyError."""
         if not stamp:
             stamps = self.stamps()
             if not stamps:
-                raise RegistryError(f"nothing is staged in {self.repository(INDEX)}", hint="builder stage")
+                raise RegistryError(
+                    f"nothing is staged in {self.repository(INDEX)}", hint=f"builder stage{self.option}"
+                )
             stamp = stamps[0]
         if not tags.is_stamp(stamp):
             raise UsageError(f"invalid stamp {stamp[:100]!r}: use e.g. 20261122")
         if release := self._document(f"{PREFIX}{stamp}", stamp):
             return release
-        raise RegistryError(f"no staged release {stamp}", hint=f"Staged: {', '.join(self.stamps()[:5]) or 'none'}.")
+        raise UsageError(f"no staged release {stamp}", hint=f"Staged: {', '.join(self.stamps()[:5]) or 'none'}.")
 
     def _document(self, tag: str, stamp: str) -> Release | None:
         documents = artifacts.read(self.open(INDEX), tag, TYPE)
@@ -197,27 +206,64 @@ class Place:
         artifacts.put(registry, artifact, [content])
         registry.put_manifest(tag, artifact.content, artifact.media_type)
 
-    def write(self, day: str, revision: str, images: Sequence[StagedImage]) -> Release:
-        """Writes a release under the next stamp of the day, or returns the one that is the same."""
+    def write(
+        self, project: Project, day: str, revision: str, images: Sequence[StagedImage], signer: Signer | None = None
+    ) -> Release:
+        """Writes a release under the next stamp of the day, or returns the one that is the same.
+
+        Signs it, and records that this checkout wrote it, see `require_signed`.
+        """
         registry = self.open(INDEX, write=True)
         newest = next((stamp for stamp in self.stamps() if stamp.startswith(day)), "")
         for stamp in tags.stamps(day):
             release = Release(stamp=stamp, revision=revision, images=tuple(images))
             content, tag = release.model_dump_json().encode(), f"{PREFIX}{stamp}"
-            artifact = artifacts.manifest(TYPE, {TYPE: content})
-            present = registry.digest_of(tag)
-            if present is None and tags.stamp_order(stamp) < tags.stamp_order(newest):
+            is_present = registry.digest_of(tag) is not None
+            if not is_present and tags.stamp_order(stamp) < tags.stamp_order(newest):
                 continue  # an older release, which was deleted: its stamp would make this one older than the newest
-            if present is None:
-                artifacts.put(registry, artifact, [content])
-                present = registry.digest_of(tag)
-            if present is None:
-                registry.put_manifest(tag, artifact.content, artifact.media_type)
-                time.sleep(artifacts.CONFIRM_S)  # another machine may have set the same tag at the same time
-                present = registry.digest_of(tag)
-            if present == artifact.digest:
+            present: dict[str, bytes] = {}
+            with suppress(VerifyError):  # not a list of ours: the next stamp is used
+                present = (artifacts.read(registry, tag, TYPE) if is_present else None) or {}
+            is_same = present.get(TYPE) == content
+            is_signed = signing.SIGNATURE_TYPE in present and (
+                not project.matrix.evidence or bool(signing.trusted_signer(Trust.of(project), present, TYPE))
+            )
+            if not is_present or (is_same and signer and not is_signed):
+                documents = signing.signed(TYPE, content, signer)
+                artifact = artifacts.manifest(TYPE, documents)
+                artifacts.put(registry, artifact, documents.values())
+                if is_same or registry.digest_of(tag) is None:
+                    registry.put_manifest(tag, artifact.content, artifact.media_type)
+                    time.sleep(artifacts.CONFIRM_S)  # another machine may have set the same tag at the same time
+                is_same = registry.digest_of(tag) == artifact.digest
+            if is_same:
+                atomic.write_text(_own(project, content), f"{stamp}\n")
                 return release
         raise AssertionError("stamps are endless")
+
+    def require_signed(self, project: Project, release: Release, again: str) -> None:
+        """Raises VerifyError unless this checkout, or a signer of matrix.yaml, listed exactly these images.
+
+        Whoever can write to staging could take an image out of the list, and its tags would stay on an older one.
+        Without signers in matrix.yaml, every list counts. `again` is the command that releases it, for the hint.
+        """
+        content = release.model_dump_json().encode()
+        if not project.matrix.evidence or _own(project, content).exists():
+            return
+        documents = artifacts.read(self.open(INDEX), f"{PREFIX}{release.stamp}", TYPE) or {}
+        if documents.get(TYPE) == content and signing.trusted_signer(Trust.of(project), documents, TYPE):
+            return
+        raise VerifyError(
+            f"release {release.stamp}: images may be missing: no signer listed under `evidence` in matrix.yaml signed "
+            "the list of its images",
+            hint=f"List them again: builder stage{self.option} --sign KEY   "
+            f"To accept it unsigned: {again} --allow-unsigned",
+        )
+
+
+def _own(project: Project, content: bytes) -> Path:
+    """The file that records that this checkout wrote a staged release."""
+    return project.state / "staged" / digest.short(digest.of_bytes(content))
 
 
 def name_of(reference: ImageRef) -> str:

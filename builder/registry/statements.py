@@ -21,7 +21,7 @@ from packageurl import PackageURL
 from builder.common.debian import SourcePackage
 from builder.layers.oci import Image
 from builder.lock.os_lock import OsLock, Package
-from builder.matrix.tags import BASE_LABEL, OCI
+from builder.matrix.tags import OCI
 from builder.plan.plan import PlannedImage
 
 SBOM_TYPE = "application/vnd.cyclonedx+json"
@@ -142,7 +142,7 @@ def _without_commit(predicate: Any) -> Any:
 
 
 def provenance(planned: PlannedImage, image: Image, system: OsLock, *, source: str, revision: str) -> bytes:
-    """A predicate: from which commit, plan, base and packages an image was made.
+    """A predicate: from which commit, plan and packages an image was made.
 
     `source` is the address of the repository, `revision` the commit (with `+changes` if files differed from it).
     Source: SLSA specification, "Provenance", version 1.
@@ -163,7 +163,6 @@ def provenance(planned: PlannedImage, image: Image, system: OsLock, *, source: s
             "internalParameters": {
                 "plan": planned.digest,
                 "operatingSystem": planned.os,
-                "base": image.labels.get(BASE_LABEL, ""),
             },
             "resolvedDependencies": dependencies,
         },

@@ -15,13 +15,14 @@ from builder.lock import os_lock
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, publish, scan_results, signing, staging, tagging
+from builder.registry import evidence, publish, scan, signing, staging, tagging
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import look_up
-from builder.registry.reports import Reader
+from builder.registry.reports import OWN, Reader
 from builder.registry.staging import Place, Release, StagedImage
+from builder.registry.suite import Suite
 
 NO, YES, NONE = "no", "yes", "-"
 OF_REGISTRY = ("staged", "released", "signature", "scan")  # fields of a status
@@ -35,8 +36,9 @@ class Status:
     `tested` is the number of tests that passed, or why the image does not count as tested: of the staged image, else of
     the one built here. `seconds` is how long these tests took, without reused ones. `gpu` is the state of its GPU
     tests. `staged` is a stamp; `released` is whether the full tag names that image, with the checks that its release
-    left out; `signature` is whether that has one, which is not checked; `scan` is the newest result of a scan of it.
-    `packages` is the age of the lock of its Debian packages in days, None if it is not locked.
+    left out, and whether it relies on unsigned results of one machine; `signature` is whether that image has one, which
+    is not checked; `scan` is the newest scan of it. `packages` is the age of the lock of its Debian
+    packages in days, None if it is not locked.
     """
 
     cell: str
@@ -65,16 +67,21 @@ class StatusReader:
 
     def __post_init__(self) -> None:
         self._reader = Reader.of(self.project)
-        self._suite = evidence.suite(self.project.root)
+        self._suite = Suite.of(self.project.root)
         self._release: Release | None = None  # the newest that is staged
-        self._allowed: dict[str, tuple[str, ...]] = {}  # by digest
+        self._notes: dict[str, str] = {}  # on releases, by digest
         self._unreadable = ""
         if self.place is not None:
             self._release = self.place.read(stamps[0]) if (stamps := self.place.stamps()) else None
             for stamp in reversed(self.place.released_stamps()):
                 try:
                     if released := self.place.released(stamp):
-                        self._allowed |= {image.digest: released.allowed for image in released.images}
+                        allowed = "".join(f", {name} allowed" for name in released.allowed)
+                        self._notes |= {
+                            image.digest: allowed
+                            + (f", {OWN}" if image.signer == OWN and self._reader.trust.signers else "")
+                            for image in released.images
+                        }
                 except (VerifyError, RejectedError):
                     self._unreadable += f", record of {stamp} cannot be read"
 
@@ -114,7 +121,7 @@ class StatusReader:
         )
 
     def _tests_here(self, planned: PlannedImage, stored: Image) -> _Tests:
-        proof, reason = evidence.check_stored(self.project.state, stored, planned.digest, self._suite)
+        proof, reason = evidence.check_stored(self.project.state, stored, planned, self._suite)
         return (reason, None, NONE) if reason or proof is None else _passed(proof)
 
     def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> _Tests:
@@ -122,13 +129,16 @@ class StatusReader:
         try:
             image, _ = staging.image_of(self.place, staged)
             registry = self.place.open(staged.repository)
-            readings = self._reader.read(registry, image, planned.id, planned.digest)
+            readings = self._reader.read(registry, image, planned.id, planned.digest, planned.components)
             return _passed(self._reader.proof(readings, planned.id).evidence)
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
             return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), None, NONE
 
     def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str, str]:
-        """Whether the full tag names the image `expected`; whether what it names has a signature, and its scan."""
+        """Whether the full tag names the image `expected`; whether what it names has a signature, and its scan.
+
+        Without an expected image, since neither staging nor the store has it, that of the plan.
+        """
         full = publish.references(planned, self.registry)[0]
         if self.here or not full.registry:
             return NONE, NONE, NONE
@@ -136,13 +146,14 @@ class StatusReader:
         digest = registry.digest_of(full.tag)
         if digest is None:
             return NO, NONE, NONE
-        allowed = "".join(f", {name} allowed" for name in self._allowed.get(digest, ())) + self._unreadable
+        notes = self._notes.get(digest, "") + self._unreadable
         try:
             signature = YES if signing.has_signature(registry, digest) else NO
         except (VerifyError, RejectedError):
             signature = "invalid list"
-        scanned = scan_results.state(self.project, registry, digest)
-        return (YES if digest == expected else "another image") + allowed, signature, scanned
+        scanned = scan.newest_scan(self.project, registry, digest)
+        is_expected = digest == expected if expected else _is_of_plan(registry, digest, planned)
+        return (YES if is_expected else "another image") + notes, signature, scanned
 
 
 def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]:
@@ -150,10 +161,14 @@ def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]
 
     def is_released(planned: PlannedImage) -> bool:
         full = publish.references(planned)[0]
-        labels = tagging.read_labels(Registry(full, host=host, write=False), full.tag)
-        return labels.get(PLAN_LABEL) == planned.digest
+        return _is_of_plan(Registry(full, host=host, write=False), full.tag, planned)
 
     return [image for image, is_done in look_up(is_released, images) if not is_done]
+
+
+def _is_of_plan(registry: Registry, reference: str, planned: PlannedImage) -> bool:
+    """Whether a tag or digest names an image of this plan, by its labels."""
+    return tagging.read_labels(registry, reference).get(PLAN_LABEL) == planned.digest
 
 
 def _passed(proof: Evidence) -> _Tests:

@@ -143,7 +143,7 @@ class Upload:
 
     def _send_part(self, method: str, url: str, size: int, *, expect: tuple[int, ...]) -> Answer:
         headers = {"Content-Type": "application/octet-stream"}
-        if method == "PATCH" or self._position:
+        if size and (method == "PATCH" or self._position):
             headers["Content-Range"] = f"{self._position}-{self._position + size - 1}"
         part = Part(file=self.file, start=self._position, size=size, at=self._report)
         read_s = self.http.policy.commit_s if method == "PUT" else 0

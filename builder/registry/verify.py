@@ -1,8 +1,9 @@
 """Checks that an image matches the plan: hashes every blob, rebuilds or looks up every layer, compares the rest.
 
 Works on images of the store and of a registry. Wheel layers are rebuilt from the index, the layer of plain files from
-the checkout; operating system and bytecode are compared with the store's records of their builds. Parts that cannot be
-checked on this machine are `unknown`, which is not a pass, unless a trusted signer signed the image.
+the checkout; operating system and bytecode are compared with locks/layers.json and with the store's records of their
+builds. Parts that cannot be checked on this machine are `unknown`, which is not a pass, unless a trusted signer signed
+the image.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from builder.common.errors import FetchError, VerifyError
 from builder.common.units import listed
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.wheels import LONGEST, Entry, Wheel
-from builder.layers import oci, wheel_layers
+from builder.layers import oci, splice, stored_layers
 from builder.layers.oci import Layer, WheelsOf
 from builder.layers.splice import SpliceError
 from builder.layers.wheel_zip import WheelError
+from builder.lock.document import KNOWN_LAYERS
 from builder.matrix.tags import CELL_LABEL
 from builder.plan.layer_order import LAYER_FORMAT
 from builder.registry import expected
-from builder.registry.expected import Expected, ExpectedLayer
+from builder.registry.expected import Expected, How
 
 SHOWN = 6  # wheels of a layer that are named
 CONFIGURATION = "configuration"  # the name of its finding
@@ -53,9 +55,9 @@ class Source:
 class Finding:
     """The result for the configuration or one layer; `detail` is the reason.
 
-    `derived`: rebuilt with the same bytes. `known`: the same as this store built. `same`: the configuration of the
-    plan. `signed`: nothing to compare it with, but a trusted signer signed the image. `unknown`: nothing to compare it
-    with on this machine. `failed`: it could not be compared.
+    `derived`: rebuilt with the same bytes. `known`: as in locks/layers.json, or as this store built it. `same`: the
+    configuration of the plan. `signed`: nothing to compare it with, but a trusted signer signed the image. `unknown`:
+    nothing to compare it with on this machine. `failed`: it could not be compared.
     """
 
     layer: str
@@ -85,16 +87,16 @@ def verify(source: Source, check: Check) -> Iterator[Finding]:
     Raises VerifyError for an invalid image.
     """
     image = oci.read_image(source.manifest, source.read_blob)
-    layers = [replace(layer, created_by=_plain(layer.created_by)) for layer in image.layers]
-    files = {sha256: file for layer in layers if (of := _wheels(layer)) for file, sha256 in of.wheels}
+    history = [_plain(line) for line in image.history]
+    files = {sha256: file for line in history if (of := _wheels(line)) for file, sha256 in of.wheels}
     wheels = [_wheel(file, sha256) for sha256, file in files.items()]
     yield _with_signature(_configuration(check, source.manifest, source.read_blob(image.config.digest)), check)
     known = check.expected.layers if check.expected else {}
     pool = ThreadPoolExecutor(CONNECTIONS)
     downloads = {wheel.sha256: pool.submit(check.fetcher.fetch, wheel) for wheel in wheels}
     try:
-        for number, layer in enumerate(layers):
-            finding = _damage(layer, source, check) or _finding(layer, known.get(number), downloads)
+        for number, (layer, line) in enumerate(zip(image.layers, history, strict=True)):
+            finding = _damage(layer, line, source, check) or _finding(layer, line, known.get(number), downloads)
             yield _with_signature(finding, check)
     finally:
         check.fetcher.stop()
@@ -104,7 +106,7 @@ def verify(source: Source, check: Check) -> Iterator[Finding]:
 
 
 def _with_signature(finding: Finding, check: Check) -> Finding:
-    """The finding; the signature vouches for what is unknown here."""
+    """The finding; a trusted signature covers what is unknown here."""
     return replace(finding, state="signed", detail="") if check.is_signed and finding.state == "unknown" else finding
 
 
@@ -127,9 +129,9 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
-def _wheels(layer: Layer) -> WheelsOf | None:
+def _wheels(line: str) -> WheelsOf | None:
     try:
-        return oci.parse_history(layer.created_by)
+        return oci.parse_history(line)
     except ValueError as error:
         raise VerifyError(f"its history cannot be read: {error}") from error
 
@@ -145,7 +147,7 @@ def _wheel(file: str, sha256: str) -> Wheel:
         raise VerifyError(f"invalid wheel name in its history: {file[:100]!r}") from error
 
 
-def _damage(layer: Layer, source: Source, check: Check) -> Finding | None:
+def _damage(layer: Layer, line: str, source: Source, check: Check) -> Finding | None:
     """A finding if the layer's blob is missing or its bytes do not match its digest."""
     if not source.has_blob(layer.digest):
         reason = "its blob is missing"
@@ -153,27 +155,35 @@ def _damage(layer: Layer, source: Source, check: Check) -> Finding | None:
         return None
     else:
         reason = "its blob is damaged: the bytes do not match the digest"
-    return Finding(layer=layer.created_by[:40], digest=layer.digest, state="different", detail=reason)
+    return Finding(layer=line[:40], digest=layer.digest, state="different", detail=reason)
 
 
-def _finding(layer: Layer, known: ExpectedLayer | None, downloads: Mapping[str, Future[Path]]) -> Finding:
-    of = _wheels(layer)
-    name = layer.created_by if of is None else listed([file.split("-")[0] for file, _ in of.wheels], SHOWN)
+def _finding(
+    layer: Layer, line: str, known: tuple[Layer, How] | None, downloads: Mapping[str, Future[Path]]
+) -> Finding:
+    of = _wheels(line)
+    name = line if of is None else listed([file.split("-")[0] for file, _ in of.wheels], SHOWN)
     state, detail = _look_up(layer, known) if of is None else _rebuild(layer, of, downloads)
     return Finding(layer=name, digest=layer.digest, state=state, detail=detail)
 
 
-def _look_up(layer: Layer, known: ExpectedLayer | None) -> tuple[State, str]:
+def _look_up(layer: Layer, expected_layer: tuple[Layer, How] | None) -> tuple[State, str]:
     """State and detail of a layer without wheels."""
-    if known is None:
-        return "unknown", "this store has no record of it"
+    if expected_layer is None:
+        return "unknown", f"neither {KNOWN_LAYERS} nor this store has a record of it"
+    known, how = expected_layer
     if known.digest != layer.digest:
-        if known.how == "known":  # perhaps built from other Debian packages
+        if how == "built":  # perhaps from other Debian packages
             return "unknown", f"this store has {digest.short(known.digest)} instead"
+        if how == "known" and known.diff_id == layer.diff_id:
+            return (
+                "unknown",
+                f"{KNOWN_LAYERS} has the same contents as {digest.short(known.digest)}, compressed differently",
+            )
         return "different", f"expected {digest.short(known.digest)}"
     if known.diff_id != layer.diff_id:
         return "different", "the configuration has another diff id for it"
-    return known.how, ""
+    return "derived" if how == "derived" else "known", ""
 
 
 def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]]) -> tuple[State, str]:
@@ -183,7 +193,7 @@ def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]]) 
     try:
         files = [(file, downloads[sha256].result()) for file, sha256 in of.wheels]
         with Path(os.devnull).open("wb") as discarded:
-            derived = wheel_layers.write(files, of.python, discarded)
+            derived, _ = splice.write(stored_layers.wheel_entries(files, of.python), discarded)
     except (WheelError, SpliceError) as error:
         return "different", str(error)
     except (FetchError, FileNotFoundError) as error:  # another builder may have removed it from the store

@@ -2,7 +2,7 @@
 #
 #   docker build -f images/jax-0.10-cpu-py311/plain.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile jax-0.10-cpu-py311` makes one.
 
 ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613e639d36e7456b0b229241
 
@@ -36,7 +36,7 @@ COPY templates/base/files/ /
 COPY templates/jax/files/ /
 COPY images/jax-0.10-cpu-py311/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -45,8 +45,11 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     PYTHONNOUSERSITE="1" \
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
-    UV_CONSTRAINT="/etc/pip/constraints.txt"
+    UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
@@ -60,4 +63,5 @@ LABEL org.opencontainers.image.title="jax-0.10-cpu-py311" \
       gpu-images.cuda="cpu" \
       gpu-images.python="3.11" \
       gpu-images.variant="plain" \
-      gpu-images.components="base python jax"
+      gpu-images.components="base python jax" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -2,7 +2,7 @@
 #
 #   docker build -f images/jax-0.12-cu132-py313/plain.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile jax-0.12-cu132-py313` makes one.
 
 ARG BASE=debian:trixie-slim@sha256:3a39a0592364683e6bab97937b72cad5a8fa6dcbbee90edb3bb48c7f8e94f258
 
@@ -40,7 +40,7 @@ COPY templates/base/files/ /
 COPY templates/jax/files/ /
 COPY images/jax-0.12-cu132-py313/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -50,11 +50,14 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=580.65.06" \
     JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
@@ -71,4 +74,5 @@ LABEL org.opencontainers.image.title="jax-0.12-cu132-py313" \
       gpu-images.gpu.architectures="sm_75 sm_80 sm_90 sm_100 sm_110 sm_120 compute_120" \
       gpu-images.python="3.13" \
       gpu-images.variant="plain" \
-      gpu-images.components="base python cuda jax"
+      gpu-images.components="base python cuda jax" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -2,7 +2,7 @@
 #
 #   docker build -f images/pt-2.9-cu128-py311/ssh.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile pt-2.9-cu128-py311-ssh` makes one.
 
 ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613e639d36e7456b0b229241
 
@@ -10,9 +10,9 @@ ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bookworm,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bookworm,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-bookworm-6b744f89.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-bookworm-d792b1cd.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.11 \
-    ca-certificates curl g++ git htop less libnss-extrausers nano openssh-client openssh-server procps python3 python3-dev python3-venv rsync tini tmux unzip
+    ca-certificates curl g++ git git-lfs htop jq less libnss-extrausers nano openssh-client openssh-server procps python3 python3-dev python3-venv rsync tini tmux unzip vim-tiny wget zip
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools
@@ -42,7 +42,7 @@ COPY templates/tools/files/ /
 COPY templates/ssh/files/ /
 COPY images/pt-2.9-cu128-py311/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -52,14 +52,17 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=525.60.13"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 EXPOSE 22
-HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s --retries=3 \
     CMD ["/usr/local/bin/check-services"]
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
 CMD ["services"]
@@ -75,4 +78,5 @@ LABEL org.opencontainers.image.title="pt-2.9-cu128-py311-ssh" \
       gpu-images.gpu.architectures="sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120" \
       gpu-images.python="3.11" \
       gpu-images.variant="ssh" \
-      gpu-images.components="base python cuda pytorch tools ssh"
+      gpu-images.components="base python cuda pytorch tools lfs ssh" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

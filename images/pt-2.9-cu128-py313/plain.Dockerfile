@@ -2,7 +2,7 @@
 #
 #   docker build -f images/pt-2.9-cu128-py313/plain.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile pt-2.9-cu128-py313` makes one.
 
 ARG BASE=debian:trixie-slim@sha256:3a39a0592364683e6bab97937b72cad5a8fa6dcbbee90edb3bb48c7f8e94f258
 
@@ -40,7 +40,7 @@ COPY templates/base/files/ /
 COPY templates/pytorch/files/ /
 COPY images/pt-2.9-cu128-py313/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -50,10 +50,13 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=525.60.13"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
@@ -70,4 +73,5 @@ LABEL org.opencontainers.image.title="pt-2.9-cu128-py313" \
       gpu-images.gpu.architectures="sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120" \
       gpu-images.python="3.13" \
       gpu-images.variant="plain" \
-      gpu-images.components="base python cuda pytorch"
+      gpu-images.components="base python cuda pytorch" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

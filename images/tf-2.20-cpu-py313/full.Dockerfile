@@ -2,7 +2,7 @@
 #
 #   docker build -f images/tf-2.20-cpu-py313/full.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile tf-2.20-cpu-py313-full` makes one.
 
 ARG BASE=debian:trixie-slim@sha256:3a39a0592364683e6bab97937b72cad5a8fa6dcbbee90edb3bb48c7f8e94f258
 
@@ -10,9 +10,9 @@ ARG BASE=debian:trixie-slim@sha256:3a39a0592364683e6bab97937b72cad5a8fa6dcbbee90
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-trixie,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-trixie,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-trixie-025fbd85.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-trixie-9c8766a6.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.13 \
-    ca-certificates curl git htop less libnss-extrausers nano openssh-client openssh-server procps python3 python3-venv rsync tini tmux unzip
+    ca-certificates curl fonts-wqy-microhei git git-lfs htop jq less libnss-extrausers nano openssh-client openssh-server procps python3 python3-venv rsync tini tmux unzip vim-tiny wget zip
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools
@@ -48,11 +48,12 @@ COPY templates/base/files/ /
 COPY templates/tensorflow/files/ /
 COPY templates/tools/files/ /
 COPY templates/tensorboard/files/ /
+COPY templates/science/files/ /
 COPY templates/jupyter/files/ /
 COPY templates/ssh/files/ /
 COPY images/tf-2.20-cpu-py313/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -62,13 +63,16 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     TF_FORCE_GPU_ALLOW_GROWTH="true"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 EXPOSE 8888
 EXPOSE 22
-HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s --retries=3 \
     CMD ["/usr/local/bin/check-services"]
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
 CMD ["services"]
@@ -81,4 +85,5 @@ LABEL org.opencontainers.image.title="tf-2.20-cpu-py313-full" \
       gpu-images.cuda="cpu" \
       gpu-images.python="3.13" \
       gpu-images.variant="full" \
-      gpu-images.components="base python tensorflow tools tensorboard science jupyter ssh"
+      gpu-images.components="base python tensorflow tools lfs tensorboard science jupyter ssh" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -2,7 +2,7 @@
 #
 #   docker build -f images/tf-2.20-cpu-py313/plain.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile tf-2.20-cpu-py313` makes one.
 
 ARG BASE=debian:trixie-slim@sha256:3a39a0592364683e6bab97937b72cad5a8fa6dcbbee90edb3bb48c7f8e94f258
 
@@ -36,7 +36,7 @@ COPY templates/base/files/ /
 COPY templates/tensorflow/files/ /
 COPY images/tf-2.20-cpu-py313/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -46,8 +46,11 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     TF_FORCE_GPU_ALLOW_GROWTH="true"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
@@ -61,4 +64,5 @@ LABEL org.opencontainers.image.title="tf-2.20-cpu-py313" \
       gpu-images.cuda="cpu" \
       gpu-images.python="3.13" \
       gpu-images.variant="plain" \
-      gpu-images.components="base python tensorflow"
+      gpu-images.components="base python tensorflow" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

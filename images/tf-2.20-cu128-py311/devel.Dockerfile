@@ -2,7 +2,7 @@
 #
 #   docker build -f images/tf-2.20-cu128-py311/devel.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile tf-2.20-cu128-py311-devel` makes one.
 
 ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613e639d36e7456b0b229241
 
@@ -10,9 +10,9 @@ ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bookworm,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bookworm,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-bookworm-f75cfea2.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-bookworm-dfe7368b.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.11 \
-    build-essential ca-certificates cmake curl gdb git htop less libnss-extrausers nano ninja-build openssh-client procps python3 python3-dev python3-venv rsync tini tmux unzip
+    build-essential ca-certificates cmake curl gdb git git-lfs htop jq less libnss-extrausers nano ninja-build openssh-client procps python3 python3-dev python3-venv rsync tini tmux unzip vim-tiny wget zip
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools
@@ -41,7 +41,7 @@ COPY templates/tensorflow/files/ /
 COPY templates/tools/files/ /
 COPY images/tf-2.20-cu128-py311/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -51,11 +51,14 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=525.60.13" \
     TF_FORCE_GPU_ALLOW_GROWTH="true"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
@@ -72,4 +75,5 @@ LABEL org.opencontainers.image.title="tf-2.20-cu128-py311-devel" \
       gpu-images.gpu.architectures="sm_60 sm_70 sm_80 sm_89 compute_90" \
       gpu-images.python="3.11" \
       gpu-images.variant="devel" \
-      gpu-images.components="base python cuda tensorflow tools devel"
+      gpu-images.components="base python cuda tensorflow tools lfs devel" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

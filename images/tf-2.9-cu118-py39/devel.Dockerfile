@@ -2,7 +2,7 @@
 #
 #   docker build -f images/tf-2.9-cu118-py39/devel.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile tf-2.9-cu118-py39-devel` makes one.
 
 ARG BASE=debian:bullseye-slim@sha256:f313b4bd62667092a59b3a664d7d3ab8b5e65f41675f48e81455a15dc5abe792
 
@@ -10,9 +10,9 @@ ARG BASE=debian:bullseye-slim@sha256:f313b4bd62667092a59b3a664d7d3ab8b5e65f41675
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bullseye,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bullseye,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-bullseye-22bbcc82.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-bullseye-e79be81e.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.9 \
-    build-essential ca-certificates cmake curl gdb git htop less libnss-extrausers nano ninja-build openssh-client procps python3 python3-dev python3-distutils python3-venv rsync tini tmux unzip
+    build-essential ca-certificates cmake curl gdb git htop jq less libnss-extrausers nano ninja-build openssh-client procps python3 python3-dev python3-distutils python3-venv rsync tini tmux unzip vim-tiny wget zip
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools
@@ -42,7 +42,7 @@ COPY templates/cuda11/files/ /
 COPY templates/tools/files/ /
 COPY images/tf-2.9-cu118-py39/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -52,11 +52,14 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=450.80.02" \
     TF_FORCE_GPU_ALLOW_GROWTH="true"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
@@ -73,4 +76,5 @@ LABEL org.opencontainers.image.title="tf-2.9-cu118-py39-devel" \
       gpu-images.gpu.architectures="sm_35 sm_50 sm_60 sm_70 sm_75 compute_80" \
       gpu-images.python="3.9" \
       gpu-images.variant="devel" \
-      gpu-images.components="base python cuda tensorflow cuda11 tools devel"
+      gpu-images.components="base python cuda tensorflow cuda11 tools devel" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

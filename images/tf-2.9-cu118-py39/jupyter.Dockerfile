@@ -2,7 +2,7 @@
 #
 #   docker build -f images/tf-2.9-cu118-py39/jupyter.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile tf-2.9-cu118-py39-jupyter` makes one.
 
 ARG BASE=debian:bullseye-slim@sha256:f313b4bd62667092a59b3a664d7d3ab8b5e65f41675f48e81455a15dc5abe792
 
@@ -10,9 +10,9 @@ ARG BASE=debian:bullseye-slim@sha256:f313b4bd62667092a59b3a664d7d3ab8b5e65f41675
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bullseye,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bullseye,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-bullseye-da151f89.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-bullseye-3bcbed61.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.9 \
-    ca-certificates curl git htop less libnss-extrausers nano openssh-client procps python3 python3-distutils python3-venv rsync tini tmux unzip
+    ca-certificates curl fonts-wqy-microhei git htop jq less libnss-extrausers nano openssh-client procps python3 python3-distutils python3-venv rsync tini tmux unzip vim-tiny wget zip
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools
@@ -53,10 +53,11 @@ COPY templates/tensorflow/files/ /
 COPY templates/cuda11/files/ /
 COPY templates/tools/files/ /
 COPY templates/tensorboard/files/ /
+COPY templates/science/files/ /
 COPY templates/jupyter/files/ /
 COPY images/tf-2.9-cu118-py39/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -66,15 +67,18 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=450.80.02" \
     TF_FORCE_GPU_ALLOW_GROWTH="true"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 EXPOSE 8888
-HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s --retries=3 \
     CMD ["/usr/local/bin/check-services"]
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
 CMD ["services"]
@@ -90,4 +94,5 @@ LABEL org.opencontainers.image.title="tf-2.9-cu118-py39-jupyter" \
       gpu-images.gpu.architectures="sm_35 sm_50 sm_60 sm_70 sm_75 compute_80" \
       gpu-images.python="3.9" \
       gpu-images.variant="jupyter" \
-      gpu-images.components="base python cuda tensorflow cuda11 tools tensorboard science jupyter"
+      gpu-images.components="base python cuda tensorflow cuda11 tools tensorboard science jupyter" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

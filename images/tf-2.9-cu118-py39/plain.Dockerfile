@@ -2,7 +2,7 @@
 #
 #   docker build -f images/tf-2.9-cu118-py39/plain.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile tf-2.9-cu118-py39` makes one.
 
 ARG BASE=debian:bullseye-slim@sha256:f313b4bd62667092a59b3a664d7d3ab8b5e65f41675f48e81455a15dc5abe792
 
@@ -41,7 +41,7 @@ COPY templates/tensorflow/files/ /
 COPY templates/cuda11/files/ /
 COPY images/tf-2.9-cu118-py39/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -51,11 +51,14 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=450.80.02" \
     TF_FORCE_GPU_ALLOW_GROWTH="true"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
@@ -72,4 +75,5 @@ LABEL org.opencontainers.image.title="tf-2.9-cu118-py39" \
       gpu-images.gpu.architectures="sm_35 sm_50 sm_60 sm_70 sm_75 compute_80" \
       gpu-images.python="3.9" \
       gpu-images.variant="plain" \
-      gpu-images.components="base python cuda tensorflow cuda11"
+      gpu-images.components="base python cuda tensorflow cuda11" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

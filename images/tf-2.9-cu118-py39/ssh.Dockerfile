@@ -2,7 +2,7 @@
 #
 #   docker build -f images/tf-2.9-cu118-py39/ssh.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile tf-2.9-cu118-py39-ssh` makes one.
 
 ARG BASE=debian:bullseye-slim@sha256:f313b4bd62667092a59b3a664d7d3ab8b5e65f41675f48e81455a15dc5abe792
 
@@ -10,9 +10,9 @@ ARG BASE=debian:bullseye-slim@sha256:f313b4bd62667092a59b3a664d7d3ab8b5e65f41675
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bullseye,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bullseye,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-bullseye-e03a724f.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-bullseye-568ba970.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.9 \
-    ca-certificates curl git htop less libnss-extrausers nano openssh-client openssh-server procps python3 python3-distutils python3-venv rsync tini tmux unzip
+    ca-certificates curl git htop jq less libnss-extrausers nano openssh-client openssh-server procps python3 python3-distutils python3-venv rsync tini tmux unzip vim-tiny wget zip
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools
@@ -43,7 +43,7 @@ COPY templates/tools/files/ /
 COPY templates/ssh/files/ /
 COPY images/tf-2.9-cu118-py39/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -53,15 +53,18 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=450.80.02" \
     TF_FORCE_GPU_ALLOW_GROWTH="true"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 EXPOSE 22
-HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s --retries=3 \
     CMD ["/usr/local/bin/check-services"]
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
 CMD ["services"]
@@ -77,4 +80,5 @@ LABEL org.opencontainers.image.title="tf-2.9-cu118-py39-ssh" \
       gpu-images.gpu.architectures="sm_35 sm_50 sm_60 sm_70 sm_75 compute_80" \
       gpu-images.python="3.9" \
       gpu-images.variant="ssh" \
-      gpu-images.components="base python cuda tensorflow cuda11 tools ssh"
+      gpu-images.components="base python cuda tensorflow cuda11 tools ssh" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

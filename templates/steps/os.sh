@@ -1,31 +1,35 @@
 #!/bin/sh
 # The operating system of an image: Debian packages, the user, and the folders that everything else is put into.
 #
-#   SOURCE_DATE_EPOCH=<seconds> os.sh PYTHON PACKAGE...
+#   SOURCE_DATE_EPOCH=<seconds> os.sh PYTHON [PACKAGE...]
 #
 # PYTHON makes the environment in /opt/venv. /etc/shadow holds SOURCE_DATE_EPOCH in place of the day of the build.
+# Without a PACKAGE, the locked packages are installed already: mmdebstrap did it.
 set -eu
-# shellcheck source=/dev/null
-. /mnt/host/env.sh
 python=$1
 shift
 export DEBIAN_FRONTEND=noninteractive
-export PYTHONHASHSEED=0 # Debian's packages compile their modules
 epoch=$SOURCE_DATE_EPOCH
 unset SOURCE_DATE_EPOCH
 
 # The locked versions of all packages, and no others. The base may have newer ones, or packages that are not locked.
 packages=/mnt/steps/packages.sh
-sh $packages pin / /mnt/packages.json
-apt-get update -q
-apt-get full-upgrade -q -y --no-install-recommends --allow-downgrades
-apt-get install -q -y --no-install-recommends "$@"
-sh $packages purge /mnt/packages.json
+if [ $# -gt 0 ]; then
+    # shellcheck source=/dev/null
+    . /mnt/host/env.sh
+    sh $packages pin / /mnt/packages.json
+    apt-get update -q
+    apt-get full-upgrade -q -y --no-install-recommends --allow-downgrades
+    apt-get install -q -y --no-install-recommends "$@"
+    sh $packages purge /mnt/packages.json
+fi
 sh $packages check /mnt/packages.json
 sh $packages unpin /
+rm -f /var/lib/apt/extended_states # nothing counts as installed automatically: autoremove removes nothing of the image
 
 # Until Python 3.11, bytecode depends on the seed of hashes and on what was compiled before, and the packages of Python
 # ignore PYTHONHASHSEED. Compile it again, always in the same order.
+export PYTHONHASHSEED=0
 "$python" -S -B -c 'if True:
     import glob, importlib.util, os, py_compile, sys
     for path in sorted(glob.glob("/usr/lib/python3*/**/*.py", recursive=True)) if sys.version_info < (3, 11) else []:
@@ -46,13 +50,15 @@ find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 install -d -o 1000 -g 0 -m 0775 /workspace
 install -d -o 0 -g 0 -m 1777 /run/workstation /var/lib/workstation /var/lib/extrausers
 chmod 1777 /home/user
+install -d -o 1000 -g 0 -m 1777 /home/user/.cache # a new volume there gets this owner and mode
 sed -i '/^# set PATH/,$d' /home/user/.profile # it would put ~/.local/bin first, if that exists
 sed -i -E '/extrausers/! s/^(passwd|group):.*/& extrausers/' /etc/nsswitch.conf
 
 # The image's packages, and over them those that people install: see image_environment.py.
 "$python" -m venv --without-pip --system-site-packages /opt/venv
-install -d -o 0 -g 0 -m 1775 /opt/venv/user /opt/venv/user/bin /opt/venv/user/lib /opt/venv/user/lib/python
-install -d -o 0 -g 0 -m 0775 /opt/venv/user/lib/python/site-packages
+install -d -o 0 -g 0 -m 1775 /opt/venv/user /opt/venv/user/lib /opt/venv/user/lib/python
+install -d -o 0 -g 0 -m 0775 /opt/venv/user/bin /opt/venv/user/lib/python/site-packages
+touch /opt/venv/user/bin/.keep # pip removes a folder as a whole if all of its files belong to the package
 cp /opt/venv/pyvenv.cfg /opt/venv/user/pyvenv.cfg
 ln -s /opt/venv /.venv # where uv looks for an environment, whatever the folder it runs in
 install -d /usr/local/lib/image-python
@@ -70,13 +76,6 @@ echo "import site; '$site' in known_paths or site.addsitedir('$site', known_path
 install -d /usr/local/etc /usr/local/share
 ln -s /opt/venv/etc/jupyter /usr/local/etc/jupyter
 ln -s /opt/venv/share/jupyter /usr/local/share/jupyter
-
-# The search path of root ends with that folder of programs too. Links that lead nowhere, and that only root can remove,
-# keep people from putting programs there that root calls and the image may lack.
-for name in cc curl dialog gcc git htop less make nano nvidia-smi ps rsync scp ssh sudo systemctl tmux top unzip vi vim \
-    wget whiptail; do
-    ln -s "/nonexistent/$name" "/opt/venv/user/bin/$name"
-done
 
 # Interactive shells; root's do not get the settings of the image's user. The first line also serves shells that sshd
 # starts for a command, for which Debian's bash reads this file.

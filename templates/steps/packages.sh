@@ -1,6 +1,7 @@
 #!/bin/sh
 # Keeps apt to the packages of a lock. Its lines are those that builder/lock/os_lock.py writes, one for each package.
 #
+#   packages.sh names LOCK        prints the name of each package, one on a line
 #   packages.sh pin ROOT LOCK     in ROOT, apt takes the locked version of each package, and no other package
 #   packages.sh unpin ROOT
 #   packages.sh purge LOCK        removes the packages that are not locked, which a base image may have
@@ -14,6 +15,9 @@ locked() {
 }
 
 case $1 in
+names)
+    locked "$2" | cut -d ' ' -f 1
+    ;;
 pin)
     [ -r "$3" ]
     mkdir -p "$2/${pins%/*}"

@@ -9,12 +9,13 @@ import re
 import socket
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any
 
 from rich.console import Console
 
@@ -24,7 +25,7 @@ from builder.common import digest
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine
-from builder.engine.model import BuildRequest, EngineInfo, ImageInfo
+from builder.engine.model import EngineInfo, ImageInfo
 from builder.layers import installed
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import PlannedImage
@@ -36,7 +37,6 @@ INFO = EngineInfo(
     version="26.1.5",
     store="overlay2",
     root="/nowhere",
-    buildkit=True,
     runtimes=("runc",),
     architecture="x86_64",
     cpus=4,
@@ -78,7 +78,7 @@ class FakeEngine(Engine):
     """Images in a dict; `calls` are the calls that change something, in order.
 
     `diff_ids` are the layers of loaded images, `loaded` the names in each archive, `pulled` the blobs of each image
-    that was pulled from this process; `saved` is what `save` writes; `files` are those of images, by id and path.
+    that was pulled from this process; `files` are those of images, by id and path.
     """
 
     def __init__(self, *, registry: bool = True, is_remote: bool = False, info: EngineInfo = INFO) -> None:
@@ -87,15 +87,10 @@ class FakeEngine(Engine):
         self.settings = info
         self.calls: list[str] = []
         self.known: dict[str, ImageInfo] = {}
-        self.broken: dict[str, dict[str, Any]] = {}
-        self.contexts: dict[str, bytes] = {}
-        self.labels: dict[str, dict[str, str]] = {}
-        self.builds: list[str] = []
         self.diff_ids: dict[str, tuple[str, ...]] = {}
         self.loaded: list[list[str]] = []
         self.pulled: list[list[str]] = []
         self.blobs: set[str] = set()
-        self.saved: bytes = b""
         self.files: dict[tuple[str, str], bytes] = {}
 
     def check(self) -> None:
@@ -194,27 +189,6 @@ class FakeEngine(Engine):
     def has_remote(self, reference: str) -> bool:
         return self.registry
 
-    def build(self, request: BuildRequest) -> Iterator[dict[str, Any]]:
-        path = Path(request.dockerfile)
-        variant = path.name.removesuffix(".Dockerfile")
-        cell = path.parent.name if variant == "plain" else f"{path.parent.name}-{variant}"
-        self.calls.append(f"build {cell} on {request.arguments['BASE']}")
-        self.builds.append(request.target)
-        self.contexts[cell] = request.context
-        self.labels[cell] = dict(request.labels)
-        if cell in self.broken:
-            yield self.broken[cell]
-            return
-        with tarfile.open(fileobj=io.BytesIO(request.context)) as tar:
-            assert request.dockerfile in tar.getnames(), f"{request.dockerfile} is not in the context"
-        image_id = digest.of_data(dict(request.labels))
-        self.add_image(image_id, labels=request.labels)
-        yield {"id": "moby.image.id", "aux": {"ID": image_id}}
-
-    def save(self, image_id: str, out: BinaryIO) -> None:
-        self.calls.append(f"save {image_id}")
-        out.write(self.saved)
-
     def chains(self) -> set[tuple[str, ...]]:
         return set(self.diff_ids.values())
 
@@ -273,7 +247,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 @dataclass
 class FakeMethod(Method):
-    """Records builds. `broken` are the errors by cell; `before` is called first.
+    """Records builds. `broken` are the errors by cell; `before` is called first; `layers` are being made.
 
     `lost`: `find` returns no image, as if the engine had lost it.
     """
@@ -282,6 +256,7 @@ class FakeMethod(Method):
     broken: dict[str, BuilderError] = field(default_factory=dict)
     made: dict[str, str] = field(default_factory=dict)
     before: Callable[[str], None] = lambda _: None
+    layers: dict[str, Future[None]] = field(default_factory=dict)
     lost: bool = False
     assembles: bool = True
 
@@ -291,6 +266,9 @@ class FakeMethod(Method):
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         self.before("prepare")
         self.fake.calls.append(f"prepare {' '.join(image.id for image in images)}")
+
+    def pending(self, image: PlannedImage) -> list[Future[None]]:
+        return [self.layers[image.id]] if image.id in self.layers and not self.layers[image.id].done() else []
 
     def build(self, image: PlannedImage) -> tuple[str, Origin]:
         self.before(image.id)

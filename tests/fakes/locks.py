@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
+from builder.common.errors import LockError
+from builder.index.host import Host
 from builder.index.wheels import Entry, Wheel
 from builder.lock import lockfile, os_lock
 from builder.lock.lockfile import Lock, Part
@@ -65,7 +69,9 @@ def locks(project: Project) -> dict[str, Lock]:
 
 def os_lock_of(request: OsRequest, version: str = "1.0-1", python: str = PYTHON) -> OsLock:
     """The lock of an operating system: the release's `libc6`, the requested packages, and a part of its Python."""
-    versions = {"libc6": version, **dict.fromkeys(request.packages, version), "python3.11-minimal": python}
+    glibc, minor = ("2.31", "3.9") if request.debian == "oldbird" else ("2.36", "3.11")
+    requested = dict.fromkeys(request.packages, version)
+    versions = {"libc6": f"{glibc}-{version}", **requested, f"python{minor}-minimal": python}
     packages = tuple(
         Package(
             name=name,
@@ -86,3 +92,42 @@ def write_os_locks(project: Project, version: str = "1.0-1", python: str = PYTHO
         lock = os_lock_of(request, version, python)
         (project.root / request.path).write_text(os_lock.dump(lock), encoding="utf-8")
     return project
+
+
+@dataclass
+class FakeArchive:
+    """Stands in for `apt.archive`: Debian releases with one version of every package.
+
+    `broken` is a release that cannot be looked up, `unknown` a package that no release has.
+    """
+
+    versions: dict[str, str] = field(default_factory=lambda: {"newbird": "2.0-1", "oldbird": "2.0-1"})
+    broken: str = ""
+    unknown: str = ""
+    release: str = ""
+    source: str = ""
+    sources: str = ""
+    resolved: list[str] = field(default_factory=list)
+    looked_up: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def __call__(self, release: str, host: Host, _: object) -> Iterator[FakeArchive]:
+        if release == self.broken:
+            raise LockError(f"Debian {release}: apt-get update failed")
+        self.release, self.sources = release, host.sources_list(release)
+        yield self
+
+    def missing(self, lock: OsLock) -> list[str]:
+        assert lock.debian == self.release
+        self.looked_up.append(lock.debian)
+        current = os_lock_of(OsRequest(debian=lock.debian, packages=lock.requested), self.versions[lock.debian])
+        files = {package.sha256 for package in current.packages}
+        return [f"{package.name} {package.version}" for package in lock.packages if package.sha256 not in files]
+
+    def resolve(self, request: OsRequest, time: str) -> OsLock:
+        assert request.debian == self.release
+        if self.unknown in request.packages:
+            raise LockError(f"Unable to locate package {self.unknown}")
+        self.resolved.append(request.path)
+        lock = os_lock_of(request, self.versions[request.debian])
+        return replace(lock, time=time, packages=tuple(replace(each, source=self.source) for each in lock.packages))

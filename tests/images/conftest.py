@@ -283,6 +283,12 @@ MODES: dict[str, dict[str, Any]] = {
     "without capabilities": {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]},
     "read-only, another user": {"read_only": True, "tmpfs": {"/tmp": "exec", "/run": ""}, "user": "123456:0"},
     "root that becomes a user": {"user": "root", "environment": {"NB_UID": "4242", "NB_GID": "4343"}},
+    "root with the capabilities that it needs": {
+        "user": "root",
+        "environment": {"NB_UID": "4242"},
+        "cap_drop": ["ALL"],
+        "cap_add": ["SETUID", "SETGID", "KILL"],
+    },
 }
 
 

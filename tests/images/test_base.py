@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import tarfile
 from collections.abc import Callable
@@ -77,6 +78,12 @@ def test_labels_describe_the_plan(subject: Any, attributes: dict[str, Any]) -> N
         "org.opencontainers.image.version": subject.cell["release"],
     }
     assert {name: labels.get(name) for name in expected} == expected
+
+
+def test_dev_containers_use_the_user_of_the_image(attributes: dict[str, Any], host: Host) -> None:
+    """By its name: they give it the uid of the user on the host, so that /workspace is writable."""
+    [metadata] = json.loads(attributes["Config"]["Labels"]["devcontainer.metadata"])
+    assert metadata == {"remoteUser": host.check_output("id -un")}
 
 
 def test_no_label_names_a_registry_or_a_namespace(subject: Any, attributes: dict[str, Any]) -> None:
@@ -158,7 +165,7 @@ def test_help_names_every_variable(once: Callable[..., Any], host: Host) -> None
     [
         ("NB_UID", "me", "expected a number"),
         ("NB_UID", "-1", "expected a number"),
-        ("GPU_REQUIRED", "yes", "expected 1"),
+        ("GPU_REQUIRED", "maybe", "expected 1, yes or true"),
         ("GPU_MEMORY_LIMIT", "half", "expected a size"),
     ],
 )
@@ -228,6 +235,19 @@ def test_root_is_dropped_with_all_capabilities(once: Callable[..., Any]) -> None
     assert out.split() == ["user", "4242", "Groups:", "0", "CapPrm:", "0" * 16, "CapEff:", "0" * 16]
 
 
+def test_the_capabilities_that_the_launcher_names_are_enough(
+    once: Callable[..., Any], start: Callable[..., Container], until: Callable[..., None]
+) -> None:
+    """For the health check and for `docker stop` too."""
+    options: dict[str, Any] = {"user": "root", "environment": {"NB_UID": "4242"}, "cap_drop": ["ALL"]}
+    status, _, err = once(["true"], **options)
+    assert status == 78
+    container = start(["sleep", "infinity"], cap_add=re.findall(r"--cap-add (\w+)", err), **options)
+    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=30, what="the health check")
+    container.stop(timeout=10)
+    assert container.wait()["StatusCode"] == 143
+
+
 def test_root_stays_root_for_a_command_without_nb_uid(once: Callable[..., Any]) -> None:
     """`docker run --user root IMAGE apt-get install ...`, and every RUN after `USER root` in a derived image."""
     assert once(["sh", "-c", "id -u; echo $HOME"], user="root")[1].split() == ["0", "/root"]
@@ -237,16 +257,16 @@ def test_root_stays_root_for_a_command_without_nb_uid(once: Callable[..., Any]) 
 def test_hooks_run_in_order_and_can_export(start: Callable[..., Container], until: Callable[..., None]) -> None:
     hooks = {
         # A background process does not block the start, and after an early exit the exports are kept.
-        "10-one.sh": "export FROM_HOOK=one; SILENT=x; echo printed; sleep 300 & exit 0",
+        "10-one.sh": "export FROM_HOOK=one; SILENT=x; umask 002; echo printed; sleep 300 & exit 0",
         "20-two": "#!/bin/sh\necho $FROM_HOOK >/tmp/seen\n",
         "README": "not a program",
     }
-    container = start(["sh", "-c", "sleep 2; exec sh -c 'cat /tmp/seen; echo $FROM_HOOK $SILENT'"])
+    container = start(["sh", "-c", "sleep 2; exec sh -c 'cat /tmp/seen; umask; echo $FROM_HOOK $SILENT'"])
     container.stop(timeout=1)
     put(container, "/etc/start.d", hooks)
     container.start()
     assert container.wait(timeout=60)["StatusCode"] == 0
-    assert container.logs(stdout=True, stderr=False).decode().split()[-2:] == ["one", "one"]
+    assert container.logs(stdout=True, stderr=False).decode().split()[-3:] == ["one", "0002", "one"]
     assert "printed" in container.logs(stdout=False, stderr=True).decode()
 
 
@@ -274,9 +294,10 @@ def put(container: Container, folder: str, files: dict[str, str], mode: int = 0o
 def test_without_a_gpu_there_is_one_warning_or_an_error(once: Callable[..., Any], subject: Any) -> None:
     err = once(["true"], shm_size="1g")[2]
     assert err.count("no GPU") == err.count("\n") == (0 if subject.cell["cuda"] == "cpu" else 1)
-    status, _, err = once(["true"], environment={"GPU_REQUIRED": "1"})
-    assert status == 69
-    assert err.startswith("error: GPU_REQUIRED=1, but ")
+    for value in ("1", "true"):
+        status, _, err = once(["true"], environment={"GPU_REQUIRED": value})
+        assert status == 69
+        assert err.startswith("error: GPU_REQUIRED=1, but ")
 
 
 def test_small_shared_memory_is_a_warning_with_the_flag(once: Callable[..., Any]) -> None:
@@ -330,7 +351,7 @@ for folder in /opt/venv/user/lib/python*/site-packages ~/.local/lib/$(basename /
     done
 done
 mkdir -p ~/.local/bin ~/.config/pip
-for name in python python3 pip git; do
+for name in python python3 pip git ip jq lsof; do
     for folder in ~/.local/bin /opt/venv/user/bin; do
         printf '#!/bin/sh\necho evil\n' >$folder/$name && chmod +x $folder/$name || true
     done
@@ -347,9 +368,10 @@ AS_ROOT = [
     ["python", "-m", "pip", "list"],
     ["git", "st"],
     ["sh", "-c", "cd /tmp && git init own && cd own && git status"],
-    ["bash", "-c", "pip --version"],
+    ["sh", "-c", "ip address; jq --version; lsof -v; true"],
+    ["bash", "-c", "pip --version; ip address; jq --version; lsof -v; git st; true"],
     ["bash", "-ic", "pip --version; git st; echo $HISTFILE; cd /tmp/own && git status"],
-    ["bash", "-lc", "pip --version; git st; cd /tmp/own && git status"],
+    ["bash", "-lc", "pip --version; ip address; lsof -v; git st; cd /tmp/own && git status"],
     ["check-services"],
 ]
 
@@ -363,8 +385,72 @@ def test_root_runs_nothing_that_the_user_can_write(shell: Callable[..., Any]) ->
     assert outputs["python -c print(6 * 7)"] == "42\n"
     history = "bash -ic pip --version; git st; echo $HISTFILE; cd /tmp/own && git status"
     assert "/root/.bash_history" in outputs[history]
-    for command in ("rm", "unlink"):  # what keeps its place there
-        container.fails([command, "/opt/venv/user/bin/git"])
+
+
+# Prints what happens in the folders that the user can write, until /tmp/done exists. If root reads such a folder, and
+# then deletes or runs what it read there, a user can exchange it with a link to another folder in between.
+WATCH = """
+import ctypes, os, time
+IN_OPEN, IN_MODIFY, IN_DELETE, IN_CREATE, IN_NONBLOCK = 0x20, 0x2, 0x200, 0x100, 0o4000
+libc = ctypes.CDLL(None)
+watching = libc.inotify_init1(IN_NONBLOCK)
+top = "/opt/venv/user/lib/python/site-packages/"
+os.mkdir(top + "gone-1.0.dist-info")  # the record of a package that root removed
+os.symlink("/nonexistent", top + "gone-1.0.dist-info/METADATA")
+for folder in (top, top + "gone-1.0.dist-info", "/opt/venv/user/bin", "/home/user"):
+    assert libc.inotify_add_watch(watching, folder.encode(), IN_OPEN | IN_MODIFY | IN_DELETE | IN_CREATE) >= 0
+open("/tmp/watching", "w").close()
+while not os.path.exists("/tmp/done"):
+    time.sleep(0.1)
+try:
+    print(os.read(watching, 100_000))
+except BlockingIOError:
+    print("nothing happened")
+"""
+
+
+@pytest.mark.thorough
+def test_root_opens_no_folder_that_users_can_write(shell: Callable[..., Any]) -> None:
+    """Root's Python deleted stale records when it ended, and so did the health check: users chose what it deleted."""
+    container = shell(user="root", environment={"NB_UID": "1234"})
+    watch = ["sh", "-c", 'python -c "$0" >/tmp/events; touch /tmp/ended', WATCH]
+    container.container.exec_run(watch, user="1234:0", detach=True)
+    container.run(["sh", "-c", "until [ -e /tmp/watching ]; do sleep 0.1; done"], user="1234:0")
+    for command in (
+        ["python", "-c", "pass"],
+        ["pip", "--version"],
+        ["check-services"],
+        ["bash", "-c", "python -c pass"],
+    ):
+        container.result(command, user="root")
+    container.run(["touch", "/tmp/done"], user="1234:0")
+    container.run(["sh", "-c", "until [ -e /tmp/ended ]; do sleep 0.1; done"], user="1234:0")
+    assert container.run(["cat", "/tmp/events"]) == "nothing happened"
+
+
+def test_scripts_keep_the_variables_and_the_path_that_they_are_given(shell: Callable[..., Any]) -> None:
+    """Every bash reads the file that BASH_ENV names."""
+    container = shell(environment={"folder": "/data", "PATH": "/my/tools:/usr/bin:/bin"})
+    output = container.run(["bash", "-c", "echo $folder $PATH"])
+    assert output == "/data /my/tools:/usr/bin:/bin:/opt/venv/user/bin:/home/user/.local/bin"
+    assert container.run(["bash", "-c", "echo $folder $PATH"], user="root") == "/data /my/tools:/usr/bin:/bin"
+
+
+@pytest.mark.thorough
+def test_commands_that_cannot_work_say_what_to_do(shell: Callable[..., Any]) -> None:
+    container = shell()
+    assert "CONTAINER sh -c 'apt-get update && apt-get install -y ffmpeg'" in container.fails(
+        ["apt-get", "install", "-y", "ffmpeg"]
+    )
+    assert "docker exec -u root -w / CONTAINER COMMAND" in container.fails(["sudo", "ls"])
+    assert "docker run --gpus all IMAGE" in container.fails(["nvidia-smi"])
+    for command in (
+        ["apt-get", "--version"],
+        ["apt", "list", "--installed", "tini"],
+        ["apt-get", "-s", "install", "tini"],
+    ):
+        assert "tini" in container.run(command) or "apt" in container.run(command), "what needs no root runs"
+    assert container.run(["apt-get", "install", "-s", "-q", "tini"], user="root")
 
 
 @pytest.mark.thorough
@@ -388,16 +474,16 @@ def test_the_fixes_for_a_workspace_of_root_work(once: Callable[..., Any], new_vo
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("chown_home", [False, True])
+@pytest.mark.parametrize("chown_home", ["no", "yes"])
 def test_owners_in_a_mounted_home_change_only_with_chown_home(
-    once: Callable[..., Any], new_volume: Callable[[], str], chown_home: bool
+    once: Callable[..., Any], new_volume: Callable[[], str], chown_home: str
 ) -> None:
     mounted = {new_volume(): {"bind": "/home/user", "mode": "rw"}}
-    environment = {"NB_UID": "4242"} | ({"CHOWN_HOME": "1"} if chown_home else {})
+    environment = {"NB_UID": "4242", "CHOWN_HOME": chown_home}
     assert once(["touch", "/home/user/mine"], volumes=mounted)[0] == 0
     stat = ["stat", "-c", "%u", "/home/user/mine"]
     status, out, err = once(stat, user="root", environment=environment, volumes=mounted)
-    assert (status, out) == (0, "4242\n" if chown_home else "1000\n"), err
+    assert (status, out) == (0, "4242\n" if chown_home == "yes" else "1000\n"), err
 
 
 @pytest.mark.thorough

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 import requests
 import testinfra
@@ -99,6 +100,29 @@ def test_no_proxy_to_other_machines(server: Server) -> None:
     assert server.request("GET", "/proxy/example.org:80/").status_code == 403
 
 
+@pytest.mark.parametrize("path", ["/proxy/absolute/8888/", "/proxy/absolute/08888/x", "/proxy/8888/proxy/8888/api"])
+def test_a_request_that_leads_back_to_the_server_is_refused(server: Server, path: str) -> None:
+    """Two requests wrote 4 GB into the log: the server was its own client, without end."""
+    before = len(server.container.logs())
+    answer = server.request("GET", path)
+    assert answer.status_code == 403
+    assert "leads back to this server" in answer.text
+    assert len(server.container.logs()) - before < 5_000
+
+
+def test_proxied_addresses_without_a_login_log_no_traceback(server: Server, until: Callable[..., None]) -> None:
+    before = len(server.container.logs())
+    for path in ("/tensorboard/", "/proxy/6006/", "/proxy/absolute/6006/"):
+        assert requests.get(server.url + path, timeout=30, allow_redirects=False).status_code == 302
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade"}
+        assert requests.get(server.url + path, headers=upgrade, timeout=30, allow_redirects=False).status_code == 403
+        assert requests.post(server.url + path, timeout=30).status_code == 403
+    last = "/proxy/last.example:80/"
+    assert server.request("GET", last).status_code == 403
+    until(lambda: last.encode() in server.container.logs()[before:], seconds=30, what="the last request in the log")
+    assert b"Traceback" not in server.container.logs()[before:]
+
+
 def test_foreign_origin_is_refused(server: Server) -> None:
     """A page of another site, in the browser of a logged-in user: the request has the cookie and the foreign origin."""
     with requests.Session() as browser:
@@ -118,14 +142,73 @@ def test_token_is_in_no_process_list(server: Server) -> None:
     assert server.token not in commands
 
 
+LISTENING = "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" {print $2}'"  # the state LISTEN; addresses in hex
+
+
+def ports(addresses: str) -> list[int]:
+    """The ports in the output of LISTENING."""
+    return [int(address.rpartition(":")[2], 16) for address in addresses.split()]
+
+
 def test_listens_on_its_port_only(server: Server) -> None:
-    table = inside(server).check_output("cat /proc/net/tcp /proc/net/tcp6")
-    rows = [line.split() for line in table.splitlines() if not line.strip().startswith("sl")]
-    # In hex: 0A is the state LISTEN, 0100007F the address 127.0.0.1.
-    listening = [row[1].split(":") for row in rows if row[3] == "0A"]
-    assert {int(port, 16) for address, port in listening if address != "0100007F"} == {8888}
+    with new_kernel(server) as kernel:
+        assert execute_in(server, kernel, "print(6 * 7)") == ("42\n", "")
+        assert ports(inside(server).check_output(LISTENING)) == [8888]
     exposed = server.container.image.attrs["Config"]["ExposedPorts"] if server.container.image else {}
     assert "8888/tcp" in exposed
+
+
+SUBSCRIBE = """
+import sys, zmq
+cells = zmq.Context().socket(zmq.SUB)
+cells.subscribe(b"")
+for port in sys.argv[1:]:
+    cells.connect(f"tcp://127.0.0.1:{port}")
+print("ready", flush=True)
+while cells.poll(5000):
+    print(cells.recv_multipart(), flush=True)
+"""
+
+
+def test_other_containers_in_the_network_cannot_read_cells(
+    server: Server, shell: Callable[..., Any], until: Callable[..., None]
+) -> None:
+    """Another user in another container, with `--network container:C` or in the same pod."""
+    neighbour = shell(user="4242:4242", network_mode=f"container:{server.container.id}")
+    with new_kernel(server) as kernel:
+        execute_in(server, kernel, "import time")
+        open_ports = ports(neighbour.run(LISTENING))
+        others = [str(port) for port in open_ports if port != 8888]
+        subscribe = ["sh", "-c", 'python -c "$0" "$@" >/tmp/seen', SUBSCRIBE, *others]
+        neighbour.container.exec_run(subscribe, detach=True)
+        until(lambda: "ready" in neighbour.run("cat /tmp/seen || true"), seconds=30, what="the subscriber")
+        for _ in range(5):
+            execute_in(server, kernel, "password = 'hunter2'; time.sleep(0.2)")
+        assert "hunter2" not in neighbour.run("cat /tmp/seen")
+    assert open_ports == [8888]
+    # Sockets without a file have no permissions, and belong to the network.
+    assert " @" not in neighbour.run("cat /proc/net/unix")
+
+
+FORK = """
+import multiprocessing, time
+child = multiprocessing.get_context("fork").Process(target=print, args=["from the child"])
+child.start()
+child.join()
+time.sleep(1)  # the output arrives in another thread
+"""
+
+
+def test_a_notebook_shows_what_forked_processes_print(server: Server) -> None:
+    """As workers of a DataLoader; a Unix socket replaces ipykernel's port for it."""
+    with new_kernel(server) as kernel:
+        assert execute_in(server, kernel, FORK) == ("from the child\n", "")
+
+
+def test_kernels_log_no_warnings(server: Server) -> None:
+    assert execute(server, "print(6 * 7)") == ("42\n", "")
+    log = server.container.logs().decode()
+    assert not re.search("without encryption|websocket_ping_timeout", log), log
 
 
 @contextlib.contextmanager
@@ -145,10 +228,12 @@ def execute(server: Server, code: str) -> tuple[str, str]:
 
 def execute_in(server: Server, kernel: str, code: str) -> tuple[str, str]:
     """Runs code with the Jupyter API; returns its output and its error."""
-    address = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels?token={server.token}"
-    channel = websocket.create_connection(address, timeout=60)
+    ids = {"msg_id": uuid.uuid4().hex, "session": uuid.uuid4().hex}
+    query = f"session_id={ids['session']}&token={server.token}"
+    channel = websocket.create_connection(
+        f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels?{query}", timeout=60
+    )
     try:
-        ids = {"msg_id": uuid.uuid4().hex, "session": uuid.uuid4().hex}
         header = {**ids, "username": "", "msg_type": "execute_request", "version": "5.3"}
         content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
@@ -199,6 +284,8 @@ def test_a_notebook_trains_and_logs_to_tensorboard(server: Server) -> None:
     [
         ({"JUPYTER_TOKEN": ""}, "JUPYTER_TOKEN is empty"),
         ({"JUPYTER_PORT": "0"}, "expected a port"),
+        ({"JUPYTER_BASE_URL": "//x/"}, "expected a path"),
+        ({"JUPYTER_BASE_URL": "/x/../"}, "expected a path"),
         ({"JUPYTER_CERT": "/nowhere.pem", "JUPYTER_KEY": "/nowhere.pem"}, "no such file"),
         ({"JUPYTER_CERT": "/etc/passwd"}, "set both for https, or neither"),
     ],
@@ -462,14 +549,10 @@ def test_jupyter_lab_as_command(
 
 def test_tensorboard_listens_on_no_port(server: Server, until: Callable[..., None]) -> None:
     """Everyone in the network could reach a port without the login."""
-    listening = "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\"' | wc -l"
-    host = inside(server)
-    for kernel in server.request("GET", "/api/kernels").json():  # kernels listen on the loopback
-        server.request("DELETE", f"/api/kernels/{kernel['id']}")
     address = "/tensorboard/data/environment"
     until(lambda: server.request("GET", address).status_code == 200, seconds=START_S, what="TensorBoard")
-    assert host.run("pgrep -f start-tensorboard").rc == 0
-    until(lambda: host.check_output(listening) == "1", seconds=30, what="only Jupyter to listen")
+    assert inside(server).run("pgrep -f start-tensorboard").rc == 0
+    assert ports(inside(server).check_output(LISTENING)) == [8888]
 
 
 @pytest.mark.thorough
@@ -490,8 +573,14 @@ def test_runs_as_root_with_nb_uid_0(start: Callable[..., Container], until: Call
     assert container.exec_run(["check-services"]).exit_code == 0
 
 
-def test_becomes_healthy(server: Server, until: Callable[..., None]) -> None:
-    until(lambda: health(server.container) == "healthy", seconds=START_S, what="the health check")
+def test_is_healthy_soon_after_it_answers(start: Callable[..., Container], until: Callable[..., None]) -> None:
+    """The first check was ten seconds after the start."""
+    api = docker.from_env().version()["ApiVersion"]
+    has_start_interval = tuple(map(int, api.split("."))) >= (1, 44)  # Docker Engine 25
+    container = start()
+    until(lambda: ready(container), seconds=START_S, what="the server")
+    limit = 5 if has_start_interval else START_S
+    until(lambda: health(container) == "healthy", seconds=limit, what="the health check")
 
 
 def test_the_server_does_not_compile_a_grammar(host: Host) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from testinfra.host import Host
+
+from builder.engine.client import RUN_LABEL, Engine
 
 
 def test_version_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
@@ -64,16 +66,20 @@ print(json.dumps(failed))
 
 
 def test_modules_are_compiled_without_time_stamps(python: Callable[[str], Any]) -> None:
-    """Flags 1 in a .pyc: hash-based and unchecked (PEP 552). Except files .pyc that a wheel contains."""
+    """Flags 1 in a .pyc: hash-based and unchecked (PEP 552). Except files .pyc that a wheel contains, and tests."""
     code = """
 import importlib.metadata as metadata, importlib.util, json, pathlib, sys
 in_wheels = set()
 for distribution in metadata.distributions():
     in_wheels |= {str(distribution.locate_file(f)) for f in distribution.files or () if f.suffix == ".pyc" and f.hash}
 counts = dict(unchecked=0, other=[])
-for source in pathlib.Path("/opt/venv/lib/python%d.%d/site-packages" % sys.version_info[:2]).rglob("*.py"):
+site = pathlib.Path("/opt/venv/lib/python%d.%d/site-packages" % sys.version_info[:2])
+for source in site.rglob("*.py"):
     compiled = pathlib.Path(importlib.util.cache_from_source(str(source)))
     if str(compiled) in in_wheels:
+        continue
+    if not set(("test", "tests")).isdisjoint(source.relative_to(site).parts[:-1]):
+        assert not compiled.exists(), compiled
         continue
     if compiled.exists():
         if compiled.read_bytes()[4:8] == bytes([1, 0, 0, 0]):
@@ -189,7 +195,8 @@ def test_another_framework_version_is_refused_with_both_versions(session: Sessio
         message = session.fails(f"{install} {session.framework}==999.0".replace("--quiet ", ""))
         assert "999.0" in message
         assert subject.wheels[session.framework] in message
-        assert install == UV or "to.override.unset.PIP_CONSTRAINT" in message
+        # In docs/workstation.md.
+        assert install == UV or f"{session.framework}!=0+to.override.unset.PIP_CONSTRAINT,==" in message
         session.run(f"PIP_CONSTRAINT= UV_CONSTRAINT= {install} --no-deps {session.framework}==999.0")
         assert session.version(session.framework) == "999.0"
         session.run(f"{REMOVE[install]} {session.framework}")
@@ -268,6 +275,83 @@ def test_root_has_only_the_packages_of_the_image(shell: Callable[..., Any]) -> N
     output = shell().run(["python", "-c", "import sys; print(sys.prefix, *sys.path)"], user="root")
     assert output.startswith("/opt/venv ")
     assert "/opt/venv/user" not in output
+
+
+# ---- derived images
+
+# Options of `docker run` with which a derived image must have the packages that were installed when it was built.
+RUN_OPTIONS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "another user of group 0": {"user": "1234:0"},
+    "another user and group": {"user": "4242:4242"},
+    "read-only": {"read_only": True, "tmpfs": {"/tmp": "exec", "/run": ""}},
+    "read-only, another user and group": {
+        "read_only": True, "tmpfs": {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}, "user": "4242:4242",
+    },
+    "as the Compose example": {
+        "read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"],
+        "tmpfs": {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def derived(shell: Callable[..., Any], engine: Engine, subject: Any) -> Iterator[Callable[..., Any]]:
+    """A function that starts a container of a derived image: `RUN pip install harmless==1.0 nvidia-ml-py==999.0`."""
+    container = shell()
+    session = Session(container, subject)
+    session.run(f"{PIP} harmless==1.0 nvidia-ml-py==999.0")
+    image = container.container.commit(conf={"Labels": {RUN_LABEL: str(subject.data["checkout"])}})
+    containers = []
+
+    def run(**options: Any) -> Any:
+        running = engine.start(image.id, command=["sleep", "120"], checkout=str(subject.data["checkout"]), **options)
+        containers.append(running)
+        return type(container)(running)
+
+    yield run
+    for running in containers:
+        running.remove(force=True, v=True)
+    image.client.images.remove(image.id, force=True, noprune=True)  # not the image under test
+
+
+@pytest.mark.thorough
+def test_a_derived_image_has_its_packages_however_it_runs(derived: Callable[..., Any]) -> None:
+    """Where the folder of users' packages was not writable, the packages in it were gone, or had other versions."""
+    for name, options in RUN_OPTIONS.items():
+        container = derived(**options)
+        code = ["python", "-c", "import harmless, pynvml; print(harmless.version, pynvml.version)"]
+        assert container.run(code) == "1.0 999.0", name
+        assert container.run("harmless-version") == "1.0", name
+
+
+@pytest.mark.thorough
+def test_a_package_that_another_user_installed_can_be_replaced(derived: Callable[..., Any]) -> None:
+    """Other users of group 0 could not write to what the image's user had installed."""
+    container = derived(user="1234:0")
+    container.run(f"{PIP} harmless==2.0.1")
+    assert container.run("harmless-version") == "2.0.1"
+    assert container.run("ls /opt/venv/user/lib/python/site-packages | grep -c '^~' || true") == "0"
+
+
+# Its backend does not exist: the requirements are installed before it is called.
+PROJECT = """
+[build-system]
+requires = ["{}"]
+build-backend = "none"
+"""
+
+
+@pytest.mark.thorough
+def test_packages_are_built_with_the_framework_of_the_image(session: Session, subject: Any) -> None:
+    """A project that needs torch to build was built with the newest one."""
+    session.run(f"mkdir /tmp/project; echo '{PROJECT.format(session.framework)}' >/tmp/project/pyproject.toml")
+    for install in session.installers:
+        assert subject.wheels[session.framework] in session.fails(f"{install} /tmp/project")
+        # As for flash-attn. pip refuses this option together with build constraints, whatever the project.
+        message = session.fails(f"{install} --no-build-isolation /tmp/project")
+        assert "none" in message, "the backend is called"
+        assert "cannot be used with" not in message
 
 
 # ---- the commands in the documents

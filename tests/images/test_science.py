@@ -25,3 +25,19 @@ print(json.dumps([float(fit.coef_[0]), float(fit.intercept_), float(stats.pearso
 """
     assert python(code) == pytest.approx([3, 1, 1])
     assert host.check_output("head -c 4 /tmp/line.png | tail -c 3") == "PNG"
+
+
+def test_characters_of_cjk_languages_are_drawn(python: Callable[[str], Any]) -> None:
+    """They were boxes, with a warning for each."""
+    code = """
+import json, warnings
+import matplotlib.pyplot as plt
+from traitlets.config import PyFileConfigLoader
+warnings.filterwarnings("error", "Glyph .* missing")
+loader = PyFileConfigLoader("ipython_config.py", path="/etc/ipython")  # as IPython reads it
+plt.rcParams.update(loader.load_config()["InlineBackend"]["rc"])
+plt.title("损失 損失 손실 loss")
+plt.savefig("/tmp/labels.png")
+print(json.dumps(True))
+"""
+    assert python(code)

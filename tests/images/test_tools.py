@@ -30,8 +30,12 @@ git init -q . && git add . && git -c user.name=me -c user.email=me@example.test 
 
 
 @pytest.mark.parametrize(
-    "tool", ["curl", "git", "htop", "less", "nano", "ps", "rsync", "scp", "ssh", "tmux", "top", "unzip"]
-)
+    "tool",
+    [
+        "curl", "git", "htop", "jq", "less", "nano", "ps", "rsync", "scp", "ssh", "tmux", "top", "unzip",
+        "vi", "wget", "zip",
+    ],
+)  # fmt: skip
 def test_tool_runs(host: Host, tool: str) -> None:
     option = {"ssh": "-V", "scp": "", "tmux": "-V", "unzip": "-v", "top": "-bn1"}.get(tool, "--version")
     assert host.run(f"{tool} {option}").rc == (1 if tool == "scp" else 0)  # scp only prints its usage

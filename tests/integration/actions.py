@@ -90,6 +90,7 @@ def evaluate(expression: str, context: Mapping[str, Any]) -> Any:
             "&&": "and",
             "||": "or",
             "fromJSON": "loads",
+            "format": "format",
             "always": "always",
             "(": "(",
             ")": ")",
@@ -98,7 +99,8 @@ def evaluate(expression: str, context: Mapping[str, Any]) -> Any:
         }
         return token[0] if token[0][0] == "'" else known.get(token[0], f"value({token[0]!r})")
 
-    return eval(_TOKEN.sub(python, expression.strip()), {"value": value, "loads": json.loads, "always": lambda: True})
+    functions = {"loads": json.loads, "format": str.format, "always": lambda: True}
+    return eval(_TOKEN.sub(python, expression.strip()), {"value": value, **functions})
 
 
 def expand(text: str, context: Mapping[str, Any]) -> Any:
@@ -164,7 +166,7 @@ class Runner:
             if environ.get("GPU_IMAGES_SIGN") == "keyless":  # Sigstore is not reachable
                 environ["GPU_IMAGES_SIGN"] = str(self.folder / "key.key")
             # The cache of builds belongs to this machine.
-            command = step["run"].replace(" PRUNE_CACHE=1", "")
+            command = step["run"].replace(" --prune-cache", "")
             steps[step.get("id", "")] = {"outputs": self._run(command, step.get("shell", ""), place, environ)}
         return steps
 
@@ -185,8 +187,8 @@ class Runner:
             depth = ["--depth=1"] if step["with"].get("fetch-depth") != 0 else []
             self.run_as_user(place, ["git", "config", "--global", "safe.directory", "*"])
             self.run_as_user(place, ["git", "clone", "-q", *depth, self.origin.as_uri(), "checkout"])
-            # So that make finds the environment of this checkout.
-            ready = f"mkdir .venv && ln -s {BUILDER.parent} .venv/bin && touch .venv/.ready"
+            # So that the steps find the environment of this checkout.
+            ready = f"mkdir .venv && ln -s {BUILDER.parents[1]}/* .venv && touch .venv/.ready"
             self.run_as_user(place, ["sh", "-c", f"cd checkout && {ready}"])
         else:
             assert action in ("sigstore/cosign-installer", "actions/upload-artifact")

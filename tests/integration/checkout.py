@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -15,8 +16,16 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from rich.console import Console
+
+from builder.build.mmdebstrap import Mmdebstrap
+from builder.build.work import Work
 from builder.common import digest
+from builder.common.console import View
+from builder.engine.client import Engine
+from builder.index import host
 from builder.lock.document import KNOWN_LAYERS
+from builder.matrix.project import Project
 from tests.integration import stores, wheels
 from tests.integration.builder_process import BuilderProcess
 from tests.integration.index import Index
@@ -73,6 +82,8 @@ def test_user(host):
 UNTESTED = ".untested"  # suffix of an image name in the store, until it has its tags
 SHARED_RELEASE = "1.0.0"  # of the framework in checkouts whose wheels others may have fetched
 MAKES_OS = re.compile(r"^os-bookworm-py3\.11\S*: building$", re.MULTILINE)
+IN_CONTAINER = "mmdebstrap cannot run here (setpriv and unshare are not installed): running it in a container"
+OS_SCRIPT = "templates/steps/os.sh"
 METHODS = ("assemble", "dockerfile")
 SOURCE = "https://example.com/"  # with the namespace: a label that no image of another checkout has
 _OS_LOCKS: dict[str, str] = {}  # those that checkouts made, by file name
@@ -95,6 +106,18 @@ def docker(*arguments: str, host: str = "", timeout: int = TIMEOUT_S) -> str:
 def today() -> str:
     """The day as in stamps; a constant would be that of yesterday in tests that run after midnight UTC."""
     return time.strftime("%Y%m%d", time.gmtime())
+
+
+def without(folder: Path, program: str) -> str:
+    """A PATH of this machine's programs but one."""
+    bin_folder = folder / f"without-{program}"
+    bin_folder.mkdir(exist_ok=True)
+    for directory in reversed(os.environ["PATH"].split(":")):
+        for path in Path(directory).iterdir() if Path(directory).is_dir() else ():
+            (bin_folder / path.name).unlink(missing_ok=True)
+            if path.name != program:
+                (bin_folder / path.name).symlink_to(path)
+    return str(bin_folder)
 
 
 def until(probe: Callable[[], object], what: str, *, seconds: float = 60) -> None:
@@ -195,6 +218,13 @@ class Checkout:
         """The log of the only build of an operating system."""
         (log,) = (self.root / ".builder/logs").glob("os-bookworm-py3.11*.log")
         return log
+
+    def base_image(self, release: str = "bookworm") -> str:
+        """The base image of a Debian release in the machine's own engine, which is made if it cannot be pulled."""
+        project = Project(self.root)
+        view = View(Console(file=io.StringIO()))
+        work = Work(engine=Engine.connect(), project=project, host=host.of(project.matrix), view=view)
+        return Mmdebstrap(work).base_image(release)
 
     def docker(self, *arguments: str) -> str:
         return docker(*arguments, host=self.engine)

@@ -15,7 +15,6 @@ REQUEST = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE) \S+ HTTP/1\.1\r\n")
 LOAD = r"POST \S*/images/load"
 PULL = r"POST \S*/images/create\?fromImage=127\.0\.0\.1"  # from this machine, which is how images are loaded
 START = r"POST \S*/containers/[0-9a-f]+/start"
-SAVE = r"GET \S*/images/\S+/get"
 BUILD = r"POST \S*/build\?"
 STALL_S = 300
 MACHINES_OWN = "/var/run/docker.sock"

@@ -23,14 +23,12 @@ class Fault(Enum):
     PAGE_404 = auto()
     PAGE_500 = auto()
     PAGE_STALLS = auto()
-    PAGE_HAS_OTHER_HASH = auto()
     FILE_404 = auto()
     FILE_500 = auto()
     FILE_STALLS = auto()
     FILE_STALLS_HALFWAY = auto()
     FILE_TRUNCATED = auto()
     FILE_HAS_OTHER_BYTES = auto()
-    FILE_IS_LONGER = auto()
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,7 @@ class Index:
         links = []
         for file, distribution in self._files[project].items():
             yanked = f' data-yanked="{html.escape(self._yanked[file])}"' if file in self._yanked else ""
-            sha256 = distribution.sha256[::-1] if fault is Fault.PAGE_HAS_OTHER_HASH else distribution.sha256
-            links.append(f'<a href="/files/{project}/{file}#sha256={sha256}"{yanked}>{file}</a><br>\n')
+            links.append(f'<a href="/files/{project}/{file}#sha256={distribution.sha256}"{yanked}>{file}</a><br>\n')
         return f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>\n"
 
     def content(self, project: str, file: str) -> bytes | None:
@@ -159,8 +156,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, content: bytes, fault: Fault | None) -> None:
         if fault is Fault.FILE_HAS_OTHER_BYTES:
             content = _with_another_time(content)
-        elif fault is Fault.FILE_IS_LONGER:
-            content += b"more"
         kind = "application/octet-stream"
         start = 0
         requested = re.fullmatch(r"bytes=([0-9]+)-", self.headers.get("Range", ""))

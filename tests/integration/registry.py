@@ -151,7 +151,6 @@ class Fault(Enum):
     """A fault of a request."""
 
     STATUS_401 = auto()
-    STATUS_429 = auto()
     STATUS_500 = auto()
     STATUS_507 = auto()
     STALLS = auto()
@@ -254,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault in _STATUS:
             proxy.took(self.command, len(self.rfile.read(size)))
-            self._answer(_STATUS[fault], [("Retry-After", "1")] if fault is Fault.STATUS_429 else [], b"{}")
+            self._answer(_STATUS[fault], [], b"{}")
         elif fault is Fault.CUT_BEFORE_A_PROXY:
             proxy.took(self.command, len(self.rfile.read(size // 2)))
             self.close_connection = True
@@ -306,7 +305,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Logs nothing."""
 
 
-_STATUS = {Fault.STATUS_401: 401, Fault.STATUS_429: 429, Fault.STATUS_500: 500, Fault.STATUS_507: 507}
+_STATUS = {Fault.STATUS_401: 401, Fault.STATUS_500: 500, Fault.STATUS_507: 507}
 
 
 class Tokens:

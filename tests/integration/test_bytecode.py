@@ -110,7 +110,7 @@ def full(venv: Venv) -> Venv:
     """An environment with a few hundred modules."""
     for package in PACKAGES:
         folder = Path(str(package.__file__)).parent
-        shutil.copytree(folder, venv.site / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(folder, venv.site / folder.name, ignore=shutil.ignore_patterns("__pycache__", "test", "tests"))
     for path in sorted(Path(str(os.__file__)).parent.glob("*.py")):
         shutil.copy(path, venv.site / f"copy_of_{path.name}")
     return venv
@@ -170,6 +170,14 @@ def test_all_files_are_hash_based_and_unchecked(venv: Venv) -> None:
         code = marshal.loads(compiled[16:])
         assert isinstance(code, CodeType)
         assert code.co_filename == str(path)
+
+
+def test_the_tests_of_packages_are_not_compiled(venv: Venv) -> None:
+    venv.write({"one/tests/test_it.py": b"", "one/test/__init__.py": b"", "one/testing.py": b"", "tests.py": b""})
+    venv.run(str(PROGRAM))
+    names = {name.rpartition("/")[2].partition(".")[0] for name in venv.compiled()}
+    assert not {"test_it", "__init__"} & names
+    assert {"testing", "tests"} <= names
 
 
 def test_python_uses_bytecode_without_reading_the_source(venv: Venv) -> None:

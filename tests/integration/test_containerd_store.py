@@ -12,7 +12,7 @@ import pytest
 from builder.index import host
 from tests.integration import newer_docker, stores
 from tests.integration import registry as registries
-from tests.integration.checkout import EXTRA, MAKES_OS, PLAIN, ROOT, SHORT, Checkout, docker
+from tests.integration.checkout import EXTRA, IN_CONTAINER, MAKES_OS, PLAIN, ROOT, SHORT, Checkout, docker, without
 from tests.integration.conftest import NewCheckout
 from tests.integration.daemon import Daemon, free_port
 from tests.integration.engine_proxy import EngineProxy
@@ -30,7 +30,7 @@ def engine(built: Checkout) -> Iterator[EngineProxy]:
     """The engine, with the base image of the machine's own."""
     assert os.geteuid() == 0, "these tests start an engine of their own, which needs root"
     programs = newer_docker.unpack(ROOT / ".builder/test-cache/newer-docker")
-    base = built.builder("base", "bookworm").splitlines()[-1]
+    base = built.base_image("trixie")
     with TemporaryDirectory(prefix="dockerd-") as folder:
         daemon = Daemon(folder=Path(folder), port=free_port(), programs=programs, features=("containerd-snapshotter",))
         with daemon.disk(DISK):
@@ -93,12 +93,13 @@ def test_ids_are_digests_of_manifests_and_the_tests_pass(there: Checkout, tmp_pa
         assert "2 images in the registry" in there.builder("push", "--to", f"127.0.0.1:{server.port}")
 
 
-def test_the_operating_system_made_there_has_the_same_bytes(there: Checkout) -> None:
-    """Another engine, another BuildKit, another form of `docker save`."""
+def test_the_operating_system_made_there_has_the_same_bytes(there: Checkout, tmp_path: Path) -> None:
+    """In a container of another engine."""
     before, store = there.stored(), there.store
     there.take_store()
-    output = there.builder("build", "--os-layer", "buildkit")
+    output = there.builder("build", PATH=without(tmp_path, "unshare"))
     assert MAKES_OS.search(output)
+    assert IN_CONTAINER in output
     assert there.stored() == before
     assert stores.faults(there.store) == []
     there.environ["GPU_IMAGES_STORE"] = str(store)

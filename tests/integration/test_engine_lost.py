@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.integration import stores, wheels
-from tests.integration.checkout import METHODS, PLAIN, Checkout
+from tests.integration.checkout import METHODS, OS_SCRIPT, PLAIN, Checkout, without
 from tests.integration.conftest import NewCheckout
 from tests.integration.daemon import Daemon, free_port
 from tests.integration.engine_proxy import PULL, START, EngineProxy
@@ -23,15 +23,17 @@ ROOM = 150_000_000
 
 @pytest.fixture(scope="module")
 def daemon(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """The engine, with the base image of the machine's own."""
+    """The engine, with the base images of the machine's own."""
     assert os.geteuid() == 0, "these tests start an engine of their own, which needs root"
-    base = new_checkout(tmp_path_factory.mktemp("base")).builder("base", "bookworm").splitlines()[-1]
+    checkout = new_checkout(tmp_path_factory.mktemp("base"))
+    bases = [checkout.base_image(release) for release in ("bookworm", "trixie")]
     with TemporaryDirectory(prefix="dockerd-") as folder:
         daemon = Daemon(folder=Path(folder), port=free_port())
         with daemon.disk(ENOUGH):
             daemon.start()
-            if "@" not in base:  # one that was pulled is pulled again: saved, it would lose its digest
-                daemon.take_image(base)
+            for base in bases:
+                if "@" not in base:  # one that was pulled is pulled again: saved, it would lose its digest
+                    daemon.take_image(base)
             yield daemon
 
 
@@ -54,24 +56,25 @@ def there(fresh: Checkout, daemon: Daemon, seed: Path) -> Checkout:
 
 
 @pytest.mark.parametrize("step", ["a wheel is installed", "the operating system is made", "the image is loaded"])
-def test_killed_while(there: Checkout, daemon: Daemon, index: Index, step: str, proxy: EngineProxy) -> None:
+def test_killed_while(
+    there: Checkout, daemon: Daemon, index: Index, proxy: EngineProxy, tmp_path: Path, step: str
+) -> None:
     method = "dockerfile" if step == "a wheel is installed" else "assemble"
     there.engine = proxy.host
-    template = (there.root / "templates/os.j2").read_text(encoding="utf-8")
+    script = (there.root / OS_SCRIPT).read_text(encoding="utf-8")
     reached: Callable[[], bool] = proxy.held.is_set
     if step == "a wheel is installed":
         index.faults["tinyframe"] = Fault.FILE_STALLS
         reached = index.stalled.is_set
     elif step == "the operating system is made":
-        (there.root / "templates/os.j2").write_text(f"{template}RUN sleep 280 && : {there.root}\n", encoding="utf-8")
-        there.builder("render")
+        (there.root / OS_SCRIPT).write_text(f"{script}/bin/sh -c 'sleep 280 && : {there.root}'\n", encoding="utf-8")
         reached = lambda: any(line.startswith("/bin/sh -c sleep") for line in there.processes().values())  # noqa: E731
     else:
         proxy.hold(START, PULL)
         reached = proxy.held.is_set
-    # mmdebstrap makes an operating system without the engine.
-    options = ["--os-layer", "buildkit"] if step == "the operating system is made" else ["--method", method]
-    with there.running("images", PLAIN, *options) as run:
+    # Without `unshare`, the builder runs mmdebstrap in a container.
+    path = without(tmp_path, "unshare") if step == "the operating system is made" else os.environ["PATH"]
+    with there.running("images", PLAIN, "--method", method, PATH=path) as run:
         run.reaches(reached, seconds=180)
         daemon.kill()
         proxy.let_go()
@@ -83,8 +86,7 @@ def test_killed_while(there: Checkout, daemon: Daemon, index: Index, step: str, 
     index.heal()
     daemon.start()
     assert there.image_ids() == set()
-    (there.root / "templates/os.j2").write_text(template, encoding="utf-8")
-    there.builder("render")
+    (there.root / OS_SCRIPT).write_text(script, encoding="utf-8")
     assert "tested and tagged" in there.builder("images", PLAIN, "--method", method)
     assert set(there.tags()) == set(there.references())
     assert there.working_images() == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,35 +90,6 @@ def test_an_untested_component_fails(untested: Checkout, text: str) -> None:
     output = untested.builder("images", PLAIN, code=8)
     assert PLAIN in output
     assert f".builder/logs/{PLAIN}.test.log" in output
-
-
-def test_an_image_without_tests_fails(untested: Checkout) -> None:
-    untested.write_tests(dict.fromkeys(("base", "python", "cuda", "tiny"), ""))
-    assert PLAIN in untested.builder("images", PLAIN, code=8)
-
-
-def test_a_component_without_a_test_file_fails(untested: Checkout) -> None:
-    (untested.root / "tests/images/test_tiny.py").unlink()
-    assert "test_tiny.py" in untested.builder("images", PLAIN, code=8)
-
-
-def test_a_failed_image_is_tested_again(untested: Checkout) -> None:
-    untested.write_tests({"tiny": "def test_fails():\n    assert 1 == 2\n"})
-    for _ in range(2):
-        assert "test_tiny.py::test_fails" in untested.builder("images", PLAIN, code=8)
-
-
-@pytest.mark.parametrize("command", ["images", "test"])
-def test_a_missing_required_gpu_is_an_error_before_the_build(untested: Checkout, command: str) -> None:
-    evidence = untested.files(".builder/evidence")
-    output = untested.builder(command, "--gpu", "require", PLAIN, code=8)
-    assert f"{PLAIN}: --gpu require, but GPU tests cannot run: no GPU test: tests/gpu/test_tiny.py is missing" in output
-    (untested.root / "tests/gpu").mkdir(exist_ok=True)
-    (untested.root / "tests/gpu/test_tiny.py").write_text("def test():\n    raise AssertionError\n")
-    output = untested.builder(command, "--gpu", "require", PLAIN, code=8)
-    assert re.search("GPU tests cannot run: (no NVIDIA driver|Docker Engine has no NVIDIA runtime|driver)", output)
-    shutil.rmtree(untested.root / "tests/gpu")
-    assert untested.files(".builder/evidence") == evidence
 
 
 THOROUGH = """\

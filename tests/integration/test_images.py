@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
-from tests.integration.checkout import EXTRA, PLAIN, Checkout
+from tests.integration.checkout import PLAIN, Checkout
 from tests.integration.conftest import NewCheckout
 
 
@@ -25,18 +24,6 @@ def test_every_tag_of_every_cell_exists(built: Checkout) -> None:
     assert len({tags[reference] for reference in built.references()}) == 1
     assert len({tags[reference] for reference in built.references("-extra")}) == 1
     assert built.image_ids() == set(tags.values())
-
-
-def test_evidence_is_written_and_has_no_gpu(built: Checkout) -> None:
-    for cell, suffix in ((PLAIN, ""), (EXTRA, "-extra")):
-        image_id = built.tags()[built.references(suffix)[0]]
-        file = built.root / f".builder/evidence/{image_id.replace(':', '-')}.json"
-        evidence = json.loads(file.read_text(encoding="utf-8"))
-        assert evidence["cell"] == cell
-        assert evidence["gpu"] == "not run"
-        assert evidence["failed"] == []
-        for component in ("base", "python", "cuda", "tiny", *(["extra"] if suffix else [])):
-            assert any(f"test_{component}.py::" in name for name in evidence["passed"]), component
 
 
 def test_no_temporary_files_or_images_are_left(built: Checkout, seed: Path) -> None:
@@ -66,34 +53,6 @@ def test_an_edited_test_means_testing_again_without_a_build(built: Checkout) -> 
     assert all(times(built, "*.test.log")[name] > time for name, time in tests.items())
     assert built.tags() == tags
     assert "up to date" in built.builder("images")
-
-
-def test_deleted_files_are_generated_again(built: Checkout) -> None:
-    before = built.files("images")
-    for path in sorted((built.root / "images").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    built.builder("render", "--check", code=5)
-    built.builder("render")
-    assert built.files("images") == before
-    built.builder("render", "--check")
-    built.builder("lock", "--check")
-    assert "all locks unchanged" in built.builder("lock")
-
-
-def test_an_edit_makes_locks_or_images_stale(checkout: Checkout) -> None:
-    checkout.lock_and_render()
-    user = "USER {{ settings.user }}\n"
-    checkout.edit("templates/Dockerfile.j2", user, f"{user}STOPSIGNAL SIGTERM\n")
-    assert f"images/{PLAIN}/plain.Dockerfile" in checkout.builder("render", "--check", code=5)
-    assert "builder render" in checkout.builder("images", code=5)
-    checkout.builder("lock", "--check")
-    checkout.builder("render")
-    checkout.builder("render", "--check")
-
-    checkout.edit("matrix.yaml", "[pip, nvidia-ml-py]", "[pip, nvidia-ml-py, tinyextra]")
-    assert f"locks/{PLAIN}.json" in checkout.builder("lock", "--check", code=5)
-    assert "builder lock" in checkout.builder("images", code=5)
-    assert checkout.image_ids() == set()
 
 
 def test_the_tests_of_real_images_pass(new_checkout: NewCheckout, tmp_path: Path) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from tests.integration import stores, wheels
-from tests.integration.checkout import PLAIN, Checkout
-from tests.integration.engine_proxy import LOAD, PULL, SAVE, START, EngineProxy
+from tests.integration.checkout import OS_SCRIPT, PLAIN, Checkout, without
+from tests.integration.engine_proxy import LOAD, PULL, START, EngineProxy
 from tests.integration.index import Fault, Index
 
 WAITS = """\
@@ -65,7 +66,7 @@ def test_during_resolution(fresh: Checkout, index: Index, number: signal.Signals
         run.reaches(index.stalled.is_set)
         run.process.send_signal(number)
         run.ends(code)
-    assert not list((fresh.root / "locks").glob("*.json"))
+    assert not [path for path in (fresh.root / "locks").glob("*.json") if not path.name.startswith("os-")]
     index.heal()
     fresh.lock_and_render()
     assert leftovers(fresh) == []
@@ -120,41 +121,23 @@ def test_at_each_step_of_assembling(
 
 
 @stopped_by("INT", "KILL")
-def test_during_the_build_of_the_operating_system(alone: Checkout, number: signal.Signals, code: int) -> None:
-    """In a command of its stage, run by mmdebstrap and by BuildKit."""
-    template = (alone.root / "templates/os.j2").read_text(encoding="utf-8")
-    first, rest = template.rsplit("{% endif %}\n", 1)
-    slow = f"{first}{{% endif %}}\nRUN {SLOW}{alone.root}\n{rest}"
-    for way in ("mmdebstrap", "buildkit") if number != signal.SIGKILL else ("mmdebstrap",):
-        (alone.root / "templates/os.j2").write_text(slow, encoding="utf-8")
-        alone.builder("render")
-        with alone.running("images", PLAIN, "--os-layer", way) as run:
-            run.reaches(lambda: _sleeps(alone))
+def test_during_the_build_of_the_operating_system(
+    alone: Checkout, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """In os.sh, on this machine and in a container."""
+    script = (alone.root / OS_SCRIPT).read_text(encoding="utf-8")
+    alone.base_image("trixie")
+    here, in_container = os.environ["PATH"], without(tmp_path, "unshare")
+    for path in (here, in_container) if number != signal.SIGKILL else (here,):
+        slow = f"{script}/bin/sh -c '{SLOW}{alone.root}'\n"
+        (alone.root / OS_SCRIPT).write_text(slow, encoding="utf-8")
+        with alone.running("images", PLAIN, PATH=path) as run:
+            run.reaches(lambda: _sleeps(alone), seconds=240)  # a container first installs mmdebstrap
             run.process.send_signal(number)
             run.ends(code)
         is_untouched(alone)
-    (alone.root / "templates/os.j2").write_text(template, encoding="utf-8")
-    alone.builder("render")
-    finishes(alone)
-
-
-@stopped_by("TERM")
-def test_during_the_save_of_the_operating_system(
-    alone: Checkout, proxy: EngineProxy, number: signal.Signals, code: int
-) -> None:
-    template = (alone.root / "templates/os.j2").read_text(encoding="utf-8")
-    (alone.root / "templates/os.j2").write_text(f"{template}RUN : {alone.root}\n", encoding="utf-8")
-    alone.builder("render")
-    proxy.hold(SAVE)
-    with alone.running("images", PLAIN, "--os-layer", "buildkit") as run:
-        run.reaches(proxy.held.is_set)
-        assert len(alone.working_images()) in (1, 2)  # the stage's, and perhaps one that compiles bytecode
-        run.process.send_signal(number)
-        run.ends(code)
-    is_untouched(alone)
-    proxy.let_go()
-    (alone.root / "templates/os.j2").write_text(template, encoding="utf-8")
-    alone.builder("render")
+        assert alone.containers() == []
+    (alone.root / OS_SCRIPT).write_text(script, encoding="utf-8")
     finishes(alone)
 
 

@@ -53,7 +53,7 @@ class Result:
         return json.loads(self.out)
 
 
-class Machine:
+class StubbedMachine:
     """Runs Python with a driver in a given state."""
 
     def __init__(self, library: Path, packages: Path) -> None:
@@ -89,8 +89,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Machine:
-    return Machine(library, tmp_path)
+def machine(library: Path, tmp_path: Path) -> StubbedMachine:
+    return StubbedMachine(library, tmp_path)
 
 
 def properties(card: Card) -> tuple[str, tuple[int, int], int]:
@@ -99,29 +99,7 @@ def properties(card: Card) -> tuple[str, tuple[int, int], int]:
     return card.name, (int(major), int(minor)), int((card.total or 0) * 1.044e6)
 
 
-def test_the_library_loads_with_the_glibc_of_every_image(library: Path) -> None:
-    output = subprocess.run(
-        ["objdump", "-T", str(library)], capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    needed = {tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([0-9.]+)", output)}
-    assert needed
-    assert max(needed) <= (2, 31)  # Debian bullseye's
-    for name in ("nvmlInit_v2", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUUID"):
-        assert re.search(rf"\bDF \.text.*\b{name}$", output, re.MULTILINE)
-
-
-@pytest.mark.parametrize("state", [nvml.DRIVER_NOT_LOADED, "/nowhere/at/all", "error version-mismatch"])
-def test_no_driver(machine: Machine, state: str) -> None:
-    assert machine.read(state) == ["", [], "no NVIDIA driver on this machine", []]
-
-
-def test_an_invalid_state_is_an_error(machine: Machine) -> None:
-    result = machine.python("driver 570.1; gpu 80 GB", "-c", "import pynvml; pynvml.nvmlInit()")
-    assert result.status == 1
-    assert "nvml stub: not understood:  gpu 80 GB" in result.err
-
-
-def test_several_gpus_one_busy(machine: Machine) -> None:
+def test_several_gpus_one_busy(machine: StubbedMachine) -> None:
     driver, gpus, why, leased = machine.read(nvml.state(DRIVER, BUSY, T4, H100))
     assert driver == DRIVER
     assert [(gpu["name"], gpu["capability"]) for gpu in gpus] == [
@@ -136,28 +114,12 @@ def test_several_gpus_one_busy(machine: Machine) -> None:
     assert (why, leased) == ("", [2, 1])
 
 
-def test_all_busy(machine: Machine) -> None:
-    _, _, why, leased = machine.read(nvml.state(DRIVER, BUSY))
-    assert why == "no GPU has 8 GB free: NVIDIA H100 80GB HBM3 has 1.6 GB free"
-    assert leased == []
-
-
-def test_a_driver_without_a_gpu(machine: Machine) -> None:
-    assert machine.read(nvml.state(DRIVER)) == [DRIVER, [], f"driver {DRIVER} has no GPU", []]
-
-
-def test_a_gpu_of_unknown_memory(machine: Machine) -> None:
+def test_a_gpu_of_unknown_memory(machine: StubbedMachine) -> None:
     _, gpus, why, leased = machine.read(nvml.state(DRIVER, Card("NVIDIA GB10", "12.1", None)))
     assert (gpus[0]["memory"], gpus[0]["free"], why, leased) == (0, 0, "", [0])
 
 
-def test_the_state_can_be_in_a_file(machine: Machine, tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    path.write_text(f"# two\n{nvml.state(DRIVER, T4, cuda=12080)}\n")
-    assert machine.read(str(path))[0] == DRIVER
-
-
-def test_explain_names_images_that_need_a_newer_driver(machine: Machine) -> None:
+def test_explain_names_images_that_need_a_newer_driver(machine: StubbedMachine) -> None:
     output = machine.python(
         nvml.state("470.82.01", H100, cuda=11040),
         "-c", "import sys; from builder.cli import main; sys.exit(main())",
@@ -170,7 +132,7 @@ def test_explain_names_images_that_need_a_newer_driver(machine: Machine) -> None
 # tests/gpu/run.py
 
 
-def test_checks_without_a_framework(machine: Machine) -> None:
+def test_checks_without_a_framework(machine: StubbedMachine) -> None:
     result = machine.checks(nvml.state(DRIVER, H100))
     assert (result.status, result.out) == (1, "")
     assert "none of torch, tensorflow, jax" in result.err
@@ -185,7 +147,7 @@ def test_checks_without_a_framework(machine: Machine) -> None:
     ],
     ids=["no driver", "no GPU", "hidden"],
 )
-def test_without_a_gpu_every_check_fails(machine: Machine, state: str, hidden: str | None, why: str) -> None:
+def test_without_a_gpu_every_check_fails(machine: StubbedMachine, state: str, hidden: str | None, why: str) -> None:
     machine.torch(properties(H100))  # torch would report a GPU
     extra = {} if hidden is None else {"CUDA_VISIBLE_DEVICES": hidden}
     result = machine.checks(state, "--json", "-", **extra)
@@ -196,7 +158,7 @@ def test_without_a_gpu_every_check_fails(machine: Machine, state: str, hidden: s
     assert why in result.err
 
 
-def test_a_driver_that_is_too_old(machine: Machine) -> None:
+def test_a_driver_that_is_too_old(machine: StubbedMachine) -> None:
     machine.torch()
     run = machine.checks(nvml.state("470.82.01", H100, cuda=11040), "--only", "matmul", "--json", "-")
     [result] = run.data["results"]
@@ -204,7 +166,7 @@ def test_a_driver_that_is_too_old(machine: Machine) -> None:
     assert "PyTorch 9.9 finds no GPU: it was built for CUDA 12.8; driver 470.82.01 runs CUDA 11.4" in result["detail"]
 
 
-def test_nvml_and_the_framework_have_the_same_devices(machine: Machine, tmp_path: Path) -> None:
+def test_nvml_and_the_framework_have_the_same_devices(machine: StubbedMachine, tmp_path: Path) -> None:
     machine.torch(properties(H100), properties(T4))
     path = tmp_path / "result.json"
     run = machine.checks(nvml.state(DRIVER, H100, T4), "--only", "devices", "--json", str(path))
@@ -218,14 +180,14 @@ def test_nvml_and_the_framework_have_the_same_devices(machine: Machine, tmp_path
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_nvml_and_the_framework_have_different_devices(machine: Machine, count: int) -> None:
+def test_nvml_and_the_framework_have_different_devices(machine: StubbedMachine, count: int) -> None:
     machine.torch(*[properties(H100)] * count)
     result = machine.checks(nvml.state(DRIVER, H100, H100), "--only", "devices", "--json", "-")
     assert result.status == 1
     assert f"GPUs {count} (must be = 2)" in result.data["results"][0]["detail"]
 
 
-def test_one_of_several_devices(machine: Machine) -> None:
+def test_one_of_several_devices(machine: StubbedMachine) -> None:
     machine.torch(properties(T4))
     state = nvml.state(DRIVER, H100, T4)
     result = machine.checks(state, "--only", "devices", "--device", "1", "--json", "-")
@@ -239,7 +201,7 @@ def test_one_of_several_devices(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("code", "why"), [(CRASH, "killed by SIGSEGV"), (HANG, "not finished within 2 s"), ("boom", "NameError")]
 )
-def test_a_check_that_crashes_or_hangs_fails_alone(machine: Machine, code: str, why: str) -> None:
+def test_a_check_that_crashes_or_hangs_fails_alone(machine: StubbedMachine, code: str, why: str) -> None:
     machine.torch(code=code)
     result = machine.checks(
         nvml.state(DRIVER, H100), "--only", "matmul", "--only", "devices", "--timeout", "2", "--json", "-"
@@ -249,18 +211,10 @@ def test_a_check_that_crashes_or_hangs_fails_alone(machine: Machine, code: str, 
     assert all(why in check["detail"] for check in result.data["results"])
 
 
-def test_a_check_that_raises_is_a_failure(machine: Machine) -> None:
-    """This `torch` has no matrix product."""
-    machine.torch(properties(H100))
-    result = machine.checks(nvml.state(DRIVER, H100), "--only", "matmul", "--json", "-")
-    assert result.status == 1
-    assert "AttributeError: module 'torch' has no attribute" in result.data["results"][0]["detail"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "why"), [(["--only", "nonsense"], "no check nonsense"), (["--framework", "x"], "invalid")]
 )
-def test_an_invalid_command_line(machine: Machine, arguments: list[str], why: str) -> None:
+def test_an_invalid_command_line(machine: StubbedMachine, arguments: list[str], why: str) -> None:
     machine.torch(properties(H100))
     result = machine.checks(nvml.state(DRIVER, H100), *arguments)
     assert result.status == 2
@@ -301,7 +255,7 @@ except Refusal as refusal:
         (nvml.DRIVER_NOT_LOADED, [], "NVML failed: Driver Not Loaded"),
     ],
 )
-def test_the_launcher_describes_the_driver(machine: Machine, state: str, lines: list[str], warning: str) -> None:
+def test_the_launcher_describes_the_driver(machine: StubbedMachine, state: str, lines: list[str], warning: str) -> None:
     output, warnings = machine.python(state, "-c", DESCRIBE).data
     assert output == lines
     assert [warning in line for line in warnings] == ([True] if warning else [])

@@ -38,7 +38,7 @@ def tree(checkout: Checkout, image: str) -> dict[str, Entry]:
 @pytest.fixture(scope="module")
 def plain(built: Checkout) -> str:
     """The id of an image that `docker build` builds; only Debian packages may be cached."""
-    base = built.builder("base", "bookworm").splitlines()[-1]
+    base = built.base_image()
     host_files = host.read(built.environ).files("bookworm")
     for name, content in host_files.items():
         (built.root / name).write_bytes(content)
@@ -68,7 +68,7 @@ def test_labels_are_those_of_builder(built: Checkout, plain: str) -> None:
     expected, actual = (
         json.loads(built.docker("image", "inspect", "--format", form, name)) for name in (built.references()[0], plain)
     )
-    build_labels = {name: expected.pop(name) for name in settings.built_labels("", "", "")}
+    build_labels = {name: expected.pop(name) for name in settings.built_labels("", "")}
     assert build_labels["gpu-images.plan"].startswith("sha256:")
     assert expected == actual
 

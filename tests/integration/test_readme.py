@@ -23,11 +23,9 @@ NOT_RUN = ("make check", "make test", "make demo", "make browser", ".builder/too
 DOCUMENTS = ("README.md", "docs/matrix.md", "docs/publish.md", "CONTRIBUTING.md")
 RECIPES = {
     "refresh": ["refresh"],
-    "push": ["push"],
     "stage": ["stage"],
     "test-staged": ["test"],
     "release": ["release"],
-    "scan": ["scan"],
 }  # the builder commands of a target
 HARMLESS = (
     "make lock render",
@@ -162,7 +160,7 @@ def test_the_parts_of_a_change_are_outputs_of_a_step(clone: Path) -> None:
     """What the workflow `ci` builds."""
     run(["make", ".venv/.ready"], clone)
     run(["git", "checkout", "-q", "."], clone)
-    parts = ["make", "--silent", "parts", "SINCE=HEAD"]
+    parts = [".venv/bin/builder", "plan", "all", "--changed-since", "HEAD", "--format", "github"]
     assert run(parts, clone) == 'parts={"include": []}\ncells=\n'
     (clone / "templates/jupyter/files/etc/changed").write_text("changed")
     first, second = run(parts, clone).splitlines()

@@ -113,7 +113,7 @@ def test_packages_that_are_gone_are_taken_from_a_snapshot(
 
     checkout.take_store()
     archives.gone = True
-    output = checkout.builder("build", PLAIN, "--os-layer", "mmdebstrap", APT_CONFIG=apt_config)
+    output = checkout.builder("build", PLAIN, APT_CONFIG=apt_config)
     assert f"{PLAIN}: apt failed; trying again with the snapshot archive of bookworm" in output
     assert f"{PLAIN}: done" in output
     assert [name for name in archives.requests if name.startswith(f"{dated}pool/")]

@@ -56,7 +56,7 @@ def folder(fresh: Checkout) -> Iterator[Path]:
 
 @pytest.fixture
 def runner(seed: Path, fresh: Checkout, index: Index, tmp_path: Path, folder: Path) -> Iterator[Runner]:
-    """The tiny project on the CPU alone, so that GPU=require passes, as a repository with a branch main."""
+    """The tiny project on the CPU alone, so that `--gpu require` passes, as a repository with a branch main."""
     root, release = fresh.root, fresh.release
     index.publish(wheels.framework(release, requires=()))
     with Server(folder=tmp_path / "registry").serving() as server:
@@ -67,7 +67,8 @@ def runner(seed: Path, fresh: Checkout, index: Index, tmp_path: Path, folder: Pa
         fresh.edit("matrix.yaml", 'cuda: ["12.8"]', "cuda: [cpu]")
         fresh.edit("matrix.yaml", "image: ty-cuda", "image: ty-cuda\n    cpu_image: ty-cpu")
         fresh.edit("matrix.yaml", "variants:\n", 'sets: {all: ["*"]}\nvariants:\n')
-        for name in ("Makefile", ".gitignore", ".github/pull-request.sh", "builder/bootstrap.sh", "locks/builder.txt"):
+        scripts = (".github/pull-request.sh", ".github/summary.sh", "builder/bootstrap.sh")
+        for name in ("Makefile", ".gitignore", "locks/builder.txt", *scripts):
             (root / name).parent.mkdir(exist_ok=True)
             shutil.copy2(ROOT / name, root / name)
         (root / "keys").mkdir()
@@ -87,15 +88,15 @@ def runner(seed: Path, fresh: Checkout, index: Index, tmp_path: Path, folder: Pa
 def pulled_base(runner: Runner) -> Iterator[None]:
     """The registry has the base image that the project names, and the engine does not."""
     project = runner.project
-    name = f"127.0.0.1:{runner.server.port}/debian:bookworm"
-    project.docker("tag", project.builder("base", "bookworm").splitlines()[-1], name)
+    name = f"127.0.0.1:{runner.server.port}/debian:trixie"
+    project.docker("tag", project.base_image("trixie"), name)
     digest = re.findall(r"digest: (sha256:[0-9a-f]{64})", project.docker("push", name))[-1]
     project.docker("image", "rm", name)
     with (project.root / "templates/steps/slim.sh").open("a", encoding="utf-8") as script:
         script.write("# So that the engine does not have the base image of this script.\n")
     matrix = project.root / "matrix.yaml"
     text = matrix.read_text(encoding="utf-8")
-    matrix.write_text(re.sub(r"debian:bookworm-slim\S+", f"{name}@{digest}", text), encoding="utf-8")
+    matrix.write_text(re.sub(r"debian:trixie-slim\S+", f"{name}@{digest}", text), encoding="utf-8")
     project.builder("render")
     commit(project.root)
     yield
@@ -152,7 +153,7 @@ def test_a_pull_request_builds_what_it_changes_without_credentials(runner: Runne
 
 @pytest.mark.usefixtures("pulled_base")
 def test_every_night_all_images_are_built(runner: Runner) -> None:
-    """With an empty store: without root, BuildKit makes the operating system, on a base image from a registry."""
+    """With an empty store, and without root: the builder runs mmdebstrap in a container of Debian, from a registry."""
     runner.store = None
     runner.play("nightly", {"event_name": "schedule"})
     assert runner.jobs == ["images"]

@@ -113,7 +113,7 @@ def test_the_framework_has_the_release_of_the_tag(images: tuple[PlannedImage, ..
 @pytest.mark.parametrize(("framework", "release", "cuda"), RELEASES)
 def test_facts_have_every_release(framework: str, release: str, cuda: str) -> None:
     build = facts.load().build(PROJECT.matrix.frameworks[framework].package, release, cuda)
-    assert build, "no entry in builder/matrix/facts.yaml: run `builder facts`"
+    assert build, "no entry in builder/matrix/facts.yaml: run `.venv/bin/python -m tools.facts`"
     assert Version(build.cuda).major == Version(cuda).major
     assert build.architectures
 
@@ -193,6 +193,6 @@ def test_the_readme_lists_the_images() -> None:
 
 
 def test_the_checks_of_a_release_that_mutations_remove_exist() -> None:
-    """`make mutations` removes each of them, and is not part of CI."""
+    """`python -m tests.mutations.gates` removes each of them, and is not part of CI."""
     texts = {gate: (ROOT / gates.REGISTRY / gate.module).read_text(encoding="utf-8") for gate in gates.GATES}
     assert [gate.name for gate, text in texts.items() if text.count(gate.text) != 1] == []

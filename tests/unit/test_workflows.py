@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from builder.cli import cli
+from tests.paths import ROOT
+from tools.upstream import upstream
+
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TARGETS = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-# Commands besides make: none of them is ours.
+# Commands that are not of this repository, and a script that tests/integration/test_workflows_run.py runs.
 OTHERS = (
-    "sudo rm -rf /usr/local/lib/android",
-    "sudo apt-get update ",
-    'printf %s "$TOKEN" | docker login ',
+    "sudo rm -rf /usr/local/lib/android ",
+    "sudo apt-get ",
+    "printf %s $TOKEN",
+    "docker login ",
+    "tee ",
+    "echo",
     "sh .github/pull-request.sh ",
 )
+OPERATORS = set("();<>|&\n")
 
 
 def jobs() -> list[tuple[str, dict[str, Any]]]:
@@ -27,20 +36,38 @@ def jobs() -> list[tuple[str, dict[str, Any]]]:
     return [(f"{name}: {job}", value) for name, data in loaded for job, value in data["jobs"].items()]
 
 
+def commands(script: str) -> Iterator[list[str]]:
+    """The words of each command of a step, without redirections."""
+    lexer = shlex.shlex(script, posix=True, punctuation_chars="".join(OPERATORS))
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " ", True, ""
+    before = ""
+    for is_operator, words in groupby(lexer, lambda word: set(word) <= OPERATORS):
+        if is_operator:
+            before = "".join(words)
+        elif ">" not in before:
+            yield list(words)
+
+
+def test_the_commands_of_a_step() -> None:
+    script = '(builder plan $CELLS && echo) |& tee -a "a b" >> "$FILE"\nmake lint; sed s,a,b,\n'
+    words = [["builder", "plan", "$CELLS"], ["echo"], ["tee", "-a", "a b"], ["make", "lint"], ["sed", "s,a,b,"]]
+    assert list(commands(script)) == words
+
+
 @pytest.mark.parametrize(("name", "job"), jobs(), ids=lambda value: value if isinstance(value, str) else "")
-def test_every_command_is_a_make_target(name: str, job: dict[str, Any]) -> None:
-    commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert commands
-    for command in commands:
-        if command.startswith(OTHERS):
-            continue
-        words = [
-            word for word in shlex.split(command.split(" >>")[0].split(" | ")[0]) if word not in ("sudo", "--silent")
-        ]
-        assert words[0] == "make", command
-        target = words[1].replace("$WHAT", "debian")
-        assert target in TARGETS, command
-        assert all(re.fullmatch(r"[A-Z_]+=\w+", word) for word in words[2:]), command
+def test_every_command_exists_with_its_options(name: str, job: dict[str, Any]) -> None:
+    scripts = [step["run"] for step in job["steps"] if "run" in step]
+    assert scripts
+    for words in (words for script in scripts for words in commands(script)):
+        match words:
+            case ["make", target] | ["sudo", "make", target]:
+                assert target in (*TARGETS, ".venv/.ready")
+            case [".venv/bin/builder", command, *arguments] | ["sh", ".github/summary.sh", command, *arguments]:
+                cli.commands[command].make_context(command, arguments)  # raises for an unknown option
+            case [".venv/bin/python", "-m", "tools.upstream", *arguments]:
+                upstream.make_context("upstream", arguments)
+            case _:
+                assert " ".join(words).startswith(OTHERS)
 
 
 @pytest.mark.parametrize(("name", "job"), jobs(), ids=lambda value: value if isinstance(value, str) else "")

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Barrier
-from typing import Any
 
 import pytest
 
@@ -18,11 +17,10 @@ from builder.layers.blobs import Descriptor
 from builder.registry import artifacts, reports, signing
 from builder.registry.client import Registry
 from builder.registry.signing import Signer
-from tests.integration.checkout import EXTRA, PLAIN, Checkout, Running, today, until
+from tests.integration.checkout import PLAIN, Checkout, Running, today, until
 from tests.integration.registry import Fault, Proxy, Trouble
 from tests.integration.releases.machines import (
     UNTESTED_GPU,
-    damage,
     elsewhere,
     public,
     release,
@@ -41,91 +39,35 @@ def subject_of(repository: Registry, digest: str) -> Descriptor:
     return Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
 
 
-def forge(checkout: Checkout, proxy: Proxy, content: dict[str, Any], cell: str, signature: bytes) -> None:
-    """Attaches a report to the staged image of a cell, in place of the one that it has."""
-    staged = repository(checkout, proxy, "staging/ty-cuda")
-    suffix = "-extra" if cell == EXTRA else ""
-    digest = checkout.stored()[checkout.references(suffix)[0]]
-    subject = subject_of(staged, digest)
-    documents = {reports.TYPE: json.dumps(content).encode(), signing.SIGNATURE_TYPE: signature}
-    artifacts.attach(staged, subject, reports.TYPE, documents)
+def list_only(staged: Registry, digest: str, documents: dict[str, bytes]) -> None:
+    """Attaches a report to a staged image, in place of the one that it has."""
+    artifacts.attach(staged, subject_of(staged, digest), reports.TYPE, documents)
     listed = staged.manifest(digest.replace(":", "-"))
     assert listed
     index = json.loads(listed.content)
+    assert len(index["manifests"]) == 2, "the forged report is the same as before"
     index["manifests"] = index["manifests"][-1:]
-    staged.put_manifest(digest.replace(":", "-"), json.dumps(index).encode(), "application/vnd.oci.image.index.v1+json")
+    staged.put_manifest(digest.replace(":", "-"), json.dumps(index).encode(), listed.media_type)
 
 
-@pytest.mark.parametrize("what", ["edited", "another digest", "another key", "an older test suite", "another cell"])
+@pytest.mark.parametrize("what", ["edited", "another key"])
 def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path, what: str) -> None:
+    """By cosign's check of the signature. Signed results of something else: tests/unit/registry/test_reports.py."""
     stage(ours, "--sign", str(keys / "ours.key"))
     staged = repository(ours, proxy, "staging/ty-cuda")
-    plain, extra = (ours.stored()[ours.references(suffix)[0]] for suffix in ("", "-extra"))
-
-    def report(digest: str) -> tuple[dict[str, Any], bytes]:
-        [artifact] = artifacts.attached(staged, digest, reports.TYPE)
-        documents = artifacts.read(staged, artifact, reports.TYPE, digest)
-        assert documents
-        return json.loads(documents[reports.TYPE]), documents[signing.SIGNATURE_TYPE]
-
-    def signed(content: dict[str, Any], key: str) -> bytes:
-        return Signer(key=str(keys / f"{key}.key")).sign(json.dumps(content).encode())
-
-    content, signature = report(plain)
-    reason = "no signer listed under `evidence` in matrix.yaml signed it"
+    digest = ours.stored()[ours.references()[0]]
+    [artifact] = artifacts.attached(staged, digest, reports.TYPE)
+    documents = artifacts.read(staged, artifact, reports.TYPE, digest)
+    assert documents
     if what == "edited":
-        content["evidence"]["gpu"] = "passed"
-    elif what == "another key":
-        signature = signed(content, "theirs")
-    elif what == "an older test suite":
-        content["evidence"]["suite"]["tests/images/test_tiny.py"] = "sha256:" + "0" * 64
-        signature, reason = signed(content, "ours"), "test suite changed since it was tested: tests/images/test_tiny.py"
-    elif what == "another digest":
-        content["image"] = content["evidence"]["image_id"] = extra
-        signature, reason = signed(content, "ours"), "it is about another image"
+        documents[reports.TYPE] = documents[reports.TYPE].replace(b'"finished":"2', b'"finished":"3')
     else:
-        other, _ = report(extra)
-        content["evidence"]["cell"] = other["evidence"]["cell"]
-        signature, reason = signed(content, "ours"), f"it is about the cell '{EXTRA}'"
-    forge(ours, proxy, content, PLAIN, signature)
+        documents[signing.SIGNATURE_TYPE] = Signer(key=str(keys / "theirs.key")).sign(documents[reports.TYPE])
+    list_only(staged, digest, documents)
     output = release(elsewhere(ours, tmp_path / "other"), proxy, UNTESTED_GPU, code=8)
     assert f"{PLAIN}: no valid test results" in output
-    assert reason in output
+    assert "no signer listed under `evidence` in matrix.yaml signed it" in output
     assert tags(ours, proxy) == {}
-
-
-def test_a_staged_image_that_differs_from_the_plan_is_refused(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
-    """Its labels say one thing, and the tag would say another."""
-    stage(ours)
-    staged = repository(ours, proxy, "staging/releases")
-    manifest = artifacts.read(staged, f"release-{today()}", "application/vnd.gpu-images.release.v1+json")
-    assert manifest
-    [content] = manifest.values()
-    listed = json.loads(content)
-    listed["images"][0]["digest"] = listed["images"][1]["digest"]
-    kind, content = "application/vnd.gpu-images.release.v1+json", json.dumps(listed).encode()
-    artifact = artifacts.manifest(kind, {kind: content})
-    artifacts.put(staged, artifact, [content])
-    staged.put_manifest(f"release-{today()}", artifact.content, artifact.media_type)
-    output = release(ours, proxy, UNTESTED_GPU, code=15)
-    assert f"{PLAIN}: the staged image differs from the plan" in output
-    assert tags(ours, proxy) == {}
-
-
-def test_a_release_that_stopped_is_finished_by_running_it_again(ours: Checkout, proxy: Proxy) -> None:
-    stage(ours)
-    full = ours.references()[1].rpartition(":")[2]
-    proxy.troubles.append(
-        Trouble(fault=Fault.STATUS_500, method="PUT", path=rf"/ty-cuda/manifests/{full}$", times=10**6)
-    )
-    release(ours, proxy, UNTESTED_GPU, code=14)
-    half = tags(ours, proxy)
-    assert f"{ours.references()[0].rpartition(':')[2]}-{today()}" in half
-    assert full not in half
-    proxy.heal()
-    release(ours, proxy, UNTESTED_GPU)
-    assert full in tags(ours, proxy)
-    assert "0 tags changed" in release(ours, proxy, UNTESTED_GPU)
 
 
 def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> None:
@@ -292,54 +234,28 @@ def test_a_stage_that_is_killed_at_each_step(ours: Checkout, proxy: Proxy) -> No
 LAST_PUT = {"stage": "/releases/manifests/release-", "release": "/ty-cuda/manifests/1.0-extra$"}
 
 
-@pytest.mark.parametrize("command", ["stage", "release"])
-@pytest.mark.parametrize("fault", [Fault.STATUS_401, Fault.STATUS_500, Fault.ANSWER_LOST], ids=lambda fault: fault.name)
-def test_a_fault_of_the_last_request_that_passes(ours: Checkout, proxy: Proxy, command: str, fault: Fault) -> None:
-    if command == "release":
-        stage(ours)
-    trouble = Trouble(fault=fault, method="PUT", path=LAST_PUT[command])
+def test_a_lost_answer_to_the_last_request_of_a_stage_leads_to_no_second_release(ours: Checkout, proxy: Proxy) -> None:
+    trouble = Trouble(fault=Fault.ANSWER_LOST, method="PUT", path=LAST_PUT["stage"])
     proxy.troubles.append(trouble)
-    if command == "stage":
-        assert stage(ours) == today(), "a lost answer leads to no second release"
-        assert repository(ours, proxy, "staging/releases").list_tags() == [f"release-{today()}"]
-    else:
-        release(ours, proxy, UNTESTED_GPU)
-        assert len(tags(ours, proxy)) == 2 * 5
+    assert stage(ours) == today()
+    assert repository(ours, proxy, "staging/releases").list_tags() == [f"release-{today()}"]
     assert trouble.times == 0
 
 
 @pytest.mark.parametrize("command", ["stage", "release"])
-@pytest.mark.parametrize("fault", [Fault.STATUS_401, Fault.STATUS_507], ids=lambda fault: fault.name)
-def test_a_fault_of_the_last_request_that_stays(ours: Checkout, proxy: Proxy, command: str, fault: Fault) -> None:
+def test_a_command_that_failed_at_its_last_request_can_be_repeated(ours: Checkout, proxy: Proxy, command: str) -> None:
     stage(ours, "--images-only") if command == "stage" else stage(ours)
-    proxy.troubles.append(Trouble(fault=fault, method="PUT", path=LAST_PUT[command], times=10**6))
+    proxy.troubles.append(Trouble(fault=Fault.STATUS_507, method="PUT", path=LAST_PUT[command], times=10**6))
     arguments = [command, *(["--to", proxy.address, UNTESTED_GPU] if command == "release" else [])]
     output = ours.builder(*arguments, code=14)
-    assert ("the registry's disk is full" if fault is Fault.STATUS_507 else f"docker login {proxy.address}") in output
+    assert "the registry's disk is full" in output
     if command == "release":
         assert "tags changed before the failure" in output
     proxy.heal()
     ours.builder(*arguments)
     assert proxy.got["PATCH"] == 0, "no blob is sent again"
-
-
-@pytest.mark.parametrize(("what", "code"), [("configuration", 14), ("report", 8)])
-def test_a_damaged_blob_of_a_staged_image_prevents_the_release(
-    ours: Checkout, proxy: Proxy, what: str, code: int
-) -> None:
-    """The registry serves it without an error."""
-    stage(ours)
-    staged, image = repository(ours, proxy, "staging/ty-cuda"), ours.stored()[ours.references()[0]]
-    [artifact] = artifacts.attached(staged, image, reports.TYPE)
-    manifest = staged.manifest(artifact if what == "report" else image)
-    assert manifest
-    content = json.loads(manifest.content)
-    blob = (content["layers"][0] if what == "report" else content["config"])["digest"]
-    damage(proxy, blob)
-    output = release(ours, proxy, UNTESTED_GPU, code=code)
-    assert f"reading blob {blob.removeprefix('sha256:')[:12]}" in output
-    assert "content does not match its digest" in output
-    assert tags(ours, proxy) == {}
+    if command == "release":
+        assert "0 tags changed" in release(ours, proxy, UNTESTED_GPU)
 
 
 def test_a_tag_that_moves_during_a_release(ours: Checkout, proxy: Proxy) -> None:

@@ -91,25 +91,6 @@ def test_an_old_release_is_removed_and_the_newest_still_works(ours: Checkout, se
     ours.builder("registry", "check")
 
 
-def test_an_image_that_was_staged_today_is_kept_until_a_release_lists_it(ours: Checkout, server: Server) -> None:
-    """Its tests are old, and the checkout that staged it had another plan."""
-    age(ours)
-    (ours.root / "templates/extra/files/etc/newer").write_text("1\n", encoding="utf-8")
-    ours.builder("render")
-    ours.builder("images")
-    age(ours)
-    with Proxy(server).serving() as proxy:  # the image is pushed, but not all of what belongs to it
-        proxy.troubles.append(Trouble(fault=Fault.STATUS_507, method="PUT", path="/manifests/plan-", times=10**6))
-        ours.builder("stage", EXTRA, "--images-only", "--staging", f"{proxy.address}/staging", code=14)
-    assert any(tag.startswith("images-") for tag in tags(repository(server, "staging/releases")))
-    output = ours.builder("stage", EXTRA, "--images-only", "--format", "json")
-    [staged] = re.findall(r'"digest": "(sha256:[0-9a-f]{64})"', output)
-    (ours.root / "templates/extra/files/etc/newer").write_text("2\n", encoding="utf-8")
-    ours.builder("render")
-    ours.builder(*PRUNE, "--delete")
-    assert repository(server, "staging/ty-cuda").digest_of(staged)
-
-
 def test_each_run_continues_an_interrupted_one(ours: Checkout, server: Server) -> None:
     staged, documents = repository(server, "staging/ty-cuda"), repository(server, "staging/releases")
     [old], kept = images_of(documents, today(), EXTRA), images_of(documents, f"{today()}.1", EXTRA)
@@ -162,24 +143,3 @@ def test_garbage_collection_keeps_what_is_kept(ours: Checkout, server: Server, t
     with stopped.serving():
         ours.builder("registry", "check")
         ours.builder("release", "--allow-untested-gpu")
-
-
-def test_a_release_that_cannot_be_read_stops_everything(ours: Checkout, server: Server) -> None:
-    documents = repository(server, "staging/releases")
-    content = b'{"stamp": "20200101"}'
-    artifact = artifacts.manifest(TYPE, {TYPE: content})
-    artifacts.put(documents, artifact, [content])
-    documents.put_manifest("release-20200101", artifact.content, artifact.media_type)
-    before = tags(documents), tags(repository(server, "staging/ty-cuda"))
-    output = ours.builder(*PRUNE, "--delete", code=15)
-    assert "release 20200101 cannot be read, so it is unknown which images are needed; nothing was deleted" in output
-    assert (tags(documents), tags(repository(server, "staging/ty-cuda"))) == before
-
-
-def test_a_registry_that_does_not_delete(ours: Checkout, server: Server) -> None:
-    server.stop()
-    with dataclasses.replace(server, fixed_port=server.port, deletes=False).serving():
-        output = ours.builder(*PRUNE, "--delete", code=14)
-    assert "the registry does not allow deletion" in output
-    assert '"Remove old images" in docs/registries.md' in output
-    assert "0 of 4 manifests deleted" in output

@@ -1,14 +1,10 @@
-"""The benchmark of the frameworks: choice of images, figures, picture, containers, command."""
+"""The published figures of the frameworks: what is measured, where, and how it is summed up and shown."""
 
 from __future__ import annotations
 
-import ast
-import io
 import json
-import re
-import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -26,7 +22,7 @@ from benchmarks.frameworks.selection import Subject
 from benchmarks.inside import shared
 from builder.cli.context import Context
 from builder.common.console import View
-from builder.common.errors import BuilderError, EngineError, FileError, ImageTestError, UsageError
+from builder.common.errors import EngineError, ImageTestError
 from builder.compat import gpus
 from builder.compat.gpus import Gpu
 from builder.engine.client import Engine
@@ -99,52 +95,11 @@ def test_the_default_is_the_cuda_and_python_that_most_frameworks_share() -> None
     assert chosen(known) == ["pt-2.9-cu128-py311", "tf-2.20-cu128-py311", "jax-0.10-cu128-py311"]
 
 
-def test_the_default_set_decides_between_equal_pairs() -> None:
-    known = [
-        cell(name, line, python=python)
-        for name, line in (("pytorch", "2.9"), ("jax", "0.10"))
-        for python in ("3.11", "3.13")
-    ]
-    assert chosen(known) == ["pt-2.9-cu128-py311", "jax-0.10-cu128-py311"]
-    assert chosen(known, "*-py313") == ["pt-2.9-cu128-py313", "jax-0.10-cu128-py313"]
-
-
-def test_one_line_of_each_framework_preferably_of_the_default_set() -> None:
-    known = [cell("jax", "0.10"), cell("jax", "0.12"), cell("pytorch", "2.9")]
-    assert chosen(known) == ["jax-0.10-cu128-py311", "pt-2.9-cu128-py311"]
-    assert chosen(known, "jax-0.12-*") == ["jax-0.12-cu128-py311", "pt-2.9-cu128-py311"]
-
-
 def test_the_default_of_this_project_has_all_three() -> None:
     project = Project(ROOT)
     cells = selection.default(project.matrix, project.cells)
     assert sorted(cell.framework for cell in cells) == ["jax", "pytorch", "tensorflow"]
     assert len({(cell.cuda, cell.python, cell.variant) for cell in cells}) == 1
-
-
-def test_a_matrix_without_these_frameworks(tiny: Project) -> None:
-    with pytest.raises(UsageError, match="no plain image of PyTorch, TensorFlow, JAX"):
-        selection.default(tiny.matrix, tiny.cells)
-    with pytest.raises(UsageError, match="no benchmark for ember, quartz, only for pytorch, tensorflow, jax"):
-        selection.subjects(FakeEngine(), tiny, tiny.cells)
-
-
-def test_images_are_found_by_their_full_tags() -> None:
-    project, engine = Project(ROOT), FakeEngine()
-    cells = {cell.framework: cell for cell in selection.default(project.matrix, project.cells)}
-    reference = f"org/pt-cuda:{cells['pytorch'].release}-cu128-py311"
-    image_id = engine.add_image(reference)
-    with pytest.raises(EngineError) as caught:
-        selection.subjects(engine, project, list(cells.values()))
-    missing = [cells["tensorflow"].id, cells["jax"].id]
-    assert str(caught.value) == f"not built: {', '.join(missing)}"
-    assert caught.value.hint == f"builder images {' '.join(missing)}"
-    [image] = selection.subjects(engine, project, [cells["pytorch"]])
-    assert (image.reference, image.image_id) == (reference, image_id)
-
-
-def test_every_framework_has_its_program() -> None:
-    assert {path.stem for path in selection.INSIDE.glob("on_*.py")} == {f"on_{name}" for name in selection.TITLES}
 
 
 # ---- figures
@@ -169,10 +124,6 @@ def test_the_most_is_the_best_where_more_is_better() -> None:
     assert results.title(measures.BY_KEY["product_float32"]) == "matrix product 2048x2048, float32, GFLOP/s"
 
 
-def test_nothing_is_a_multiple_of_no_gpu_memory() -> None:
-    assert shown(filled({"gpu_import": (0.0, 0.0, 5e8)}, gpu=True), "gpu_import") == ["0", "0", "500.0 MB"]
-
-
 def test_an_absent_value_is_a_dash_and_a_note_with_the_reason() -> None:
     results = filled({"compiled_float32": (None, 0.2, 0.1)})
     results.add(PT.id, {"measure": "compiled_float32", "absent": "no compiler"})
@@ -180,37 +131,18 @@ def test_an_absent_value_is_a_dash_and_a_note_with_the_reason() -> None:
     assert "PyTorch: no compiler." in results.notes()
 
 
-def test_gpu_rows_only_on_a_gpu() -> None:
-    assert not [row for row in filled().rows() if "GPU" in row[0] or "TF32" in row[0]]
-    assert len([row for row in filled(gpu=True).rows() if "GPU memory" in row[0]]) == 3
-
-
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("import", 0.0069, "6.90 ms"),
         ("import", 0.9996, "1.00 s"),
         ("import", 0.0999, "99.9 ms"),
-        ("import", 123.4, "123 s"),
         ("memory_import", 522_176_060, "522.2 MB"),
         ("gpu_import", 4096, "0"),
         ("product_float32", 712345.6, "712346"),
-        ("load_0", 9.996, "10.0"),
     ],
 )
 def test_values_as_text(key: str, value: float, text: str) -> None:
     assert measures.BY_KEY[key].shown(value) == text
-
-
-def test_keys_are_unique() -> None:
-    assert len(measures.BY_KEY) == len(measures.MEASURES)
-
-
-def test_the_device() -> None:
-    results = filled()
-    assert results.device() == "CPU: Example CPU, 4 cores"
-    results.add(PT.id, {"about": {**ABOUT, "gpu": "Example GPU", "driver": "570.1"}, "workers": 4})
-    assert results.device() == "Example GPU, driver 570.1; Example CPU, 4 cores"
 
 
 def test_a_missing_measure_is_a_problem() -> None:
@@ -250,24 +182,6 @@ def test_data_has_every_value() -> None:
     assert data["images"][0]["about"] == ABOUT
 
 
-def test_markdown_replaces_what_is_between_its_marks() -> None:
-    text = f"before\n{report.MARKS[0]}\nold\n{report.MARKS[1]}\nafter\n"
-    page = report.into_docs(text, filled({"import": (0.8, 1.6, 0.2)}).markdown(), "x.md")
-    assert page.startswith(
-        f"before\n{report.MARKS[0]}\n| | PyTorch 2.9.0 | TensorFlow 2.20.0 | JAX 0.10.0 |\n|---|---:|"
-    )
-    assert "| import | 800 ms (4.0) | 1.60 s (8.0) | 200 ms (1.0) |" in page
-    assert page.endswith(f"{report.MARKS[1]}\nafter\n")
-    assert "old" not in page
-    assert report.into_docs(page, "new\n", "x.md") == f"before\n{report.MARKS[0]}\nnew\n{report.MARKS[1]}\nafter\n"
-
-
-@pytest.mark.parametrize("text", ["", report.MARKS[0], "".join(report.MARKS) * 2])
-def test_a_file_without_one_place_for_the_figures(text: str) -> None:
-    with pytest.raises(FileError, match=r"x\.md: no place for the figures"):
-        report.into_docs(text, "", "x.md")
-
-
 def test_the_page_of_this_project_has_the_place_and_the_picture() -> None:
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert report.into_docs(page, "x\n", "page") != page
@@ -302,37 +216,11 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert "more is better" in texts(picture, "load_0")
 
 
-def test_a_missing_value_has_no_bar_and_zeros_no_length() -> None:
-    picture = plot.draw(filled({"compiled_float32": (None, 0.2, 0.1), "gpu_import": (0.0, -5.0, 0.0)}, gpu=True))
-    assert bars(picture, "compiled_float32").keys() == {TF.id, JAX.id}
-    assert "no value" in texts(picture, "compiled_float32")
-    assert set(bars(picture, "gpu_import").values()) == {0.0}
-
-
-def test_text_is_escaped_and_nothing_is_outside_the_picture() -> None:
-    results = everything()
-    results.add(PT.id, {"about": {**ABOUT, "cpu": '<script>&"'}, "workers": 4})
-    picture = plot.draw(results)
-    assert "<script>" not in picture
-    root = ET.fromstring(picture)
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    for rect in root.iter(f"{SVG}rect"):
-        assert float(rect.attrib["x"]) + float(rect.attrib["width"]) <= width
-        assert float(rect.attrib["y"]) + float(rect.attrib["height"]) <= height
-
-
-def test_two_images_of_one_framework_have_different_names() -> None:
-    results = Report(subjects=(PT, subject("pytorch", "2.15", cuda="13.2", python="3.13")), size=1, runs=1, gpu=False)
-    for image in results.subjects:
-        results.add(image.id, {"measure": "import", "value": 1.0})
-    assert {"pt 2.9", "pt 2.15"} <= texts(plot.draw(results), "import")
-
-
 # ---- containers
 
 
 @dataclass
-class FakeContainer:
+class ProgramContainer:
     """Prints `out` in pieces and exits with `status`."""
 
     out: bytes
@@ -361,7 +249,7 @@ class Started:
     image: str
     request: dict[str, Any]
     options: dict[str, Any]
-    container: FakeContainer
+    container: ProgramContainer
 
 
 Answer = Callable[[str, dict[str, Any]], tuple[bytes, int]]
@@ -392,7 +280,7 @@ class ContainerEngine(FakeEngine):
         assert all(started.container.removed for started in self.started), "two containers at once"
         assert command
         request = {} if command[0] == "true" else json.loads(command[-1])
-        container = FakeContainer(*(self.answer(image, request) if request else (b"", 0)))
+        container = ProgramContainer(*(self.answer(image, request) if request else (b"", 0)))
         self.started.append(Started(image, request, {"gpus": gpus, "checkout": checkout, **options}, container))
         return cast("Container", container)
 
@@ -426,16 +314,6 @@ def test_images_alternate_one_container_at_a_time() -> None:
     assert engine.programs[0].request["framework"] == "pytorch"
 
 
-def test_progress_is_shown_while_the_program_runs() -> None:
-    """Not only when the output is complete."""
-
-    def output() -> Iterator[bytes]:
-        yield b'{"doing": "import"}\n'
-        pytest.fail("read further than the first line")
-
-    assert next(run._json_lines(output())) == {"doing": "import"}
-
-
 def test_an_image_that_fails_does_not_stop_the_others() -> None:
     results, _, progress = measured(
         PT, JAX, answer=lambda image, _: (b"", 139) if image == PT.image_id else good("", _)
@@ -453,34 +331,6 @@ def test_gpus_are_assigned_or_hidden() -> None:
     on_gpu = [started.options for started in measured(PT, gpu="GPU-1")[1].started]
     assert all(options["gpus"] == ["GPU-1"] for options in on_gpu)
     assert not any("NVIDIA_VISIBLE_DEVICES" in options["environment"] for options in on_gpu)
-
-
-def test_the_programs_are_copied_completely_and_ready_is_last() -> None:
-    with tarfile.open(fileobj=io.BytesIO(run.files())) as tar:
-        members = tar.getmembers()
-    names = [member.name for member in members]
-    assert names[-1] == "tmp/bench/ready"
-    assert {f"tmp/bench/benchmarks/inside/{path.name}" for path in selection.INSIDE.glob("*.py")} <= set(names)
-    folders = ("tmp/bench", "tmp/bench/benchmarks", "tmp/bench/benchmarks/inside")
-    assert names[:3] == list(folders)
-    assert {f"{folder}/__init__.py" for folder in folders[1:]} <= set(names)
-    assert all(member.mode & 0o444 == 0o444 for member in members)
-
-
-def test_the_programs_parse_on_python_3_9_and_import_nothing_of_the_host() -> None:
-    for path in selection.INSIDE.glob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("builder", "benchmarks")):
-                assert f"{node.module}.".startswith("benchmarks.inside."), path.name
-
-
-def test_the_programs_print_every_measure() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in selection.INSIDE.glob("*.py"))
-    words = set(re.findall(r'"([a-z0-9_]+)"', text))
-    families = {"product_", "train_"}
-    for key in measures.BY_KEY.keys() - {"container"}:
-        assert key in words or any(key.startswith(name) and key.removeprefix(name) in words for name in families), key
 
 
 def test_the_time_of_a_block_is_divided_by_its_steps_and_includes_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,22 +351,20 @@ def test_the_time_of_a_block_is_divided_by_its_steps_and_includes_the_wait(monke
 
 # ---- the command
 
-NVIDIA = replace(INFO, runtimes=("nvidia", "runc"))
-
 
 @dataclass
-class Bench:
-    """Runs the command on the matrix of this project, with an engine that has all images, or none."""
+class FrameworksCommand:
+    """Runs the command on the matrix of this project, with an engine that has all images."""
 
     root: Path
     patch: pytest.MonkeyPatch
     context: Context = field(default_factory=Context)
     engine: FakeEngine = field(default_factory=FakeEngine)
 
-    def __call__(self, *arguments: str, built: bool = True, info: EngineInfo = INFO) -> Result:
+    def __call__(self, *arguments: str, info: EngineInfo = INFO) -> Result:
         project = Project(self.root)
         self.engine = ContainerEngine(answer, info)
-        for names in tags.compute(project.matrix, project.cells).values() if built else ():
+        for names in tags.compute(project.matrix, project.cells).values():
             self.engine.add_image(str(names[0]))
         self.patch.setattr(Engine, "connect", lambda: self.engine)
         self.context = Context(root=self.root, err=MemoryConsole(), out=MemoryConsole())
@@ -537,13 +385,6 @@ class Bench:
         """The GPUs of all containers that were started."""
         return {tuple(started.options["gpus"] or ()) for started in cast("ContainerEngine", self.engine).started}
 
-    def refused(self, kind: type[BuilderError], *arguments: str, **options: Any) -> BuilderError:
-        """The error of a command that measures nothing."""
-        error = self(*arguments, **options).exception
-        assert isinstance(error, kind), error
-        assert not self.gpus, "something was measured"
-        return error
-
 
 def answer(image: str, request: dict[str, Any]) -> tuple[bytes, int]:
     keys = [measure.key for measure in measures.of_device(gpu=request["gpu"]) if measure.key != "container"]
@@ -551,16 +392,16 @@ def answer(image: str, request: dict[str, Any]) -> tuple[bytes, int]:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FrameworksCommand:
     (tmp_path / "matrix.yaml").write_text((ROOT / "matrix.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(gpus, "read", lambda: ("", ()))
-    return Bench(tmp_path, monkeypatch)
+    return FrameworksCommand(tmp_path, monkeypatch)
 
 
-def test_the_whole_command(bench: Bench, tmp_path: Path) -> None:
+def test_the_whole_command(command: FrameworksCommand, tmp_path: Path) -> None:
     page, data, picture = tmp_path / "page.md", tmp_path / "figures.json", tmp_path / "figures.svg"
     page.write_text("\n".join(report.MARKS), encoding="utf-8")
-    table = bench.output("--json", str(data), "--plot", str(picture), "--docs", str(page), "--runs", "2")
+    table = command.output("--json", str(data), "--plot", str(picture), "--docs", str(page), "--runs", "2")
     for part in ("PyTorch", "matrix product 2048x2048", "CPU: Example CPU, 4 cores", "Median of 2 runs"):
         assert part in table
     assert json.loads(data.read_text(encoding="utf-8"))["runs"] == 2
@@ -568,66 +409,27 @@ def test_the_whole_command(bench: Bench, tmp_path: Path) -> None:
     assert "| import |" in page.read_text(encoding="utf-8")
 
 
-def test_the_help_explains_the_command() -> None:
-    text = CliRunner().invoke(frameworks, ["--help"]).output
-    for part in ("Default: one plain image of each framework", "800 ms (2.0)", "--plot figures.svg", "[default: 3"):
-        assert part in text
-
-
-def test_images_that_are_not_built(bench: Bench) -> None:
-    error = bench.refused(EngineError, built=False)
-    assert str(error).startswith("not built: ")
-    assert error.hint.startswith("builder images ")
-
-
-def machine(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
-    """A machine with GPUs of 80 GB; `free` are the free GB of each."""
-    devices = tuple(
-        Gpu(name="H100", capability="9.0", memory=80 * 10**9, free=count * 10**9, index=number, uuid=f"GPU-{number}")
-        for number, count in enumerate(free)
-    )
-    monkeypatch.setattr(gpus, "read", lambda: ("570", devices))
-
-
-def test_the_gpu_with_most_free_memory_is_used(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, 20, 70, 30)
-    assert "matrix product 8192x8192, TF32" in bench.output("--gpu", "require", info=NVIDIA)
-    assert bench.gpus == {("GPU-1",)}
-    assert "matrix product 2048x2048" in bench.output("--gpu", "off", info=NVIDIA)
-    assert bench.gpus == {()}
-
-
-CPU_CELL = "jax-0.10-cpu-py311"
-
-
-@pytest.mark.parametrize(
-    ("cells", "free", "info", "reason"),
-    [
-        ((), 1, INFO, "Docker Engine has no NVIDIA runtime"),
-        ((), 1, NVIDIA, "no GPU has 8 GB free"),
-        ((CPU_CELL, "pt-2.9-cu128-py311"), 70, NVIDIA, f"{CPU_CELL}: built for the CPU"),
-    ],
-)
 def test_without_a_usable_gpu_all_images_are_measured_on_the_cpu(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, cells: tuple[str, ...], free: int, info: EngineInfo, reason: str
+    command: FrameworksCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine(monkeypatch, free)
-    assert reason in str(bench.refused(EngineError, *cells, "--gpu", "require", info=info))
-    assert "2048x2048" in bench.output(*cells, info=info)
-    assert f"measuring on the CPU: {reason}" in bench.progress
-    assert bench.gpus == {()}
-
-
-def test_a_plot_is_an_svg_and_is_refused_before_anything_is_measured(bench: Bench) -> None:
-    assert "--plot writes SVG" in str(bench.refused(UsageError, "--plot", "figures.png"))
+    device = Gpu(name="H100", capability="9.0", memory=80 * 10**9, free=10**9, index=0, uuid="GPU-0")
+    monkeypatch.setattr(gpus, "read", lambda: ("570", (device,)))
+    nvidia = replace(INFO, runtimes=("nvidia", "runc"))
+    refused = command("--gpu", "require", info=nvidia).exception
+    assert isinstance(refused, EngineError)
+    assert "no GPU has 8 GB free" in str(refused)
+    assert not command.gpus, "something was measured"
+    assert "2048x2048" in command.output(info=nvidia)
+    assert "measuring on the CPU: no GPU has 8 GB free" in command.progress
+    assert command.gpus == {()}
 
 
 def test_a_missing_measure_fails_the_command_and_nothing_is_drawn(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: FrameworksCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "answer", lambda *_: (lines({"about": ABOUT, "workers": 4}), 0))
     picture, data = tmp_path / "figures.svg", tmp_path / "figures.json"
-    error = bench("--plot", str(picture), "--json", str(data), "--runs", "1").exception
+    error = command("--plot", str(picture), "--json", str(data), "--runs", "1").exception
     assert isinstance(error, ImageTestError)
     assert "not measured: python, import, " in str(error)
     assert not picture.exists()

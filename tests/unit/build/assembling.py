@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 
-from builder.build import bootstrap, bytecode, os_stage, registry_layers, wheels
+from builder.build import bytecode, layer_lookup, wheels
 from builder.build.assemble import Assembler
 from builder.build.bytecode import Compilation
-from builder.build.os_stage import OsStage
-from builder.build.programs import Programs
 from builder.build.work import Work
 from builder.common import digest
 from builder.common.console import View
@@ -28,11 +25,8 @@ from builder.common.retry import RetryPolicy
 from builder.index.host import Host
 from builder.index.wheels import Wheel
 from builder.layers import images as stored_images
-from builder.layers import oci, splice, wheel_layers
-from builder.layers.blobs import LAYER_TYPE
-from builder.layers.known_layers import KnownLayers
+from builder.layers import oci, stored_layers
 from builder.layers.oci import Image
-from builder.layers.os_layer import OsLayer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -41,7 +35,7 @@ from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
-from tests.unit.build.test_context import members
+from tests.fakes.mmdebstrap import DAY, FakeMmdebstrap, file_system
 
 EMBER, JUPYTER, QUARTZ, BOARD = locks.LOCKED
 NOTEBOOK = "notebook"
@@ -91,7 +85,8 @@ class World:
     spliced: list[str] = field(default_factory=list)
     compiled: list[list[str]] = field(default_factory=list)
     programs: set[bytes] = field(default_factory=set)
-    contexts: set[bytes] = field(default_factory=set)
+    system_inputs: set[str] = field(default_factory=set)
+    before_system: Callable[[], object] = lambda: None
     registry: dict[str, bytes] = field(default_factory=dict)
     registry_error: RegistryError | None = None
     downloaded: list[str] = field(default_factory=list)
@@ -103,38 +98,26 @@ class World:
             log.clear()
         return result
 
-    def make_system(self, _: Work, store: Store, stage: OsStage, __: Programs, ___: KnownLayers) -> OsLayer:
-        """In place of `os_stage.make`."""
-        image = stage.image
-        self.systems.append(stage.name.rpartition("-")[0])
-        assert image.dockerfile in members(stage.context)
-        self.contexts.add(stage.context)
-        if image.os in self.broken_systems:
-            raise self.broken_systems[image.os]
-        content = f"{image.debian} {image.cell.python} {self.packages}".encode()
-        blob = store.put(gzip.compress(content, mtime=0), LAYER_TYPE)
-        layer = OsLayer(
-            digest=blob.digest,
-            diff_id=digest.of_bytes(content),
-            size=blob.size,
-            unpacked=len(content),
-            created=f"2026-01-0{self.packages}T00:00:00Z",
-            base=stage.base.name,
-            taken=self.taken,
-            folders=self.folders,
-        )
-        store.put_record(image.os, asdict(layer))
-        return layer
+    def make_system(self, name: str, arguments: Sequence[str], files: Mapping[str, bytes]) -> bytes:
+        """The file system that the fake of mmdebstrap makes."""
+        self.before_system()
+        self.systems.append(name.rpartition("-")[0])
+        self.system_inputs.add(digest.of_data({path: digest.of_bytes(content) for path, content in files.items()}))
+        for inputs, error in self.broken_systems.items():
+            if name.endswith(digest.short(inputs)[:6]):
+                raise error
+        content = f"{arguments} {self.packages}".encode()
+        return file_system(content, self.taken, self.folders, DAY + 86400 * (int(self.packages) - 1))
 
-    def compile(self, work: Work, store: Store, compilation: Compilation, out: BinaryIO) -> splice.WrittenLayer:
-        """In place of `bytecode.make`."""
+    def compile(self, work: Work, store: Store, compilation: Compilation) -> list[Entry]:
+        """In place of `bytecode.compiled_entries`."""
         assert work.engine.image(compilation.os_image), "no system to compile in"
         assert all(store.path(blob).exists() for blob, _ in compilation.sources)
         paths = [source.path for _, sources in compilation.sources for source in sources]
         self.compiled.append(paths)
         self.programs.add(compilation.program)
         content = self.python.encode()
-        return splice.write([Entry(path=f"{path}c", mode=0o644, content=content) for path in paths], out)
+        return [Entry(path=f"{path}c", mode=0o644, content=content) for path in paths]
 
 
 @dataclass
@@ -162,7 +145,7 @@ class FakeRepository:
 
 
 @dataclass
-class FakeFetcher:
+class WorldFetcher:
     world: World
     folder: Path
     progress: Callable[[int], None]
@@ -187,7 +170,7 @@ class FakeFetcher:
         self.world.on_stop()
 
 
-class Bench:
+class AssemblyBench:
     """A checkout, an engine and a store, with a world around them."""
 
     def __init__(self, project: Project, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,14 +182,13 @@ class Bench:
         self.project = project
         self.assemblers: list[Assembler] = []
         monkeypatch.setattr(wheels, "Fetcher", self._fetcher)
-        monkeypatch.setattr(bootstrap, "reason_not", lambda: "")
-        monkeypatch.setattr(bootstrap, "install", lambda _: "")
-        monkeypatch.setattr(os_stage, "make", self.world.make_system)
-        monkeypatch.setattr(bytecode, "make", self.world.compile)
-        monkeypatch.setattr(registry_layers, "Registry", self._repository)
+        monkeypatch.setattr(bytecode, "compiled_entries", self.world.compile)
+        monkeypatch.setattr(layer_lookup, "Registry", self._repository)
 
-    def _fetcher(self, _: object, folder: Path, *, progress: Callable[[int], None]) -> FakeFetcher:
-        return FakeFetcher(self.world, folder, progress)
+    def _fetcher(
+        self, _: object, folder: Path, *, progress: Callable[[int], None], warn: Callable[[str], None]
+    ) -> WorldFetcher:
+        return WorldFetcher(self.world, folder, progress)
 
     def _repository(self, reference: ImageRef, *, host: Host, write: bool, policy: RetryPolicy) -> FakeRepository:
         assert not write
@@ -222,11 +204,8 @@ class Bench:
         return [by_id[cell] for cell in cells]
 
     def begin(self, images: Sequence[PlannedImage]) -> Assembler:
-        for image in images:  # as if rendered
-            dockerfile = self.project.root / image.dockerfile
-            dockerfile.parent.mkdir(parents=True, exist_ok=True)
-            dockerfile.write_text("FROM scratch\n")
-        assembler = Assembler(self.work, self.store)
+        work = self.work
+        assembler = Assembler(work, self.store, mmdebstrap=FakeMmdebstrap(work, self.world.make_system))
         self.assemblers.append(assembler)
         assembler.prepare(images)
         return assembler
@@ -259,7 +238,7 @@ class Bench:
     def layer(self, name: str, cell: str) -> oci.Layer:
         """A layer of wheels of a cell's image, which the store must have."""
         [planned] = [layer for layer in self.images(cell)[0].layers if layer.name == name]
-        layer = wheel_layers.get(self.store, planned)
+        layer = stored_layers.stored_layer(self.store, planned, None)
         assert layer is not None
         return layer
 

@@ -7,31 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from builder.layers import oci, wheel_layers
-from builder.layers.oci import KnownLayer
+from builder.layers import oci, stored_layers
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
-from tests.unit.build.assembling import Bench
+from tests.unit.build.assembling import AssemblyBench
 
 
 @pytest.fixture
-def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Bench]]:
+def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], AssemblyBench]]:
     """Makes machines, each with a store and an engine of its own; only the last one can run."""
-    machines: list[Bench] = []
-    make_layer = wheel_layers.make
+    machines: list[AssemblyBench] = []
+    make_layer = stored_layers.store_wheels
 
-    def splice(store: Store, layer: PlannedLayer, paths: Sequence[Path], known: KnownLayer | None = None) -> oci.Layer:
+    def splice(store: Store, layer: PlannedLayer, paths: Sequence[Path], known: oci.Layer | None = None) -> oci.Layer:
         world = machines[-1].world
         world.spliced.append(layer.name)
         world.before_splice(layer, paths)
         return make_layer(store, layer, paths, known)
 
-    def bench() -> Bench:
-        machines.append(Bench(tiny, tmp_path / f"store{len(machines)}", monkeypatch))
+    def bench() -> AssemblyBench:
+        machines.append(AssemblyBench(tiny, tmp_path / f"store{len(machines)}", monkeypatch))
         return machines[-1]
 
-    monkeypatch.setattr(wheel_layers, "make", splice)
+    monkeypatch.setattr(stored_layers, "store_wheels", splice)
     yield bench
     for machine in machines:
         for assembler in machine.assemblers:
@@ -39,5 +38,5 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.fixture
-def bench(benches: Callable[[], Bench]) -> Bench:
+def bench(benches: Callable[[], AssemblyBench]) -> AssemblyBench:
     return benches()

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
-from builder.build import bytecode, disk, os_stage
+from builder.build import bytecode, disk
 from builder.build.bytecode import Compilation
 from builder.build.work import Work
 from builder.common.errors import BuildError, DiskError, EngineError, FetchError
 from builder.index.download import CONNECTIONS
-from builder.layers.os_layer import OsLayer
-from builder.layers.splice import WrittenLayer
+from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from tests.fakes import locks
 from tests.fakes.engine import INFO
-from tests.unit.build.assembling import BOARD, EMBER, JUPYTER, NOTEBOOK, NOTHING, QUARTZ, Bench
+from tests.unit.build.assembling import BOARD, EMBER, JUPYTER, NOTEBOOK, NOTHING, QUARTZ, AssemblyBench
 
 Edit = Callable[[str, str], Project]
 
 
-def two_systems(benches: Callable[[], Bench], edit: Edit) -> Bench:
+def two_systems(benches: Callable[[], AssemblyBench], edit: Edit) -> AssemblyBench:
     """QUARTZ and BOARD have operating systems of their own, with the same Python."""
     bench = benches()
     bench.project = locks.write_os_locks(edit("board: {needs: [python]", "board: {apt: [git], needs: [python]"))
@@ -35,7 +34,7 @@ def two_systems(benches: Callable[[], Bench], edit: Edit) -> Bench:
     return bench
 
 
-def test_a_wheel_that_fails_is_named_and_fails_only_the_images_that_need_it(bench: Bench) -> None:
+def test_a_wheel_that_fails_is_named_and_fails_only_the_images_that_need_it(bench: AssemblyBench) -> None:
     bench.world.broken[NOTEBOOK] = FetchError("notebook-2.0-py3-none-any.whl: gone")
     images = bench.images(EMBER, JUPYTER, QUARTZ)
     assembler = bench.begin(images)
@@ -49,7 +48,7 @@ def test_a_wheel_that_fails_is_named_and_fails_only_the_images_that_need_it(benc
     assert f"{bench.images(JUPYTER)[0].references[0]}.untested" not in bench.store.images()
 
 
-def test_a_rerun_fetches_only_missing_wheels(bench: Bench) -> None:
+def test_a_rerun_fetches_only_missing_wheels(bench: AssemblyBench) -> None:
     bench.world.broken[NOTEBOOK] = FetchError("gone")
     images = bench.images(JUPYTER)
     assembler = bench.begin(images)
@@ -65,7 +64,7 @@ def test_a_rerun_fetches_only_missing_wheels(bench: Bench) -> None:
     assert NOTEBOOK in fetched
 
 
-def test_a_damaged_wheel_is_named(bench: Bench) -> None:
+def test_a_damaged_wheel_is_named(bench: AssemblyBench) -> None:
     bench.world.damaged["pip"] = b"no zip"
     images = bench.images(EMBER)
     with pytest.raises(FetchError, match=r"^pip-2\.0-py3-none-any\.whl: ") as caught:
@@ -74,7 +73,7 @@ def test_a_damaged_wheel_is_named(bench: Bench) -> None:
     assert not list((bench.store.root / "tmp").iterdir())
 
 
-def test_different_files_for_one_path_are_an_error(bench: Bench) -> None:
+def test_different_files_for_one_path_are_an_error(bench: AssemblyBench) -> None:
     bench.world.more = {"emberkit": {"shared/x.txt": b"one"}, NOTEBOOK: {"shared/x.txt": b"other"}}
     images = bench.images(JUPYTER, EMBER)
     assembler = bench.begin(images)
@@ -85,27 +84,27 @@ def test_different_files_for_one_path_are_an_error(bench: Bench) -> None:
     assert assembler.build(images[1])
 
 
-def test_two_layers_may_have_the_same_file(bench: Bench) -> None:
+def test_two_layers_may_have_the_same_file(bench: AssemblyBench) -> None:
     """As namespace packages do."""
     bench.world.more = {"emberkit": {"shared/x.txt": b"same"}, NOTEBOOK: {"shared/x.txt": b"same"}}
     assert bench.run(JUPYTER)
 
 
-def test_a_file_of_the_system_in_a_wheel_is_an_error(bench: Bench) -> None:
+def test_a_file_of_the_system_in_a_wheel_is_an_error(bench: AssemblyBench) -> None:
     bench.world.taken = ("opt/venv/lib/python3.11/site-packages/pip/__init__.py",)
     images = bench.images(EMBER)
     with pytest.raises(BuildError, match=f"^{EMBER}: /opt/venv/.*/pip/__init__.py is in the os layer and in ember$"):
         bench.begin(images).build(images[0])
 
 
-def test_a_file_in_a_folder_with_another_owner_is_an_error(bench: Bench) -> None:
+def test_a_file_in_a_folder_with_another_owner_is_an_error(bench: AssemblyBench) -> None:
     bench.world.folders = ("etc",)
     images = bench.images(EMBER)
     with pytest.raises(BuildError, match=r"^templates/ has a file for /etc/"):
         bench.begin(images).build(images[0])
 
 
-def test_a_system_that_fails_fails_only_the_images_on_it(benches: Callable[[], Bench], edit: Edit) -> None:
+def test_a_system_that_fails_fails_only_the_images_on_it(benches: Callable[[], AssemblyBench], edit: Edit) -> None:
     bench = two_systems(benches, edit)
     images = bench.images(QUARTZ, BOARD)
     bench.world.broken_systems[images[1].os] = BuildError("apt failed")
@@ -122,48 +121,48 @@ def test_a_system_that_fails_fails_only_the_images_on_it(benches: Callable[[], B
 
 
 def test_bytecode_does_not_wait_for_a_system_with_the_python_of_another(
-    benches: Callable[[], Bench], edit: Edit, monkeypatch: pytest.MonkeyPatch
+    benches: Callable[[], AssemblyBench], edit: Edit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = two_systems(benches, edit)
     bench.run(QUARTZ)
     compiled = threading.Event()
-    compile_, make_system = bytecode.make, os_stage.make
+    compile_ = bytecode.compiled_entries
 
-    def compiling(*arguments: Any) -> WrittenLayer:
+    def compiling(*arguments: Any) -> Iterable[Entry]:
         compiled.set()
         return compile_(*arguments)
 
-    def waiting(*arguments: Any) -> OsLayer:
+    def wait() -> None:
         assert compiled.wait(10), "bytecode waits for the operating system"
-        return make_system(*arguments)
 
-    monkeypatch.setattr(bytecode, "make", compiling)
-    monkeypatch.setattr(os_stage, "make", waiting)
+    monkeypatch.setattr(bytecode, "compiled_entries", compiling)
+    bench.world.before_system = wait
     assert bench.run(BOARD)
 
 
 def test_bytecode_is_not_compiled_in_a_system_of_other_inputs(
-    benches: Callable[[], Bench], edit: Edit, monkeypatch: pytest.MonkeyPatch
+    benches: Callable[[], AssemblyBench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old one may be what had to be repaired."""
     bench = benches()
     systems: list[str] = []
-    compile_ = bytecode.make
+    compile_ = bytecode.compiled_entries
 
-    def compiling(work: Work, store: Store, compilation: Compilation, out: BinaryIO) -> WrittenLayer:
+    def compiling(work: Work, store: Store, compilation: Compilation) -> Iterable[Entry]:
         systems.append(compilation.os_image)
-        return compile_(work, store, compilation, out)
+        return compile_(work, store, compilation)
 
-    monkeypatch.setattr(bytecode, "make", compiling)
+    monkeypatch.setattr(bytecode, "compiled_entries", compiling)
     bench.run(QUARTZ)
-    bench.world.packages = "2"
-    bench.project = edit("image: example/base:new@sha256:22", "image: example/base:new@sha256:33")
+    bench.refresh()
     bench.run(QUARTZ, BOARD)
     assert len(systems) == 2
     assert systems[0] != systems[1]
 
 
-def test_a_system_that_fails_does_not_fail_bytecode_of_another(benches: Callable[[], Bench], edit: Edit) -> None:
+def test_a_system_that_fails_does_not_fail_bytecode_of_another(
+    benches: Callable[[], AssemblyBench], edit: Edit
+) -> None:
     """Of the systems with the same Python, the next one that is ready compiles."""
     bench = two_systems(benches, edit)
     images = bench.images(BOARD, QUARTZ)
@@ -174,13 +173,25 @@ def test_a_system_that_fails_does_not_fail_bytecode_of_another(benches: Callable
         assembler.build(images[0])
 
 
-def test_bytecode_that_fails_is_made_in_the_next_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_used_fail_only_their_image(bench: AssemblyBench) -> None:
+    for path in ("python/files/etc/x/y", "jupyter/files/etc/x"):
+        file = bench.project.root / "templates" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    images = bench.images(EMBER, JUPYTER)
+    assembler = bench.begin(images)
+    assert assembler.build(images[0])
+    with pytest.raises(BuildError, match="templates/ has a file for /etc/x/y, but /etc/x is a link or file"):
+        assembler.build(images[1])
+
+
+def test_bytecode_that_fails_is_made_in_the_next_run(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise BuildError("compile.py ended with status 1")
 
     images = bench.images(EMBER)
     with monkeypatch.context() as patch:
-        patch.setattr(bytecode, "make", fail)
+        patch.setattr(bytecode, "compiled_entries", fail)
         assembler = bench.begin(images)
         with pytest.raises(BuildError, match=r"compile\.py"):
             assembler.build(images[0])
@@ -190,7 +201,7 @@ def test_bytecode_that_fails_is_made_in_the_next_run(bench: Bench, monkeypatch: 
     assert bench.world.did() == ([], [], [], 1)
 
 
-def test_nothing_waits_for_downloads_after_an_interrupt(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_waits_for_downloads_after_an_interrupt(bench: AssemblyBench, caplog: pytest.LogCaptureFixture) -> None:
     """As after Ctrl-C: wheels arrive when there is no thread left to splice them."""
     is_fetching, may_finish = threading.Barrier(5), threading.Event()
     errors: list[BaseException] = []
@@ -224,7 +235,7 @@ def test_nothing_waits_for_downloads_after_an_interrupt(bench: Bench, caplog: py
     assert caplog.records == []
 
 
-def test_downloads_are_stopped_after_a_failure(bench: Bench) -> None:
+def test_downloads_are_stopped_after_a_failure(bench: AssemblyBench) -> None:
     """They are not waited for: gigabytes may be left."""
     is_stopped = threading.Event()
 
@@ -238,7 +249,9 @@ def test_downloads_are_stopped_after_a_failure(bench: Bench) -> None:
     assert bench.world.fetched == []
 
 
-def test_an_error_while_closing_does_not_hide_the_first_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_closing_does_not_hide_the_first_one(
+    bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine may be the reason for both."""
     [image] = bench.images(EMBER)
     assembler = bench.begin([image])
@@ -264,7 +277,7 @@ def test_an_error_while_closing_does_not_hide_the_first_one(bench: Bench, monkey
 # ---- room
 
 
-def test_the_store_needs_room_for_missing_wheels(bench: Bench) -> None:
+def test_the_store_needs_room_for_missing_wheels(bench: AssemblyBench) -> None:
     images = bench.images(EMBER, JUPYTER)
     wheels = {wheel.sha256: wheel.size for image in images for wheel in image.wheels}
     assert disk.store_bytes(bench.store, images) == int(sum(wheels.values()) * 1.5)
@@ -276,14 +289,16 @@ def test_the_store_needs_room_for_missing_wheels(bench: Bench) -> None:
     assert disk.store_bytes(bench.store, images) == 0
 
 
-def local(bench: Bench, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+def local(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     """An engine on this machine whose disk, which is not the store's, has so many bytes free."""
     bench.engine.settings = replace(INFO, is_local=True, root="/proc")
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
 
 
-def test_too_little_room_is_an_error_before_anything_is_started(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_room_is_an_error_before_anything_is_started(
+    bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     local(bench, monkeypatch, disk.SPARE + 5_000_000)
     with pytest.raises(DiskError, match=r"^building 1 image takes about 2\.0 GB in /proc, which has 2\.0 GB free"):
         bench.begin(bench.images(EMBER))
@@ -292,7 +307,7 @@ def test_too_little_room_is_an_error_before_anything_is_started(bench: Bench, mo
 
 
 def test_room_for_both_is_needed_on_a_disk_that_engine_and_store_share(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = bench.images(EMBER)
     local(bench, monkeypatch, disk.engine_bytes(sum(layer.bytes for layer in images[0].layers)))
@@ -304,7 +319,7 @@ def test_room_for_both_is_needed_on_a_disk_that_engine_and_store_share(
     bench.begin(images)
 
 
-def test_layers_of_the_engine_need_no_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_the_engine_need_no_room(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA of EMBER has 2 MB, what JUPYTER adds a few kilobytes."""
     bench.run(EMBER)
     local(bench, monkeypatch, disk.SPARE + 10_000)

@@ -62,7 +62,7 @@ class FullEngine(FakeEngine):
 
 
 @dataclass
-class Bench:
+class DiskBench:
     """The plan of all locked images, each group of which needs 5 GB; `stored` are ids of images in the store."""
 
     project: Project
@@ -88,16 +88,16 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskBench:
     store = Store(tmp_path / "store")
     store.prepare()
-    bench = Bench(tiny, store)
+    bench = DiskBench(tiny, store)
     monkeypatch.setattr(disk, "peak_bytes", lambda *_: 5 * GB)
     monkeypatch.setattr(stored_image, "image_ids", lambda _: bench.stored)
     return bench
 
 
-def test_a_dockerfile_needs_room_for_shared_wheels_once(bench: Bench) -> None:
+def test_a_dockerfile_needs_room_for_shared_wheels_once(bench: DiskBench) -> None:
     [first, second] = [Plan(images=bench.plan.images[:count]) for count in (1, 2)]
     needed = disk.dockerfile_bytes(first)
     assert needed == int(first.unique_bytes * 3.6) + disk.SPARE
@@ -106,7 +106,7 @@ def test_a_dockerfile_needs_room_for_shared_wheels_once(bench: Bench) -> None:
     assert disk.dockerfile_bytes(first, cached=GB) == disk.SPARE
 
 
-def test_groups_of_one_cuda_follow_each_other(bench: Bench) -> None:
+def test_groups_of_one_cuda_follow_each_other(bench: DiskBench) -> None:
     images = bench.plan.images
     groups = disk.groups(Plan(images=(images[0], images[2], images[1], images[3])))
     assert [{image.cell.group for image in group.images} for group in groups] == [
@@ -120,13 +120,13 @@ def test_groups_of_one_cuda_follow_each_other(bench: Bench) -> None:
     assert [group.images[0].cell.cuda for group in groups] == ["12.9", "12.9", "12.10"]
 
 
-def test_nothing_is_removed_if_there_is_room(bench: Bench) -> None:
+def test_nothing_is_removed_if_there_is_room(bench: DiskBench) -> None:
     bench.add_image(TAGS[0], "12.9")
     bench.make_room(20 * GB)
     assert bench.engine.calls == []
 
 
-def test_a_limit_of_what_is_free(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_what_is_free(bench: DiskBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add_image(TAGS[0], "12.9")
     taken = bench.store.size() + bench.engine.disk_bytes()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 9 * GB if path == bench.store.root else 7 * GB))
@@ -138,7 +138,7 @@ def test_a_limit_of_what_is_free(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     assert disk.free_limit(bench.work, bench.store) == taken
 
 
-def test_the_build_cache_is_emptied_last_and_only_on_request(bench: Bench) -> None:
+def test_the_build_cache_is_emptied_last_and_only_on_request(bench: DiskBench) -> None:
     bench.add_image(TAGS[0], "12.9")
     with pytest.raises(DiskError, match=r"12\.0 GB too small: .* and only 10\.0 GB of it can be freed") as caught:
         bench.make_room(6 * GB)  # 5, and 3 of cache
@@ -149,7 +149,7 @@ def test_the_build_cache_is_emptied_last_and_only_on_request(bench: Bench) -> No
     assert bench.engine.calls[-1] == "prune"
 
 
-def test_nothing_is_removed_if_that_would_not_be_enough(bench: Bench) -> None:
+def test_nothing_is_removed_if_that_would_not_be_enough(bench: DiskBench) -> None:
     """`--max-disk 1GB` removed every image and emptied the build cache, and then failed for lack of room."""
     bench.add_image(TAGS[0], "12.9")
     bench.add_image(TAGS[1], "12.10")
@@ -160,7 +160,7 @@ def test_nothing_is_removed_if_that_would_not_be_enough(bench: Bench) -> None:
 
 
 def test_layers_that_must_be_loaded_again_are_not_counted_as_freed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: DiskBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Images were removed for the next ones, which then needed their layers again, and there was no room after all."""
     ids = {bench.add_image(TAGS[0], "12.9"), bench.add_image(TAGS[1], "12.9")}
@@ -171,7 +171,9 @@ def test_layers_that_must_be_loaded_again_are_not_counted_as_freed(
     bench.make_room(25 * GB + KB, prune_cache=True)
 
 
-def test_layers_that_another_image_has_are_not_counted_as_freed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_another_image_has_are_not_counted_as_freed(
+    bench: DiskBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = bench.add_image(TAGS[0], "12.9")
     layers = {ours: {("a",): 8 * GB, ("a", "b"): 2 * GB}, "sha256:other": {("a",): 8 * GB, ("a", "c"): 2 * GB}}
     monkeypatch.setattr(bench.engine, "layers", lambda: layers)
@@ -180,7 +182,7 @@ def test_layers_that_another_image_has_are_not_counted_as_freed(bench: Bench, mo
     assert bench.engine.calls == []
 
 
-def test_images_that_share_the_cuda_are_removed_last(bench: Bench) -> None:
+def test_images_that_share_the_cuda_are_removed_last(bench: DiskBench) -> None:
     group = Plan(images=bench.plan.images[2:])
     assert {image.cell.cuda for image in group.images} == {"12.9"}
     bench.add_image(TAGS[0], "12.9")
@@ -190,7 +192,7 @@ def test_images_that_share_the_cuda_are_removed_last(bench: Bench) -> None:
     assert f"remove {TAGS[0]}" not in bench.engine.calls
 
 
-KEPT: dict[str, Callable[[Bench], object]] = {
+KEPT: dict[str, Callable[[DiskBench], object]] = {
     "of another checkout": lambda bench: bench.add_image(TAGS[0], "12.10", ours=False),
     "not in the store": lambda bench: bench.add_image(TAGS[0], "12.10", stored=False),
     "used by a container": lambda bench: setattr(bench.engine, "in_use", bench.add_image(TAGS[0], "12.10")),
@@ -199,7 +201,7 @@ KEPT: dict[str, Callable[[Bench], object]] = {
 
 
 @pytest.mark.parametrize("have", KEPT.values(), ids=KEPT.keys())
-def test_images_that_are_never_removed(bench: Bench, have: Callable[[Bench], object]) -> None:
+def test_images_that_are_never_removed(bench: DiskBench, have: Callable[[DiskBench], object]) -> None:
     have(bench)
     with pytest.raises(DiskError, match=r"--max-disk 9\.0 GB is 9\.0 GB too small"):
         bench.make_room(9 * GB)
@@ -210,7 +212,7 @@ def test_images_that_are_never_removed(bench: Bench, have: Callable[[Bench], obj
     ("stored", "reason", "is_done"), [(False, "", False), (True, "not tested", False), (True, "", True)]
 )
 def test_only_outstanding_images_are_built(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, stored: bool, reason: str, is_done: bool
+    bench: DiskBench, monkeypatch: pytest.MonkeyPatch, stored: bool, reason: str, is_done: bool
 ) -> None:
     monkeypatch.setattr(stored_image, "find", lambda *_: object() if stored else None)
     monkeypatch.setattr(evidence, "check_stored", lambda *_: (None, reason))
@@ -218,7 +220,7 @@ def test_only_outstanding_images_are_built(
     assert bool(disk.outstanding(bench.work, bench.store, bench.plan, test=False).images) is not stored
 
 
-def test_clean_removes_untagged_images_of_this_checkout_and_logs(bench: Bench) -> None:
+def test_clean_removes_untagged_images_of_this_checkout_and_logs(bench: DiskBench) -> None:
     project, engine = bench.project, FakeEngine()
     untagged = engine.add_image("sha256:old", labels={PLAN_LABEL: "sha256:0"})
     engine.add_image("sha256:others", labels={PLAN_LABEL: "sha256:1"})

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import base64
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from builder.build import base, dockerfile
-from builder.build.base import Base
-from builder.build.dockerfile import Build, DockerfileBuilder
+from builder.build.dockerfile import DockerfileBuilder, context_files
+from builder.build.programs import Program
 from builder.build.work import Work, built_ids
+from builder.common import digest
 from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, EngineError
-from builder.engine.client import RUN_LABEL
-from builder.engine.trace import Output, Status, Vertex
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.matrix.project import Project
-from builder.matrix.tags import BASE_LABEL, PLAN_LABEL
+from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan, render
 from builder.plan.plan import PlannedImage
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
-from tests.unit.build.test_context import content, members
-from tests.unit.engine.test_trace import encode
+from tests.fakes.mmdebstrap import FakeMmdebstrap
+from tests.fakes.programs import FakePrograms
 
 CELL = "qz-0.5-cu129-py311"
-BASE = Base(reference="local/base:1", name="example (made here)")
 HOST = Host(
     index=IndexSettings(url="http://mirror.example.test/simple"),
     ca=b"pem",
@@ -36,7 +32,30 @@ HOST = Host(
 )
 
 
-class Bench:
+class Buildx(FakePrograms):
+    """Runs no buildx: the image has the labels of the command line. Keeps the files of each build."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        super().__init__()
+        self.engine = engine
+        self.contexts: list[dict[str, bytes]] = []
+        self.before: Callable[[], object] = lambda: None
+
+    def run(self, program: Program, on_line: Callable[[str], str]) -> int:
+        self.before()
+        folder = program.folder
+        self.contexts.append(
+            {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        )
+        labels = dict(word.removeprefix("--label=").split("=", 1) for word in program.command if "--label" in word)
+        image_id = digest.of_data(labels)
+        self.files = {"../id": image_id.encode()}
+        if self.status == 0:
+            self.engine.add_image(image_id, labels=labels)
+        return super().run(program, on_line)
+
+
+class TinyProject:
     """An engine, and the tiny project with one rendered image."""
 
     def __init__(self, project: Project) -> None:
@@ -44,6 +63,7 @@ class Bench:
         self.engine = FakeEngine()
         self.console = MemoryConsole()
         self.work = Work(engine=self.engine, project=project, host=HOST, view=View(self.console))
+        self.buildx = Buildx(self.engine)
         [self.image] = self.rendered(CELL)
 
     def rendered(self, *cells: str) -> tuple[PlannedImage, ...]:
@@ -52,73 +72,72 @@ class Bench:
         render.write(root, render.render(root, self.project.matrix, planned))
         return planned.images
 
-    def find(self, image: PlannedImage | None = None) -> str:
-        return DockerfileBuilder(self.work).find(image or self.image)
+    @property
+    def builder(self) -> DockerfileBuilder:
+        return DockerfileBuilder(self.work, self.buildx, FakeMmdebstrap(self.work))
 
-    def prepared(self, image: PlannedImage | None = None) -> DockerfileBuilder:
-        builder = DockerfileBuilder(self.work)
-        builder.prepare([image or self.image])
-        return builder
+    def find(self, image: PlannedImage | None = None) -> str:
+        return self.builder.find(image or self.image)
 
     def run(self, image: PlannedImage | None = None) -> str:
         """Builds an image in a run of its own; returns its id."""
-        return self.prepared(image).build(image or self.image)[0]
+        builder = self.builder
+        builder.prepare([image or self.image])
+        return builder.build(image or self.image)[0]
 
 
 @pytest.fixture
-def bench(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(base, "ensure", lambda *_: BASE)
-    return Bench(tiny)
+def checkout(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> TinyProject:
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    return TinyProject(tiny)
 
 
-def trace(*, error: str = "", text: str = "") -> dict[str, Any]:
-    """A step that prints and, with an error, fails."""
-    vertex = Vertex(digest="a", name="[image 2/3] RUN true", started=1, completed=2, error=error)
-    printed = Status(vertices=(Vertex(digest="a", name="x", started=1),), output=(Output(vertex="a", text=text),))
-    return {
-        "id": "moby.buildkit.trace",
-        "aux": base64.b64encode(encode(printed) + encode(Status(vertices=(vertex,)))).decode(),
-    }
+def test_built_and_found_again(checkout: TinyProject) -> None:
+    assert checkout.find() == ""
+    image_id = checkout.run()
+    assert checkout.find() == image_id
+    assert built_ids(checkout.project.state) == {image_id}
+    assert checkout.engine.known[image_id].labels == {PLAN_LABEL: checkout.image.digest}
 
 
-def test_built_and_found_again(bench: Bench) -> None:
-    assert bench.find() == ""
-    image_id = bench.run()
-    assert bench.find() == image_id
-    assert built_ids(bench.project.state) == {image_id}
-    assert bench.engine.calls == [f"build {CELL} on local/base:1"]
-    assert bench.engine.labels[CELL] == {BASE_LABEL: "example (made here)", PLAN_LABEL: bench.image.digest}
-    assert bench.engine.builds == [""]
+def test_the_command_line_of_buildx(checkout: TinyProject) -> None:
+    """The address of a proxy may have a password: its value is in the environment alone."""
+    checkout.run()
+    [program] = checkout.buildx.calls
+    command = list(program.command)
+    assert command[:3] == ["docker", "buildx", "build"]
+    assert command[-1] == str(program.folder)
+    assert f"--file={program.folder}/images/{CELL}/plain.Dockerfile" in command
+    assert [word for word in command if word.startswith("--build-arg")] == [
+        "--build-arg=BASE=local/newbird", "--build-arg=HTTP_PROXY",
+    ]  # fmt: skip
+    assert program.environment["HTTP_PROXY"] == "http://p.example.test"
 
 
-def test_a_stage_has_its_own_row_and_log_and_is_marked_for_removal(bench: Bench) -> None:
-    context = dockerfile.context(bench.project.root, bench.image, {})
-    build = Build(image=bench.image, name="os-x", context=context, base=BASE, target="os")
-    dockerfile.run(bench.work, build)
-    assert bench.engine.builds == ["os"]
-    assert bench.engine.labels[CELL] == {RUN_LABEL: str(bench.project.root)}
-    assert (bench.project.logs / "os-x.log").is_file()
-    assert bench.console.text == "os-x: building\n"
+def test_without_docker_no_build_begins(checkout: TinyProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(EngineError, match="needs the `docker` command and its plugin buildx"):
+        checkout.run()
 
 
-def test_an_image_with_our_labels_from_elsewhere_is_not_found(bench: Bench) -> None:
+def test_an_image_with_our_labels_from_elsewhere_is_not_found(checkout: TinyProject) -> None:
     """An image built FROM an image of this project inherits its labels."""
-    bench.engine.add_image("sha256:derived", labels={PLAN_LABEL: bench.image.digest})
-    assert bench.find() == ""
+    checkout.engine.add_image("sha256:derived", labels={PLAN_LABEL: checkout.image.digest})
+    assert checkout.find() == ""
 
 
-def test_an_image_of_another_plan_is_not_found(bench: Bench) -> None:
+def test_an_image_of_another_plan_is_not_found(checkout: TinyProject) -> None:
     """The record is of this plan, but the engine's image is not: records were copied."""
-    image_id = bench.run()
-    bench.engine.known[image_id] = replace(bench.engine.known[image_id], labels={PLAN_LABEL: "sha256:0"})
-    assert bench.find() == ""
+    image_id = checkout.run()
+    checkout.engine.known[image_id] = replace(checkout.engine.known[image_id], labels={PLAN_LABEL: "sha256:0"})
+    assert checkout.find() == ""
 
 
 @pytest.mark.parametrize("record", ["", "sha256:0", "../x", "\xff"])
-def test_a_damaged_record_is_ignored(bench: Bench, record: str) -> None:
-    bench.run()
-    next((bench.project.state / "built").iterdir()).write_text(record, encoding="latin-1")
-    assert bench.find() == ""
+def test_a_damaged_record_is_ignored(checkout: TinyProject, record: str) -> None:
+    checkout.run()
+    next((checkout.project.state / "built").iterdir()).write_text(record, encoding="latin-1")
+    assert checkout.find() == ""
 
 
 READ = [
@@ -130,141 +149,202 @@ READ = [
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_changed_input_means_another_build(bench: Bench, name: str) -> None:
+def test_a_changed_input_means_another_build(checkout: TinyProject, name: str) -> None:
     """By its content: the plan does not cover the scripts that only this method runs."""
-    image_id = bench.run()
-    path = bench.project.root / name
+    image_id = checkout.run()
+    path = checkout.project.root / name
     before = path.read_bytes() if path.exists() else None
     path.write_bytes((before or b"") + b"# more\n")
-    assert bench.find() == ""
-    bench.run()
-    assert content(bench.engine.contexts[CELL], name).endswith(b"# more\n")
-    assert bench.find() == image_id
+    assert checkout.find() == ""
+    checkout.run()
+    assert checkout.buildx.contexts[-1][name].endswith(b"# more\n")
+    assert checkout.find() == image_id
     path.unlink() if before is None else path.write_bytes(before)
-    assert bench.find() == image_id
+    assert checkout.find() == image_id
 
 
-def test_a_file_that_is_edited_during_the_build_belongs_to_the_next_one(bench: Bench) -> None:
+def test_a_file_that_is_edited_during_the_build_belongs_to_the_next_one(checkout: TinyProject) -> None:
     """The image was built with the old script, so it is not what the new one gives."""
-    builder = bench.prepared()
     name = "templates/steps/wheels.sh"
-    before = (bench.project.root / name).read_bytes()
-    (bench.project.root / name).write_bytes(before + b"# edited\n")
-    image_id, _ = builder.build(bench.image)
-    assert content(bench.engine.contexts[CELL], name) == before
-    assert bench.find() == ""
-    (bench.project.root / name).write_bytes(before)
-    assert bench.find() == image_id
+    path = checkout.project.root / name
+    before = path.read_bytes()
+    checkout.buildx.before = lambda: path.write_bytes(before + b"# edited\n")
+    image_id = checkout.run()
+    assert checkout.buildx.contexts[0][name] == before
+    assert checkout.find() == ""
+    path.write_bytes(before)
+    assert checkout.find() == image_id
 
 
-def test_a_changed_mode_means_another_build(bench: Bench) -> None:
+def test_a_changed_mode_means_another_build(checkout: TinyProject) -> None:
     """COPY keeps the mode."""
-    bench.run()
-    (bench.project.root / "templates/base/files/etc/variables.d/base.json").chmod(0o755)
-    assert bench.find() == ""
+    checkout.run()
+    (checkout.project.root / "templates/base/files/etc/variables.d/base.json").chmod(0o755)
+    assert checkout.find() == ""
 
 
-def test_two_plans_of_the_same_files_have_a_record_each(bench: Bench) -> None:
+def test_two_plans_of_the_same_files_have_a_record_each(checkout: TinyProject) -> None:
     """They differ in a label: the digest of the plan."""
-    images = (bench.image, replace(bench.image, digest="sha256:other"))
-    ids = [bench.run(planned) for planned in images]
+    images = (checkout.image, replace(checkout.image, digest="sha256:other"))
+    ids = [checkout.run(planned) for planned in images]
     assert len(set(ids)) == 2
-    assert [bench.find(planned) for planned in images] == ids
+    assert [checkout.find(planned) for planned in images] == ids
 
 
-def test_images_of_a_group_are_built_from_their_own_dockerfiles(bench: Bench) -> None:
+def test_images_of_a_group_are_built_from_their_own_dockerfiles(checkout: TinyProject) -> None:
     """Both lie in one folder and read the same lists."""
-    images = bench.rendered(CELL, f"{CELL}-board")
-    ids = [bench.run(planned) for planned in images]
-    assert [bench.find(planned) for planned in images] == ids
+    images = checkout.rendered(CELL, f"{CELL}-board")
+    ids = [checkout.run(planned) for planned in images]
+    assert [checkout.find(planned) for planned in images] == ids
     assert len(set(ids)) == 2
-    assert bench.engine.calls == [f"build {CELL} on local/base:1", f"build {CELL}-board on local/base:1"]
-    assert bench.engine.labels[CELL][PLAN_LABEL] != bench.engine.labels[f"{CELL}-board"][PLAN_LABEL]
-    assert (bench.project.logs / f"{CELL}-board.log").is_file()
+    labels = [checkout.engine.known[image_id].labels[PLAN_LABEL] for image_id in ids]
+    assert labels == [image.digest for image in images]
+    assert (checkout.project.logs / f"{CELL}-board.log").is_file()
 
 
-def test_an_image_that_was_removed_is_not_found(bench: Bench) -> None:
-    bench.run()
-    bench.engine.known.clear()
-    assert bench.find() == ""
+def test_an_image_that_was_removed_is_not_found(checkout: TinyProject) -> None:
+    checkout.run()
+    checkout.engine.known.clear()
+    assert checkout.find() == ""
 
 
-def test_files_of_the_build_host_are_in_the_context_alone(bench: Bench) -> None:
-    bench.run()
+def test_files_of_the_build_host_are_in_the_context_alone(checkout: TinyProject) -> None:
+    checkout.run()
     names = {"templates/host/ca.crt", "templates/host/index.env"}
-    assert names <= set(members(bench.engine.contexts[CELL]))
-    assert not any((bench.project.root / name).exists() for name in names)
+    assert names <= set(checkout.buildx.contexts[0])
+    assert not any((checkout.project.root / name).exists() for name in names)
 
 
-def test_each_release_has_one_base(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    releases: list[str] = []
-
-    def ensure(_: object, release: str) -> Base:
-        releases.append(release)
-        return Base(reference=f"local/{release}", name=release)
-
-    monkeypatch.setattr(base, "ensure", ensure)
-    builder = DockerfileBuilder(bench.work)
-    builder.prepare([bench.image, replace(bench.image, debian="oldbird"), bench.image])
-    assert releases == ["newbird", "oldbird"]
-    builder.build(bench.image)
-    assert bench.engine.calls == [f"build {CELL} on local/newbird"]
-
-
-def test_too_little_room_is_reported_before_the_build(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.engine.settings = replace(INFO, is_local=True)
+def test_too_little_room_is_reported_before_the_build(checkout: TinyProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout.engine.settings = replace(INFO, is_local=True)
     usage = shutil.disk_usage(".")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(
         DiskError, match=r"building 1 image takes about 2.0 GB in /nowhere, which has 1 kB free"
     ) as caught:
-        bench.run()
+        checkout.run()
     assert "builder clean" in caught.value.hint
-    assert bench.engine.calls == []
+    assert checkout.engine.calls == []
 
 
-FAILURES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "a step": ({"error": "process /bin/sh did not complete: exit code: 1"}, BuildError, "failed at the build"),
-    "disk": ({"error": "write /var/lib/x: no space left on device"}, DiskError, "the disk filled up"),
-    "quota": ({"error": "Disk quota exceeded"}, DiskError, "the disk filled up"),
-    "connection": ({"error": "read tcp: connection reset by peer"}, EngineError, "connection reset"),
-    "registry": ({"error": "failed to resolve source metadata for x"}, EngineError, "failed to resolve"),
-    "no message": ({"stream": "x"}, EngineError, "Docker Engine ended the build without an error message"),
+FAILURES: dict[str, tuple[str, type[Exception], str]] = {
+    "a step": ("ERROR: process /bin/sh did not complete: exit code: 1", BuildError, "docker buildx build failed"),
+    "disk": ("#9 1.2 write /var/lib/x: no space left on device", DiskError, "the disk filled up"),
+    "quota": ("Disk quota exceeded", DiskError, "the disk filled up"),
+    "connection": ("read tcp: connection reset by peer", EngineError, "connection reset"),
+    "registry": ("ERROR: failed to resolve source metadata for x", EngineError, "failed to resolve"),
 }
 
 
-@pytest.mark.parametrize(("message", "kind", "text"), FAILURES.values(), ids=FAILURES.keys())
-def test_errors_by_cause(bench: Bench, message: dict[str, Any], kind: type[Exception], text: str) -> None:
-    bench.engine.broken[CELL] = message
+@pytest.mark.parametrize(("line", "kind", "text"), FAILURES.values(), ids=FAILURES.keys())
+def test_errors_by_cause(checkout: TinyProject, line: str, kind: type[Exception], text: str) -> None:
+    checkout.buildx.status, checkout.buildx.output = 1, [line]
     with pytest.raises(kind, match=text) as caught:
-        bench.run()
+        checkout.run()
     assert str(caught.value).startswith(f"{CELL}: ")
-    assert bench.find() == ""
+    assert checkout.find() == ""
 
 
-def test_a_full_disk_in_the_output_of_the_step(bench: Bench) -> None:
-    messages = [trace(error="exit code: 1", text="cp: No space left on device\n"), {"error": "exit code: 1"}]
-    bench.engine.build = lambda *_, **__: iter(messages)  # type: ignore[method-assign]
-    with pytest.raises(DiskError):
-        bench.run()
-
-
-def test_an_error_shows_the_step_and_its_last_lines_but_no_mirror(bench: Bench) -> None:
-    messages = [trace(error="exit code: 1", text="GET http://mirror.example.test/x\nno\n"), {"error": "exit code: 1"}]
-    bench.engine.build = lambda *_, **__: iter(messages)  # type: ignore[method-assign]
+def test_an_error_shows_the_last_lines_but_no_mirror(checkout: TinyProject) -> None:
+    checkout.buildx.status = 1
+    checkout.buildx.output = [
+        "#7 [image 2/3] RUN true",
+        "#7 0.3 GET http://mirror.example.test/x",
+        "------",
+        "ERROR: no",
+    ]
     with pytest.raises(BuildError) as caught:
-        bench.run()
+        checkout.run()
     assert str(caught.value).splitlines() == [
-        f"{CELL}: failed at [image 2/3] RUN true",
+        f"{CELL}: docker buildx build failed",
+        "  | #7 [image 2/3] RUN true",
         "  | GET http://<mirror>/x",
-        "  | no",
+        "  | ERROR: no",
     ]
     assert caught.value.hint == f"Full log: .builder/logs/{CELL}.log"
-    assert "mirror.example.test" not in (bench.project.logs / f"{CELL}.log").read_text()
+    assert "mirror.example.test" not in (checkout.project.logs / f"{CELL}.log").read_text()
 
 
-@pytest.mark.parametrize("aux", ["not base64", base64.b64encode(b"\x0a\x05a").decode()])
-def test_an_invalid_progress_message_is_an_error_of_the_engine(bench: Bench, aux: str) -> None:
-    bench.engine.broken[CELL] = {"id": "moby.buildkit.trace", "aux": aux}
-    with pytest.raises(EngineError, match="invalid progress message"):
-        bench.run()
+STEPS = {
+    "#5 [os 2/2] RUN --mount=type=bind,source=a,target=/b --mount=type=cache,target=/c sh /mnt/steps/os.sh python3 x":
+        "[os 2/2] install Debian packages",
+    "#6 [image 1/6] RUN --mount=type=bind,source=images/x/wheels-jax.txt,target=/mnt/wheels.txt sh wheels.sh":
+        "[image 1/6] install jax wheels",
+    "#7 [image 2/6] RUN --mount=type=bind,source=images/x/cuda.txt,target=/mnt/wheels.txt sh wheels.sh cuda":
+        "[image 2/6] install cuda wheels",
+    "#8 [image 3/6] COPY templates/base/files/ /": "[image 3/6] COPY templates/base/files/ /",
+}  # fmt: skip
+
+
+def test_steps_are_shown_in_a_few_words(checkout: TinyProject) -> None:
+    checkout.buildx.output = ["#1 [internal] load build definition", *STEPS, "#8 DONE 0.1s"]
+    checkout.run()
+    assert checkout.console.text.splitlines() == [f"{CELL}: building", *(f"{CELL}: {text}" for text in STEPS.values())]
+
+
+# ---- the build context
+
+GROUP = "em-1.10-cu1210-py311"
+
+
+def names_of(project: Project, image: PlannedImage) -> set[str]:
+    return {path.relative_to(project.root).as_posix() for path in context_files(project.root, image)}
+
+
+def test_the_context_has_what_the_dockerfile_reads_and_nothing_else(checkout: TinyProject) -> None:
+    """The folder of the group also has Dockerfiles of other variants, and lists of their components."""
+    root = checkout.project.root
+    images = {image.id: image for image in checkout.rendered(GROUP, f"{GROUP}-jupyter", f"{GROUP}-board")}
+    image = images[f"{GROUP}-jupyter"]
+    for name in ("templates/host/ca.crt", "templates/pytorch/x", f"images/{GROUP}/other.Dockerfile"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("other")
+    lists = ("cuda.txt", "wheels-python.txt", "wheels-ember.txt", "wheels-board.txt", "wheels-jupyter.txt")
+    rendered = {f"images/{GROUP}/{name}" for name in ("jupyter.Dockerfile", "constraints.txt", *lists)}
+    templates = {
+        path.relative_to(root).as_posix()
+        for component in image.components
+        for path in (root / "templates" / component).rglob("*")
+        if path.is_file()
+    }
+    assert names_of(checkout.project, image) == {*plan.COMMON_INPUTS, image.system.path, *rendered, *templates}
+    assert {f"{plan.STEPS}/{path.name}" for path in (root / plan.STEPS).iterdir()} <= names_of(checkout.project, image)
+    lists_of_plain = {f"images/{GROUP}/{name}" for name in ("cuda.txt", "wheels-python.txt", "wheels-ember.txt")}
+    assert {name for name in names_of(checkout.project, images[GROUP]) if name.endswith(".txt") and GROUP in name} == {
+        *lists_of_plain, f"images/{GROUP}/constraints.txt",
+    }  # fmt: skip
+
+
+def test_modes_do_not_depend_on_the_checkout(checkout: TinyProject) -> None:
+    """As under a umask of 077: only the owner's bits are left."""
+    seen: list[dict[str, int]] = []
+
+    def look() -> None:
+        [scratch] = (checkout.project.state / "tmp").iterdir()
+        paths = [path for path in (scratch / "context").rglob("*") if path.is_file()]
+        seen.append({str(path.relative_to(scratch)): path.stat().st_mode for path in paths})
+
+    checkout.buildx.before = look
+    checkout.run()
+    for path in context_files(checkout.project.root, checkout.image):
+        path.chmod(path.stat().st_mode & 0o700)
+    checkout.run()
+    assert {name: value for name, value in seen[0].items() if "/host/" not in name} == {
+        name: value for name, value in seen[1].items() if "/host/" not in name
+    }
+
+
+def test_links_stay_links(checkout: TinyProject) -> None:
+    """Their targets are paths of the image, not of the checkout."""
+    folder = checkout.project.root / "templates/base/files/usr/lib"
+    folder.mkdir(parents=True)
+    (folder / "it.so.1").symlink_to("/opt/nowhere/it.so.1")
+    targets: list[str] = []
+
+    def look() -> None:
+        [scratch] = (checkout.project.state / "tmp").iterdir()
+        targets.append(str((scratch / "context/templates/base/files/usr/lib/it.so.1").readlink()))
+
+    checkout.buildx.before = look
+    checkout.run()
+    assert targets == ["/opt/nowhere/it.so.1"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from builder.build import bootstrap, doctor
+from builder.build import doctor, mmdebstrap
 from builder.build.doctor import Finding
 from builder.common.errors import EngineError
 from builder.compat.gpus import Gpu
@@ -57,7 +57,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(Engine, "connect", connect)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if name in has["which"] else None)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=has["free"]))
-    monkeypatch.setattr(bootstrap, "reason_not", lambda: has["reason"])
+    monkeypatch.setattr(mmdebstrap, "obstacle_here", lambda: has["reason"])
     monkeypatch.setattr("builder.compat.gpus.read", lambda: has["gpus"])
     monkeypatch.setattr("builder.index.host.read", lambda: Host(index=has["settings"]))
     monkeypatch.setattr("subprocess.run", programs)
@@ -88,10 +88,9 @@ def test_a_good_machine(tiny: Project, machine: dict[str, Any]) -> None:
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no engine": ({"engine": None}, "engine", "missing", "no Docker Engine answers at x. `builder engine` starts one."),
     "old engine": ({"engine": FakeEngine(info=replace(INFO, version="20.10.24"))}, "engine", "missing", "23 or newer"),
-    "no BuildKit": ({"engine": FakeEngine(info=replace(INFO, buildkit=False))}, "buildkit", "missing", "not in this"),
     "arm64": ({"engine": FakeEngine(info=replace(INFO, architecture="aarch64"))}, "machine", "missing", "aarch64"),
     "no client": ({"which": set()}, "docker", "missing", "apt-get install docker.io"),
-    "no mmdebstrap": ({"reason": "it is not installed"}, "mmdebstrap", "note", "installed: the engine builds"),
+    "no mmdebstrap": ({"reason": "it is not installed"}, "mmdebstrap", "note", "in a container"),
     "no index": (
         {"index": requests.ReadTimeout()},
         "index", "missing", "the configured mirror does not answer: the index timed out",

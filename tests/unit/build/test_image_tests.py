@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,9 @@ from builder.matrix.tags import ARCHITECTURES_LABEL, CUDA_LABEL, DRIVER_LABEL
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import evidence
+from builder.registry.suite import GPU_TESTS, Suite
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
+from tests.fakes.suites import write_tests
 
 CELL = "qz-0.5-cu129-py311-board"
 ID = "sha256:" + "b" * 64
@@ -87,22 +89,23 @@ def test_a_line_of_the_report_that_was_cut_off_is_ignored(tmp_path: Path) -> Non
 @pytest.fixture
 def image(tiny: Project) -> PlannedImage:
     [planned] = plan.make_locked(tiny, tiny.select([CELL])).images
-    for name in planned.components:
-        path = tiny.root / f"tests/images/test_{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
+    write_tests(tiny.root, planned.components)
     return planned
 
 
 def node(stem: str, folder: str = "images") -> str:
     """The id of the one test of a file."""
-    return f"tests/{folder}/{stem}.py::test"
+    return f"tests/{folder}/{stem}.py::test_it"
 
 
 class Child:
-    """Stands in for the pytest process: reports for each test its outcome in `results`, by default a pass."""
+    """Stands in for the pytest process: reports for each test its outcome in `results`, by default a pass.
+
+    Each file has one test; `more` are others.
+    """
 
     results: ClassVar[Mapping[str, str]] = {}
+    more: ClassVar[Sequence[str]] = ()
     status = 0
     runs: ClassVar[list[list[str]]] = []
     leased: ClassVar[list[str]] = []
@@ -112,14 +115,14 @@ class Child:
         files = [path.stem for path in paths]
         self.runs.append(files)
         tests = [node(path.stem, path.parent.name) for path in paths]
-        lines = [(test, self.results.get(test, "passed")) for test in tests]
+        lines = [(test, self.results.get(test, "passed")) for test in (*tests, *self.more)]
         reusable = json.loads(Path(env["IMAGE_TEST_REUSABLE"]).read_text())
-        lines += [(test, "reused") for test in reusable if test.endswith("::thorough")]
+        lines += [(test, "reused") for test in reusable if test.endswith("::test_thorough")]
         report(Path(env["IMAGE_TEST_REPORT"]), lines)
         self.leased.append(env["IMAGE_TEST_GPUS"])
         if self.leased[-1]:
             Path(env["IMAGE_TEST_FIGURES"]).write_text(json.dumps({"driver": "570.86.10"}) + "\n")
-        self.stdout = iter(f"{file}::test PASSED\n" for file in files)
+        self.stdout = iter(f"{file}::test_it PASSED\n" for file in files)
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +176,7 @@ def test_a_pass_is_written_as_evidence(
     assert proof.passed == tuple(node(file) for file in files)
     assert child.runs == [files]
     assert proof.seconds == dict.fromkeys(proof.passed, 1.5)
-    assert proof.slowest == [("test", 1.5)] * 3
+    assert proof.slowest == [("test_it", 1.5)] * 3
     assert evidence.read(tiny.state, ID) == proof
     assert (tiny.logs / f"{CELL}.test.log").read_text().count("PASSED") == 5
     assert tester().known(image, ID) == proof
@@ -183,15 +186,29 @@ def test_the_evidence_names_the_image_that_passed_thorough_tests(
     tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
 ) -> None:
     """It is valid only as long as that image's evidence is."""
-    thorough, other = "tests/images/test_quartz.py::thorough", "sha256:" + "c" * 64
+    thorough, other = "tests/images/test_quartz.py::test_thorough", "sha256:" + "c" * 64
+    path = tiny.root / "tests/images/test_quartz.py"
+    path.write_text(f"{path.read_text()}def test_thorough(): ...\n")
+    child.more = (thorough,)
     passed = tester().test(image, other)
-    evidence.write(tiny.state, passed.model_copy(update={"passed": (*passed.passed, thorough)}))
+    child.more = ()
     proof = tester().test(image, ID, dict.fromkeys([thorough, node("test_base")], other))
     assert proof.reused == {other: (thorough,)}
     assert proof.reused_count == 1
-    assert proof.passed == passed.passed
+    assert proof.passed == tuple(name for name in passed.passed if name != thorough)
     assert tester().known(image, ID) == proof
     evidence.path(tiny.state, other).unlink()
+    assert tester().known(image, ID) is None
+
+
+def test_a_result_of_a_test_that_its_file_does_not_show_is_no_pass(
+    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
+) -> None:
+    """It cannot be distinguished from an invented one: the images would be tested again in every run."""
+    child.more = ("tests/images/test_base.py::test_generated",)
+    with pytest.raises(ImageTestError, match=r"the result does not count: it has results .*::test_generated") as caught:
+        tester().test(image, ID)
+    assert "as functions" in caught.value.hint
     assert tester().known(image, ID) is None
 
 
@@ -242,7 +259,7 @@ BUSY = replace(H100, free=1, index=0, uuid="GPU-0")
 REQUIRED = "--gpu require, but GPU tests cannot run"
 GPU_CASES: dict[str, tuple[tuple[Gpu, ...], bool, str, str, str]] = {
     "no GPU": ((), True, "passed", "not run", "no NVIDIA driver on this machine"),
-    "GPU without the engine's runtime": ((H100,), False, "passed", "not run", "no NVIDIA runtime"),
+    "GPU without the engine's runtime": ((H100,), False, "passed", "not run", "neither the NVIDIA runtime"),
     "GPU that is busy": ((BUSY,), True, "passed", "not run", "no GPU has 8 GB free"),
     "GPU": ((H100,), True, "passed", "passed", ""),
     "GPU beside one that is busy": ((BUSY, H100), True, "passed", "passed", ""),
@@ -255,10 +272,8 @@ GPU_CASES: dict[str, tuple[tuple[Gpu, ...], bool, str, str, str]] = {
 @pytest.fixture
 def on_gpu(tiny: Project) -> Path:
     """A GPU test of the image's framework."""
-    path = tiny.root / "tests/gpu/test_quartz.py"
-    path.parent.mkdir(parents=True)
-    path.write_text("")
-    return path
+    write_tests(tiny.root, ["quartz"], GPU_TESTS)
+    return tiny.root / "tests/gpu/test_quartz.py"
 
 
 @pytest.mark.parametrize(("present", "runtime", "result", "state", "reason"), GPU_CASES.values(), ids=GPU_CASES.keys())
@@ -303,6 +318,19 @@ def test_only_what_is_missing_is_run(image: PlannedImage, child: type[Child], te
     assert both.machine["gpu"] == H100.name
     tester(H100).test(image, ID)
     assert len(child.runs) == runs + 3, "all tests again"
+
+
+@pytest.mark.xfail(reason="evidence has one machine: that of the GPU tests replaces the one of the other tests")
+@pytest.mark.usefixtures("on_gpu", "child")
+def test_evidence_names_the_machine_of_tests_that_another_one_ran(
+    tiny: Project, image: PlannedImage, tester: MakeTester
+) -> None:
+    """As after `builder test --staged`, which takes over the results of the machine that built the image."""
+    first = tester(mode=gpus.OFF).test(image, ID)
+    evidence.write(tiny.state, first.model_copy(update={"machine": {"kernel": "that of the builder"}}))
+    both = tester(H100).test(image, ID, only_missing=True)
+    assert both.machine["gpu"] == H100.name
+    assert "that of the builder" in both.model_dump_json()
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -370,7 +398,7 @@ def test_gpu_required(
 def test_gpu_required_of_an_image_without_gpu_tests(image: PlannedImage, tester: MakeTester) -> None:
     with pytest.raises(ImageTestError, match=r"tests/gpu/test_quartz.py is missing$") as caught:
         tester(H100, mode=gpus.REQUIRE).check([image])
-    assert "--gpu auto" in caught.value.hint
+    assert caught.value.hint == "Write this test. `--gpu auto` builds without GPU tests, as `gpu: not run`."
     assert tester(H100).test(image, ID).gpu_reason == "no GPU test: tests/gpu/test_quartz.py is missing"
 
 
@@ -382,26 +410,6 @@ def test_an_image_for_the_cpu_has_no_gpu_tests(image: PlannedImage, child: type[
     proof = required.test(image, ID)
     assert (proof.gpu, len(child.runs)) == ("not run", 1)
     assert required.known(image, ID) == proof
-
-
-@pytest.mark.usefixtures("on_gpu")
-def test_images_with_the_same_reason_are_named_together(image: PlannedImage, tester: MakeTester) -> None:
-    other = replace(image, cell=replace(image.cell, variant="plain"))
-    with pytest.raises(ImageTestError, match=rf"^{CELL}, {other.id}: {REQUIRED}"):
-        tester(mode=gpus.REQUIRE).check([image, other])
-
-
-@pytest.mark.parametrize("change", ["tests", "plan", "damaged"])
-@pytest.mark.usefixtures("child")
-def test_outdated_evidence_is_ignored(tiny: Project, image: PlannedImage, tester: MakeTester, change: str) -> None:
-    proof = tester().test(image, ID)
-    if change == "tests":
-        (tiny.root / "tests/images/test_base.py").write_text("# edited")
-    elif change == "plan":
-        evidence.write(tiny.state, proof.model_copy(update={"plan": "sha256:other"}))
-    else:
-        evidence.path(tiny.state, ID).write_text("{")
-    assert tester().known(image, ID) is None
 
 
 @pytest.mark.usefixtures("child")
@@ -417,7 +425,7 @@ def test_evidence_without_a_gpu_is_not_enough_where_there_is_one(
     on_a_gpu = tester(H100).test(image, ID)
     assert tester(mode=gpus.OFF).known(image, ID) == on_a_gpu
     on_gpu.unlink()
-    evidence.write(tiny.state, proof.model_copy(update={"suite": evidence.suite(tiny.root)}))
+    evidence.write(tiny.state, proof.model_copy(update={"suite": dict(Suite.of(tiny.root).files)}))
     assert tester(H100).known(image, ID) is not None
 
 

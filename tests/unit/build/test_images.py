@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +17,12 @@ from builder.build.images import Options, Outcome
 from builder.build.work import Origin, Work
 from builder.common import errors
 from builder.common.console import View
-from builder.common.errors import BuildError, EngineError, FetchError, ImageTestError
+from builder.common.errors import BuildError, DiskError, EngineError, FetchError, ImageTestError, RegistryError
 from builder.index.host import Host
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
-from tests.fakes.engine import FakeEngine, FakeMethod, FakeTester, MemoryConsole, evidence_of
+from tests.fakes.engine import FakeEngine, FakeMethod, FakeTester, MemoryConsole
 
 FIRST, SECOND = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
 
@@ -39,7 +40,7 @@ class ModeTester(FakeTester):
             raise ImageTestError(self.reason)
 
 
-class Bench:
+class BuildBench:
     """The tiny project, with fakes around it."""
 
     def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +88,11 @@ ALL = ("prepare", "build", "test", "tag", "close")
 
 
 @pytest.fixture
-def bench(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tiny, monkeypatch)
+def bench(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> BuildBench:
+    return BuildBench(tiny, monkeypatch)
 
 
-def test_build_test_tag(bench: Bench) -> None:
+def test_build_test_tag(bench: BuildBench) -> None:
     assert bench.run(jobs=1) == "2 images built, tested and tagged"
     assert bench.engine.calls[0] == "sweep"
     expected = [f"prepare {FIRST} {SECOND}"]
@@ -105,7 +106,7 @@ def test_build_test_tag(bench: Bench) -> None:
     assert "1 test passed, gpu: not run" in bench.console.text
 
 
-def test_the_method_records_an_image_when_all_its_tags_are_set(bench: Bench) -> None:
+def test_the_method_records_an_image_when_all_its_tags_are_set(bench: BuildBench) -> None:
     bench.tester.failing = frozenset({FIRST})
     with pytest.raises(ImageTestError):
         bench.run(jobs=1)
@@ -118,21 +119,13 @@ def test_the_method_records_an_image_when_all_its_tags_are_set(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_the_method_records_images_that_were_up_to_date(bench: Bench, lost: bool) -> None:
+def test_the_method_records_images_that_were_up_to_date(bench: BuildBench, lost: bool) -> None:
     """Images that were built again and did not change kept the names of untested ones."""
     bench.run()
     bench.calls("name")
     bench.method.lost = lost
     bench.run()
     assert sorted(bench.calls("name")) == [f"name {FIRST}", f"name {SECOND}"]
-
-
-def test_the_summary_says_what_was_done(bench: Bench) -> None:
-    assert bench.run(test=False) == "2 images built"
-    assert bench.run(test=False) == "2 images up to date"
-    assert bench.run(jobs=1) == "2 images tested and tagged"
-    del bench.engine.known[bench.references(FIRST)[0]]
-    assert bench.run() == "1 image tagged. 1 image up to date"
 
 
 Done = tuple[Origin, bool, bool]  # origin, tested, tagged
@@ -155,19 +148,19 @@ SUMMARIES: list[tuple[list[Done], str]] = [
 
 
 @pytest.mark.parametrize(("done", "text"), SUMMARIES, ids=lambda value: value if isinstance(value, str) else "")
-def test_the_summary_of_several_outcomes(bench: Bench, done: list[Done], text: str) -> None:
+def test_the_summary_of_several_outcomes(bench: BuildBench, done: list[Done], text: str) -> None:
     [image, *_] = bench.plan.images
     outcomes = [Outcome(image=image, origin=origin, tested=tested, tagged=tagged) for origin, tested, tagged in done]
     assert images.summary(outcomes, 3) == text
 
 
-def test_the_summary_of_failures_and_of_images_in_the_store(bench: Bench) -> None:
+def test_the_summary_of_failures_and_of_images_in_the_store(bench: BuildBench) -> None:
     failed = Outcome(image=bench.plan.images[0], error=failure(FIRST))
     assert images.summary([failed], 2, " in the store") == "1 image up to date in the store. 1 image failed"
     assert images.summary([], 0) == "no images"
 
 
-def test_outcomes_as_json(bench: Bench) -> None:
+def test_outcomes_as_json(bench: BuildBench) -> None:
     bench.method.broken[FIRST] = failure(FIRST)
     with pytest.raises(BuildError):
         bench.run()
@@ -180,7 +173,7 @@ def test_outcomes_as_json(bench: Bench) -> None:
     assert passed["seconds"] >= 0
 
 
-def test_an_unchanged_image_is_not_tested_again(bench: Bench) -> None:
+def test_an_unchanged_image_is_not_tested_again(bench: BuildBench) -> None:
     """As after the engine lost it."""
     bench.run()
     bench.calls(*ALL)
@@ -192,17 +185,7 @@ def test_an_unchanged_image_is_not_tested_again(bench: Bench) -> None:
     assert line.endswith(", unchanged")
 
 
-def test_an_unchanged_image_that_lost_a_tag_is_tagged(bench: Bench) -> None:
-    bench.run()
-    bench.method.lost = True
-    full = bench.references(SECOND)[0]
-    del bench.engine.known[full]
-    bench.calls(*ALL)
-    assert bench.run() == "2 images built: 1 tagged"
-    assert f"tag {full}" in bench.calls("tag")
-
-
-def test_only_missing_steps_are_run(bench: Bench) -> None:
+def test_only_missing_steps_are_run(bench: BuildBench) -> None:
     """As after a kill: a tag was not set yet, a test not run yet."""
     bench.run()
     bench.calls(*ALL)
@@ -216,27 +199,7 @@ def test_only_missing_steps_are_run(bench: Bench) -> None:
     assert bench.calls("prepare", "build", "test") == [f"test {FIRST}", f"test {SECOND}"]
 
 
-def test_a_tag_of_another_image_is_moved(bench: Bench) -> None:
-    bench.run()
-    reference = bench.references(FIRST)[1]
-    bench.engine.add_image(reference)
-    bench.calls(*ALL)
-    assert bench.run() == "1 image tagged. 1 image up to date"
-    assert f"tag {reference}" in bench.calls("tag")
-    assert bench.run() == "2 images up to date"
-
-
-def test_an_image_that_failed_is_tested_again(bench: Bench) -> None:
-    bench.run()
-    image = bench.plan.images[0]
-    image_id = bench.method.find(image)
-    bench.tester.evidence[image_id] = evidence_of(image, image_id, failed=("x",))
-    bench.calls(*ALL)
-    bench.run()
-    assert bench.calls("build", "test") == [f"test {FIRST}"]
-
-
-def test_a_failed_test_gives_no_tag(bench: Bench) -> None:
+def test_a_failed_test_gives_no_tag(bench: BuildBench) -> None:
     bench.tester.failing = frozenset({FIRST})
     with pytest.raises(ImageTestError, match=rf"^{FIRST}: 1 of 2 tests failed"):
         bench.run(jobs=1)
@@ -249,7 +212,7 @@ def test_a_failed_test_gives_no_tag(bench: Bench) -> None:
     assert f"{SECOND}: done" in bench.console.text
 
 
-def test_a_failed_build_does_not_stop_the_others_and_a_rerun_continues(bench: Bench) -> None:
+def test_a_failed_build_does_not_stop_the_others_and_a_rerun_continues(bench: BuildBench) -> None:
     bench.method.broken[FIRST] = failure(FIRST)
     with pytest.raises(BuildError, match=rf"^{FIRST}: failed at the build"):
         bench.run()
@@ -259,7 +222,7 @@ def test_a_failed_build_does_not_stop_the_others_and_a_rerun_continues(bench: Be
     assert bench.calls("prepare", "build") == [f"prepare {FIRST}", f"build {FIRST}"]
 
 
-def test_failures_are_in_the_order_of_the_plan(bench: Bench) -> None:
+def test_failures_are_in_the_order_of_the_plan(bench: BuildBench) -> None:
     """The error and the exit code are the same in every run, whichever image fails first."""
     bench.method.broken = {FIRST: failure(FIRST), SECOND: EngineError("connection reset by peer")}
     second_ended = threading.Event()
@@ -287,7 +250,27 @@ def test_failures_are_in_the_order_of_the_plan(bench: Bench) -> None:
     assert bench.calls(*ALL)[-1] == "close"
 
 
-def test_a_failure_that_images_share_is_shown_once(bench: Bench) -> None:
+def test_an_image_whose_layers_are_complete_goes_first(bench: BuildBench) -> None:
+    """All slots waited for operating systems of other images."""
+    layers: Future[None] = Future()
+    bench.method.layers[FIRST] = layers
+    bench.method.before = lambda step: layers.set_result(None) if step == SECOND else None
+    bench.run(jobs=1)
+    assert bench.calls("build", "test") == [f"build {SECOND}", f"test {SECOND}", f"build {FIRST}", f"test {FIRST}"]
+
+
+def test_images_that_are_up_to_date_do_not_fail_with_the_others(bench: BuildBench) -> None:
+    """Too little disk space for one image reported all images as failed."""
+    bench.run()
+    del bench.method.made[FIRST]
+    bench.method.before = raises(DiskError("building 1 image takes about 9 GB"), "prepare")
+    with pytest.raises(DiskError):
+        bench.run()
+    assert [outcome.is_up_to_date for outcome in bench.outcomes] == [False, True]
+    assert bench.calls("build") == [f"build {FIRST}", f"build {SECOND}"], "those of the first run"
+
+
+def test_a_failure_that_images_share_is_shown_once(bench: BuildBench) -> None:
     bench.method.broken = dict.fromkeys(
         (SECOND, FIRST), FetchError("some.whl: the index does not answer", hint="run again")
     )
@@ -308,7 +291,7 @@ def raises(error: BaseException, at: str) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()], ids=["internal error", "Ctrl-C"])
-def test_an_internal_error_or_an_interrupt_stops_running_tests(bench: Bench, error: BaseException) -> None:
+def test_an_internal_error_or_an_interrupt_stops_running_tests(bench: BuildBench, error: BaseException) -> None:
     bench.method.before = raises(error, FIRST)
     with pytest.raises(type(error)):
         bench.run(jobs=1)
@@ -316,7 +299,7 @@ def test_an_internal_error_or_an_interrupt_stops_running_tests(bench: Bench, err
     assert bench.calls("tag", "close") == ["close"]
 
 
-def test_after_an_interrupt_nothing_is_started(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_interrupt_nothing_is_started(bench: BuildBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while the first image is built and the second waits."""
     is_building, is_interrupted = threading.Event(), threading.Event()
 
@@ -345,14 +328,14 @@ def test_after_an_interrupt_nothing_is_started(bench: Bench, monkeypatch: pytest
     [EngineError("no base"), ZeroDivisionError(), KeyboardInterrupt()],
     ids=["error", "internal error", "Ctrl-C"],
 )
-def test_the_method_is_closed_if_preparing_fails(bench: Bench, error: BaseException) -> None:
+def test_the_method_is_closed_if_preparing_fails(bench: BuildBench, error: BaseException) -> None:
     bench.method.before = raises(error, "prepare")
     with pytest.raises(type(error)):
         bench.run()
     assert bench.calls(*ALL) == ["close"]
 
 
-def test_an_error_of_the_file_system_is_a_failure_of_one_image(bench: Bench) -> None:
+def test_an_error_of_the_file_system_is_a_failure_of_one_image(bench: BuildBench) -> None:
     bench.method.before = raises(OSError(28, "No space left on device"), FIRST)
     with pytest.raises(errors.DiskError, match="full"):
         bench.run()
@@ -361,7 +344,7 @@ def test_an_error_of_the_file_system_is_a_failure_of_one_image(bench: Bench) -> 
 
 @pytest.mark.parametrize("begin", [images.run, images.retest], ids=["images", "test"])
 def test_required_gpu_tests_that_cannot_run_are_an_error_before_the_build(
-    bench: Bench, begin: Callable[..., object]
+    bench: BuildBench, begin: Callable[..., object]
 ) -> None:
     bench.tester.reason = "no driver"
     with pytest.raises(ImageTestError, match="no driver"):
@@ -370,12 +353,7 @@ def test_required_gpu_tests_that_cannot_run_are_an_error_before_the_build(
     assert bench.calls(*ALL, "check") == ["check 2"]
 
 
-def test_a_build_without_tests_needs_no_gpu(bench: Bench) -> None:
-    bench.tester.reason = "no driver"
-    assert bench.run(test=False) == "2 images built"
-
-
-def test_images_that_run_at_once_share_the_gpus(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_run_at_once_share_the_gpus(bench: BuildBench, monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[int] = []
     monkeypatch.setattr("builder.compat.gpus.Pool", shares.append)
     bench.run(jobs=1)
@@ -383,7 +361,7 @@ def test_images_that_run_at_once_share_the_gpus(bench: Bench, monkeypatch: pytes
     assert shares == [1, 2]
 
 
-def test_retest(bench: Bench) -> None:
+def test_retest(bench: BuildBench) -> None:
     bench.run(test=False)
     bench.calls(*ALL)
     bench.retest()
@@ -391,16 +369,10 @@ def test_retest(bench: Bench) -> None:
     assert bench.calls(*ALL) == [f"test {cell}" for cell in (FIRST, SECOND, FIRST, SECOND)]
 
 
-def test_an_image_that_is_not_built_cannot_be_tested(bench: Bench) -> None:
+def test_an_image_that_is_not_built_cannot_be_tested(bench: BuildBench) -> None:
     with pytest.raises(EngineError, match="2 images failed") as caught:
         bench.retest()
     assert f"{FIRST}: not built\n  -> builder build {FIRST}" in str(caught.value)
-
-
-def test_a_plan_of_nothing(bench: Bench) -> None:
-    bench.plan = Plan(images=())
-    assert bench.run() == "no images"
-    assert bench.calls(*ALL) == []
 
 
 def test_where_the_time_went() -> None:
@@ -423,7 +395,7 @@ SMALL, LARGE = "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board"
 
 
 @pytest.mark.parametrize("is_built", [False, True])
-def test_smaller_images_are_first_and_larger_ones_reuse_their_results(bench: Bench, is_built: bool) -> None:
+def test_smaller_images_are_first_and_larger_ones_reuse_their_results(bench: BuildBench, is_built: bool) -> None:
     """The smaller image passes in this run, or has passed in an earlier one."""
     both = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL])).images
     small, large = sorted(both, key=lambda image: len(image.components))
@@ -438,7 +410,7 @@ def test_smaller_images_are_first_and_larger_ones_reuse_their_results(bench: Ben
     assert bench.tester.reusable[LARGE] == {"test_other": bench.method.made[SMALL]}
 
 
-def test_results_of_a_dockerfile_are_not_reused(bench: Bench) -> None:
+def test_results_of_a_dockerfile_are_not_reused(bench: BuildBench) -> None:
     """Its layers are not those of the plan, even if there are as many."""
     bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
     bench.method.assembles = False
@@ -446,8 +418,26 @@ def test_results_of_a_dockerfile_are_not_reused(bench: Bench) -> None:
     assert bench.tester.reusable[LARGE] == {}
 
 
-def test_tests_that_are_run_again_reuse_nothing(bench: Bench) -> None:
+def test_tests_that_are_run_again_reuse_nothing(bench: BuildBench) -> None:
     bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
     bench.run(jobs=1)
     bench.retest()
     assert bench.tester.reusable[LARGE] == {}
+
+
+@dataclass
+class StagedMethod(FakeMethod):
+    """Its registry does not respond."""
+
+    def record_tested(self, image: PlannedImage, image_id: str) -> None:
+        raise RegistryError(f"{image.id}: no response")
+
+
+def test_a_failure_to_attach_results_does_not_hide_that_the_tests_failed(bench: BuildBench) -> None:
+    """Only the registry's error was shown, with its exit code."""
+    bench.tester.failing = frozenset({FIRST})
+    outcomes = images.complete(bench.work, StagedMethod(bench.engine), bench.plan, Options(jobs=1))
+    first, second = (outcome.error for outcome in outcomes)
+    assert isinstance(first, ImageTestError)
+    assert f"{FIRST}: 1 of 2 tests failed\n  -> look\n{FIRST}: no response" in str(first)
+    assert isinstance(second, RegistryError)

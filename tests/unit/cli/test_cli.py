@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -21,10 +22,13 @@ from builder.cli import commands
 from builder.cli.commands import COMMANDS
 from builder.cli.context import SHOWN
 from builder.common import errors
-from builder.common.errors import BuilderError, EngineError
+from builder.common.errors import BuilderError
 from builder.common.units import size
-from builder.engine.client import Engine
+from builder.layers import known_layers
+from builder.layers.oci import Layer
+from builder.lock import lockfile
 from builder.lock import update as locking
+from builder.lock.document import KNOWN_LAYERS
 from builder.matrix.project import Project
 from builder.plan import plan
 from tests.unit.cli.conftest import CELL, Run
@@ -150,25 +154,6 @@ def test_sigterm_becomes_terminated(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert run("plan", CELL).code == 143
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "arguments", "code", "message"),
-    [
-        ("matrix.yaml", "registry: 1\n", ["plan"], 3, "matrix.yaml:1:11: registry: 1 is read as the number 1"),
-        ("matrix.yaml", "a: \x01\n", ["plan"], 3, "matrix.yaml:1"),
-        (f"locks/{CELL}.json", "{", ["plan", CELL], 4, f"Resolve it again: builder lock '{CELL}*'"),
-        ("locks/gone.json", "{}", ["lock", "--check", CELL], 5, "locks/gone.json: belongs to no cell"),
-        ("templates/Dockerfile.j2", "{{ x }}", ["render"], 4, f"not locked: {UNLOCKED}"),
-    ],
-)
-def test_invalid_files(
-    run: Run, tiny: Project, name: str, text: str, arguments: list[str], code: int, message: str
-) -> None:
-    (tiny.root / name).write_text(text)
-    result = run(*arguments)
-    assert (result.code, result.out) == (code, "")
-    assert message in result.err
-
-
 @pytest.mark.usefixtures("locked")
 def test_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(_: int) -> NoReturn:
@@ -190,18 +175,6 @@ def test_another_builder_in_the_checkout(run: Run, locked: Project, command: str
     assert "--wait" in result.err
 
 
-@pytest.mark.usefixtures("locked")
-def test_no_engine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect() -> NoReturn:
-        raise EngineError("no Docker Engine answers at x", hint="`builder engine` finds one.")
-
-    monkeypatch.setattr(Engine, "connect", connect)
-    run("render")
-    result = run("images")
-    assert result.code == 6
-    assert "engine: no Docker Engine answers at x\n  -> `builder engine` finds one." in result.err
-
-
 # ---- plan
 
 
@@ -211,24 +184,10 @@ def test_ids(run: Run) -> None:
     assert result.out.splitlines() == TINY_IDS
 
 
-def test_json(run: Run) -> None:
+def test_a_plan_as_json(run: Run, tiny: Project) -> None:
     result = run("plan", "--format", "json", CELL, UNLOCKED)
     assert (result.code, result.err) == (0, "")
-    data = json.loads(result.out)
-    assert (data["format"], data["not_locked"]) == (4, [UNLOCKED])
-    assert data["bytes"] == {"sum": 2_002_009, "unique": 2_002_009}
-    [image] = data["images"]
-    assert (image["id"], image["dockerfile"]) == (CELL, f"images/{CELL}/plain.Dockerfile")
-    assert image["references"] == [f"{TAG}:{tag}" for tag in ("0.5.3-cu129-py311", "0.5-cu129-py311", "0.5.3", "0.5")]
-    assert [(layer["kind"], layer["name"], layer["bytes"]) for layer in image["layers"]] == [
-        ("wheels", "cuda", 2_000_000),
-        ("wheels", "quartz", 2009),
-        ("files", "quartz bytecode", 0),
-        ("os", "os", 0),
-        ("files", "files", 0),
-    ]
-    assert image["layers"][1]["wheels"] == ["pip-2.0-py3-none-any.whl", "quartz-0.5.3-py3-none-any.whl"]
-    assert re.fullmatch("sha256:[0-9a-f]{64}", image["digest"])
+    assert json.loads(result.out) == plan.make(tiny, tiny.select([CELL, UNLOCKED])).as_data()
 
 
 def test_one_image_is_shown_by_layers(run: Run) -> None:
@@ -236,9 +195,10 @@ def test_one_image_is_shown_by_layers(run: Run) -> None:
     assert result.code == 0
     assert CELL in result.out
     assert "quartz bytecode" in result.out
+    assert re.search(r"\bos +6 kB", result.out), "the size of its Debian packages"
     assert f"{TAG}:0.5.3-cu129-py311" in result.out
     assert "unique" not in result.out  # one image shares no layers
-    assert result.err == f"not locked: {UNLOCKED}   (builder lock)\n"
+    assert result.err == f"not locked: {UNLOCKED}   (builder lock {UNLOCKED})\n"
 
 
 def test_several_images_are_shown_in_a_line_each(run: Run, tiny: Project) -> None:
@@ -281,7 +241,11 @@ def test_only_images_that_changed_since_a_revision(run: Run, tiny: Project) -> N
     assert f"{CELL}-board" in changed
     assert CELL not in changed
     locked = run("plan", CELL, f"{CELL}-board", "--changed-since", "HEAD", "--format", "github")
-    assert json.loads(locked.out) == {"include": [{"name": f"{CELL}-board (1 image)", "cells": f"{CELL}-board"}]}
+    parts, cells = locked.out.splitlines()
+    assert json.loads(parts.removeprefix("parts=")) == {
+        "include": [{"name": f"{CELL}-board (1 image)", "cells": f"{CELL}-board"}]
+    }
+    assert cells == f"cells={CELL}-board"
     refused = run(*since, "--format", "github")
     assert refused.code == 4
     assert "not locked: " in refused.err
@@ -324,16 +288,11 @@ def test_a_revision_that_cannot_be_planned(run: Run, before: Path) -> None:
     assert "HEAD cannot be planned, so all images count as changed: matrix.yaml:1:11: " in result.err
 
 
-def test_a_plan_without_locked_cells(run: Run) -> None:
-    result = run("plan", UNLOCKED)
-    assert (result.code, result.out, result.err) == (0, "", f"not locked: {UNLOCKED}   (builder lock)\n")
-
-
 def test_an_unknown_cell(run: Run) -> None:
     result = run("plan", "qz-0.5-cu129-py312")
     assert (result.code, result.out) == (2, "")
     assert "no cell matches 'qz-0.5-cu129-py312'; did you mean 'qz-0.5-cu129-py311'?" in result.err
-    assert "  -> `builder plan all`" in result.err
+    assert "  -> `builder plan '*'` lists every cell." in result.err, "there need be no set `all`"
 
 
 # ---- lock and render
@@ -343,10 +302,21 @@ def test_lock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locking, "update", lambda *_, **__: ["locks/x.json"])
     assert run("lock").err == "written: locks/x.json\n"
     monkeypatch.setattr(locking, "update", lambda *_, **__: [])
-    debian = "--os chooses newer Debian packages"
-    assert run("lock").err == f"all locks unchanged; --upgrade chooses newer wheels; {debian}\n"
+    wheels, debian = (
+        "`builder lock --upgrade` chooses newer wheels",
+        "`builder lock --os` chooses newer Debian packages",
+    )
+    assert run("lock").err == f"all locks unchanged; {wheels}; {debian}\n"
     assert run("lock", "--upgrade").err == f"all locks unchanged; {debian}\n"
     assert run("lock", "--upgrade", "--os").err == "all locks unchanged\n"
+    chosen = f"`builder lock --upgrade {CELL} 'em-*'` chooses newer wheels"
+    assert run("lock", "--os", CELL, "em-*").err == f"all locks unchanged; {chosen}\n"
+
+
+def test_stale_locks_of_some_cells_are_locked_again_alone(run: Run, tiny: Project) -> None:
+    lockfile.path(tiny.root, CELL).unlink()
+    assert "  -> Resolve again: builder lock\n" in run("lock", "--check").err
+    assert f"  -> Resolve again: builder lock {CELL}\n" in run("lock", "--check", CELL).err
 
 
 def test_render(run: Run, locked: Project) -> None:
@@ -364,11 +334,23 @@ def test_render(run: Run, locked: Project) -> None:
     assert run("render").err == f"{len(files)} files, 0 changed\n"
 
 
-def test_an_invalid_template(run: Run, locked: Project) -> None:
-    (locked.root / "templates/Dockerfile.j2").write_text("{{ x }}")
-    result = run("render")
-    assert result.code == 11
-    assert "templates/Dockerfile.j2:1: 'x' is undefined" in result.err
+def test_a_check_fails_if_a_render_would_change_the_known_layers(run: Run, locked: Project) -> None:
+    assert run("render").code == 0
+    known = known_layers.KnownLayers(locked.root)
+    planned = plan.make_locked(locked, locked.cells).images[0].layers[0]
+    layer = Layer(digest=f"sha256:{'1' * 64}", diff_id=f"sha256:{'2' * 64}", size=1, unpacked=1)
+    known.add(planned, layer)
+    known.write()
+    assert run("render", "--check").code == 0
+    known.add(replace(planned, inputs=f"sha256:{'3' * 64}"), layer)
+    known.write()
+    before = (locked.root / KNOWN_LAYERS).read_bytes()
+    checked = run("render", "--check")
+    assert checked.code == 5
+    assert f"{KNOWN_LAYERS} has layers that no image has\n  -> Update it: builder render\n" in checked.err
+    assert (locked.root / KNOWN_LAYERS).read_bytes() == before
+    assert f"written: {KNOWN_LAYERS} (without layers that no image has)" in run("render").err
+    assert run("render", "--check").code == 0
 
 
 @pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])

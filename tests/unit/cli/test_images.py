@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,17 +16,19 @@ from builder.build import images
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options, Outcome
-from builder.build.os_stage import Way
-from builder.build.work import Method, Work
-from builder.cli import images as images_cli
+from builder.build.work import Method
 from builder.cli.context import Context
+from builder.common import digest
 from builder.common.errors import NoEngineError
 from builder.engine import setup
 from builder.engine.client import Engine
 from builder.index.host import Host, Registries
 from builder.layers.store import Store
+from builder.lock import apt, lockfile
 from builder.matrix.project import Project
+from builder.plan import plan
 from builder.plan.plan import Plan
+from tests.fakes import locks
 from tests.fakes.engine import FakeEngine
 from tests.unit.cli.conftest import CELL, Run
 from tests.unit.matrix.test_cells import TINY_IDS
@@ -41,7 +44,15 @@ class Call:
 
 
 @pytest.fixture
-def calls(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
+    """Debian's archives, with all packages that are locked."""
+    archive = locks.FakeArchive(versions={"newbird": "1.0-1", "oldbird": "1.0-1"})
+    monkeypatch.setattr(apt, "archive", archive)
+    return archive
+
+
+@pytest.fixture
+def calls(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch, archive: locks.FakeArchive) -> list[Call]:
     """The calls, in a rendered checkout. `images.run` reports that it built the first image."""
     calls: list[Call] = []
 
@@ -61,8 +72,8 @@ def test_images(run: Run, calls: list[Call]) -> None:
     result = run("images", "-j", "3")
     assert (result.code, result.out) == (0, "")
     assert "1 image built, tested and tagged. 4 images up to date (" in result.err
-    assert run("build", CELL).code == 0
-    assert run("test", "--gpu", "off", CELL).code == 0
+    assert run("build", "-j2", CELL).code == 0
+    assert run("test", "-j2", "--gpu", "off", CELL).code == 0
     assert [(call.cells, call.options) for call in calls] == [
         ([TINY_IDS[9], *TINY_IDS[12:]], Options(jobs=3)),
         ([CELL], Options(test=False)),
@@ -72,7 +83,7 @@ def test_images(run: Run, calls: list[Call]) -> None:
 
 
 def test_images_as_json(run: Run, calls: list[Call], tmp_path: Path) -> None:
-    result = run("images", CELL, "--format", "json", "--junit", str(tmp_path))
+    result = run("images", CELL, "-j2", "--format", "json", "--junit", str(tmp_path))
     [outcome] = json.loads(result.out)["images"]
     assert (outcome["cell"], outcome["made"], outcome["tagged"], outcome["error"]) == (CELL, "built", True, None)
     assert calls[0].options == Options(junit=tmp_path)
@@ -117,11 +128,45 @@ def test_invalid_options(run: Run, arguments: list[str], message: str) -> None:
 
 
 def test_images_that_are_not_rendered(run: Run, locked: Project, calls: list[Call]) -> None:
-    dockerfile = f"images/{TINY_IDS[0]}/plain.Dockerfile"
+    dockerfile = f"images/{CELL}/plain.Dockerfile"
     (locked.root / dockerfile).write_text("")
     result = run("images", CELL)
     assert (result.code, calls) == (5, [])
     assert f"{dockerfile}: differs" in result.err
+    assert f"  -> Update it: builder render {CELL}\n" in result.err
+    assert run("render", CELL).code == 0
+    assert run("images", CELL).code == 0
+
+
+def test_other_cells_without_a_lock_or_a_dockerfile_do_not_stop_an_image(
+    run: Run, locked: Project, calls: list[Call]
+) -> None:
+    """A line of matrix.yaml that could not be locked stopped the images of every other line."""
+    unlocked = TINY_IDS[0]
+    lockfile.path(locked.root, unlocked).unlink()
+    shutil.rmtree(locked.root / "images")
+    rendered = run("render", f"{CELL}*")
+    assert rendered.code == 0
+    assert sorted(path.name for path in (locked.root / "images").iterdir()) == [CELL]
+    assert run("render", "--check", f"{CELL}*").code == 0
+    assert run("images", CELL).code == 0
+    assert [call.cells for call in calls] == [[CELL]]
+    refused = run("images", unlocked)
+    assert refused.code == 4
+    assert f"lock: not locked: {unlocked}\n  -> Resolve first: builder lock {unlocked}\n" in refused.err
+
+
+def test_a_part_is_rendered_and_the_rest_stays(run: Run, locked: Project, calls: list[Call]) -> None:
+    other = locked.root / f"images/{TINY_IDS[0]}/plain.Dockerfile"
+    other.write_text("")
+    stray = locked.root / "images/gone"
+    stray.mkdir()
+    assert run("render", CELL).err.endswith(" files, 0 changed\n")
+    assert run("render", "--check", CELL).code == 0
+    assert (other.read_text(), stray.exists()) == ("", True)
+    assert run("render", "--check").code == 5
+    assert run("render").code == 0
+    assert (other.read_text() != "", stray.exists()) == (True, False)
 
 
 def test_the_method_dockerfile_needs_no_store(run: Run, tiny: Project, calls: list[Call]) -> None:
@@ -130,18 +175,69 @@ def test_the_method_dockerfile_needs_no_store(run: Run, tiny: Project, calls: li
     assert not (tiny.root.parent / "cache").exists()
 
 
-def test_the_way_to_make_operating_systems(run: Run, calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
-    ways: list[str] = []
+# ---- packages that Debian's archives no longer have
 
-    def assembler(work: Work, store: Store, *, os_way: Way) -> Assembler:
-        ways.append(os_way)
-        return Assembler(work, store, os_way=os_way)
+CHANGE = "newbird: tini 1.0-1 -> 2.0-1 (1 lock)"
 
-    monkeypatch.setattr(images_cli, "Assembler", assembler)
-    assert run("images", CELL).code == 0
-    assert run("images", CELL, "--os-layer", "buildkit").code == 0
-    assert ways == ["auto", "buildkit"]
-    assert [call.options for call in calls] == [Options()] * 2
+
+def locks_and_images(project: Project) -> dict[str, bytes]:
+    folders = (project.root / "locks", project.root / "images")
+    return {str(path): path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
+
+
+def test_packages_that_are_gone_are_replaced_by_current_ones(
+    run: Run, locked: Project, calls: list[Call], archive: locks.FakeArchive
+) -> None:
+    """The build failed after minutes of downloads, with a page of apt's messages for each operating system."""
+    archive.versions["newbird"] = "2.0-1"
+    before = plan.make_locked(locked, locked.select([CELL])).images[0].os
+    result = run("images", CELL)
+    assert result.code == 0, result.err
+    assert CHANGE in result.err
+    assert f"  in {CELL}\n" in result.err
+    assert "git commit -m 'Update Debian packages' locks" in result.err
+    after = plan.make_locked(locked, locked.select([CELL])).images[0]
+    assert after.os != before
+    assert [call.cells for call in calls] == [[CELL]]
+    assert run("render", "--check").code == 0
+    assert "git commit" not in run("images", CELL).err, "the new locks are current"
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_locked_packages_that_are_gone_are_refused(
+    run: Run, locked: Project, calls: list[Call], archive: locks.FakeArchive, monkeypatch: pytest.MonkeyPatch,
+    by_variable: bool,
+) -> None:  # fmt: skip
+    archive.versions["newbird"] = "2.0-1"
+    before = locks_and_images(locked)
+    if by_variable:
+        monkeypatch.setenv("GPU_IMAGES_LOCKED", "1")
+    result = run("images", "qz-0.5-cu129-py311*", *([] if by_variable else ["--locked"]))
+    assert (result.code, calls) == (5, [])
+    assert CHANGE in result.err
+    [images_line] = [line for line in result.err.splitlines() if line.startswith("  in ")]
+    assert set(images_line.removeprefix("  in ").split(", ")) == {CELL, f"{CELL}-board", f"{CELL}-jupyter"}
+    assert result.err.count("->") > 1
+    assert "commit locks/: builder images --no-locked 'qz-0.5-cu129-py311*'\n" in result.err
+    assert locks_and_images(locked) == before
+    assert run("images", "--no-locked", CELL).code == 0, "the hint works"
+
+
+def test_nothing_is_looked_up_for_an_operating_system_in_the_store(
+    run: Run, locked: Project, calls: list[Call], archive: locks.FakeArchive
+) -> None:
+    image = plan.make_locked(locked, locked.select([CELL])).images[0]
+    store = Store(locked.root.parent / "cache/gpu-images")
+    store.prepare()
+    blob = b"operating system"
+    digests = {"digest": digest.of_bytes(blob), "diff_id": digest.of_bytes(blob)}
+    rest = {"created": "2026-11-22T00:00:00Z", "taken": (), "folders": ()}
+    store.path(digests["digest"]).parent.mkdir(parents=True, exist_ok=True)
+    store.path(digests["digest"]).write_bytes(blob)
+    store.put_record(image.os, {**digests, "size": len(blob), "unpacked": len(blob), **rest})
+    archive.versions["newbird"] = "2.0-1"
+    assert run("images", "--locked", CELL).code == 0
+    assert archive.looked_up == []
 
 
 # ---- the store
@@ -165,13 +261,6 @@ def test_the_folder_of_the_store(
     assert run(*arguments, "build", CELL).code == 0
     parent = tiny.root.parent
     assert [path.parent for path in parent.rglob("oci-layout")] == [parent / folder]
-
-
-def test_a_folder_that_is_not_a_store_is_unchanged(run: Run, tiny: Project, calls: list[Call]) -> None:
-    result = run("--store", "templates", "build", CELL)
-    assert (result.code, calls) == (12, [])
-    assert f"{tiny.root}/templates is neither empty nor an image layout" in result.err
-    assert not (tiny.root / "templates/oci-layout").exists()
 
 
 def test_the_store_limit_is_checked_before_downloads(run: Run, calls: list[Call]) -> None:

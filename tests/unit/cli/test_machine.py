@@ -1,7 +1,8 @@
-"""The commands about the store and this machine: gc, verify, base, doctor."""
+"""The commands about the store and this machine: gc, verify, doctor."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -9,14 +10,12 @@ import pytest
 
 from builder.build import doctor
 from builder.common import digest
-from builder.engine.client import Engine
 from builder.layers.blobs import CONFIG_TYPE
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.registry import verify
 from builder.registry.verify import Finding, Source, State
-from tests.fakes.engine import FakeEngine
 from tests.unit.cli.conftest import CELL, Run, store_of
 
 
@@ -51,41 +50,12 @@ def test_images_are_removed_by_name_or_pattern(run: Run, tiny: Project) -> None:
     assert list(store.images()) == ["example/kept:1"]
 
 
-@pytest.mark.parametrize("kind", ["id", "short tag", "full tag"])
-def test_images_are_removed_by_cell_or_tag(run: Run, tiny: Project, kind: str) -> None:
-    cell = tiny.cells[0]
-    references = [str(name) for name in tags.compute(tiny.matrix, tiny.cells)[cell.id]]
-    store = store_of(tiny, references[0], "example/kept:1")
-    result = run("gc", "--forget", {"id": cell.id, "short tag": references[-1], "full tag": references[0]}[kind])
-    assert result.code == 0, result.err
-    assert list(store.images()) == ["example/kept:1"]
-
-
 def test_no_image_is_removed_if_a_name_is_unknown(run: Run, tiny: Project) -> None:
     store = store_of(tiny, "example/image:1", "example/other:1")
     result = run("gc", "--forget", "example/image:1", "--forget", "example/none:*")
     assert result.code == 2
     assert "the store has no image 'example/none:*'" in result.err
     assert len(store.images()) == 2
-
-
-@pytest.mark.parametrize("arguments", [(), ("--forget", "example/image:1")])
-def test_nothing_is_freed_in_a_store_in_use(run: Run, tiny: Project, arguments: tuple[str, ...]) -> None:
-    store = store_of(tiny, "example/image:1")
-    with store.used():
-        result = run("gc", *arguments)
-    assert result.code == 9
-    assert "is in use by another builder" in result.err
-    assert list(store.images()) == ["example/image:1"]
-
-
-@pytest.mark.parametrize("options", [("--dry-run",), (), ("--check",)])
-def test_gc_does_not_create_a_store(run: Run, tiny: Project, options: tuple[str, ...]) -> None:
-    mistyped = tiny.root.parent / "stroe"
-    result = run("--store", str(mistyped), "gc", *options)
-    assert result.code == 12
-    assert f"no store in {mistyped}" in result.err
-    assert not mistyped.exists()
 
 
 def damage(store: Store, name: str) -> str:
@@ -158,6 +128,16 @@ def test_unknown_parts_can_be_accepted(run: Run, findings: list[Finding], states
     assert ("verified: 1 same, 1 unknown, 1 derived; blobs were not hashed" in result.err) is (code == 0)
 
 
+@pytest.mark.parametrize(("state", "code"), [("derived", 0), ("different", 15)])
+def test_the_result_of_verify_as_json(run: Run, findings: list[Finding], state: State, code: int) -> None:
+    findings.append(Finding(layer="x", digest="sha256:0", state=state, detail="why"))
+    result = run("verify", "--fast", "example/image:1", "--format", "json")
+    assert result.code == code
+    error = "example/image:1: 1 of 1 parts are not as expected" if code else None
+    part = {"layer": "x", "digest": "sha256:0", "state": state, "detail": "why"}
+    assert json.loads(result.out) == {"image": "example/image:1", "hashed": False, "parts": [part], "error": error}
+
+
 def test_an_unknown_configuration_is_never_accepted(run: Run, findings: list[Finding]) -> None:
     """It sets the user and the command; `--allow-unknown` accepted any configuration without a plan."""
     findings.append(Finding(layer=verify.CONFIGURATION, digest="sha256:0", state="unknown"))
@@ -190,16 +170,7 @@ def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest
         assert digest.of_bytes(manifests[-1]) == store.images()[name].digest
 
 
-# ---- base and doctor
-
-
-def test_base_prints_only_a_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "connect", FakeEngine)
-    assert run("base").out == f"example/base:old@sha256:{'1' * 64}\n"
-    assert run("base", "newbird").out == f"example/base:new@sha256:{'2' * 64}\n"
-    result = run("base", "otherbird")
-    assert (result.code, result.out) == (2, "")
-    assert "no Debian release 'otherbird' in matrix.yaml\n  -> Use one of: oldbird, newbird." in result.err
+# ---- doctor
 
 
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("missing", 6)])

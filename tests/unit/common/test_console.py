@@ -7,8 +7,6 @@ import time
 import pytest
 
 from builder.common.console import Meter, View
-from builder.engine.progress import BuildProgress, lines
-from builder.engine.trace import Status, Vertex
 from tests.fakes.engine import MemoryConsole
 
 
@@ -48,35 +46,13 @@ def test_long_lines_are_not_folded(console: MemoryConsole) -> None:
     assert console.text.count("\n") == 1
 
 
-def test_steps_in_plain_lines(console: MemoryConsole) -> None:
-    progress = BuildProgress(log=lambda _: None, hide=str)
-    view = View(console)
-    for vertex in (
-        Vertex(digest="i", name="[internal] load", started=1, completed=2),
-        Vertex(digest="a", name="RUN --mount=type=cache,id=x true", started=1),
-        Vertex(digest="a", name="RUN --mount=type=cache,id=x true", started=1, completed=4),
-        Vertex(digest="b", name="COPY x", started=1, completed=1),
-        Vertex(digest="c", name="RUN false", started=1, completed=1, cached=True),
-        Vertex(digest="d", name="exporting layers", started=1, completed=1, error="disk"),
-    ):
-        for line in lines(progress.feed(Status(vertices=(vertex,)))):
-            view.say_once(f"cell: {line}")
-    assert console.text.splitlines() == [
-        "cell: RUN true ...",
-        "cell: RUN true 3.0 s",
-        "cell: RUN false cached",
-        "cell: exporting layers failed",
-    ]
-
-
 def test_the_table_on_a_terminal() -> None:
     console = MemoryConsole(terminal=True)
     view = View(console)
-    progress = BuildProgress(log=lambda _: None, hide=str)
     with view.live():
         view.add_waiting(["first-cell", "second-cell"])
-        view.begin("first-cell", "building", progress.summary)
-        progress.feed(Status(vertices=(Vertex(digest="a", name="RUN it", started=1),)))
+        view.begin("first-cell", "building")
+        view.note("first-cell", "RUN it")
         table = MemoryConsole()
         table.print(view._table())
         view.end("first-cell", "done", "12 tests passed")
@@ -120,16 +96,6 @@ def test_a_meter_ends_with_the_last_byte_whatever_the_time(console: MemoryConsol
     clock.now += 1
     meter.add(1)
     assert console.text.splitlines()[1:] == ["wheels: done in 1.0 s: 2 kB of 2 kB fetched"]
-
-
-def test_a_meter_ends_once(console: MemoryConsole, clock: Clock) -> None:
-    """Though more bytes than the total may follow: a part that was cut off is fetched again."""
-    meter = Meter(View(console), "wheels", "fetched", 2000)
-    for count in (2000, -1000, 1000, 5):
-        clock.now += 60
-        meter.add(count)
-    assert console.text.count("done") == 1
-    assert len(console.text.splitlines()) == 2
 
 
 def test_bytes_that_are_lost_are_subtracted(console: MemoryConsole, clock: Clock) -> None:

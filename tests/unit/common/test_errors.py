@@ -30,16 +30,25 @@ def test_every_error_has_a_title_and_a_description() -> None:
     assert len({kind.title for kind in errors.ALL}) == len(errors.ALL)
 
 
-def test_message_and_hint() -> None:
-    error = errors.DiskError("it is full", hint="free some")
-    assert (str(error), error.hint) == ("it is full", "free some")
-    assert errors.DiskError("x").hint == ""
-
-
 def test_several_errors_are_one_of_the_class_of_the_first() -> None:
     error = errors.join([errors.DiskError("full", hint="free some"), errors.FileError("gone")], "disks failed")
     assert isinstance(error, errors.DiskError)
     assert str(error) == "2 disks failed\nfull\n  -> free some\ngone"
+
+
+def test_a_registry_that_cannot_be_reached_ends_a_collection() -> None:
+    """The other inputs would fail in the same way."""
+    done: list[int] = []
+
+    def step(number: int) -> None:
+        done.append(number)
+        if number == 2:
+            raise errors.NoRegistryError("connection refused")
+        raise errors.VerifyError(f"{number} is another image")
+
+    with pytest.raises(errors.VerifyError, match=r"^2 images failed\n1 is another image\nconnection refused$"):
+        errors.collect(step, range(1, 75))
+    assert done == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,6 @@ def test_the_longer_name_is_hidden_first() -> None:
     assert redact("a.example.test:80 a.example.test example.test") == "<mirror> <mirror> <mirror>"
 
 
-@pytest.mark.parametrize("url", ["", "simple", "/srv/wheels", "file:///srv/wheels"])
-def test_urls_without_a_host(url: str) -> None:
-    assert Redactor.for_urls([url]).hosts == ()
-
-
 @pytest.mark.parametrize("url", ["http://mirror.example.test:x/", "http://mirror.example.test:99999/", "http://[::1/"])
 def test_invalid_urls_are_ignored(url: str) -> None:
     redacted = Redactor.for_urls([url])(f"from {url}")

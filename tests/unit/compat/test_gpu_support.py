@@ -24,7 +24,6 @@ TF_29 = ImageNeeds(
 )
 CPU = ImageNeeds(cuda="cpu")
 OLD = ImageNeeds(cuda="11.8", driver="450.80.02", architectures=("sm_35", "sm_50"), compiled="11.2")
-TORCH_121 = ImageNeeds(cuda="12.1", driver="525.60.13", architectures=("sm_50", "sm_60"), compiled="12.1")
 
 
 def gpu(name: str) -> Device:
@@ -40,22 +39,13 @@ NAMES = {
     ("H100", "9.0"): ["NVIDIA H100 80GB HBM3", "H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"],
     ("GH200", "9.0"): ["NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e"],
     ("Tesla V100", "7.0"): ["Tesla V100-SXM2-16GB", "V100"],
-    ("Tesla V100S", "7.0"): ["Tesla V100S-PCIE-32GB"],
     ("Tesla K80", "3.7"): ["Tesla K80"],
-    ("Tesla K40m", "3.5"): ["Tesla K40m"],
     ("Tesla K40", "3.5"): ["K40"],
-    ("A800", "8.0"): ["NVIDIA A800-SXM4-80GB", "NVIDIA A800 40GB Active"],
-    ("H800", "9.0"): ["NVIDIA H800"],
     ("GeForce RTX 4090 D", "8.9"): ["NVIDIA GeForce RTX 4090 D"],
-    ("GeForce GTX 1650 SUPER", "7.5"): ["NVIDIA GeForce GTX 1650 SUPER"],
     ("GeForce GTX 1080", "6.1"): ["GeForce GTX 1080 with Max-Q Design"],
-    ("T4", "7.5"): ["Tesla T4"],
-    ("RTX A6000", "8.6"): ["A6000"],
     ("RTX 6000 Ada", "8.9"): ["NVIDIA RTX 6000 Ada Generation"],
-    ("Quadro RTX 6000", "7.5"): ["Quadro RTX 6000"],
     ("RTX PRO 6000 Blackwell", "12.0"): ["NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"],
     ("12.0", "12.0"): ["sm_120", "12.0"],
-    ("8.6", "8.6"): ["SM_86"],
 }
 
 
@@ -65,15 +55,12 @@ def test_find_gpu(text: str, device: tuple[str, str]) -> None:
     assert gpu_support.find_gpu(text, KNOWN) == Device(name=name, capability=capability)
 
 
-@pytest.mark.parametrize(("text", "similar"), [("RTX 6000", "RTX 6000 Ada"), ("RTX 5091", "GeForce RTX 5090")])
-def test_an_unknown_gpu_is_answered_with_similar_names(text: str, similar: str) -> None:
-    with pytest.raises(UsageError, match=f"unknown GPU '{text}'; similar: .*{similar}"):
-        gpu_support.find_gpu(text, KNOWN)
-
-
-@pytest.mark.parametrize("text", ["", "GPU", "?"])
-def test_a_text_without_a_name(text: str) -> None:
-    with pytest.raises(UsageError, match="unknown GPU"):
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("RTX 6000", "; similar: .*RTX 6000 Ada"), ("RTX 5091", "; similar: .*GeForce RTX 5090"), ("GPU", "")],
+)
+def test_an_unknown_gpu_is_answered_with_similar_names(text: str, answer: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown GPU '{text}'{answer}"):
         gpu_support.find_gpu(text, KNOWN)
 
 
@@ -91,7 +78,6 @@ PTX_NOTE = "PTX but no machine code for this GPU: the first start compiles it, w
     ("name", "driver", "image", "runs", "reasons"),
     [
         ("RTX 5090", "570.124.06", TORCH_128, True, ()),
-        ("RTX 5090", "570", TORCH_128, True, ()),
         (
             "RTX 5090", "550.54", TORCH_128, False,
             ("driver 550.54 is too old: GeForce RTX 5090 (12.0) needs 570.26 or newer",),
@@ -100,7 +86,6 @@ PTX_NOTE = "PTX but no machine code for this GPU: the first start compiles it, w
             "A100", "470.57.02", TORCH_128, False,
             ("driver 470.57.02 is too old: CUDA 12.8 needs 525.60.13 or newer",),
         ),
-        ("A100", "525", TORCH_128, True, ()),
         (
             "RTX 5090", "450", TORCH_128, False,
             # Of several minimum versions only the newest: it satisfies the others.
@@ -148,12 +133,8 @@ PTX_NOTE = "PTX but no machine code for this GPU: the first start compiles it, w
          ("driver 535.54.03 is too new: 470 is the last branch that supports Tesla K80",)),
         ("3.5", "535.54.03", OLD, False,
          ("driver 535.54.03 is too new: 470 is the last branch that supports compute capability 3.5",)),
-        ("K40", "470.57.02", OLD, True, ()),
-        ("5.0", "590.44.01", TORCH_121, False,
-         ("driver 590.44.01 is too new: 580 is the last branch that supports compute capability 5.0",)),
         # A GPU or a CUDA that facts.yaml does not have
         ("9.9", "580", TORCH_128, None, ("the drivers that support compute capability 9.9 are unknown",)),
-        ("9.9", "", TORCH_128, None, ("the drivers that support compute capability 9.9 are unknown",)),
         ("H100", "580", ImageNeeds(cuda="99.8", architectures=("sm_90",)), None,
          ("the oldest driver for CUDA 99.8 is unknown",)),
         ("H100", "580", ImageNeeds(cuda="99.8", driver="570.26", architectures=("sm_90",)), True, ()),
@@ -165,11 +146,6 @@ PTX_NOTE = "PTX but no machine code for this GPU: the first start compiles it, w
         ("A100", "570", ImageNeeds(cuda="12.8"), None, ("the GPUs that its framework was compiled for are unknown",)),
         ("GB10", "570", ImageNeeds(cuda=""), None, ("its labels name no CUDA version",)),
         ("GB10", "", CPU, False, (ARM.format("GB10"),)),
-        ("A100", "570", ImageNeeds(cuda=""), None, ("its labels name no CUDA version",)),
-        (
-            "A100", "470", ImageNeeds(cuda="12.8"), False,
-            ("driver 470 is too old: CUDA 12.8 needs 525.60.13 or newer",),
-        ),
     ],
 )  # fmt: skip
 def test_judge(name: str, driver: str, image: ImageNeeds, runs: bool | None, reasons: tuple[str, ...]) -> None:
@@ -203,7 +179,7 @@ def test_a_gpu_with_an_arm_cpu_by_the_name_that_the_driver_reports(name: str) ->
         assert verdict == Verdict(runs=False, reasons=(ARM.format(device.name),))
 
 
-@pytest.mark.parametrize("capability", ["5.3", "6.2", "7.2", "8.7", "10.1", "11.0"])
+@pytest.mark.parametrize("capability", ["5.3", "8.7", "11.0"])
 def test_tegra(capability: str) -> None:
     everything = ImageNeeds(cuda="12.8", driver="525.60.13", architectures=tuple(
         f"sm_{number}" for number in (50, 60, 70, 80, 100, 110)

@@ -84,7 +84,7 @@ def test_read(monkeypatch: pytest.MonkeyPatch, names: list[str] | None, driver: 
     assert not library.is_open
 
 
-class Machine:
+class GpuMachineProbe:
     """GPUs with these free bytes."""
 
     def __init__(self, *free: int, driver: str = "570.1") -> None:
@@ -99,7 +99,7 @@ class Machine:
         return self.driver, gpus
 
 
-def pool(machine: Machine, images: int = 1) -> Pool:
+def pool(machine: GpuMachineProbe, images: int = 1) -> Pool:
     return Pool(images, probe=machine, poll=0.001)
 
 
@@ -110,14 +110,14 @@ def indexes(gpus: tuple[Gpu, ...]) -> list[int]:
 @pytest.mark.parametrize(
     ("machine", "reason"),
     [
-        (Machine(driver=""), "no NVIDIA driver on this machine"),
-        (Machine(), "driver 570.1 has no GPU"),
-        (Machine(NEEDED - 1, 0), "no GPU has 8 GB free: H0 has 8.0 GB free, H1 has 0.0 GB free"),
-        (Machine(0, NEEDED), ""),
+        (GpuMachineProbe(driver=""), "no NVIDIA driver on this machine"),
+        (GpuMachineProbe(), "driver 570.1 has no GPU"),
+        (GpuMachineProbe(NEEDED - 1, 0), "no GPU has 8 GB free: H0 has 8.0 GB free, H1 has 0.0 GB free"),
+        (GpuMachineProbe(0, NEEDED), ""),
     ],
     ids=["no driver", "no GPU", "all busy", "one with room"],
 )
-def test_why_not(machine: Machine, reason: str) -> None:
+def test_why_not(machine: GpuMachineProbe, reason: str) -> None:
     leases = pool(machine)
     assert leases.why_not() == reason
     with leases.lease() as leased:
@@ -129,46 +129,52 @@ def test_a_gpu_of_unknown_memory_has_room() -> None:
 
 
 def test_a_single_image_gets_every_gpu_with_room_most_free_memory_first() -> None:
-    with pool(Machine(20 * GB, 1 * GB, 80 * GB)).lease() as leased:
+    with pool(GpuMachineProbe(20 * GB, 1 * GB, 80 * GB)).lease() as leased:
         assert indexes(leased) == [2, 0]
 
 
 def test_concurrent_images_share_the_gpus() -> None:
-    machine = Machine(*[80 * GB] * 5)
+    machine = GpuMachineProbe(*[80 * GB] * 5)
     leases = pool(machine, images=2)
     with leases.lease() as first, leases.lease() as second:
         assert (len(first), len(second)) == (2, 2)
         assert not set(indexes(first)) & set(indexes(second))
 
 
+def test_an_image_has_two_gpus_where_there_are_two() -> None:
+    """With more images at a time, each had one, and the collectives of several GPUs were not tested."""
+    leases = pool(GpuMachineProbe(*[80 * GB] * 8), images=16)
+    with leases.lease() as first, leases.lease() as second:
+        assert (len(first), len(second)) == (2, 2)
+
+
 def test_more_images_than_gpus_wait_and_none_shares_a_gpu() -> None:
-    leases = pool(Machine(80 * GB, 80 * GB), images=8)
+    leases = pool(GpuMachineProbe(80 * GB, 80 * GB), images=8)
     in_use: set[int] = set()
     seen: list[int] = []
     lock = threading.Lock()
 
     def test_one() -> None:
         with leases.lease() as leased:
-            [index] = indexes(leased)
             with lock:
-                assert index not in in_use
-                in_use.add(index)
-                seen.append(index)
+                assert not in_use & {*indexes(leased)}
+                in_use.update(indexes(leased))
+                seen.extend(indexes(leased))
             threading.Event().wait(0.002)
             with lock:
-                in_use.remove(index)
+                in_use.difference_update(indexes(leased))
 
     threads = [threading.Thread(target=test_one) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert len(seen) == 8
+    assert len(seen) == 16
     assert set(seen) == {0, 1}
 
 
 def test_a_gpu_is_returned_after_a_failure() -> None:
-    leases = pool(Machine(80 * GB))
+    leases = pool(GpuMachineProbe(80 * GB))
     with pytest.raises(ZeroDivisionError), leases.lease():
         raise ZeroDivisionError
     with leases.lease() as leased:
@@ -176,7 +182,7 @@ def test_a_gpu_is_returned_after_a_failure() -> None:
 
 
 def test_a_gpu_that_this_run_uses_is_not_reported_as_busy() -> None:
-    machine = Machine(80 * GB)
+    machine = GpuMachineProbe(80 * GB)
     leases = pool(machine, images=2)
     with leases.lease():
         machine.free = [0]
@@ -184,7 +190,7 @@ def test_a_gpu_that_this_run_uses_is_not_reported_as_busy() -> None:
 
 
 def test_a_lease_waits_for_memory_that_is_freed_late() -> None:
-    machine = Machine(80 * GB)
+    machine = GpuMachineProbe(80 * GB)
     probes = 0
 
     def probe() -> tuple[str, tuple[Gpu, ...]]:
@@ -202,7 +208,7 @@ def test_a_lease_waits_for_memory_that_is_freed_late() -> None:
 
 
 def test_a_gpu_that_stays_busy_is_not_waited_for() -> None:
-    machine = Machine(80 * GB)
+    machine = GpuMachineProbe(80 * GB)
     leases = pool(machine)
     with leases.lease():
         machine.free = [0]
@@ -211,12 +217,12 @@ def test_a_gpu_that_stays_busy_is_not_waited_for() -> None:
 
 
 def test_only_gpus_that_fit_are_leased() -> None:
-    with pool(Machine(80 * GB, 80 * GB)).lease(fits=lambda gpu: gpu.index == 1) as leased:
+    with pool(GpuMachineProbe(80 * GB, 80 * GB)).lease(fits=lambda gpu: gpu.index == 1) as leased:
         assert indexes(leased) == [1]
 
 
 def test_a_stopped_test_does_not_wait() -> None:
-    leases = pool(Machine(80 * GB), images=2)
+    leases = pool(GpuMachineProbe(80 * GB), images=2)
     with leases.lease(), leases.lease(stopped=lambda: True) as leased:
         assert leased == ()
 

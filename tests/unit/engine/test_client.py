@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -14,11 +15,12 @@ import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from urllib3.exceptions import ProtocolError
 
-from builder.common.errors import BuildError, DiskError, EngineError, NoEngineError
+from builder.common.errors import DiskError, EngineError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine
 from builder.engine.errors import explain
 
+RESULT = bytes(range(256)) * 8
 REFERENCE = f"host.example.test/a:t@sha256:{'0' * 64}"
 
 
@@ -109,14 +111,6 @@ def test_pull_names_the_digest() -> None:
 
     engine(pull=pull).pull(REFERENCE)
     assert arguments == ["host.example.test/a", "sha256:" + "0" * 64]
-
-
-@pytest.mark.parametrize(
-    ("message", "kind"), [("manifest unknown", EngineError), ("write: no space left on device", DiskError)]
-)
-def test_an_error_in_the_stream_of_a_pull(message: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=f"pulling {REFERENCE}"):
-        engine(pull=lambda *_, **__: [{"status": "x"}, {"error": message}]).pull(REFERENCE)
 
 
 class Pull:
@@ -288,12 +282,6 @@ def test_an_error_in_the_response_to_a_load(message: str, kind: type[Exception])
         Answer({"status": "x"}, {"error": message}).engine().load([b""])
 
 
-def test_an_engine_that_stops_during_a_load() -> None:
-    fake = engine(_url=str, _post=raising(requests.ConnectionError("broken pipe")))
-    with pytest.raises(EngineError, match="loading: Docker Engine does not answer: broken pipe"):
-        fake.load([b""])
-
-
 def test_chains_of_every_image_once() -> None:
     known = {"a": {"RootFS": {"Layers": ["1", "2"]}}, "b": {"RootFS": None}}
     ids = [{"Id": name} for name in ("a", "a", "removed", "b")]
@@ -317,14 +305,6 @@ def test_sizes_of_layers_by_history(sizes: list[int], layers: dict[tuple[str, ..
     assert engine(**calls).layers() == {"a": layers}
 
 
-def test_save_writes_the_archive() -> None:
-    out = io.BytesIO()
-    engine(get_image=lambda *_, **__: iter([b"ar", b"chive"])).save("sha256:1", out)
-    assert out.getvalue() == b"archive"
-    with pytest.raises(EngineError, match="saving sha256:1"):
-        engine(get_image=raising(requests.ConnectionError("x"))).save("sha256:1", out)
-
-
 class FakeContainer:
     """Runs nothing; `status` is the exit status of its command."""
 
@@ -346,35 +326,42 @@ class FakeContainer:
     def wait(self, **_: object) -> dict[str, int]:
         return {"StatusCode": self.status}
 
-    def logs(self, **_: object) -> bytes:
-        return b"SyntaxError: \xff"
+    def logs(self, **_: object) -> Iterator[bytes]:
+        return iter([b"first li", b"ne\nsec", b"ond \xc3", b"\xa9 \xff\nrest"])
 
-    def get_archive(self, path: str, **_: object) -> tuple[Iterable[bytes], dict[str, object]]:
-        return iter([b"re", b"sult"]), {}
+    def get_archive(self, path: str, **_: object) -> tuple[Iterator[bytes], dict[str, object]]:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            info = tarfile.TarInfo(path.rpartition("/")[2])
+            info.size = len(RESULT)
+            tar.addfile(info, io.BytesIO(RESULT))
+        return iter([buffer.getvalue()[:700], buffer.getvalue()[700:]]), {}
 
     def remove(self, **options: object) -> None:
         self.calls.append(f"remove {options}")
 
-    def transform(self, out: BinaryIO) -> None:
-        engine(create=self.create).transform(
-            "sha256:1", checkout="/checkout", command=["py", "x"], files=io.BytesIO(b"tar"), result="/tmp/r", out=out
-        )
+    def run_to_file(self) -> tuple[int, bytes, list[str]]:
+        """Exit status, result and lines of output."""
+        out, lines = io.BytesIO(), list[str]()
+        status = engine(create=self.create).run_to_file(
+            "sha256:1", checkout="/checkout", command=["py", "x"], files=io.BytesIO(b"tar"), result="/tmp/r", out=out,
+            on_line=lines.append, network_mode="none",
+        )  # fmt: skip
+        return status, out.getvalue(), lines
 
 
-def test_transform_copies_files_in_and_the_result_out() -> None:
-    container, out = FakeContainer(), io.BytesIO()
-    container.transform(out)
-    assert out.getvalue() == b"result"
+def test_run_to_file_copies_files_in_and_the_result_out() -> None:
+    container = FakeContainer()
+    assert container.run_to_file() == (0, RESULT, ["first line\n", "second é \ufffd\n", "rest\n"])
     assert container.calls == ["create sha256:1 py x", "put / tar", "start", "remove {'force': True, 'v': True}"]
     assert container.options["network_mode"] == "none"
     assert container.options["labels"] == {"gpu-images.run": "/checkout"}
 
 
-def test_a_failed_transform_reports_the_output_and_leaves_no_container() -> None:
-    container, out = FakeContainer(status=3), io.BytesIO()
-    with pytest.raises(BuildError, match=r"^py x ended with status 3\nSyntaxError: \ufffd$"):
-        container.transform(out)
-    assert out.getvalue() == b""
+def test_a_command_that_fails_gives_its_status_and_leaves_no_container() -> None:
+    container = FakeContainer(status=3)
+    status, result, lines = container.run_to_file()
+    assert (status, result, lines[0]) == (3, b"", "first line\n")
     assert container.calls[-1].startswith("remove")
 
 
@@ -404,7 +391,50 @@ def test_info(
     engine = Engine(client)
     parsed = engine.info()
     assert engine.info() == parsed, "it is not read again"
-    assert (parsed.store, parsed.is_local, parsed.buildkit, parsed.has_nvidia) == (store, is_local, True, True)
+    assert (parsed.store, parsed.is_local, parsed.has_nvidia) == (store, is_local, True)
+
+
+DOCKER = {"Version": "28.1.0", "ApiVersion": "1.49"}
+PODMAN = {**DOCKER, "Components": [{"Name": "Podman Engine", "Version": "5.4.0"}]}
+
+
+@pytest.mark.parametrize(
+    ("info", "version", "spec", "has_nvidia"),
+    [
+        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}, DOCKER, "", True),
+        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "amd.com/gpu=0"}]}, DOCKER, "kind: nvidia.com/gpu\n", False),
+        ({"DiscoveredDevices": []}, DOCKER, "kind: nvidia.com/gpu\n", False),
+        ({"CDISpecDirs": ["{cdi}", "/absent"]}, DOCKER, "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n", True),
+        ({"CDISpecDirs": ["{cdi}"]}, DOCKER, '{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[]}', True),
+        ({"CDISpecDirs": ["{cdi}"]}, DOCKER, "kind: nvidia.com/gpu-memory\n", False),
+        ({"CDISpecDirs": ["{cdi}"]}, DOCKER, "", False),
+        ({"CDISpecDirs": []}, DOCKER, "kind: nvidia.com/gpu\n", False),
+        ({"CDISpecDirs": ["{cdi}"], "DockerRootDir": "/absent/root"}, DOCKER, "kind: nvidia.com/gpu\n", False),
+        ({}, DOCKER, "kind: nvidia.com/gpu\n", False),
+        ({}, PODMAN, "kind: nvidia.com/gpu\n", True),
+    ],
+)
+def test_nvidia_support_by_the_container_device_interface(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    info: dict[str, Any],
+    version: dict[str, Any],
+    spec: str,
+    has_nvidia: bool,
+) -> None:
+    """Since Docker 28.2, an engine lists its devices; earlier ones and Podman only read specifications in folders."""
+    monkeypatch.setattr("builder.engine.client.CDI_FOLDERS", (str(tmp_path),))
+    (tmp_path / "nvidia.yaml").write_text(spec)
+    (tmp_path / "damaged.json").write_bytes(b"\xff")
+    folders = (
+        {"CDISpecDirs": [path.format(cdi=tmp_path) for path in info["CDISpecDirs"]]} if "CDISpecDirs" in info else {}
+    )
+    answer = {
+        "Driver": "overlay2", "DockerRootDir": str(tmp_path), "Runtimes": {"runc": {}}, "Architecture": "x86_64",
+        "NCPU": 4, "MemTotal": 1, **info, **folders,
+    }  # fmt: skip
+    client: Any = SimpleNamespace(info=lambda: answer, version=lambda: version)
+    assert Engine(client).info().has_nvidia is has_nvidia
 
 
 def test_an_engine_that_stopped_is_noticed() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from builder.common import digest
-from builder.common.errors import DamagedError, DiskError, EngineError, NoEngineError
+from builder.common.errors import BuildError, DamagedError, DiskError, EngineError, NoEngineError
 from builder.engine import load
 from builder.engine.client import RUN_LABEL
 from builder.engine.endpoint import Content, Endpoint
-from builder.engine.load import Loader
+from builder.engine.load import Loader, PullProgress
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
@@ -33,21 +33,21 @@ LAYERS = (b"one", b"f" * tarfile.BLOCKSIZE, b"two" * 1000, b"three" * 100_000)
 def put_image(store: Store, *contents: bytes) -> Image:
     """Stores an image with these layers."""
     layers = []
-    for number, content in enumerate(contents):
+    for content in contents:
         blob = store.put(gzip.compress(content, mtime=0), LAYER_TYPE)
         layers.append(
             Layer(
                 digest=blob.digest,
                 diff_id=digest.of_bytes(content),
                 size=blob.size,
-                created_by=f"layer {number}",
                 unpacked=len(content),
             )
         )
     settings = Settings(env={}, ports=(), command=("x",), labels={"a": "1"})
-    config = store.put(oci.config(settings, layers, created="2026-01-01T00:00:00Z", labels={}), CONFIG_TYPE)
+    history = tuple(f"layer {number}" for number in range(len(layers)))
+    config = store.put(oci.config(settings, layers, history, created="2026-01-01T00:00:00Z", labels={}), CONFIG_TYPE)
     manifest = store.put(oci.manifest(config, layers), MANIFEST_TYPE)
-    return Image(config=config, manifest=manifest, layers=tuple(layers), labels={"a": "1"})
+    return Image(config=config, manifest=manifest, layers=tuple(layers), history=history, labels={"a": "1"})
 
 
 def engine_of(kind: str, *, is_remote: bool = False) -> FakeEngine:
@@ -244,6 +244,29 @@ def test_a_damaged_layer_of_unknown_size_is_removed(store: Store) -> None:
         load_image(engine_of("overlay2"), store, image)
 
 
+@pytest.mark.parametrize("change", [{"diff_id": digest.of_bytes(b"other")}, {"unpacked": 7}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_with_a_wrong_record_is_named(
+    store: Store, monkeypatch: pytest.MonkeyPatch, kind: str, change: dict[str, Any]
+) -> None:
+    """The diff id of a known layer is not computed again, so a wrong one in locks/layers.json reaches the engine."""
+    image = put_image(store, b"a", b"b" * 500)
+    wrong = replace(image.layers[1], **change)
+    engine = engine_of(kind)
+    if kind == "containerd":  # as it does after unpacking
+        monkeypatch.setattr(engine, "pull_local", failing(EngineError("wrong diff id calculated on extraction")))
+        monkeypatch.setattr(engine, "load", failing(EngineError("wrong diff id calculated on extraction")))
+    name, value = next(iter(change.items()))
+    actual = image.layers[1].diff_id if name == "diff_id" else 500
+    with pytest.raises(BuildError) as caught:
+        load_image(engine, store, replace(image, layers=(image.layers[0], wrong)))
+    title = {"diff_id": "diff id", "unpacked": "unpacked size"}[name]
+    assert str(caught.value) == f"layer layer 1 has the {title} {actual}, but {value} is recorded"
+    assert caught.value.hint == f"Delete the line with {wrong.digest} from locks/layers.json. Then run this again."
+    assert not store.path(wrong.digest).exists(), "it is made again, with a right record"
+    assert store.path(image.layers[0].digest).exists()
+
+
 def test_the_engine_does_not_retry_a_damaged_layer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for a minute."""
     engine, image = engine_of("overlay2"), put_image(store, b"b" * 500)
@@ -342,3 +365,31 @@ def test_an_engine_that_loads_an_image_under_another_id(store: Store, monkeypatc
     monkeypatch.setattr(engine, "load", b"".join)
     with pytest.raises(EngineError, match=f"loaded an image, but not as {image.config.digest}"):
         load_image(engine, store, image)
+
+
+def pulled(status: str, layer: str, current: int | None) -> dict[str, Any]:
+    """A message of a pull."""
+    detail = {"progressDetail": {"current": current, "total": 100}} if current is not None else {}
+    return {"status": status, "id": layer, **detail}
+
+
+@pytest.mark.parametrize(
+    ("status", "counts"), [("Downloading", [10, 0, 0, 0, 0, 0]), ("Extracting", [0, 0, 30, 0, 20, 5])]
+)
+def test_the_bytes_of_a_pull(status: str, counts: list[int]) -> None:
+    """Each message has the bytes of its layer so far."""
+    progress = PullProgress(status)
+    messages: list[dict[str, Any]] = [
+        pulled("Downloading", "a", 10), pulled("Pull complete", "c", None), pulled("Extracting", "a", 30),
+        {"status": "Extracting"}, pulled("Extracting", "a", 50), pulled("Extracting", "b", 5),
+    ]  # fmt: skip
+    assert [progress.feed(message) for message in messages] == counts
+
+
+def test_a_download_that_starts_over_counts_once() -> None:
+    progress = PullProgress("Downloading")
+    counts = [progress.feed(pulled("Downloading", "a", current)) for current in (10, 20)]
+    assert not progress.is_retrying
+    assert progress.feed(pulled("Retrying in 5 seconds", "a", None)) == 0
+    assert progress.is_retrying
+    assert [*counts, *(progress.feed(pulled("Downloading", "a", current)) for current in (5, 25))] == [10, 10, 0, 5]

@@ -35,13 +35,6 @@ def test_one_archive_of_each_kind() -> None:
     assert host.parse_targets(TARGETS) == (MAIN, UPDATES, SECURITY)
 
 
-@pytest.mark.parametrize(
-    "targets", ["", "x", "file:/srv/debian/ Debian trixie main", "http://e.test/ Ubuntu noble main"]
-)
-def test_no_archive(targets: str) -> None:
-    assert host.parse_targets(targets) == ()
-
-
 def test_sources_for_another_release() -> None:
     text = Host(read_apt=lambda: Apt(sources=(MAIN, SECURITY))).sources_list("trixie")
     assert text.splitlines() == [

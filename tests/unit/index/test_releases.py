@@ -198,23 +198,12 @@ def encrypted(sent: Sent) -> Reply:
     return part(content, sent)
 
 
-def test_an_encrypted_wheel(lay: Laid) -> None:
-    index, _ = lay(page(LINUX), encrypted)
-    with pytest.raises(FetchError, match="the index sent an invalid response"):
-        index.metadata("tiny-pack", ONE)
-
-
 @pytest.mark.parametrize(
     "text", [b"Name: x(\nVersion: 1\n", b"Name: x\nVersion: one\n", b"Name: \x1b[31m\nVersion: 1\n", b"Name: x\n"]
 )
 def test_metadata_with_an_invalid_name_or_version(text: bytes) -> None:
     with pytest.raises(FetchError, match="invalid METADATA"):
         releases.parse("x.whl", text)
-
-
-def test_an_invalid_extra_is_ignored() -> None:
-    text = b"Name: x\nVersion: 1\nProvides-Extra: \x1b[31m\nProvides-Extra: one\n"
-    assert releases.parse("x.whl", text).extras == ("one",)
 
 
 def test_unprintable_text_is_ignored(lay: Laid) -> None:

@@ -89,13 +89,6 @@ def test_as_pip_reads_it(home: Path, text: str) -> None:
     assert index.read({}, home).url == A
 
 
-def test_install_wins_over_global_of_a_later_file(home: Path) -> None:
-    """pip merges all files first, by section and name; the section of its command takes precedence over [global]."""
-    conf(home / OLD, f"[install]\nindex-url = {A}\n")
-    conf(home / USER, f"[global]\nindex-url = {B}\n")
-    assert index.read({}, home).url == A
-
-
 @pytest.mark.parametrize("environ", [{}, {"PIP_EXTRA_INDEX_URL": B, "UV_INDEX": B, "UV_EXTRA_INDEX_URL": B}])
 def test_extra_indexes_are_ignored(home: Path, environ: dict[str, str]) -> None:
     conf(home / USER, f"[global]\nextra-index-url = {B}\nindex-url = {A}\n")
@@ -119,13 +112,6 @@ def test_a_broken_file_is_named(home: Path, text: str) -> None:
     with pytest.raises(ValueError, match="is not a pip configuration file") as caught:
         index.read({}, home)
     assert str(caught.value).startswith(path)
-
-
-def test_a_file_that_is_not_text(home: Path) -> None:
-    conf(home / USER, "")
-    (home / USER).write_bytes(b"[global]\nx = \xff\n")
-    with pytest.raises(ValueError, match="is not a pip configuration file"):
-        index.read({}, home)
 
 
 @pytest.mark.parametrize(
@@ -184,12 +170,6 @@ def test_the_configuration_of_uv(home: Path, text: str, url: str) -> None:
     assert index.read({}, home).url == url
 
 
-def test_the_configuration_of_uv_takes_precedence(home: Path) -> None:
-    conf(home / UV, f'index-url = "{A}"\n')
-    conf(home / USER, f"[global]\nindex-url = {B}\n")
-    assert index.read({}, home).url == A
-
-
 def test_a_broken_uv_configuration(home: Path) -> None:
     conf(home / UV, "index-url = ")
     with pytest.raises(ValueError, match="is not a uv configuration file"):
@@ -209,8 +189,3 @@ def test_a_trusted_host_and_a_proxy(home: Path) -> None:
     }
     assert settings.environment()["HTTPS_PROXY"] == proxy
     assert "HTTPS_PROXY" not in index.read({"https_proxy": "http://other.example.test"}, home).environment()
-
-
-@pytest.mark.parametrize("name", index.CA_VARIABLES)
-def test_the_certificates_that_are_configured(home: Path, name: str) -> None:
-    assert index.read({name: "/x.pem"}, home).environment()["SSL_CERT_FILE"] == "/x.pem"

@@ -32,16 +32,6 @@ def test_bytes_that_images_use(store: Store) -> None:
     assert second.bytes - second.own == len(b"shared")
 
 
-def test_an_image_with_two_names(store: Store) -> None:
-    """Its blobs are its own under both names."""
-    store.name("other", image(store, "one", b"layer", b"shared"))
-    image(store, "two", b"shared")
-    first, other, _ = garbage.uses(store)
-    assert (first.name, other.name) == ("one", "other")
-    assert (first.bytes, first.own) == (other.bytes, other.own)
-    assert first.bytes - first.own == len(b"shared")
-
-
 @pytest.fixture
 def crowded(store: Store) -> Store:
     """An image, one whose name it took, a layer kept for the next build, and leftovers of killed runs."""
@@ -98,32 +88,12 @@ def test_a_store_in_use_is_not_freed(crowded: Store) -> None:
     assert garbage.collect(crowded).blobs
 
 
-def test_several_builders_may_use_a_store(store: Store) -> None:
-    with store.used(), Store(store.root).used(), pytest.raises(BusyError):
-        garbage.collect(store)
-
-
-def test_the_lock_is_released_after_a_failure(store: Store) -> None:
-    with pytest.raises(ZeroDivisionError), store.used():
-        raise ZeroDivisionError
-    garbage.collect(store)
-
-
 def test_gc_waits_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     operations: list[int] = []
     monkeypatch.setattr(fcntl, "flock", lambda _, operation: operations.append(operation))
     garbage.collect(store, wait=True)
     garbage.collect(store)
     assert operations == [fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB]
-
-
-def test_a_store_without_its_index_is_not_freed(crowded: Store) -> None:
-    """Without the index every blob would be garbage."""
-    (crowded.root / "index.json").unlink()
-    before = files(crowded)
-    with pytest.raises(FileError):
-        garbage.find(crowded)
-    assert files(crowded) == before
 
 
 def test_files_that_another_builder_removes_meanwhile_are_ignored(
@@ -149,13 +119,6 @@ def test_files_that_another_builder_removes_meanwhile_are_ignored(
 def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=count))
-
-
-def test_nothing_is_freed_if_there_is_room(crowded: Store) -> None:
-    before = files(crowded)
-    garbage.make_room(Store(crowded.root, limit=crowded.size() + 100), lambda: 100)
-    garbage.make_room(crowded, lambda: 100)
-    assert files(crowded) == before
 
 
 def test_garbage_is_freed_to_make_room(crowded: Store) -> None:
@@ -187,11 +150,6 @@ def test_a_build_that_writes_nothing_needs_no_room(crowded: Store, monkeypatch: 
     """A store over its limit can still be read."""
     free(monkeypatch, 0)
     garbage.make_room(Store(crowded.root, limit=1), lambda: 0)
-
-
-def test_room_is_not_made_while_another_builder_uses_the_store(crowded: Store) -> None:
-    with crowded.used(), pytest.raises(BusyError):
-        make_room_of_one_byte(crowded)
 
 
 def test_the_need_is_computed_again_after_garbage_is_freed(crowded: Store) -> None:
@@ -245,33 +203,6 @@ def test_a_damaged_image_can_be_removed(crowded: Store) -> None:
     garbage.collect(crowded, without=["y"])
     assert list(crowded.images()) == ["x"]
     assert not crowded.path(digest_of(b"of y")).exists()
-
-
-def test_an_error_names_only_some_of_many_damaged_images(store: Store) -> None:
-    for numbers, end in ((range(5), r"x4: .*"), (range(5, 7), r"x4: .*\n  \.\.\. and 2 more")):
-        for number in numbers:
-            damage(store, image(store, f"x{number}", b"%d" % number).digest)
-        with pytest.raises(DamagedError, match=f"{end}$"):
-            garbage.find(store)
-
-
-def test_finding_garbage_writes_nothing_and_creates_no_store(crowded: Store, tmp_path: Path) -> None:
-    before = files(crowded)
-    kept = garbage.find(crowded).bytes
-    removed = garbage.find(crowded, without=["x"])
-    assert files(crowded) == before
-    assert removed.bytes > kept
-    assert list(crowded.images()) == ["x"]
-    for call in (garbage.find, garbage.collect):
-        with pytest.raises(FileError, match="no store in"):
-            call(Store(tmp_path / "stroe"))
-    assert not (tmp_path / "stroe").exists()
-
-
-def test_a_name_is_not_removed_while_the_store_is_in_use(crowded: Store) -> None:
-    with Store(crowded.root).used(), pytest.raises(BusyError):
-        garbage.collect(crowded, without=["x"])
-    assert list(crowded.images()) == ["x"]
 
 
 def test_a_check_of_an_undamaged_store(crowded: Store) -> None:

@@ -29,15 +29,16 @@ REFERENCES = {
 def put_image(store: Store, *contents: bytes, name: str = "") -> Image:
     """Stores an image with these layers. A layer's diff id follows from its content."""
     layers = []
-    for number, content in enumerate(contents):
+    for content in contents:
         blob = store.put(content, LAYER_TYPE)
         diff_id = digest.of_bytes(b"tar of " + content)
-        layers.append(Layer(digest=blob.digest, diff_id=diff_id, size=blob.size, created_by=f"layer {number}"))
+        layers.append(Layer(digest=blob.digest, diff_id=diff_id, size=blob.size))
     settings = Settings(env={}, ports=(), command=("x",), labels={"a": "1"})
-    config = store.put(oci.config(settings, layers, created="2026-01-01T00:00:00Z", labels={}), CONFIG_TYPE)
+    history = tuple(f"layer {number}" for number in range(len(layers)))
+    config = store.put(oci.config(settings, layers, history, created="2026-01-01T00:00:00Z", labels={}), CONFIG_TYPE)
     manifest = store.put(oci.manifest(config, layers), MANIFEST_TYPE)
     store.name(name or repr(contents), manifest)
-    return Image(config=config, manifest=manifest, layers=tuple(layers), labels={"a": "1"})
+    return Image(config=config, manifest=manifest, layers=tuple(layers), history=history, labels={"a": "1"})
 
 
 def test_an_image_is_read_as_it_was_stored(store: Store) -> None:
@@ -59,18 +60,19 @@ def test_missing_and_truncated_blobs(store: Store) -> None:
         images.read(store, image.manifest.digest)
 
 
-def test_an_image_is_found_by_its_plan_and_its_base(store: Store, tiny: Project) -> None:
+def test_an_image_is_found_by_its_plan_and_its_operating_system(store: Store, tiny: Project) -> None:
     """Until one of its blobs is missing."""
     planned = plan.make_locked(tiny, tiny.select(["qz-0.5-cu129-py311"])).images[0]
     image = put_image(store, b"os", b"wheels")
     system = OsLayer(
         digest=image.layers[0].digest, diff_id=image.layers[0].diff_id, size=2, unpacked=3,
-        created="2026-01-01T00:00:00Z", base="debian:1", taken=(), folders=(),
+        created="2026-01-01T00:00:00Z", taken=(), folders=(),
     )  # fmt: skip
     images.put_name(store, planned, system, image.manifest, "x")
     assert images.find(store, planned) is None, "without its operating system"
-    for base, expected in (("debian:2", None), ("debian:1", image)):
-        store.put_record(planned.os, asdict(replace(system, base=base)))
+    other = replace(system, digest=image.layers[1].digest, size=image.layers[1].size)
+    for made, expected in ((other, None), (system, image)):
+        store.put_record(planned.os, asdict(made))
         assert images.find(store, planned) == expected
     store.path(image.layers[1].digest).unlink()
     assert images.find(store, planned) is None

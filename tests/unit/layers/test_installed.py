@@ -101,13 +101,6 @@ def test_debian_packages_have_a_source() -> None:
     }
 
 
-def test_a_name_that_is_not_ascii() -> None:
-    content = "Name: Schl\u00fcssel\nVersion: 1\n".encode()
-    [(kind, name, version)] = packages(layer({f"{SITE}/a-1.dist-info/METADATA": content}))
-    assert (kind, version) == ("pypi", "1")
-    assert name.startswith("schl")
-
-
 def test_a_higher_layer_replaces_a_record() -> None:
     lower = layer({f"{SITE}/a-1.dist-info/METADATA": metadata("a", "1"), "var/lib/dpkg/status": STATUS})
     upper = layer({"var": None, "var/lib/dpkg/status": STATUS.replace(b"5.2.15", b"5.3")})

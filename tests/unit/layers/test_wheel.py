@@ -207,21 +207,12 @@ def test_modes() -> None:
     assert set(result.values()) == {0o644, 0o755}
 
 
-def test_an_executable_record_stays_executable() -> None:
-    result = entries(pack({}, modes={f"{INFO}/RECORD": 0o755}))
-    assert result[f"{SITE}/{INFO}/RECORD"].mode == 0o755
-
-
 def test_folders_of_the_zip_are_left_out() -> None:
     out = io.BytesIO(pack({"tiny/a.py": b""}).content)
     with zipfile.ZipFile(out, "a") as archive:
         archive.writestr("tiny/", b"")
         archive.writestr("empty/", b"")
     assert not [path for path in entries(Wheel(name=NAME, content=out.getvalue())) if "empty" in path]
-
-
-def test_stored_entries() -> None:
-    assert installed(pack({"a": b"x"}, method=zipfile.ZIP_STORED)) == installed(pack({"a": b"x"}))
 
 
 # ---- scripts
@@ -312,11 +303,6 @@ def test_pip_has_a_script_for_its_python() -> None:
     assert {path for path in result if "/bin/" in path} == {f"opt/venv/bin/{n}" for n in ("pip", "pip3", "pip3.11")}
     assert result["opt/venv/bin/pip3.11"] == result["opt/venv/bin/pip"]
     assert "../../../bin/pip3.11,sha256=" in result[f"{SITE}/pip-25.0.dist-info/RECORD"].decode()
-
-
-def test_other_wheels_have_no_versioned_script() -> None:
-    for packed, place in ((pip("notpip"), PLACE), (pip(script="pipe"), PLACE), (pip(), wheel.CUDA)):
-        assert not [path for path in installed(packed, place) if path.endswith("3.11")]
 
 
 # ---- RECORD
@@ -459,11 +445,6 @@ def test_paths_in_the_folder_for_packages_of_users(path: str) -> None:
     assert "which is for packages of users" in refusal(pack({path: b"x"}))
 
 
-@pytest.mark.parametrize("path", ["nvidia_smi/x.so", "nvidia.py", "a/nvidia/x.so", f"{DATA}/data/nvidia/x"])
-def test_other_names_with_nvidia_are_valid(path: str) -> None:
-    assert len(installed(pack({path: b"x"}))) == 6
-
-
 # ---- refused: metadata
 
 
@@ -494,11 +475,6 @@ def test_other_names_with_nvidia_are_valid(path: str) -> None:
 )
 def test_invalid_metadata(packed: Wheel, message: str) -> None:
     assert message in refusal(packed)
-
-
-@pytest.mark.parametrize("version", ["1.0", "1.9", "1"])
-def test_supported_wheel_versions(version: str) -> None:
-    assert entries(pack({}, parts={"WHEEL": f"Wheel-Version: {version}\n".encode()}))
 
 
 @pytest.mark.parametrize("info", ["Tiny_PKG-1.0.dist-info", "tiny.pkg-1.0.dist-info", "tiny_pkg-1.0+local.dist-info"])
@@ -532,10 +508,6 @@ def test_data_without_a_valid_scheme(path: str, message: str) -> None:
     error = refusal(pack({path: b"x"}))
     assert path in error
     assert message in error
-
-
-def test_a_data_folder_below_another_folder_is_not_special() -> None:
-    assert f"{SITE}/a/{DATA}/purelib/x" in entries(pack({f"a/{DATA}/purelib/x": b""}))
 
 
 @pytest.mark.parametrize(
@@ -765,7 +737,7 @@ def test_a_layer_of_a_wheel_is_these_bytes() -> None:
         points="[console_scripts]\nrun = tiny:run\n[gui_scripts]\nwindow = tiny.gui:App.run\n",
         method=zipfile.ZIP_STORED,
     )
-    written = splice.write(wheel.layer_entries([packed.open()], PLACE), io.BytesIO())
+    written, _ = splice.write(wheel.layer_entries([packed.open()], PLACE), io.BytesIO())
     assert layer_order.LAYER_FORMAT == 4
     assert written.digest == "sha256:eae85e1f0aff42e69f9dcf5968d195ee090093341629f8184aee93332a7fbf4c"
     assert written.diff_id == "sha256:713862eae54b7e04a9709468e8aa01235df0cb5f3bbd34e35e2742a65845993c"

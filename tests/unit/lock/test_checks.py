@@ -8,9 +8,11 @@ import pytest
 
 from builder.common.errors import LockError
 from builder.index.wheels import Wheel
-from builder.lock import checks, lockfile
+from builder.lock import checks, lockfile, os_lock
+from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
+from tests.fakes import locks
 from tests.paths import ROOT
 
 TORCH = Cell(framework="pytorch", short="pt", line="2.9", release="2.9.1", cuda="12.8", python="3.11", variant="plain")
@@ -36,7 +38,7 @@ RIGHT = (RUNTIME, CUDNN, wheel("torch", "2.9.1", "cp311-cp311-manylinux_2_28_x86
 
 def refusal(cell: Cell, *wheels: Wheel) -> LockError:
     with pytest.raises(LockError) as caught:
-        checks.check(cell, wheels)
+        checks.check(cell, wheels, {wheel.name for wheel in wheels})
     return caught.value
 
 
@@ -60,7 +62,7 @@ def refusal(cell: Cell, *wheels: Wheel) -> LockError:
     ids=["CUDA 12", "CUDA 13", "CUDA 11", "cpu", "post and local versions"],
 )
 def test_good_wheels(cell: Cell, wheels: list[Wheel]) -> None:
-    checks.check(cell, wheels)
+    checks.check(cell, wheels, {wheel.name for wheel in wheels})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,10 @@ def test_good_wheels(cell: Cell, wheels: list[Wheel]) -> None:
 def test_an_extra_that_resolves_to_cpu_only(name: str) -> None:
     error = refusal(TORCH, library(name, "12.8.90"), wheel("torch", "2.9.1"))
     assert str(error) == "pt-2.9-cu128-py311: no CUDA runtime among the wheels: pytorch 2.9.1 would be CPU only"
-    assert error.hint == "Require the CUDA extra of the framework, or pin a version that has CUDA wheels."
+    assert error.hint == (
+        "`builder explain pt-2.9-cu128-py311` shows which CUDA it supports, and with which extra. Correct "
+        'frameworks.pytorch.versions."2.9", or its package_on."12".'
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,11 +162,32 @@ def test_every_fault_is_shown_with_its_hint() -> None:
     assert all(line.startswith("pt-2.9-cu128-py311: ") for line in rest[::2])
 
 
+def test_packages_without_a_python(tiny: Project) -> None:
+    """Unless uv installs it."""
+    request = os_lock.request_of(tiny.matrix, "3.11", ("base", "python"))
+    lock = locks.os_lock_of(request)
+    assert list(checks.system_faults(tiny.matrix, "3.11", lock)) == []
+    others = [each for each in lock.packages if each.name != "python3.11-minimal"]
+    meta = replace(lock.packages[0], name="python3-minimal")
+    without = replace(lock, packages=(*others, meta))
+    [fault] = checks.system_faults(tiny.matrix, "3.11", without)
+    assert str(fault) == "matrix.yaml:15:20: Python 3.11: its packages on Debian newbird install no Python"
+    python = tiny.matrix.python["3.11"].model_copy(update={"uv": "3.11.9"})
+    by_uv = tiny.matrix.model_copy(update={"python": {"3.11": python}})
+    assert list(checks.system_faults(by_uv, "3.11", without)) == []
+
+
 def test_all_locks_of_this_project_are_right() -> None:
     project = Project(ROOT)
-    for group, cells in project.groups.items():
+    for cell in project.cells:
+        system = os_lock.read(ROOT, os_lock.request_of_cell(project.matrix, cell))
+        assert system
+        assert list(checks.system_faults(project.matrix, cell.python, system)) == []
+    for group, members in project.groups.items():
         lock = lockfile.read(ROOT, group)
         assert lock is not None
-        for cell in cells:
+        for cell in members:
             assert lockfile.stale_reason(project.matrix, lock, [cell]) == ""
-            checks.check(cell, lockfile.of_cell(project.matrix, cell, lock).wheels)
+            wheels = lockfile.of_cell(project.matrix, cell, lock).wheels
+            foundation = {"cuda", *cells.foundation(project.matrix, cell)}
+            checks.check(cell, wheels, {wheel.name for wheel in wheels if wheel.component in foundation})

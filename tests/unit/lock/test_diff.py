@@ -170,11 +170,6 @@ def test_an_image_names_its_packages() -> None:
     }
 
 
-def test_sizes_that_locks_know() -> None:
-    image_side = image((layer(EMBER, PLAIN), 910_000), known=[locked(EMBER)])
-    assert {name: package.size for name, package in image_side.packages.items()} == {"ember": EMBER.size, "pip": None}
-
-
 def test_layers_of_images_are_compared_by_digest() -> None:
     old = image((layer(CUDA, python=""), 2_100_000), (layer(kind="os"), 50))
     new = image((layer(CUDA, python=""), 2_100_000), (layer(kind="os"), 60), (layer(EMBER, PLAIN), 910_000))
@@ -196,26 +191,17 @@ def test_an_image_and_a_lock_are_compared_by_wheels() -> None:
     assert (result.gone.count, result.gone.unknown) == (1, 1)
 
 
-GOOD, CONFIG = blobs((layer(EMBER), 5))
-BAD: dict[str, tuple[bytes, bytes, str]] = {
-    "no JSON": (b"\x1b[2J", CONFIG, "invalid manifest: invalid json"),
-    "an index": (b'{"manifests": []}', CONFIG, "invalid manifest: config: field required"),
-    "a digest that is a path": (GOOD.replace(b"sha256:", b"../..//", 1), CONFIG, r"config\.digest"),
-    "a negative size": (GOOD.replace(b'"size": 5', b'"size": -5'), CONFIG, r"layers\.0\.size"),
-    "no diff ids": (GOOD, b"{}", r"invalid configuration: rootfs\.diff_ids: field required"),
-    "no history": (GOOD, CONFIG.replace(b"history", b"other"), "1 in the configuration, 0 in its history"),
-    "odd wheels": (GOOD, CONFIG.replace(b"wheels format", b"wheels \\u001b[2J"), "invalid line about wheels"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_images_that_do_not_hold_together(case: str) -> None:
-    """What they say reaches no terminal."""
-    manifest, config, words = BAD[case]
-    with pytest.raises(VerifyError, match=words) as caught:
-        images.side("example/image:1", manifest, lambda _: config, {})
-    assert str(caught.value).startswith("example/image:1: ")
-    assert "\x1b" not in str(caught.value)
+def test_an_image_that_does_not_hold_together_is_refused() -> None:
+    """What it says reaches no terminal."""
+    good, config = blobs((layer(EMBER), 5))
+    odd = config.replace(b"wheels format", b"wheels \\u001b[2J")
+    for manifest, blob, words in (
+        (good.replace(b"sha256:", b"../..//", 1), config, r"config\.digest"),
+        (good, odd, "invalid line about wheels"),
+    ):
+        with pytest.raises(VerifyError, match=f"^example/image:1: .*{words}") as caught:
+            images.side("example/image:1", manifest, lambda _, blob=blob: blob, {})  # type: ignore[misc]
+        assert "\x1b" not in str(caught.value)
 
 
 # ---- revisions
@@ -276,7 +262,7 @@ def test_an_upgrade_covers_all_wheels_of_a_group() -> None:
 
 
 @dataclass
-class Desk:
+class DiffCommand:
     """A checkout with git revisions, as revision -> path -> text."""
 
     root: Path
@@ -329,9 +315,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiffCommand:
     """The locks have no component of the other variants, so only the plain cells are locked."""
-    desk = Desk(tmp_path)
+    desk = DiffCommand(tmp_path)
     (tmp_path / "locks").mkdir()
     (tmp_path / "matrix.yaml").write_text(MATRIX)
     monkeypatch.setattr("subprocess.run", Programs(desk.git))
@@ -348,27 +334,22 @@ def rows(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_two_revisions(desk: Desk) -> None:
+def test_two_revisions(desk: DiffCommand) -> None:
     shown = rows(desk.diff("old", "new"))
     assert shown[0] == [CELL]
     assert ["ember", "1.10.0", "1.11.0", "900", "kB", "950", "kB", "+50", "kB"] in shown
     assert " ".join(shown[-1]) == "old -> new: cells: 1 changed, 1 unchanged"
 
 
-def test_a_revision_and_the_working_tree(desk: Desk) -> None:
+def test_a_revision_and_the_working_tree(desk: DiffCommand) -> None:
     shown = rows(desk.diff("new"))
     assert ["pip", "-", "25.0", "-", "1", "kB", "+1", "kB"] in shown
     assert ["removed:", f"{OTHER},", "1", "package,", "1", "kB"] in shown
     assert " ".join(shown[-1]) == "new -> working tree: cells: 1 changed, 1 removed"
 
 
-def test_nothing_changed(desk: Desk) -> None:
-    assert desk.diff("old", "old") == "old -> old: cells: 2 unchanged\n"
-    assert "packages: 2 -> 2, 2 unchanged" in desk.diff(f"old:{CELL}", f"old:{CELL}")
-
-
 @pytest.mark.parametrize("words", [(f"old:{CELL}", CELL), ("old", CELL), (f"old:{CELL}",)], ids=str)
-def test_one_cell(desk: Desk, words: tuple[str, ...]) -> None:
+def test_one_cell(desk: DiffCommand, words: tuple[str, ...]) -> None:
     """A revision without a cell stands for its part of the cell that the other side names."""
     shown = desk.diff(*words)
     assert shown.startswith(f"{CELL} (old) -> {CELL} (working tree)\n")
@@ -377,7 +358,7 @@ def test_one_cell(desk: Desk, words: tuple[str, ...]) -> None:
     assert "wheels kept: 1 (2.0 MB); to download: 2 (951 kB); no longer used: 1 (900 kB)" in shown
 
 
-def test_two_images_of_the_store(desk: Desk) -> None:
+def test_two_images_of_the_store(desk: DiffCommand) -> None:
     cuda = (layer(CUDA, python=""), 2_100_000)
     desk.store("team/x:1", cuda, (layer(EMBER, PLAIN), 910_000))
     desk.store("team/x:2", cuda, (layer(PLAIN), 1100))
@@ -387,14 +368,14 @@ def test_two_images_of_the_store(desk: Desk) -> None:
     assert "layers kept: 1 (2.1 MB); to download: 1 (1 kB); no longer used: 1 (910 kB)" in shown
 
 
-def test_an_image_and_a_cell(desk: Desk) -> None:
+def test_an_image_and_a_cell(desk: DiffCommand) -> None:
     desk.store("team/x:1", (layer(CUDA, PLAIN, python=""), 2_100_000))
     data = desk.data("team/x:1", CELL)
     assert [(package["name"], package["change"]) for package in data["packages"]] == [("ember", "added")]
     assert (data["old"]["of"], data["new"]["of"], data["unit"]) == ("layers", "wheels", "wheels")
 
 
-def test_debian_packages_of_two_revisions(desk: Desk) -> None:
+def test_debian_packages_of_two_revisions(desk: DiffCommand) -> None:
     """Once for all cells with the change. Wheels that did not change are not shown."""
     project = Project.find(desk.root)
     request = os_lock.request_of_cell(project.matrix, *project.select([CELL]))
@@ -418,15 +399,6 @@ def test_debian_packages_of_two_revisions(desk: Desk) -> None:
     assert f"same:{request.path}" in str(desk.refusal("old", "same"))
 
 
-def test_json_of_revisions(desk: Desk) -> None:
-    data = desk.data("old", "new")
-    assert (data["unchanged"], list(data["cells"])) == (1, [CELL])
-    (change,) = data["cells"][CELL]["packages"]
-    assert (change["name"], change["old"]["version"], change["new"]["size"], change["bytes"]) == (
-        "ember", "1.10.0", 950_000, 50_000,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -441,14 +413,14 @@ def test_json_of_revisions(desk: Desk) -> None:
     ],
     ids=str,
 )
-def test_sides_that_are_not_there(desk: Desk, words: tuple[str, ...], message: str) -> None:
+def test_sides_that_are_not_there(desk: DiffCommand, words: tuple[str, ...], message: str) -> None:
     desk.store("team/x:1", (layer(PLAIN), 5))
     error = desk.refusal(*words)
     assert isinstance(error, UsageError)
     assert message in str(error)
 
 
-def test_a_lock_that_this_builder_cannot_read(desk: Desk) -> None:
+def test_a_lock_that_this_builder_cannot_read(desk: DiffCommand) -> None:
     path = f"locks/{CELL}.json"
     before = desk.revisions["old"][path]
     desk.revisions["old"][path] = before.replace('"format": 2', '"format": 9')
@@ -458,7 +430,7 @@ def test_a_lock_that_this_builder_cannot_read(desk: Desk) -> None:
     assert f"old:{path} has lock format 9; this builder reads format 2" in str(error)
 
 
-def test_a_changed_component_changes_only_the_cells_that_have_it(desk: Desk) -> None:
+def test_a_changed_component_changes_only_the_cells_that_have_it(desk: DiffCommand) -> None:
     board, newer = wheel("board", "board", "2.0", 10), wheel("board", "board", "2.1", 10)
     components = ("python", "ember", "board")
     desk.commit("old", group_lock(CUDA, EMBER, board, components=components))
@@ -468,7 +440,7 @@ def test_a_changed_component_changes_only_the_cells_that_have_it(desk: Desk) -> 
     assert [change["name"] for change in data["cells"][f"{CELL}-board"]["packages"]] == ["board"]
 
 
-def test_a_component_that_is_locked_later_adds_its_cells(desk: Desk) -> None:
+def test_a_component_that_is_locked_later_adds_its_cells(desk: DiffCommand) -> None:
     board = wheel("board", "board", "2.0", 10)
     desk.commit("new", group_lock(CUDA, EMBER, board, components=("python", "ember", "board")))
     data = desk.data("old", "new")
@@ -477,7 +449,7 @@ def test_a_component_that_is_locked_later_adds_its_cells(desk: Desk) -> None:
     assert (data["cells"], data["unchanged"]) == ({}, 1)
 
 
-def test_a_revision_has_the_cells_of_its_own_matrix(desk: Desk) -> None:
+def test_a_revision_has_the_cells_of_its_own_matrix(desk: DiffCommand) -> None:
     """The same locks with another matrix.yaml belong to other cells."""
     locks = group_lock(CUDA, EMBER), group_lock(PLAIN, group=OTHER)
     fewer = MATRIX.replace('"em-1.10-cu129-py39*"', '"em-1.10-cu1210-py39*"')
@@ -490,21 +462,21 @@ def test_a_revision_has_the_cells_of_its_own_matrix(desk: Desk) -> None:
     assert "packages: 2 -> 2, 2 unchanged" in desk.diff(f"more:{CELL}-bare", f"old:{CELL}")
 
 
-def test_a_revision_with_a_matrix_that_cannot_be_read(desk: Desk) -> None:
+def test_a_revision_with_a_matrix_that_cannot_be_read(desk: DiffCommand) -> None:
     desk.commit("wrong", group_lock(EMBER), matrix=MATRIX.replace("namespace: team", "namespaces: team"))
     error = desk.refusal("wrong", "new")
     assert isinstance(error, MatrixError)
     assert "wrong:matrix.yaml:3:1: namespaces: unknown key" in str(error)
 
 
-def test_a_revision_without_a_matrix(desk: Desk) -> None:
+def test_a_revision_without_a_matrix(desk: DiffCommand) -> None:
     del desk.revisions["old"]["matrix.yaml"]
     error = desk.refusal("old", "new")
     assert isinstance(error, MatrixError)
     assert "old:matrix.yaml: No such file" in str(error)
 
 
-def test_without_git(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git(desk: DiffCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images can still be compared."""
 
     def missing(*_: object, **__: object) -> None:

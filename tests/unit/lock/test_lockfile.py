@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ import pytest
 from builder.common.errors import LockError, StaleError
 from builder.index.wheels import is_cuda_wheel
 from builder.lock import lockfile
-from builder.lock import update as locking
 from builder.matrix.project import Project
 from tests.fakes import locks
 
@@ -40,46 +38,6 @@ def test_none(tiny: Project) -> None:
     assert lockfile.read(tiny.root, "em-1.9-cu129-py39") is None
 
 
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda _: b"",
-    "cut short": lambda text: text[: len(text) // 2],
-    "not UTF-8": lambda text: text + b"\xff",
-    "not JSON": lambda text: text.replace(b"{", b"[", 1),
-    "a list": lambda _: b"[]\n",
-    "2,000 brackets": lambda _: b"[" * 2000,
-    "other format": lambda text: text.replace(b'"format": 2', b'"format": 1'),
-    "unknown key": lambda text: text.replace(b'"format": 2', b'"format": 2, "more": 1'),
-    "size as text": lambda text: text.replace(b'"size": 1003', b'"size": "1003"'),
-    "negative size": lambda text: text.replace(b'"size": 1003', b'"size": -1'),
-    "other spacing": lambda text: text + b"\n",
-    "CRLF": lambda text: text.replace(b"\n", b"\r\n"),
-    "keys twice": lambda text: text.replace(b'"format": 2,', b'"format": 2, "format": 2,'),
-    "another group's": lambda text: text.replace(f'"group": "{GROUP}"'.encode(), b'"group": "em-1.9-cu129-py39"'),
-    "a wheel that is needed is gone": lambda text: re.sub(rb'  \{"name": "pip".*\n', b"", text),
-    "a wheel that nothing needs": lambda text: text.replace(b'"wheels": ["pip"]', b'"wheels": []'),
-    "a wheel twice": lambda text: re.sub(rb'(  \{"name": "pip".*\n)', rb"\1\1", text),
-    "path in a file name": lambda text: text.replace(b'"file": "pip', b'"file": "../pip'),
-    "newline in a name": lambda text: text.replace(b'"name": "pip"', b'"name": "pip\\n"'),
-    "option in a name": lambda text: text.replace(b'"name": "pip"', b'"name": "--pip"'),
-    "line in a version": lambda text: text.replace(b'"version": "2.0"', b'"version": "2.0 --index-url x"', 1),
-    "short hash": lambda text: text.replace(b'"sha256": "', b'"sha256": "0', 1),
-    "hash in capitals": lambda text: text.upper().replace(b'"SHA256"', b'"sha256"'),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged(tiny: Project, damage: Callable[[bytes], bytes]) -> None:
-    path = lockfile.path(tiny.root, GROUP)
-    before = path.read_bytes()
-    path.write_bytes(damage(before))
-    assert path.read_bytes() != before, "this test damages nothing"
-    with pytest.raises(LockError) as caught:
-        lockfile.read(tiny.root, GROUP)
-    assert f"{GROUP}.json" in str(caught.value)
-    assert caught.value.hint == f"Resolve it again: builder lock '{GROUP}*'"
-    assert len(str(caught.value)) < 500
-
-
 def test_a_lock_of_another_format(tiny: Project) -> None:
     """As in an older revision, where nothing is damaged."""
     text = lockfile.dump(locks.locks(tiny)[GROUP]).replace('"format": 2', '"format": 1')
@@ -87,8 +45,13 @@ def test_a_lock_of_another_format(tiny: Project) -> None:
         lockfile.parse(text, "HEAD~9:locks/x.json", "x")
 
 
-def test_a_folder_instead_of_a_file(tiny: Project) -> None:
-    lockfile.path(tiny.root, "em-1.9-cu129-py39").mkdir()
+def test_a_lock_that_cannot_be_read_is_named(tiny: Project) -> None:
+    path = lockfile.path(tiny.root, "em-1.9-cu129-py39")
+    path.write_bytes(b"\xff")
+    with pytest.raises(LockError, match=r"em-1.9-cu129-py39.json: .*codec can't decode"):
+        lockfile.read(tiny.root, "em-1.9-cu129-py39")
+    path.unlink()
+    path.mkdir()
     with pytest.raises(LockError, match=r"em-1.9-cu129-py39.json: .*Is a directory"):
         lockfile.read(tiny.root, "em-1.9-cu129-py39")
 
@@ -275,16 +238,6 @@ def test_cuda_wheels(file: str, is_cuda: bool) -> None:
     assert is_cuda_wheel(file) is is_cuda
 
 
-def test_wheels_that_are_unsorted_or_duplicated(tiny: Project) -> None:
-    """Of two wheels with one name, a cell would take the last."""
-    lock = locks.locks(tiny)[GROUP]
-    other = replace(lock.wheels[-1], sha256="0" * 64)
-    for wheels in (lock.wheels[::-1], (*lock.wheels, other)):
-        text = lockfile.dump(replace(lock, wheels=wheels))
-        with pytest.raises(LockError, match="wheels are not sorted, or one is duplicated"):
-            lockfile.parse(text, "x", GROUP)
-
-
 def test_wheels_that_are_missing_or_unused_are_named(tiny: Project) -> None:
     lock = locks.locks(tiny)[GROUP]
     for wheels, fault in ((["board", "zinc"], "missing wheel zinc"), ([], "unused wheel board")):
@@ -292,26 +245,3 @@ def test_wheels_that_are_missing_or_unused_are_named(tiny: Project) -> None:
         text = lockfile.dump(replace(lock, components={**lock.components, "board": part}))
         with pytest.raises(LockError, match=f"was edited by hand: {fault}$"):
             lockfile.parse(text, "x", GROUP)
-
-
-EDITS = {
-    "version": (b'"version": "2.0"', b'"version": "9.9.9"'),
-    "file": (b'"file": "pip-2.0-py3', b'"file": "pip-9.9.9-py3'),
-    "file of another": (b'"file": "pip-2.0-py3', b'"file": "pop-2.0-py3'),
-    "no version": (b'"file": "pip-2.0-py3', b'"file": "pip-x-py3'),
-    "no tags": (b'"file": "pip-2.0-py3-none-any.whl"', b'"file": "pip-2.0.whl"'),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-def test_a_wheel_whose_file_is_not_its_name_and_version(tiny: Project, edit: tuple[bytes, bytes]) -> None:
-    """`version: 9.9.9` reached the constraints of the image, since the layer was cached by the hash alone."""
-    path = lockfile.path(tiny.root, GROUP)
-    before = path.read_bytes()
-    path.write_bytes(before.replace(*edit, 1))
-    assert path.read_bytes() != before, "this test edits nothing"
-    with pytest.raises(LockError, match=r"was edited by hand: \S+\.whl is not \S+ \S+") as caught:
-        lockfile.read(tiny.root, GROUP)
-    assert caught.value.hint == f"Resolve it again: builder lock '{GROUP}*'"
-    with pytest.raises(LockError, match="was edited by hand"):
-        locking.check(tiny, tiny.select([CELL]))

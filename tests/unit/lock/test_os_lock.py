@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from builder.common.errors import LockError, StaleError
+from builder.common.errors import LockError, MatrixError, StaleError
 from builder.index.host import Host
 from builder.lock import apt, os_lock
 from builder.lock import update as locking
@@ -61,7 +60,7 @@ def test_packages_sh_reads_every_package_with_and_without_a_source(tiny: Project
         assert re.findall(pattern, os_lock.dump(each), re.MULTILINE) == expected
 
 
-def test_a_refresh_adds_sources_to_an_earlier_lock(tiny: Project, archive: FakeArchive) -> None:
+def test_a_refresh_adds_sources_to_an_earlier_lock(tiny: Project, archive: locks.FakeArchive) -> None:
     archive.versions["newbird"] = "1.0-1"
     archive.source = "glibc"
     changed, _, said = update(tiny, CELL, refresh=True)
@@ -134,74 +133,9 @@ def test_cells_with_the_same_packages_share_a_lock(tiny: Project, edit: Edit) ->
     assert request_of(changed) == before
 
 
-DAMAGE: Mapping[str, tuple[str, str, str]] = {
-    "a version": ('"version": "1.0-1"', '"version": "1.0 1"', "is damaged: packages.0.version: .* a Debian package"),
-    "a hash": ('"sha256": "', '"sha256": "0', "is damaged: packages.0.sha256: .*64 hex digits"),
-    "a source": ('"size": ', '"source": "Glibc", "size": ', "is damaged: packages.0.source: .*invalid source package"),
-    "an empty source": ('"size": ', '"source": "", "size": ', "was edited by hand or is incomplete"),
-    "an architecture": ('"amd64"', '"arm64"', "is damaged: packages.0.architecture"),
-    "the format": ('"format": 1', '"format": 2', "has lock format 2; this builder reads format 1"),
-    "another request": ('"requested": [', '"requested": [\n  "a-package",', "was edited by hand or is incomplete"),
-    "another release": ('"newbird"', '"oldbird"', "was edited by hand or is incomplete"),
-    "white space": ('"packages"', ' "packages"', "was edited by hand or is incomplete"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_lock_is_an_error(tiny: Project, damage: str) -> None:
-    old, new, message = DAMAGE[damage]
-    path = tiny.root / request_of(tiny).path
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-    with pytest.raises(LockError, match=message) as caught:
-        os_lock.read(tiny.root, request_of(tiny))
-    assert caught.value.hint == "Restore it with git, or make it again: builder lock --os"
-
-
-def test_a_lock_without_a_requested_package_is_an_error(tiny: Project) -> None:
-    request = request_of(tiny)
-    lock = locks.os_lock_of(request)
-    for packages, fault in (
-        (tuple(package for package in lock.packages if package.name != "python3"), "missing package python3"),
-        (lock.packages[::-1], "packages are not sorted, or one is duplicated"),
-        (lock.packages + lock.packages[-1:], "packages are not sorted, or one is duplicated"),
-    ):
-        with pytest.raises(LockError, match=f"was edited by hand: {fault}"):
-            os_lock.parse(os_lock.dump(replace(lock, packages=packages)), request)
-
-
-@dataclass
-class FakeArchive:
-    """Stands in for `apt.archive`: Debian releases with one version of every package."""
-
-    versions: dict[str, str] = field(default_factory=lambda: {"newbird": "2.0-1", "oldbird": "2.0-1"})
-    broken: str = ""
-    unknown: str = ""
-    release: str = ""
-    source: str = ""
-    sources: str = ""
-    resolved: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def __call__(self, release: str, host: Host, _: object) -> Iterator[FakeArchive]:
-        if release == self.broken:
-            raise LockError(f"Debian {release}: apt-get update failed")
-        self.release, self.sources = release, host.sources_list(release)
-        yield self
-
-    def resolve(self, request: OsRequest, time: str) -> OsLock:
-        assert request.debian == self.release
-        if self.unknown in request.packages:
-            raise LockError(f"Unable to locate package {self.unknown}")
-        self.resolved.append(request.path)
-        lock = locks.os_lock_of(request, self.versions[request.debian])
-        return replace(lock, time=time, packages=tuple(replace(each, source=self.source) for each in lock.packages))
-
-
 @pytest.fixture
-def archive(monkeypatch: pytest.MonkeyPatch) -> FakeArchive:
-    fake = FakeArchive()
+def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
+    fake = locks.FakeArchive()
     monkeypatch.setattr(apt, "archive", fake)
     return fake
 
@@ -213,12 +147,12 @@ def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[s
     return changed, failures, said
 
 
-def test_locks_that_exist_are_kept(tiny: Project, archive: FakeArchive) -> None:
+def test_locks_that_exist_are_kept(tiny: Project, archive: locks.FakeArchive) -> None:
     assert update(tiny, "*") == ([], [], [])
     assert archive.resolved == []
 
 
-def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: FakeArchive) -> None:
+def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: locks.FakeArchive) -> None:
     path, old_path = (request_of(tiny, cell).path for cell in (CELL, OLD_CELL))
     (tiny.root / path).unlink()
     (tiny.root / old_path).write_text("{}")
@@ -233,22 +167,25 @@ def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: FakeArchiv
     assert lock.time >= "20261122T000000Z"
 
 
-def test_a_refresh_shows_old_and_new_versions(tiny: Project, archive: FakeArchive) -> None:
+def test_a_refresh_shows_old_and_new_versions(tiny: Project, archive: locks.FakeArchive) -> None:
     archive.versions["oldbird"] = "1.0-1"
     request = request_of(tiny)
     changed, failures, said = update(tiny, "*", refresh=True)
     assert (changed, failures) == ([request.path], [])
     assert said[0] == "Debian newbird: reading the lists of packages"
-    assert said[2:] == [f"newbird: {name} 1.0-1 -> 2.0-1 (1 lock)" for name in sorted({"libc6", *request.packages})]
+    assert "newbird: libc6 2.36-1.0-1 -> 2.36-2.0-1 (1 lock)" in said
+    assert [line for line in said[2:] if "libc6" not in line] == [
+        f"newbird: {name} 1.0-1 -> 2.0-1 (1 lock)" for name in request.packages
+    ]
 
 
-def test_a_refresh_without_new_packages_changes_nothing(tiny: Project, archive: FakeArchive) -> None:
+def test_a_refresh_without_new_packages_changes_nothing(tiny: Project, archive: locks.FakeArchive) -> None:
     """Not even the time of the lock."""
     archive.versions = dict.fromkeys(archive.versions, "1.0-1")
     assert update(tiny, "*", refresh=True)[0] == []
 
 
-def test_a_lock_is_made_from_the_snapshot_archive_if_there_is_one(edit: Edit, archive: FakeArchive) -> None:
+def test_a_lock_is_made_from_the_snapshot_archive_if_there_is_one(edit: Edit, archive: locks.FakeArchive) -> None:
     project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
     [path] = update(project, CELL, refresh=True)[0]
     lock = os_lock.read(project.root, request_of(project))
@@ -276,11 +213,41 @@ def test_new_and_removed_packages_are_shown(tiny: Project) -> None:
     assert os_lock.changes({first: None}, {first: before}) == [], "a new lock has no old versions"
 
 
-def test_a_release_that_fails_does_not_stop_others(tiny: Project, archive: FakeArchive) -> None:
+def test_a_release_that_fails_does_not_stop_others(tiny: Project, archive: locks.FakeArchive) -> None:
     archive.broken = "newbird"
     changed, failures, _ = update(tiny, "*", refresh=True)
     assert changed == [request_of(tiny, OLD_CELL).path]
     assert [str(error) for error in failures] == ["Debian newbird: apt-get update failed"]
+
+
+WRONG_SYSTEMS = {
+    "a Debian release without the Python": (
+        '"3.11": {debian: newbird}', '"3.11": {debian: oldbird}',
+        "matrix.yaml:15:20: Python 3.11: its packages on Debian oldbird install Python 3.9",
+        "Name a Debian release that has Python 3.11, or add `uv` with a full release of it.",
+    ),
+    "another C library": (
+        'glibc: "2.36"', 'glibc: "2.99"',
+        "matrix.yaml:11:12: debian.newbird.glibc: Debian newbird has glibc 2.36, not 2.99",
+        'Write: glibc: "2.36"',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "message", "hint"), WRONG_SYSTEMS.values(), ids=WRONG_SYSTEMS.keys())
+def test_a_lock_refuses_what_the_locked_packages_contradict(
+    edit: Edit, archive: locks.FakeArchive, old: str, new: str, message: str, hint: str
+) -> None:
+    """No wheels are locked for such an image: they would be for another Python or C library."""
+    project = edit(old, new)
+    before = sorted(path.name for path in (project.root / "locks").iterdir())
+    with pytest.raises(MatrixError) as caught:
+        locking.update(project, project.select([CELL]), Host(), upgrade=False, refresh=False, say=lambda _: None)
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+    systems = {Path(path).name for path in archive.resolved}
+    assert sorted(path.name for path in (project.root / "locks").iterdir() if path.name not in systems) == [
+        name for name in before if name not in systems
+    ]
 
 
 def test_a_missing_lock_is_found_by_check(tiny: Project) -> None:
@@ -291,7 +258,7 @@ def test_a_missing_lock_is_found_by_check(tiny: Project) -> None:
         locking.check(tiny, tiny.select([CELL]))
 
 
-def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: FakeArchive, edit: Edit) -> None:
+def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: locks.FakeArchive, edit: Edit) -> None:
     path = request_of(tiny).path
     project = edit("apt: [python3]", "apt: [python3, git]")
     with pytest.raises(StaleError, match=f"  {path}: belongs to no cell"):
@@ -305,12 +272,26 @@ def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: FakeArch
     assert not (project.root / path).exists()
 
 
-def test_a_set_that_fails_does_not_stop_others(edit: Edit, archive: FakeArchive) -> None:
+def test_a_set_that_fails_does_not_stop_others(edit: Edit, archive: locks.FakeArchive) -> None:
     project = edit("board: {needs: [python]", "board: {apt: [no-such-package], needs: [python]")
     archive.unknown = "no-such-package"
     changed, failures, _ = update(project, "qz-0.5-cu129-py311*", refresh=True)
     assert changed == [request_of(project).path]
-    assert [str(error) for error in failures] == ["Unable to locate package no-such-package"]
+    assert [str(error).splitlines()[0] for error in failures] == ["Unable to locate package no-such-package"]
+
+
+def test_an_unknown_package_is_named_once_with_its_component(edit: Edit, archive: locks.FakeArchive) -> None:
+    """It was reported for each set of packages with it, without the place in matrix.yaml."""
+    edit("jupyter:\n    needs: [python]\n", "jupyter:\n    needs: [python]\n    apt: [git]\n")
+    project = edit(
+        "  python: {needs: [base], apt: [python3],", "  python: {needs: [base], apt: [python3, no-such-package],"
+    )
+    archive.unknown = "no-such-package"
+    _, failures, _ = update(project, "qz-0.5-cu129-py311*", refresh=True)
+    assert len({os_lock.request_of_cell(project.matrix, cell) for cell in project.select(["qz-0.5-cu129-py311*"])}) > 1
+    assert [str(error) for error in failures] == [
+        "Unable to locate package no-such-package\n  matrix.yaml:42:42: components.python.apt: no-such-package"
+    ]
 
 
 def test_check_names_missing_and_damaged_locks(tiny: Project) -> None:
@@ -319,3 +300,49 @@ def test_check_names_missing_and_damaged_locks(tiny: Project) -> None:
     (tiny.root / old_path).write_text("{}")
     lines = locking.os_faults(tiny, tiny.select([CELL, OLD_CELL]))
     assert sorted(line.partition(":")[0].partition(" ")[0] for line in lines) == sorted([path, old_path])
+
+
+# ---- packages that the archives no longer have
+
+
+def current_locks(project: Project) -> tuple[dict[OsRequest, OsLock], list[str]]:
+    """The new locks of both releases, and what was said."""
+    said: list[str] = []
+    requests = {request_of(project), request_of(project, OLD_CELL)}
+    new, failures = locking.current_locks_of_stale(project, requests, Host(), said.append)
+    return new, [*said, *map(str, failures)]
+
+
+def test_only_locks_with_packages_that_are_gone_are_renewed(tiny: Project, archive: locks.FakeArchive) -> None:
+    archive.versions["oldbird"] = "1.0-1"
+    new, said = current_locks(tiny)
+    assert {request: lock.versions["libc6"] for request, lock in new.items()} == {request_of(tiny): "2.36-2.0-1"}
+    assert said == [f"Debian {release}: looking up the locked packages" for release in ("newbird", "oldbird")]
+    assert os_lock.read(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny)), "nothing is written"
+
+
+def test_a_release_that_cannot_be_looked_up_keeps_its_locks(tiny: Project, archive: locks.FakeArchive) -> None:
+    archive.broken = "newbird"
+    new, said = current_locks(tiny)
+    assert [request.debian for request in new] == ["oldbird"]
+    assert (
+        "Debian newbird: cannot look up the locked packages; going on with them: Debian newbird: apt-get update failed"
+        in said
+    )
+
+
+def test_a_system_that_cannot_be_locked_again_is_an_error_of_its_own(edit: Edit, archive: locks.FakeArchive) -> None:
+    """It counted as archives that cannot be looked up: gigabytes were downloaded, and then the build failed."""
+    archive.unknown = "python3"
+    project = edit("apt: [python3]", "apt: [python3]")
+    new, said = current_locks(project)
+    assert new == {}
+    assert any("Unable to locate package python3" in line for line in said)
+    assert not [line for line in said if "cannot look up" in line]
+
+
+def test_a_release_with_a_snapshot_archive_is_not_looked_up(edit: Edit, archive: locks.FakeArchive) -> None:
+    """That archive has every version."""
+    project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
+    assert [request.debian for request in current_locks(project)[0]] == ["oldbird"]
+    assert archive.looked_up == ["oldbird"]

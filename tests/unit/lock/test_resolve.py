@@ -424,6 +424,14 @@ def test_another_cuda_than_the_tag_says(tiny: Project, uv: Uv) -> None:
         uv.resolve(tiny, GROUP)
 
 
+def test_a_runtime_that_only_a_variant_requires_does_not_make_a_framework_one_for_cuda(edit: Edit, uv: Uv) -> None:
+    """The compiler of the variant `devel` requires a CUDA runtime: jax 0.6.2 without an extra was locked as cu132."""
+    edit("package: quartz[cuda]", "package: quartz")
+    project = with_extra(edit, RUNTIME)
+    with pytest.raises(LockError, match=rf"^{NO_TOOLKIT}: no CUDA runtime among the wheels: quartz 0\.5\.3 would be"):
+        uv.resolve(project, NO_TOOLKIT)
+
+
 def test_the_size_of_a_wheel_is_requested_once(tiny: Project, uv: Uv) -> None:
     def sizes() -> list[str]:
         return [message for message in uv.messages if "size" in message]
@@ -664,8 +672,8 @@ def test_a_group_that_does_not_resolve_is_tried_once(tiny: Project, uv: Uv) -> N
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ((0, 'warning: `ember==1.10.0` is yanked (reason: "broken")\n'), 'ember==1.10.0` is yanked (reason: "broken")'),
-        ((0, "warning: `ember==1.10.0` is yanked\n"), "is yanked"),
+        ((0, 'warning: `ember==1.10.0` is yanked (reason: "broken")\n'), ' ember==1.10.0 is yanked (reason: "broken")'),
+        ((0, "warning: `ember==1.10.0` is yanked\n"), " ember==1.10.0 is yanked"),
         ((2, NO_SOLUTION), "cannot be resolved to wheels\n  No solution found"),
     ],
 )

@@ -108,10 +108,6 @@ def test_traps(versions: Mapping[str, str], message: str) -> None:
     assert " ".join(violations).startswith(message)
 
 
-def test_all_violations_are_listed() -> None:
-    assert len(KNOWN.violations({"tensorboard": "2.9.1", "tensorflow": "2.9.3", "numpy": "2.0"})) == 2
-
-
 def test_traps_have_bounds() -> None:
     for trap in KNOWN.traps:
         assert SpecifierSet(trap.affected)
@@ -160,11 +156,3 @@ def test_invalid_values_are_refused_with_their_place(tmp_path: Path, old: str, n
     with pytest.raises(FileError, match=rf"^facts\.yaml:{line}:[0-9]+: {place}: ") as caught:
         facts.read(changed)
     assert caught.value.hint
-
-
-def test_architectures_of_one_gpu_or_family_are_architectures(tmp_path: Path) -> None:
-    changed = tmp_path / "facts.yaml"
-    changed.write_text(facts.FILE.read_text().replace("[sm_37,", "[sm_90a, sm_103f, compute_120f,", 1))
-    build = facts.read(changed).build("torch", "2.0.1")
-    assert build
-    assert build.architectures[:3] == ["sm_90a", "sm_103f", "compute_120f"]

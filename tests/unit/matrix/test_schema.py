@@ -78,9 +78,21 @@ HOSTILE = {
     "lone surrogate": ("namespace: team", 'namespace: "\\ud800"', "invalid Unicode character escape code"),
     "tag of 129 characters": ("example/base:old@", f"example/base:{'a' * 129}@", "is not a tag"),
     "variant of 129 characters": ("  board: [board]", f"  {'b' * 129}: [board]", "a short name"),
+    "leading zero in a release": ("release: 0.5.3", 'release: "0.05.3"', "expected a full version"),
+    "leading zeros in a line": ('"0.5": {', '"00.5": {', "expected a version"),
     "release of 129 digits": ("release: 0.5.3", f"release: 0.5.{'3' * 129}", "expected a full version"),
     "image without digest": (f"example/base:old@sha256:{'1' * 64}", "example/base:old", "pinned by digest"),
     "port out of range": ("port: 8888", "port: 65536", "less than or equal to 65535"),
+    "port 0 of a registry": ("registry.example.test:5000", "registry.example.test:0", "is not a registry"),
+    "port of a registry out of range": ("registry.example.test:5000", "e.test:99999", "is not a registry"),
+    "empty label in a registry": ("registry.example.test:5000", "a..b", "is not a registry"),
+    "empty label in a staging place": (*before("namespace: team", "staging: a..b/x\n"), "is not a registry"),
+    "library in every program": ("EMBER_HOME: /workspace", "LD_PRELOAD: /workspace/x.so", "a variable such as"),
+    "parent folder in a health check": (
+        "healthcheck: [check-jupyter]",
+        "healthcheck: [/usr/local/bin/../../../workspace/check]",
+        "one word of plain characters, without .. as a folder",
+    ),
     "huge port": ("port: 8888", "port: 1" + "0" * 400, "port"),
     "truth value as port": ("port: 8888", "port: yes", "the truth value true"),
     "insecure registry with a path": (*before("namespace: team", "insecure: [e.test/x]\n"), "not a registry"),
@@ -88,6 +100,10 @@ HOSTILE = {
     "insecure registry without a name": (*before("namespace: team", 'insecure: [""]\n'), "expected a registry such"),
     "all registries as insecure": (*before("namespace: team", 'insecure: ["*"]\n'), "not a registry"),
     "creation of nothing": (*before("namespace: team", "create_repository: [aws, x]\n"), "with {repository}"),
+    "unknown placeholder in a creation": (
+        *before("namespace: team", 'create_repository: [aws, "{repository}", "{region}"]\n'),
+        "unknown placeholder {region}: use only {registry}, {repository}",
+    ),
     "creation by any program": (*before("namespace: team", 'create_repository: ["{repository}"]\n'), "with {rep"),
     "newline in a creation": (*before("namespace: team", 'create_repository: [aws, "{repository}\\nx"]\n'), "one line"),
     "registry with a path": ("registry: registry.example.test:5000", "registry: e.test/x", "not a registry"),
@@ -209,6 +225,13 @@ REFERENCES = {
     ),
     "needed component": ("cuda: {needs: [python]}", "cuda: {needs: [pyton]}", "no component 'pyton'"),
     "CUDA of a version": ('cuda: ["12.10", "12.9"]', 'cuda: ["12.11", "12.9"]', "no CUDA version '12.11'"),
+    "component twice in a variant": ("[board, jupyter]", "[board, jupyter, board]", "duplicate 'board'"),
+    "component twice in a line": (
+        *before("release: 0.5.3", "components: [board, board], "),
+        "duplicate 'board'",
+    ),
+    "need twice": ("cuda: {needs: [python]}", "cuda: {needs: [python, python]}", "duplicate 'python'"),
+    "set of no cell": ('boards: ["*-board"]', "boards: []", "at least 1 item"),
     "version twice": ('["3.11", "3.9"]', '["3.11", "3.11"]', "duplicate '3.11'"),
     "brace not closed": ("boards: [", 'boards: ["qz-{a,b", ', "expected a pattern whose brackets are all closed"),
     "brace not opened": ("boards: [", 'boards: ["qz-a}", ', "expected a pattern whose brackets are all closed"),
@@ -275,6 +298,15 @@ def test_an_image_for_the_cpu_with_a_name_in_use(image: str) -> None:
 def test_debian_packages_of_a_python(entry: str, packages: list[str]) -> None:
     """A Python of uv needs none."""
     assert load(TINY.replace("{debian: oldbird}", entry)).python["3.9"].packages == packages
+
+
+def test_a_python_without_packages() -> None:
+    """Its image had none, which the build found out minutes later."""
+    with pytest.raises(MatrixError) as caught:
+        load(TINY.replace("{debian: oldbird}", "{debian: oldbird, apt: []}"))
+    assert str(caught.value) == (
+        "matrix.yaml:14:33: python.3.9.apt: Python 3.9 has no packages: delete `apt`, or add `uv` with a full release"
+    )
 
 
 def test_no_plain_variant() -> None:
@@ -355,14 +387,13 @@ def test_contradictory_axes(edit: Callable[[str, str], Project], old: str, new: 
     assert str(caught.value).startswith("matrix.yaml:")
 
 
-EXCEPTION = '{id: CVE-2026-1, reason: not reachable, until: "2027-01-31"}'
-SCAN = f'scan: {{command: [scanner, "sbom:{{sbom}}"], exceptions: [{EXCEPTION}]}}'
+SCAN = 'scan: {command: [scanner, "sbom:{sbom}"], parallel: 2}'
 
 
-def test_a_scanner_with_an_exception() -> None:
+def test_a_matrix_has_a_scanner_or_none() -> None:
     settings = load(f"{SCAN}\n{TINY}").scan
     assert settings
-    assert (settings.refuse, settings.exceptions[0].until, settings.exceptions[0].package) == ("high", "2027-01-31", "")
+    assert (settings.command, settings.parallel) == (["scanner", "sbom:{sbom}"], 2)
     assert load(f"scan: null\n{TINY}").scan is None
 
 
@@ -371,19 +402,14 @@ def test_a_scanner_with_an_exception() -> None:
     [
         ("sbom:{sbom}", "sbom", "expected {sbom} in an argument of `command`"),
         ('[scanner, "sbom:{sbom}"]', '["{sbom}"]', "expected {sbom} in an argument of `command`"),
+        ('"sbom:{sbom}"', '"sbom:{sbom}", "--name={image}"', "unknown placeholder {image}: use only {sbom}"),
         ("scanner,", '"a\\nb",', "one line of 1 to 300 characters"),
-        ("{command", "{refuse: severe, command", "refuse"),
-        ("not reachable", '""', "a reason of one line"),
-        ("reason: not reachable, ", "", "reason"),
-        ("id: CVE-2026-1, ", "", "id"),
-        ("CVE-2026-1", '"CVE 1"', "an id such as CVE-2026-1234"),
-        ("2027-01-31", "31.1.2027", "a date such as"),
-        ("2027-01-31", "2027-02-30", "day is out of range"),
-        (', until: "2027-01-31"', "", "until"),
-        ("{id", '{package: "a b", id', "the name of a package"),
+        ("parallel: 2", "parallel: 0", "greater than or equal to 1"),
+        ("parallel: 2", "refuse: high", "scan.refuse: unknown key; known: command, parallel"),
+        ("parallel: 2", "exceptions: []", "scan.exceptions: unknown key; known: command, parallel"),
     ],
 )
-def test_scanners_and_exceptions_that_are_refused(old: str, new: str, message: str) -> None:
+def test_a_scanner_that_is_invalid_is_refused(old: str, new: str, message: str) -> None:
     assert SCAN.count(old) == 1
     with pytest.raises(MatrixError) as caught:
         load(f"{SCAN.replace(old, new)}\n{TINY}")

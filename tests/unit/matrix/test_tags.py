@@ -49,14 +49,6 @@ def test_on_the_cpu_tags_leave_out_the_cpu(on_cpu: Project) -> None:
     assert str(computed["qz-0.5-cu129-py311-jupyter"][-1]) == f"{QUARTZ}:0.5-jupyter"
 
 
-def test_a_line_whose_default_is_the_cpu(edit: Callable[[str, str], Project], on_cpu: Project) -> None:
-    assert on_cpu.cells
-    project = edit('cuda: ["12.9", cpu]', 'cuda: [cpu, "12.9"]')
-    computed = tags.compute(project.matrix, project.cells)
-    assert str(computed["qz-0.5-cpu-py311"][-1]).endswith("/quartz:0.5")
-    assert str(computed["qz-0.5-cu129-py311"][-1]) == f"{QUARTZ}:0.5-cu129"
-
-
 def test_two_cells_with_one_tag(edit: Callable[[str, str], Project]) -> None:
     project = edit(
         '"1.9": {release: 1.9.2',

@@ -15,7 +15,7 @@ from builder.layers import oci
 from builder.lock import lockfile
 from builder.lock.lockfile import Lock
 from builder.matrix.project import Project
-from builder.matrix.tags import BASE_LABEL, PLAN_LABEL
+from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan, render
 from tests.fakes import locks
 
@@ -173,7 +173,7 @@ def test_no_digest_of_the_plan_the_lock_or_a_layer_is_in_it(tiny: Project) -> No
     for name, text in files.items():
         digests = set(re.findall(r"[0-9a-f]{12,}", text))
         assert digests <= (bases if name.endswith(".Dockerfile") else wheels), name
-        assert not [label for label in (PLAN_LABEL, BASE_LABEL, "gpu-images.lock") if label in text], name
+        assert not [label for label in (PLAN_LABEL, "gpu-images.lock") if label in text], name
 
 
 def test_neither_registry_nor_namespace_is_in_it(edit: Edit) -> None:
@@ -222,7 +222,7 @@ def instructions(text: str, word: str) -> list[str]:
 def test_the_dockerfile_equals_the_configuration_of_an_assembled_image(tiny: Project, cell: str) -> None:
     text = rendered(tiny, cell)[DOCKERFILES[cell]].replace(" \\\n", " ")
     [image] = plan.make_locked(tiny, tiny.select([cell])).images
-    config = json.loads(oci.config(image.settings, (), created="", labels={}))["config"]
+    config = json.loads(oci.config(image.settings, (), (), created="", labels={}))["config"]
 
     def pairs(word: str) -> dict[str, str]:
         [line] = instructions(text, word)
@@ -237,7 +237,12 @@ def test_the_dockerfile_equals_the_configuration_of_an_assembled_image(tiny: Pro
     assert instructions(text, "CMD") == [f"CMD {json.dumps(config['Cmd'])}"]
     if health := config.get("Healthcheck"):
         [line] = instructions(text, "HEALTHCHECK")
-        times = {"interval": "Interval", "timeout": "Timeout", "start-period": "StartPeriod"}
+        times = {
+            "interval": "Interval",
+            "timeout": "Timeout",
+            "start-period": "StartPeriod",
+            "start-interval": "StartInterval",
+        }
         options = [f"--{option}={health[field] // 10**9}s" for option, field in times.items()]
         command = ["CMD", json.dumps(health["Test"][1:])]
         assert line.split() == ["HEALTHCHECK", *options, f"--retries={health['Retries']}", *command]

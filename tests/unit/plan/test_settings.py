@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from builder.common.errors import MatrixError
 from builder.matrix import cells, facts
-from builder.matrix.facts import Build
 from builder.matrix.project import Project
 from builder.plan import settings
 from builder.plan.settings import Health, Settings
@@ -24,10 +24,32 @@ def of(project: Project, cell_id: str = CELL) -> Settings:
     return settings.of_image(project.matrix, cell, parts)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "EMBER_HOME: /workspace",
+            "PATH: /workspace",
+            r"^matrix.yaml:44:54: components.ember.env.PATH: every image sets PATH$",
+        ),
+        (
+            '"12.10": {',
+            '"12.10": {env: {HOME: /root}, ',
+            r"^matrix.yaml:19:19: cuda.12.10.env.HOME: every image sets HOME$",
+        ),
+    ],
+)
+def test_variables_that_every_image_sets(edit: Edit, old: str, new: str, message: str) -> None:
+    """Programs of the image would not be found, or root would use the user's home folder."""
+    with pytest.raises(MatrixError, match=message) as caught:
+        of(edit(old, new))
+    assert caught.value.hint == "Use another variable."
+
+
 def test_a_plain_image(tiny: Project) -> None:
     assert of(tiny, PLAIN) == Settings(
         env={
-            "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin",
+            "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LANG": "C.UTF-8",
             "HOME": "/home/user",
             "USER": "user",
@@ -37,6 +59,8 @@ def test_a_plain_image(tiny: Project) -> None:
             "UV_TOOL_BIN_DIR": "/opt/venv/user/bin",
             "PIP_CONSTRAINT": "/etc/pip/constraints.txt",
             "UV_CONSTRAINT": "/etc/pip/constraints.txt",
+            "UV_BUILD_CONSTRAINT": "/etc/pip/constraints.txt",
+            "BASH_ENV": "/etc/shell-path.sh",
             "NVIDIA_VISIBLE_DEVICES": "all",
             "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
             "NVIDIA_REQUIRE_CUDA": "driver>=525.60.13",
@@ -45,6 +69,7 @@ def test_a_plain_image(tiny: Project) -> None:
         command=("bash",),
         health=None,
         entrypoint=("/usr/bin/tini", "-g", "--", "/usr/local/bin/start"),
+        shell=("/bin/bash", "-c"),
         user="1000:0",
         workdir="/workspace",
         labels={
@@ -58,6 +83,7 @@ def test_a_plain_image(tiny: Project) -> None:
             "gpu-images.python": "3.11",
             "gpu-images.variant": "plain",
             "gpu-images.components": "base python cuda quartz",
+            "devcontainer.metadata": '[{"remoteUser":"user"}]',
         },
     )
 
@@ -69,9 +95,8 @@ def test_the_source_label_links_a_package_to_its_repository(edit: Edit) -> None:
 
 
 def test_labels_that_are_known_only_after_the_build() -> None:
-    assert settings.built_labels("sha256:p", "debian:bookworm", "2026-11-20T00:00:00Z") == {
+    assert settings.built_labels("sha256:p", "2026-11-20T00:00:00Z") == {
         "org.opencontainers.image.created": "2026-11-20T00:00:00Z",
-        "org.opencontainers.image.base.name": "debian:bookworm",
         "gpu-images.plan": "sha256:p",
     }
 
@@ -90,17 +115,6 @@ def known(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Replaces some facts."""
     changed = facts.load().model_copy(update=changes)
     monkeypatch.setattr(facts, "load", lambda: changed)
-
-
-def test_labels_of_what_the_framework_was_compiled_for(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`explain` reads them without pulling the image. They are of the package whose wheel has the GPU code."""
-    build = Build(cuda="12.8", architectures=["sm_80", "compute_90"], source="made up")
-    known(monkeypatch, plugins={"ember": {"12": "ember-plugin"}}, builds={"ember-plugin": {"1.10.0": build}})
-    labels = of(tiny).labels
-    assert labels["gpu-images.framework.cuda"] == "12.8"
-    assert labels["gpu-images.gpu.architectures"] == "sm_80 compute_90"
-    assert labels["gpu-images.cuda"] == "12.10"
-    assert "gpu-images.framework.cuda" not in of(tiny, PLAIN).labels
 
 
 def test_a_cuda_with_an_unknown_driver(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:

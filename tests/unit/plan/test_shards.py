@@ -38,14 +38,6 @@ def test_parts_fit_and_have_every_image_once(images: list[PlannedImage]) -> None
     assert len(shards.split(images[: shards.MAX_IMAGES], HUGE)) == 1
 
 
-def test_a_part_has_few_images(images: list[PlannedImage]) -> None:
-    assert [len(part) for part in shards.split([images[0]] * 25, HUGE)] == [10, 10, 5]
-
-
-def test_an_image_that_is_too_large_is_a_part_of_its_own(images: list[PlannedImage]) -> None:
-    assert all(len(part) == 1 or need(part) == 0 for part in shards.split(images, 1))
-
-
 def test_images_of_a_group_are_in_one_part_where_they_fit(images: list[PlannedImage]) -> None:
     """They share most of their layers."""
     groups = {image.cell.group for image in images}

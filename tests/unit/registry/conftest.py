@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.fakes.wire import Answers, Wire
 
 Lay = Callable[[Answers], Wire]
+START = subprocess.Popen.__init__
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +30,9 @@ def docker_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def lay(monkeypatch: pytest.MonkeyPatch) -> Lay:
     """Answers requests without a network."""
     return partial(Wire.install, monkeypatch)
+
+
+@pytest.fixture
+def programs(_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a test start programs."""
+    monkeypatch.setattr(subprocess.Popen, "__init__", START)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,66 +11,35 @@ from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError, VerifyError
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.registry import artifacts
-from builder.registry.client import Manifest
+from builder.registry.client import REFUSALS, Manifest
 from builder.registry.failures import RejectedError, TransientError
-from tests.unit.registry.test_push import FakeRegistry
+from tests.fakes.registry import MemoryRegistry
 
 SUBJECT = Descriptor(media_type=MANIFEST_TYPE, digest=of_bytes(b"image"), size=5)
 TAG = SUBJECT.digest.replace(":", "-")
 TYPE = "application/x-test"
 
 
-class Memory(FakeRegistry):
-    """Keeps blobs too; `api` is what its referrers API answers, None without one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.api: list[bytes] | None = None
-        self.before_put: list[Callable[[], object]] = []
-
-    def upload(self, digest: str, path: Path, size: int, sent: Callable[[int], None]) -> None:
-        super().upload(digest, path, size, sent)
-        self.contents[digest] = path.read_bytes()
-        self.has.add(digest)
-
-    def referrers(self, digest: str) -> list[bytes] | None:
-        return self.api
-
-    def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
-        self.put_manifest_once(reference, content, media_type)
-        return of_bytes(content)
-
-    def put_manifest_once(self, reference: str, content: bytes, media_type: str) -> None:
-        if reference == TAG and self.before_put:
-            self.before_put.pop(0)()
-        self.calls.append(f"put {reference}")
-        self.contents[of_bytes(content)] = content
-        self.tags[reference] = of_bytes(content)
-
-    def listed(self, tag: str = TAG) -> list[dict[str, Any]]:
-        return list(json.loads(self.contents[self.tags[tag]])["manifests"])
-
-
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Memory:
+def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
-    return Memory()
+    return MemoryRegistry()
 
 
 def document(text: str) -> Manifest:
     return artifacts.manifest(TYPE, {TYPE: text.encode()}, {"note": text}, SUBJECT)
 
 
-def attach(registry: Memory, text: str) -> str:
+def attach(registry: MemoryRegistry, text: str) -> str:
     artifacts.attach(registry, SUBJECT, TYPE, {TYPE: text.encode()}, {"note": text})
     return document(text).digest
 
 
-def test_without_the_api_an_index_lists_what_is_attached(registry: Memory) -> None:
+def test_without_the_api_an_index_lists_what_is_attached(registry: MemoryRegistry) -> None:
     first, second = attach(registry, "first"), attach(registry, "second")
     assert artifacts.attached(registry, SUBJECT.digest, TYPE) == [first, second]
     assert artifacts.attached(registry, SUBJECT.digest, "application/x-other") == []
-    assert registry.listed()[0] == {
+    assert registry.listed(TAG)[0] == {
         "mediaType": MANIFEST_TYPE,
         "digest": first,
         "size": len(document("first").content),
@@ -82,15 +49,15 @@ def test_without_the_api_an_index_lists_what_is_attached(registry: Memory) -> No
     assert artifacts.read(registry, second, TYPE, SUBJECT.digest) == {TYPE: b"second"}
 
 
-def test_attaching_it_again_writes_nothing(registry: Memory) -> None:
+def test_attaching_it_again_writes_nothing(registry: MemoryRegistry) -> None:
     attach(registry, "first")
     registry.calls.clear()
     attach(registry, "first")
     assert f"put {TAG}" not in registry.calls
-    assert len(registry.listed()) == 1
+    assert len(registry.listed(TAG)) == 1
 
 
-def test_with_the_api_there_is_no_index(registry: Memory) -> None:
+def test_with_the_api_there_is_no_index(registry: MemoryRegistry) -> None:
     registry.api = []
     artifact = attach(registry, "first")
     assert TAG not in registry.tags
@@ -100,7 +67,7 @@ def test_with_the_api_there_is_no_index(registry: Memory) -> None:
 
 
 @pytest.mark.parametrize("listed", [{}, {"artifactType": artifacts.EMPTY_TYPE}])
-def test_a_type_that_is_not_listed_is_read(registry: Memory, listed: dict[str, str]) -> None:
+def test_a_type_that_is_not_listed_is_read(registry: MemoryRegistry, listed: dict[str, str]) -> None:
     first, second = attach(registry, "first"), attach(registry, "second")
     foreign, damaged = of_bytes(b"{}"), of_bytes(b"damaged")
     registry.contents[foreign] = b"{}"
@@ -122,7 +89,7 @@ def test_a_type_that_is_not_listed_is_read(registry: Memory, listed: dict[str, s
 
 
 @pytest.mark.parametrize("listed", [{}, {"annotations": {"note": "second"}}])
-def test_annotations_are_listed_or_read(registry: Memory, listed: dict[str, Any]) -> None:
+def test_annotations_are_listed_or_read(registry: MemoryRegistry, listed: dict[str, Any]) -> None:
     attach(registry, "first")
     second = attach(registry, "second")
     entry = {"mediaType": MANIFEST_TYPE, "digest": second, "size": 1, "artifactType": TYPE} | listed
@@ -131,7 +98,7 @@ def test_annotations_are_listed_or_read(registry: Memory, listed: dict[str, Any]
     assert artifacts.attached(registry, SUBJECT.digest, TYPE, {"note": "first"}) == []
 
 
-def test_an_entry_that_another_writer_removed_is_added_again(registry: Memory) -> None:
+def test_an_entry_that_another_writer_removed_is_added_again(registry: MemoryRegistry) -> None:
     """The other writer read the index before, and replaces it after."""
     other = attach(registry, "other")
     stale = registry.contents[registry.tags[TAG]]
@@ -146,11 +113,11 @@ def test_an_entry_that_another_writer_removed_is_added_again(registry: Memory) -
 
     registry.put_manifest_once = put  # type: ignore[method-assign]
     ours = attach(registry, "ours")
-    assert [entry["digest"] for entry in registry.listed()] == [other, ours]
+    assert [entry["digest"] for entry in registry.listed(TAG)] == [other, ours]
     assert crossed
 
 
-def test_an_index_is_read_again_after_a_failure(registry: Memory) -> None:
+def test_an_index_is_read_again_after_a_failure(registry: MemoryRegistry) -> None:
     """Another attempt with the old index would remove what was added meanwhile."""
     first, added = attach(registry, "first"), document("added").digest
 
@@ -160,10 +127,28 @@ def test_an_index_is_read_again_after_a_failure(registry: Memory) -> None:
 
     registry.before_put = [fail]
     ours = attach(registry, "ours")
-    assert [entry["digest"] for entry in registry.listed()] == [first, added, ours]
+    assert [entry["digest"] for entry in registry.listed(TAG)] == [first, added, ours]
 
 
-def test_writers_that_never_stop(registry: Memory) -> None:
+def refuse() -> None:
+    """What docker-registry answers while another client writes a listed manifest again."""
+    raise RejectedError("an unknown manifest is listed", status=400, code="MANIFEST_BLOB_UNKNOWN")
+
+
+def test_an_index_that_is_refused_for_a_moment_is_written_again(registry: MemoryRegistry) -> None:
+    first = attach(registry, "first")
+    registry.before_put = [refuse] * (REFUSALS - 1)
+    ours = attach(registry, "ours")
+    assert [entry["digest"] for entry in registry.listed(TAG)] == [first, ours]
+
+
+def test_an_index_that_stays_refused_is_an_error(registry: MemoryRegistry) -> None:
+    registry.before_put = [refuse] * REFUSALS
+    with pytest.raises(RejectedError, match="an unknown manifest is listed"):
+        attach(registry, "ours")
+
+
+def test_writers_that_never_stop(registry: MemoryRegistry) -> None:
     def fail() -> None:
         raise TransientError("no response")
 
@@ -183,14 +168,14 @@ def test_writers_that_never_stop(registry: Memory) -> None:
     ],
     ids=str,
 )
-def test_an_artifact_of_something_else(registry: Memory, change: dict[str, Any], message: str) -> None:
+def test_an_artifact_of_something_else(registry: MemoryRegistry, change: dict[str, Any], message: str) -> None:
     content = json.dumps({**json.loads(document("x").content), **change}).encode()
     registry.put_manifest("tag", content, MANIFEST_TYPE)
     with pytest.raises(VerifyError, match=message):
         artifacts.read(registry, "tag", TYPE, SUBJECT.digest)
 
 
-def test_missing_artifacts(registry: Memory) -> None:
+def test_missing_artifacts(registry: MemoryRegistry) -> None:
     assert artifacts.read(registry, "tag", TYPE) is None
     artifact = attach(registry, "first")
     del registry.contents[of_bytes(b"first")]
@@ -198,9 +183,9 @@ def test_missing_artifacts(registry: Memory) -> None:
         artifacts.read(registry, artifact, TYPE, SUBJECT.digest)
 
 
-def test_a_copy_has_the_same_digest(registry: Memory) -> None:
+def test_a_copy_has_the_same_digest(registry: MemoryRegistry) -> None:
     artifact = attach(registry, "first")
-    target = Memory()
+    target = MemoryRegistry()
     with artifacts.attaching(target, SUBJECT) as attachments:
         attachments.copy(registry, artifact)
         with pytest.raises(RegistryError, match="is missing"):
@@ -209,7 +194,7 @@ def test_a_copy_has_the_same_digest(registry: Memory) -> None:
     assert artifacts.read(target, artifact, TYPE, SUBJECT.digest) == {TYPE: b"first"}
 
 
-def test_several_are_listed_in_one_change(registry: Memory) -> None:
+def test_several_are_listed_in_one_change(registry: MemoryRegistry) -> None:
     """Each change of the list needs a wait. Those that are listed already stay where they are."""
     attach(registry, "second")
     registry.calls.clear()
@@ -218,14 +203,14 @@ def test_several_are_listed_in_one_change(registry: Memory) -> None:
             attachments.add(TYPE, {TYPE: text.encode()}, {"note": text})
     assert registry.calls.count(f"put {TAG}") == 1
     expected = [document(text).digest for text in ("second", "first", "third")]
-    assert [entry["digest"] for entry in registry.listed()] == expected
+    assert [entry["digest"] for entry in registry.listed(TAG)] == expected
 
 
-def test_after_an_error_nothing_is_listed(registry: Memory) -> None:
+def test_after_an_error_nothing_is_listed(registry: MemoryRegistry) -> None:
     def attach_two() -> None:
         with artifacts.attaching(registry, SUBJECT) as attachments:
             attachments.add(TYPE, {TYPE: b"first"})
-            attachments.copy(Memory(), of_bytes(b"unknown"))
+            attachments.copy(MemoryRegistry(), of_bytes(b"unknown"))
 
     with pytest.raises(RegistryError, match="is missing"):
         attach_two()

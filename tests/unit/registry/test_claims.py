@@ -23,8 +23,8 @@ from builder.registry.failures import RejectedError
 from builder.registry.reports import Report
 from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, Source
+from tests.fakes.registry import MemoryRegistry
 from tests.unit.layers.test_installed import SITE, STATUS, layer, metadata
-from tests.unit.registry.test_artifacts import Memory
 
 CELL, FULL = "pt-2.9-cu128-py311", "2.9.1-cu128-py311"
 PLAN, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
@@ -45,7 +45,7 @@ def provenance(plan: str) -> dict[str, Any]:
     return {"buildDefinition": {"externalParameters": {"revision": "abc"}, "internalParameters": {"plan": plan}}}
 
 
-class Store(Memory):
+class Store(MemoryRegistry):
     """A repository with one image, whose layer may be damaged."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Store(Memory):
 
 
 @dataclass
-class Desk:
+class ClaimsDesk:
     """An image, and what our key signed about it."""
 
     store: Store
@@ -110,8 +110,8 @@ class NoWheels(Fetcher):
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    desk = Desk(Store(), tmp_path, statements={"cyclonedx": SBOM, "slsaprovenance1": provenance(PLAN)})
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimsDesk:
+    desk = ClaimsDesk(Store(), tmp_path, statements={"cyclonedx": SBOM, "slsaprovenance1": provenance(PLAN)})
 
     def signer_of_image(
         registry: object, digest: str, annotations: Mapping[str, str], trust: object
@@ -130,7 +130,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     return desk
 
 
-def test_all_claims_of_a_released_image_are_signed(desk: Desk) -> None:
+def test_all_claims_of_a_released_image_are_signed(desk: ClaimsDesk) -> None:
     desk.store.report()
     findings = desk.findings()
     assert {name: finding.state for name, finding in findings.items()} == dict.fromkeys(RIGHT, "signed")
@@ -140,21 +140,20 @@ def test_all_claims_of_a_released_image_are_signed(desk: Desk) -> None:
     assert not list(desk.folder.iterdir())
 
 
-def test_without_hashing_the_sbom_is_not_compared(desk: Desk) -> None:
+def test_without_hashing_the_sbom_is_not_compared(desk: ClaimsDesk) -> None:
     desk.store.report()
     assert desk.findings(fast=True)["SBOM"].detail == "2 packages, not compared with the files of the image"
 
 
-def test_without_a_trusted_signature_nothing_is_vouched_for(desk: Desk) -> None:
+def test_without_a_trusted_signature_nothing_else_is_checked(desk: ClaimsDesk) -> None:
+    """Whoever can write to the registry chose which layers and wheels this machine downloaded."""
     desk.is_trusted = False
-    findings = desk.findings("", fast=True)
-    assert {name: finding.state for name, finding in findings.items()} == {
-        "signature": "different", "configuration": "unknown", "os": "unknown",
-    }  # fmt: skip
+    findings = desk.findings("")
+    assert {name: finding.state for name, finding in findings.items()} == {"signature": "different"}
 
 
 @pytest.mark.parametrize("tag", ["2.9-jupyter", "2.8", "2.9.1-py313", "2.9-20261122-cu128", f"{FULL}-20261121"])
-def test_a_signature_for_another_tag(desk: Desk, tag: str) -> None:
+def test_a_signature_for_another_tag(desk: ClaimsDesk, tag: str) -> None:
     finding = desk.findings(tag, fast=True)["signature"]
     assert (finding.state, finding.detail) == ("different", f"signed for {FULL}, {FULL}-20261122, not for {tag}")
 
@@ -169,7 +168,7 @@ def test_a_signature_for_another_tag(desk: Desk, tag: str) -> None:
         ({"image_id": OTHER}, "it is about another image"),
     ],
 )
-def test_results_that_do_not_count(desk: Desk, changes: dict[str, Any], detail: str) -> None:
+def test_results_that_do_not_count(desk: ClaimsDesk, changes: dict[str, Any], detail: str) -> None:
     desk.store.report(**changes)
     finding = desk.findings()["test results"]
     assert finding.state == "different"
@@ -191,7 +190,7 @@ def test_results_that_do_not_count(desk: Desk, changes: dict[str, Any], detail: 
         ("slsaprovenance1", None, "provenance", "no statement of a trusted signer"),
     ],
 )
-def test_statements_that_differ(desk: Desk, kind: str, statement: object, name: str, detail: str) -> None:
+def test_statements_that_differ(desk: ClaimsDesk, kind: str, statement: object, name: str, detail: str) -> None:
     desk.statements = {other: each for other, each in {**desk.statements, kind: statement}.items() if each is not None}
     finding = desk.findings()[name]
     assert finding.state == "different"
@@ -215,7 +214,7 @@ def sbom_with(purl: str) -> dict[str, Any]:
         ("?upstream=dash", "different source package in the image: bash 5.2.15-2+b8 (source: dash 5.2.15-2+b8)"),
     ],
 )
-def test_the_source_packages_of_the_sbom_are_compared(desk: Desk, upstream: str, detail: str) -> None:
+def test_the_source_packages_of_the_sbom_are_compared(desk: ClaimsDesk, upstream: str, detail: str) -> None:
     desk.statements = {"cyclonedx": sbom_with(f"pkg:deb/debian/bash@5.2.15-2%2Bb8{upstream}")}
     assert desk.findings()["SBOM"].detail == detail
 
@@ -224,7 +223,7 @@ def test_the_source_packages_of_the_sbom_are_compared(desk: Desk, upstream: str,
     ("source", "state"),
     [(("bash", "5.2.15-2"), "signed"), (("dash", "5.2.15-2"), "different"), (("bash", "9"), "different")],
 )
-def test_what_trivy_reads_must_be_the_same_source(desk: Desk, source: tuple[str, str], state: str) -> None:
+def test_what_trivy_reads_must_be_the_same_source(desk: ClaimsDesk, source: tuple[str, str], state: str) -> None:
     sbom = sbom_with("pkg:deb/debian/bash@5.2.15-2%2Bb8?upstream=bash%405.2.15-2")
     pairs = zip(statements.SOURCE_NAMES, source, strict=True)
     sbom["components"][0]["properties"] = [{"name": name, "value": value} for name, value in pairs]
@@ -234,7 +233,7 @@ def test_what_trivy_reads_must_be_the_same_source(desk: Desk, source: tuple[str,
     assert ("properties of another source package" in finding.detail) == (state == "different")
 
 
-def test_a_source_package_missing_from_the_sbom_is_reported(desk: Desk) -> None:
+def test_a_source_package_missing_from_the_sbom_is_reported(desk: ClaimsDesk) -> None:
     """Scanners would look up the advisories of `bash` in the wrong version."""
     named = {"purl": "pkg:deb/debian/libssl3@3?upstream=openssl", "name": "libssl3", "version": "3"}
     desk.statements = {"cyclonedx": {"components": [*SBOM["components"], named]}}
@@ -245,19 +244,19 @@ def test_a_source_package_missing_from_the_sbom_is_reported(desk: Desk) -> None:
     )
 
 
-def test_a_damaged_layer_is_reported(desk: Desk) -> None:
+def test_a_damaged_layer_is_reported(desk: ClaimsDesk) -> None:
     desk.store.is_damaged = True
     findings = desk.findings()
     assert "its blob is damaged" in findings["os"].detail
     assert findings["SBOM"].state == "different"
 
 
-def test_the_tag_of_a_release_is_signed_itself(desk: Desk) -> None:
+def test_the_tag_of_a_release_is_signed_itself(desk: ClaimsDesk) -> None:
     """Whoever can write to the registry could let a stamped tag name an older image."""
     assert desk.findings(f"{FULL}-20261122", fast=True)["signature"].state == "signed"
 
 
-def test_a_corrected_statement_counts(desk: Desk) -> None:
+def test_a_corrected_statement_counts(desk: ClaimsDesk) -> None:
     desk.store.report()
     desk.earlier = [{}]
     assert {finding.state for finding in desk.findings().values()} == {"signed"}

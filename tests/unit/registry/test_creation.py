@@ -25,7 +25,7 @@ MACHINE = Host(
 
 
 @dataclass
-class Service:
+class CreatingService:
     """A registry whose repositories must be created, and the program for it, which ends as `outcome` says."""
 
     outcome: tuple[int, str] | Exception = (0, "")
@@ -53,22 +53,22 @@ class Service:
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    service = Service()
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[CreatingService]:
+    service = CreatingService()
     monkeypatch.setattr(subprocess, "run", service.run)
     client.run_creation.cache_clear()
     yield service
     client.run_creation.cache_clear()
 
 
-def send(wire: Lay, service: Service, repository: str = "a/b", host: Host = MACHINE) -> Wire:
+def send(wire: Lay, service: CreatingService, repository: str = "a/b", host: Host = MACHINE) -> Wire:
     """Pushes a manifest."""
     laid = wire(service.answer)
     push.push(connect(repository=repository, host=host), IMAGE, [])
     return laid
 
 
-def test_a_missing_repository_is_created_before_the_push(lay: Lay, service: Service) -> None:
+def test_a_missing_repository_is_created_before_the_push(lay: Lay, service: CreatingService) -> None:
     wire = send(lay, service)
     assert service.commands == [("/usr/bin/aws", "create", "--name=a/b", HOST, "{other}", "$(id) {a/b}")]
     assert wire.lines == ["GET /v2/a/b/tags/list?n=1", f"PUT /v2/a/b/manifests/{IMAGE.digest}"]
@@ -76,7 +76,7 @@ def test_a_missing_repository_is_created_before_the_push(lay: Lay, service: Serv
     assert len(service.commands) == 1
 
 
-def test_once_for_each_repository_in_a_run(lay: Lay, service: Service) -> None:
+def test_once_for_each_repository_in_a_run(lay: Lay, service: CreatingService) -> None:
     """Some registries report no repository until it has a manifest."""
     service.creates = False
     for repository in ("a/b", "a/b", "a/c"):
@@ -86,7 +86,9 @@ def test_once_for_each_repository_in_a_run(lay: Lay, service: Service) -> None:
     assert [command[2] for command in service.commands] == ["--name=a/b", "--name=a/c"]
 
 
-def test_no_command_is_run_for_a_repository_that_exists_or_without_the_setting(lay: Lay, service: Service) -> None:
+def test_no_command_is_run_for_a_repository_that_exists_or_without_the_setting(
+    lay: Lay, service: CreatingService
+) -> None:
     service.repositories = {"a/b"}
     send(lay, service)
     assert send(lay, service, host=Host()).lines == [f"PUT /v2/a/b/manifests/{IMAGE.digest}"]
@@ -103,7 +105,9 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("outcome", "message"), FAILURES)
-def test_a_failing_command(lay: Lay, service: Service, outcome: tuple[int, str] | Exception, message: str) -> None:
+def test_a_failing_command(
+    lay: Lay, service: CreatingService, outcome: tuple[int, str] | Exception, message: str
+) -> None:
     service.outcome, service.creates = outcome, False
     with pytest.raises(RegistryError) as caught:
         send(lay, service)
@@ -112,12 +116,12 @@ def test_a_failing_command(lay: Lay, service: Service, outcome: tuple[int, str] 
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome, _ in FAILURES])
-def test_another_machine_created_it(lay: Lay, service: Service, outcome: tuple[int, str] | Exception) -> None:
+def test_another_machine_created_it(lay: Lay, service: CreatingService, outcome: tuple[int, str] | Exception) -> None:
     service.outcome = outcome
     assert send(lay, service).lines[-1].startswith("PUT ")
 
 
-def test_a_registry_that_does_not_answer_runs_nothing(lay: Lay, service: Service) -> None:
+def test_a_registry_that_does_not_answer_runs_nothing(lay: Lay, service: CreatingService) -> None:
     lay(lambda _: Reply(status=403))
     with pytest.raises(RegistryError, match="403"):
         connect(host=MACHINE).create_missing()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,16 @@ def test_write_and_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "blob",
-    [None, b"", b"{", b"[]", b"\xff\xfe", b'{"image_id": "x"}'],
-    ids=["absent", "empty", "cut short", "a list", "not UTF-8", "incomplete"],
+    [
+        None,
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"image_id": "x"}',
+        evidence_with(finished="2026-11-22T10:00:00Z").model_dump_json().replace("2026-11-22T10:00:00Z", "x").encode(),
+    ],
+    ids=["absent", "empty", "cut short", "a list", "not UTF-8", "incomplete", "another time"],
 )
 def test_a_file_that_cannot_be_read_is_no_evidence(tmp_path: Path, blob: bytes | None) -> None:
     path = evidence.path(tmp_path, ID)
@@ -77,9 +84,10 @@ def test_a_file_that_cannot_be_read_is_no_evidence(tmp_path: Path, blob: bytes |
 )
 def test_valid_evidence_is_a_pass_of_this_plan_and_suite(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     tests = evidence_with(**changes)
-    assert evidence.why_invalid(partial(evidence.read, tmp_path), tests, "p", GOOD["suite"]) == reason
-    assert evidence.why_outdated(tests, "p", GOOD["suite"]) == ("" if reason == "tests failed" else reason)
-    assert evidence.why_invalid(partial(evidence.read, tmp_path), None, "p", GOOD["suite"]) == "not tested"
+    outdated = evidence.why_outdated(tests, "p", GOOD["suite"])
+    assert (outdated or evidence.why_failed(partial(evidence.read, tmp_path), tests, GOOD["suite"])) == reason
+    assert outdated == ("" if reason == "tests failed" else reason)
+    assert evidence.why_outdated(None, "p", GOOD["suite"]) == "not tested"
 
 
 OTHER = "sha256:" + "b" * 64
@@ -101,8 +109,8 @@ def test_evidence_is_valid_only_with_that_of_the_image_whose_results_it_reuses(
 ) -> None:
     if changes is not None:
         evidence.write(tmp_path, evidence_with(**{"image_id": OTHER, "passed": ("t", "thorough"), **changes}))
-    reason = evidence.why_invalid(
-        partial(evidence.read, tmp_path), evidence_with(reused={OTHER: ("thorough",)}), "p", GOOD["suite"]
+    reason = evidence.why_failed(
+        partial(evidence.read, tmp_path), evidence_with(reused={OTHER: ("thorough",)}), GOOD["suite"]
     )
     assert reason == (f"it relies on tests of {name}, whose evidence is no longer valid" if name else "")
 
@@ -115,46 +123,3 @@ def test_the_gpu_status_has_the_reason() -> None:
 def test_gpu_has_three_states() -> None:
     with pytest.raises(ValidationError):
         evidence_with(gpu="skipped")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tests/images/test_base.py",
-        "tests/images/conftest.py",
-        "tests/images/notebooks/science.ipy",
-        "tests/gpu/test_cuda.py",
-    ],
-)
-def test_a_changed_file_of_the_suite_is_named(tmp_path: Path, name: str) -> None:
-    before = evidence.suite(tmp_path)
-    (tmp_path / name).parent.mkdir(parents=True)
-    (tmp_path / name).write_text("assert 1")
-    first = evidence.suite(tmp_path)
-    (tmp_path / name).write_text("assert 2")
-    second = evidence.suite(tmp_path)
-    for old, new in ((before, first), (first, second), (second, before)):
-        assert evidence.changed(old, new) == [name]
-    assert evidence.changed(second, second) == []
-
-
-def test_other_files_are_no_part_of_the_suite(tmp_path: Path) -> None:
-    """An editor's swap file and a changed mode made all evidence invalid."""
-    test = tmp_path / "tests/images/test_base.py"
-    test.parent.mkdir(parents=True)
-    test.write_text("assert 1")
-    before = evidence.suite(tmp_path)
-    for name in (".test_base.py.swp", "test_base.py~", "4913"):
-        (test.parent / name).write_text("x")
-    test.chmod(0o755)
-    assert evidence.suite(tmp_path) == before
-
-
-def test_the_program_that_runs_the_tests_is_part_of_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = evidence.suite(tmp_path)
-    assert sorted(before) == sorted(f"builder/{name}" for name in evidence.RUNNERS)
-    program = tmp_path / "program"
-    shutil.copytree(evidence.PROGRAM, program)
-    (program / "build/image_tests.py").write_text("# edited")
-    monkeypatch.setattr(evidence, "PROGRAM", program)
-    assert evidence.changed(before, evidence.suite(tmp_path)) == ["builder/build/image_tests.py"]

@@ -4,55 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
-from builder.common.digest import is_digest, of_bytes
+from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError
 from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.matrix.project import Project
-from builder.registry import artifacts, inspection
-from builder.registry.client import Manifest
+from builder.registry import artifacts, inspection, staging
 from builder.registry.inspection import Check
-from builder.registry.staging import Place
-from tests.unit.registry.test_artifacts import SUBJECT, TAG, Memory, attach, document
-
-
-class Served(Memory):
-    """Answers questions about blobs by their bytes, and keeps the types of manifests."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.types: dict[str, str] = {}
-
-    def put_manifest_once(self, reference: str, content: bytes, media_type: str) -> None:
-        super().put_manifest_once(reference, content, media_type)
-        self.types[of_bytes(content)] = media_type
-
-    def manifest(self, reference: str) -> Manifest | None:
-        stored = super().manifest(reference)
-        return replace(stored, media_type=self.types[stored.digest]) if stored else None
-
-    def has_blob(self, digest: str) -> bool:
-        return digest in self.contents
-
-    def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
-        content = self.contents.get(digest, b"")
-        read(len(content))
-        return of_bytes(content) == digest and len(content) == size
-
-    def list_tags(self) -> list[str]:
-        return [tag for tag in self.tags if not is_digest(tag)]
+from builder.registry.staging import Place, Released, ReleasedImage
+from tests.fakes.registry import MemoryRegistry
+from tests.unit.registry.test_artifacts import SUBJECT, TAG, attach, document
+from tests.unit.registry.test_staging import IMAGE
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Served:
+def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     """An image under two tags, with a document attached."""
     monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
-    served = Served()
+    served = MemoryRegistry()
     blobs = [b"config", b"layer"]
     served.contents |= {of_bytes(blob): blob for blob in blobs}
     listed = [{"digest": of_bytes(blob), "size": len(blob)} for blob in blobs]
@@ -63,11 +35,20 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Served:
     return served
 
 
-def faults(registry: Served, *, fast: bool = False) -> list[str]:
+@pytest.fixture
+def documents(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
+    """The repository of the documents of releases."""
+    memory = MemoryRegistry()
+    monkeypatch.setattr(staging, "Registry", lambda *_, **__: memory)
+    monkeypatch.setattr(memory, "list_tags", lambda: list(memory.tags))
+    return memory
+
+
+def faults(registry: MemoryRegistry, *, fast: bool = False) -> list[str]:
     return list(Check(registry=registry, fast=fast).faults())
 
 
-def test_a_registry_without_faults(registry: Served) -> None:
+def test_a_registry_without_faults(registry: MemoryRegistry) -> None:
     read: list[int] = []
     check = Check(registry=registry, read=read.append)
     assert list(check.faults()) == []
@@ -77,27 +58,27 @@ def test_a_registry_without_faults(registry: Served) -> None:
 
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("blob", [b"layer", b"report"])
-def test_a_missing_blob(registry: Served, blob: bytes, fast: bool) -> None:
+def test_a_missing_blob(registry: MemoryRegistry, blob: bytes, fast: bool) -> None:
     del registry.contents[of_bytes(blob)]
     [fault] = faults(registry, fast=fast)
     assert f"blob {of_bytes(blob)} is {'missing' if fast else 'damaged'}" in fault
 
 
-def test_a_damaged_blob_that_is_served_without_an_error(registry: Served) -> None:
+def test_a_damaged_blob_that_is_served_without_an_error(registry: MemoryRegistry) -> None:
     registry.contents[of_bytes(b"layer")] = b"lover"
     [fault] = faults(registry)
     assert fault == f"{registry.name}:1.0: blob {of_bytes(b'layer')} is damaged"
     assert faults(registry, fast=True) == []
 
 
-def test_an_attached_document_without_its_manifest(registry: Served) -> None:
+def test_an_attached_document_without_its_manifest(registry: MemoryRegistry) -> None:
     [artifact] = artifacts.attached(registry, SUBJECT.digest, "application/x-test")
     del registry.contents[artifact]
     [fault] = faults(registry)
     assert fault.startswith(f"{registry.name}:{TAG}, {artifact}: the manifest is missing")
 
 
-def test_what_the_api_of_a_registry_lists_is_checked(registry: Served) -> None:
+def test_what_the_api_of_a_registry_lists_is_checked(registry: MemoryRegistry) -> None:
     """It is under no tag."""
     artifact = document("scan")
     artifacts.put(registry, artifact, [b"scan"])
@@ -109,7 +90,7 @@ def test_what_the_api_of_a_registry_lists_is_checked(registry: Served) -> None:
     assert fault.endswith(f"attached {artifact.digest}: blob {of_bytes(b'scan')} is damaged")
 
 
-def test_an_image_without_a_tag_that_a_release_lists(registry: Served) -> None:
+def test_an_image_without_a_tag_that_a_release_lists(registry: MemoryRegistry) -> None:
     digest = registry.tags.pop("1.0")
     assert digest == registry.tags.pop("1.0-20261122")
     del registry.contents[of_bytes(b"layer")]
@@ -119,15 +100,48 @@ def test_an_image_without_a_tag_that_a_release_lists(registry: Served) -> None:
     ]
 
 
-def test_a_manifest_that_cannot_be_read(registry: Served) -> None:
+def test_a_manifest_that_cannot_be_read(registry: MemoryRegistry) -> None:
     registry.put_manifest("bad", b"[]", MANIFEST_TYPE)
     [fault] = faults(registry)
     assert fault.startswith(f"{registry.name}:bad: invalid manifest")
 
 
-def test_tags_that_the_matrix_does_not_have(registry: Served) -> None:
-    registry.tags |= dict.fromkeys(["1.0-20261122.3", "0.9", "0.9-20250101", "1.0-jupyter"], "x")
-    assert inspection.unknown_tags(registry.list_tags(), {"1.0", "1.1"}) == ["0.9", "0.9-20250101", "1.0-jupyter"]
+def test_tags_that_the_matrix_does_not_have(registry: MemoryRegistry) -> None:
+    """Only the full tag, here 1.0, gets a stamp."""
+    registry.tags |= dict.fromkeys(["1.0-20261122.3", "1-20261122", "0.9", "0.9-20250101", "1.0-jupyter"], "x")
+    differences = inspection.compare_tags(registry, {"1.0", "1", "1.1"}, {"1.0", "1.1"}, None)
+    assert differences.unknown == ("0.9", "0.9-20250101", "1-20261122", "1.0-jupyter")
+    assert differences.unreleased == ()
+    assert differences.missing == ("1", "1.1")
+
+
+def test_stamped_tags_that_no_release_set(
+    registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch, documents: MemoryRegistry
+) -> None:
+    """Whoever can push could give any image a tag that looks like a release."""
+    del documents
+    digest = registry.tags["1.0"]
+    registry.tags |= {"1.0-20261122.1": digest, "1.0-20261123": digest, "1.0-20261121": "sha256:" + "e" * 64}
+    place = Place("registry.example.test/staging", "", Host())
+    for day in ("20261121", "20261122"):
+        image = ReleasedImage(cell="c", digest=digest, references=(f"{registry.name}:1.0",), gpu="", signer="")
+        place.record(Released(stamp=day, revision="", images=(image,)))
+    differences = inspection.compare_tags(registry, {"1.0"}, {"1.0"}, inspection.recorded_tags(place))
+    assert differences.unreleased == ("1.0-20261121", "1.0-20261123")
+    assert differences.unknown == ()
+
+
+def test_a_check_of_an_empty_place_fails(tiny: Project, registry: MemoryRegistry, documents: MemoryRegistry) -> None:
+    """A misspelt name had no faults."""
+    place = Place("registry.example.test/staging", "", Host())
+    with pytest.raises(RegistryError, match=r"^nothing is staged in registry\.example\.test/staging/releases$"):
+        inspection.require_contents([registry], place)
+    place.write(tiny, "20261122", "", [IMAGE])
+    inspection.require_contents([registry], place)
+    registry.tags.clear()
+    inspection.require_contents([registry], place)  # nothing is released yet
+    with pytest.raises(RegistryError, match=f"^nothing is published in {registry.name}$"):
+        inspection.require_contents([registry], None)
 
 
 def test_the_repositories_of_a_project(tiny: Project) -> None:

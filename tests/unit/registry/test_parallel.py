@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from builder.common.errors import RegistryError
+from builder.common.errors import NoRegistryError, RegistryError
 from builder.registry import parallel
 from builder.registry.parallel import in_turn
 
@@ -54,6 +54,35 @@ def test_all_failures_are_one_error() -> None:
         in_turn(begin, finish, [1, 2, 3, 4], failed.append)
     assert sorted(failed) == [1, 3]
     assert sorted(finished) == [2, 4]
+
+
+@pytest.mark.parametrize("step", ["begin", "finish"])
+def test_nothing_more_begins_without_the_registry(step: str) -> None:
+    """An unreachable registry was tried again for each of 75 images."""
+    begun: list[int] = []
+    second_has_failed = threading.Event()
+
+    def begin(number: int) -> int:
+        if number == 3:
+            assert second_has_failed.wait(WAIT_S)
+        begun.append(number)
+        if number == 1:
+            raise RegistryError("damaged")
+        if number == 2 and step == "begin":
+            raise NoRegistryError("connection refused")
+        return number
+
+    def finish(number: int, _: threading.Event) -> None:
+        if number == 2:
+            raise NoRegistryError("connection refused")
+
+    def fail(number: int) -> None:
+        if number == 2:
+            second_has_failed.set()
+
+    with pytest.raises(RegistryError, match=r"^2 images failed\ndamaged\nconnection refused$"):
+        in_turn(begin, finish, range(1, 75), fail)
+    assert len(begun) <= 4, "what had begun meanwhile"
 
 
 def test_an_interrupt_stops_what_is_being_finished(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from builder.common.console import View
@@ -19,8 +20,9 @@ from builder.registry import artifacts, prune, reports, staging
 from builder.registry.evidence import Evidence
 from builder.registry.prune import Contents, Item, Repository
 from builder.registry.staging import Place, Release, StagedImage, plan_tag
+from tests.fakes.registry import MemoryRegistry
 from tests.fakes.wire import connect
-from tests.unit.registry.test_artifacts import SUBJECT, Memory
+from tests.unit.registry.test_artifacts import SUBJECT
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 REGISTRY = connect()
@@ -38,7 +40,7 @@ def proof(finished: str) -> Evidence:
     return Evidence(image_id="", cell="c", plan="", suite={}, passed=(), failed=(), gpu="not run", finished=finished)
 
 
-OLD, NEW = (proof((NOW - timedelta(days=days)).isoformat()) for days in (7, 6))
+OLD, NEW = (proof(f"{NOW - timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}") for days in (7, 6))
 
 
 def repository(images: Mapping[str, Evidence | None], tags: Mapping[str, str], **attached: str) -> Repository:
@@ -58,156 +60,142 @@ def release(stamp: str, images: str) -> Release:
     return Release(stamp=stamp, revision="", images=tuple(listed))
 
 
-def contents(**changes: Any) -> Contents:
-    """Three releases: of image a, of a and b, and of c. All are old, and have a report in a list under a tag."""
-    stamps = {"20261103": "c", "20261102": "ab", "20261101": "a"}
-    documents = {f"release-{stamp}": stamp for stamp in stamps}
-    documents |= {f"released-{stamp}": f"record {stamp}" for stamp in ("20261031", "20261101", "20261102")}
-    tags = {plan_tag(digest(f"plan {name}")): name for name in "abc"} | {tag(name): f"list-{name}" for name in "abc"}
-    attached = {name: f"report-{name} list-{name}" for name in "abc"}
-    whole = Contents(
-        documents=repository({}, {**documents, "release-zzz": "x"}),
-        releases=[release(stamp, images) for stamp, images in stamps.items()],
-        lists={},
-        staged=[repository(dict.fromkeys("abc", OLD), tags, **attached)],
-        public=[],
-        published=set(),
-        plans=set(),
+AGES = {"old": OLD, "new": NEW, "no time": proof(""), "the 13th month": proof("2026-13-22T00:00:00Z"), "unread": None}
+IMAGES = "abcde"
+SUBJECTS = [*IMAGES, *(f"report-{name}" for name in "abc")]
+ATTACHMENTS = [f"{kind}-{name}" for kind in ("report", "list", "sig") for name in "abc"]
+some_images = st.sets(st.sampled_from(IMAGES), max_size=3)
+
+
+@st.composite
+def stagings(draw: st.DrawFn) -> Contents:
+    """Any releases, tags, ages and attachments of a few images."""
+    stamps = ["20261103", "20261102", "20261101"][: draw(st.integers(0, 3))]
+    lists = {f"images-{day}-0123456789ab": release(day, "".join(draw(some_images))) for day in ("20261115", "20261114")}
+    documents = {f"release-{stamp}": stamp for stamp in stamps} | {tag: each.stamp for tag, each in lists.items()}
+    documents |= {"released-20261101": "record 20261101", "release-zzz": "x"}
+    tags = {plan_tag(digest(f"plan {name}")): name for name in draw(some_images)}
+    tags |= {f"mine-{name}": name for name in draw(st.sets(st.sampled_from([*IMAGES, *ATTACHMENTS]), max_size=2))}
+    tags |= {tag(name): f"list-{name}" for name in "abc"}
+    attached = {name: " ".join(draw(st.sets(st.sampled_from(ATTACHMENTS), max_size=3))) for name in SUBJECTS}
+    images = {name: AGES[draw(st.sampled_from([*AGES]))] for name in draw(st.sets(st.sampled_from(IMAGES)))}
+    public = repository(dict.fromkeys(draw(some_images)), {"1.0": "a", tag("b"): "list-b"}, **attached)
+    return Contents(
+        documents=repository({}, documents),
+        releases=[release(stamp, "".join(draw(some_images))) for stamp in stamps],
+        lists=lists,
+        staged=[repository(images, tags, **attached)],
+        public=[public],
+        published={digest(name) for name in draw(some_images)},
+        plans={plan_tag(digest(f"plan {name}")) for name in draw(some_images)},
     )
-    return replace(whole, **changes)
 
 
-def unneeded(whole: Contents, keep: int = 1) -> list[str]:
-    """The names of the manifests that go, in order."""
-    names = [*"abcdex", *(f"{kind}-{name}" for kind in ("report", "list", "sig") for name in "abcdex")]
-    names += [f"{kind}202611{day}" for kind in ("", "record ") for day in ("01", "02", "03")] + ["record 20261031"]
-    known = {digest(name): name for name in names}
-    return [known[item.digest] for item in prune.unneeded(whole, keep, NOW)]
+def listed(whole: Contents, keep: int) -> tuple[set[str], set[str]]:
+    """The tags and the images of the documents that are needed."""
+    tags, images, wanted = set[str](), set[str](), set(whole.published)
+    for number, each in enumerate(whole.releases):
+        digests = {image.digest for image in each.images}
+        if number < keep or digests & wanted:
+            tags, images, wanted = tags | {f"release-{each.stamp}"}, images | digests, wanted - digests
+    for name, each in whole.lists.items():
+        if each.stamp >= "20261115":
+            tags, images = tags | {name}, images | {image.digest for image in each.images}
+    return tags, images
 
 
-@pytest.mark.parametrize(
-    ("keep", "images", "documents"),
-    [
-        (1, "ab", ["20261102", "20261101"]),
-        (2, "", ["20261101"]),
-        (3, "", []),
-        (9, "", []),
-    ],
-)
-def test_the_newest_releases_are_kept_with_their_images_and_reports(
-    keep: int, images: str, documents: list[str]
-) -> None:
-    """Documents go first, then images, then what is attached to them. An image in a kept release too is kept."""
-    attached = [f"{kind}-{name}" for name in images for kind in ("report", "list")]
-    assert unneeded(contents(), keep) == [*documents, *images, *attached]
+def needed_of(each: Repository, whole: Contents, images: set[str]) -> set[str]:
+    """What a repository of staging keeps: images, and all that is attached to what it keeps."""
+    for name, manifest in each.tags.items():
+        is_planned, evidence = name.startswith("plan-"), each.images.get(manifest)
+        if name in whole.plans or name.startswith("mine-"):
+            images = images | {manifest}
+        if is_planned and manifest in each.images and evidence in (None, AGES["no time"], AGES["the 13th month"]):
+            images = images | {manifest}
+    images = images | {image for image, evidence in each.images.items() if evidence == NEW}
+    return reached(each, images)
 
 
-def test_the_newest_release_with_an_image_that_a_public_tag_names_is_kept_whole() -> None:
-    """An image that never changes does not keep all releases that list it."""
-    unneeded_items = unneeded(contents(published={digest("a")}))
-    assert unneeded_items == ["20261101"]
-    assert "20261101" in unneeded(contents(published={digest("b")}))
-    assert not {"a", "b"} & {*unneeded(contents(published={digest("b")}))}
+def reached(each: Repository, roots: set[str]) -> set[str]:
+    below = {manifest for root in roots for manifest in each.attached.get(root, ())}
+    return roots if below <= roots else reached(each, roots | below)
 
 
-def test_records_of_what_was_published_are_never_deleted() -> None:
-    """They name the checks that a release skipped, and prevent the publication of older releases."""
-    documents = repository({}, {"released-20261001": "record 20261101", "released-20260901": "record 20261031"})
-    assert unneeded(contents(documents=documents, releases=[], staged=[])) == []
-
-
-@pytest.mark.parametrize("finished", ["", "soon", "2026-11-22T00:00:00"])
-def test_an_image_that_may_still_be_listed_is_kept(finished: str) -> None:
-    """Images d and e are in no release, and the report of an image x without a plan tag cannot be read."""
-    tags = {plan_tag(digest("plan d")): "d", plan_tag(digest("plan e")): "e"}
-    attached = {"d": "report-d", "e": "report-e"}
-
-    def with_proofs(d: Evidence | None, e: Evidence | None) -> list[str]:
-        return unneeded(contents(releases=[], documents=repository({}, {}), staged=[
-            repository({"d": d, "e": e, "x": None}, tags, **attached)
-        ]))  # fmt: skip
-
-    assert with_proofs(NEW, OLD) == ["e", "x", "report-e"]
-    assert with_proofs(None, proof(finished)) == ["x"]
-
-
-@pytest.mark.parametrize(("day", "is_kept"), [("20261115", True), ("20261114", False)])
-def test_an_image_that_was_staged_without_a_release_is_kept_for_some_days(day: str, is_kept: bool) -> None:
-    """Its test results may be older than that."""
-    tag = f"images-{day}-0123456789ab"
-    whole = contents(lists={tag: release(day, "a")})
-    documents = replace(whole.documents, tags={**whole.documents.tags, tag: digest("list of images")})
-    items = prune.unneeded(replace(whole, documents=documents), 1, NOW)
-    assert (digest("a") not in {item.digest for item in items}) is is_kept
-    assert (tag not in {item.text for item in items}) is is_kept
-
-
-def test_images_of_the_plan_and_of_unknown_tags_are_kept() -> None:
-    plans = {plan_tag(digest("plan a"))}
-    assert {"a", "b", "list-a"} & {*unneeded(contents(plans=plans))} == {"b"}
-    [staged] = contents().staged
-    tagged = replace(staged, tags={**staged.tags, "mine": digest("a"), "other": digest("list-b")})
-    assert unneeded(contents(staged=[tagged]))[-2:] == ["b", "report-b"], "a digest that an unknown tag names stays"
-
-
-def test_what_is_attached_to_what_is_attached() -> None:
-    """A kept image has a report with a signature; another list names that report too."""
-    tags = {tag("c"): "list-c", tag("report-c"): "sig-c", tag("d", ".sig"): "sig-d"}
-    attached = {"c": "report-c list-c", "report-c": "sig-c", "d": "report-c sig-d"}
-    staged = repository({"c": OLD, "report-c": None}, tags, **attached)
-    assert unneeded(contents(staged=[staged]))[2:] == ["sig-d"]
-
-
-def test_public_repositories_lose_only_what_is_attached_to_missing_images() -> None:
-    tags = {"1.0": "a", "1.0-20200101": "b", "0.1": "c", tag("a"): "list-a", tag("d"): "list-d", tag("d", ".att"): "a"}
-    public = repository({"a": None}, tags, a="report-a list-a", d="report-a report-d list-d a b")
-    whole = contents(releases=[], documents=repository({}, {}), staged=[], public=[public])
-    items = prune.unneeded(whole, 1, NOW)
-    assert [item.digest for item in items] == [digest("report-d"), digest("list-d")]
-    assert str(items[0]).endswith(f"a/b@{digest('report-d')}  attached to {digest('d')[7:19]}, which no longer exists")
+@given(stagings(), st.integers(1, 3))
+def test_what_is_needed_stays_and_all_else_goes(whole: Contents, keep: int) -> None:
+    """Records of what was published stay too: they prevent the publication of older releases."""
+    tags, images = listed(whole, keep)
+    [staged], [public], items = whole.staged, whole.public, prune.unneeded(whole, keep, NOW)
+    of_kind = {kind: {item.text if kind == "document" else item.digest for item in items if item.kind == kind}
+               for kind in ("document", "image", "attachment")}  # fmt: skip
+    ours = {name for name in whole.documents.tags if re.fullmatch(r"release-[0-9]+|images-.*", name)}
+    assert of_kind["document"] == ours - tags
+    needed = needed_of(staged, whole, images)
+    public_roots = {*public.images, digest("a")}
+    gone = set(staged.images) - needed
+    assert of_kind["image"] == gone
+    attached = {each for subject in staged.attached if subject not in needed for each in staged.attached[subject]}
+    lost = {each for subject in public.attached if subject not in reached(public, public_roots)
+            for each in public.attached[subject]} - reached(public, public_roots)  # fmt: skip
+    assert of_kind["attachment"] == (attached - needed) | lost
+    kinds = [item.kind for item in items]
+    order = ["document", "image", "attachment"]
+    assert kinds == sorted(kinds, key=order.index), "no document lists an image that is gone"
 
 
 def test_how_images_are_described() -> None:
-    items = [item for item in prune.unneeded(contents(), 1, NOW) if item.kind == "image"]
+    documents = {"release-20261101": "20261101", "release-20261102": "20261102", "released-20261102": "record"}
+    staged = repository({"a": OLD, "b": OLD}, {}, a="report-a list-a")
+    whole = Contents(
+        documents=repository({}, documents),
+        releases=[release("20261103", ""), release("20261102", "a"), release("20261101", "a")],
+        lists={},
+        staged=[staged],
+        public=[repository({}, {}, d="report-d")],
+        published=set(),
+        plans=set(),
+    )
+    items = prune.unneeded(whole, 1, NOW)
     assert [item.text for item in items] == [
+        "release-20261101",
+        "release-20261102",
         "cell-a  staged 20261102, 20261101, released",
-        "cell-b  staged 20261102, released",
+        "c  in no release",
+        *[f"attached to {digest('a')[7:19]}"] * 2,
+        f"attached to {digest('d')[7:19]}, which no longer exists",
     ]
-    unlisted = contents(releases=[], documents=repository({}, {}))
-    assert prune.unneeded(unlisted, 1, NOW)[0].text == "c  in no release"
-    assert prune.summary(prune.unneeded(contents(), 1, NOW)) == "2 documents, 2 images, 4 attachments"
+    assert str(items[-1]) == f"{REGISTRY.name}@{digest('report-d')}  {items[-1].text}"
+    assert prune.summary(items) == "2 documents, 2 images, 3 attachments"
 
 
 # ---- reading and deleting
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     """All repositories in one."""
-    memory = Memory()
+    memory = MemoryRegistry()
     monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     monkeypatch.setattr(staging, "Registry", lambda *_, **__: memory)
-    monkeypatch.setattr(memory, "list_tags", lambda: [name for name in memory.tags if ":" not in name])
     return memory
 
 
-def read(*public: Memory) -> Contents:
+def read(*public: MemoryRegistry) -> Contents:
     view = View(Console(quiet=True))
     return prune.read(Place("registry.example.test/staging", "", Host()), public, (), 1, view)
 
 
 def test_a_public_repository_that_is_a_staged_one_is_not_read_again(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
+    memory: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Memory()
+    other = MemoryRegistry()
     other.name = "registry.example.test/team/pt"
-    monkeypatch.setattr(other, "list_tags", list)
     whole = read(memory, other)
     assert {each.registry.name for each in whole.staged} == {memory.name}
     assert [each.registry.name for each in whole.public] == [other.name]
 
 
-def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: Memory) -> None:
+def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: MemoryRegistry) -> None:
     memory.put_manifest(plan_tag(digest("plan")), b"image", MANIFEST_TYPE)
     memory.tags[SUBJECT.digest] = SUBJECT.digest
     for content in (b"", b"{}", reports.Report(image=SUBJECT.digest, evidence=OLD).model_dump_json().encode()):
@@ -223,7 +211,7 @@ def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: Memory
     ("tag", "name"),
     [("release-20261122", "release 20261122"), ("images-20261122-0123456789ab", "images-20261122-0123456789ab")],
 )
-def test_a_release_that_cannot_be_read_stops_everything(memory: Memory, tag: str, name: str) -> None:
+def test_a_release_that_cannot_be_read_stops_everything(memory: MemoryRegistry, tag: str, name: str) -> None:
     memory.put_manifest(tag, b"{}", MANIFEST_TYPE)
     with pytest.raises(
         VerifyError,
@@ -241,7 +229,7 @@ def test_an_interrupted_deletion_shows_how_far_it_went(monkeypatch: pytest.Monke
             raise RegistryError("no")
         return answer
 
-    registry = Memory()
+    registry = MemoryRegistry()
     monkeypatch.setattr(registry, "delete_manifest", delete)
     console = Console(record=True, width=100)
     items = [Item(registry=registry, digest=digest(name), kind="image", text="") for name in "abc"]

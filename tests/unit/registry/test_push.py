@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,83 +18,12 @@ from builder.registry import push as pushing
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import RejectedError, StoppedError
 from builder.registry.push import Blob, Pushed
+from tests.fakes.registry import MemoryRegistry
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
 MANIFEST, OTHER = b'{"one": 1}', b'{"two": 2}'
 DIGEST, OTHERS = of_bytes(MANIFEST), of_bytes(OTHER)
 CONTENT = Manifest.of(MANIFEST, IMAGE)
-
-
-class FakeRegistry(Registry):
-    """Blobs and tags in memory; `calls` are the changes, in order."""
-
-    def __init__(self, *, has: Iterable[Blob] = (), others: dict[str, Sequence[Blob]] | None = None) -> None:
-        self.name = "registry.example.test/a/b"
-        self.has = {blob.digest for blob in has}
-        self.others = {name: {blob.digest for blob in blobs} for name, blobs in (others or {}).items()}
-        self.tags: dict[str, str] = {}
-        self.contents: dict[str, bytes] = {}
-        self.calls: list[str] = []
-        self.on_upload: Callable[[str], None] = lambda _: None
-        self.on_put: Callable[[str], None] = lambda _: None
-        self.stop = threading.Event()
-        self.running = self.most = 0
-        self._lock = threading.Lock()
-
-    def stoppable(self, stop: threading.Event) -> Registry:
-        self.stop = stop
-        return self
-
-    def create_missing(self) -> None:
-        """It exists."""
-
-    def has_blob(self, digest: str) -> bool:
-        return digest in self.has
-
-    def mount(self, digest: str, source: str) -> bool:
-        self.calls.append(f"mount from {source}")
-        return digest in self.others.get(source, set())
-
-    def upload(self, digest: str, path: Path, size: int, sent: Callable[[int], None]) -> None:
-        with self._lock:
-            self.calls.append(f"upload {size}")
-            self.running += 1
-            self.most = max(self.most, self.running)
-        try:
-            sent(size)
-            self.on_upload(digest)
-            if of_bytes(path.read_bytes()) != digest:
-                raise RejectedError("no", status=400, code="DIGEST_INVALID")
-        finally:
-            with self._lock:
-                self.running -= 1
-
-    def digest_of(self, reference: str) -> str | None:
-        return self.tags.get(reference)
-
-    def manifest(self, reference: str) -> Manifest | None:
-        content = self.contents.get(self.tags.get(reference, reference))
-        return Manifest(digest=of_bytes(content), media_type=IMAGE, content=content) if content else None
-
-    def read_blob(self, digest: str) -> bytes:
-        if digest not in self.contents:
-            raise RejectedError("no such blob", status=404)
-        return self.contents[digest]
-
-    def add_image(self, config: object) -> str:
-        """An image without layers; its digest. `config` is JSON data or bytes."""
-        content = config if isinstance(config, bytes) else json.dumps(config).encode()
-        blob = {"digest": of_bytes(content), "size": len(content)}
-        manifest = json.dumps({"config": blob, "layers": []}).encode()
-        self.contents |= {of_bytes(content): content, of_bytes(manifest): manifest}
-        return of_bytes(manifest)
-
-    def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
-        self.calls.append(f"put {reference}")
-        assert media_type == IMAGE
-        self.tags[reference] = of_bytes(content)
-        self.on_put(reference)
-        return of_bytes(content)
 
 
 @pytest.fixture
@@ -128,7 +56,7 @@ def workers() -> list[threading.Thread]:
 
 
 def test_largest_first_and_the_manifest_last(blobs: list[Blob]) -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     pushed, progress = push(registry, blobs)
     assert registry.calls == ["upload 30", "upload 20", "upload 10", f"put {DIGEST}"]
     assert pushed == Pushed(digest=DIGEST, sent=60, present=0, mounted=0)
@@ -136,7 +64,7 @@ def test_largest_first_and_the_manifest_last(blobs: list[Blob]) -> None:
 
 
 def test_the_cheapest_way_for_each(blobs: list[Blob]) -> None:
-    registry = FakeRegistry(has=blobs[:1], others={"c": blobs[1:2]})
+    registry = MemoryRegistry(has=blobs[:1], others={"c": blobs[1:2]})
     pushed, progress = push(registry, blobs, mount_from=["none", "c"])
     assert pushed == Pushed(digest=DIGEST, sent=20, present=10, mounted=30)
     assert registry.calls == [
@@ -146,14 +74,14 @@ def test_the_cheapest_way_for_each(blobs: list[Blob]) -> None:
 
 
 def test_the_same_blob_twice_is_sent_once(blobs: list[Blob]) -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     pushed, progress = push(registry, [blobs[0], blobs[0]])
     assert registry.calls == ["upload 10", f"put {DIGEST}"]
     assert pushed.sent == sum(progress) == 10
 
 
 def test_blobs_are_sent_in_parallel(blobs: list[Blob]) -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     together = threading.Barrier(2)
 
     def upload(digest: str) -> None:
@@ -167,9 +95,9 @@ def test_blobs_are_sent_in_parallel(blobs: list[Blob]) -> None:
 
 def test_a_blob_that_is_not_in_the_store(blobs: list[Blob]) -> None:
     away = [Blob(digest=blob.digest, size=blob.size, path=None) for blob in blobs]
-    pushed, _ = push(FakeRegistry(has=blobs[:1], others={"c": blobs[1:]}), away, mount_from=["c"])
+    pushed, _ = push(MemoryRegistry(has=blobs[:1], others={"c": blobs[1:]}), away, mount_from=["c"])
     assert pushed == Pushed(digest=DIGEST, sent=0, present=10, mounted=50)
-    registry = FakeRegistry(has=blobs[:2])
+    registry = MemoryRegistry(has=blobs[:2])
     with pytest.raises(RegistryError, match=f"a/b: blob {blobs[2].digest} is missing in the registry and in the store"):
         push(registry, away)
     assert registry.calls == []
@@ -180,7 +108,7 @@ def test_a_damaged_file_is_named(blobs: list[Blob], content: bytes | None) -> No
     path = blobs[1].path
     assert path is not None
     path.unlink() if content is None else path.write_bytes(content)
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     with pytest.raises(FileError) as caught:
         push(registry, blobs)
     assert str(path) in str(caught.value)
@@ -190,7 +118,7 @@ def test_a_damaged_file_is_named(blobs: list[Blob], content: bytes | None) -> No
 
 
 def test_a_digest_that_only_the_registry_rejects(blobs: list[Blob]) -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
 
     def refuse(_: str) -> None:
         raise RejectedError("wrong digest", status=400, code="DIGEST_INVALID")
@@ -202,7 +130,7 @@ def test_a_digest_that_only_the_registry_rejects(blobs: list[Blob]) -> None:
 
 def test_the_first_failure_ends_the_rest(blobs: list[Blob]) -> None:
     """Its error is raised, not those of stopped uploads; waiting blobs are not sent."""
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     begun = threading.Event()
 
     def upload(digest: str) -> None:
@@ -221,7 +149,7 @@ def test_the_first_failure_ends_the_rest(blobs: list[Blob]) -> None:
 
 
 def test_a_bug_is_not_swallowed(blobs: list[Blob]) -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     registry.on_upload = lambda _: print(1 / 0)
     with pytest.raises(ZeroDivisionError):
         push(registry, blobs)
@@ -229,7 +157,7 @@ def test_a_bug_is_not_swallowed(blobs: list[Blob]) -> None:
 
 def test_an_interrupt_ends_the_push(blobs: list[Blob]) -> None:
     """Threads stop, except one that waits for a registry that does not respond: the process ends with it."""
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     answered = threading.Event()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # not set in background jobs of a shell
 
@@ -255,7 +183,7 @@ def test_an_interrupt_ends_the_push(blobs: list[Blob]) -> None:
 def test_a_blob_that_is_neither_here_nor_there_is_fetched(blobs: list[Blob]) -> None:
     """From staging, if the registry cannot mount it."""
     elsewhere = [replace(blob, path=None, fetch=partial(_path, blob)) for blob in blobs]
-    registry = FakeRegistry(has=blobs[:1], others={"staging": blobs[1:2]})
+    registry = MemoryRegistry(has=blobs[:1], others={"staging": blobs[1:2]})
     pushed, _ = push(registry, elsewhere, mount_from=["staging"])
     assert pushed.sent == blobs[2].size
     assert registry.calls.count(f"upload {blobs[2].size}") == 1

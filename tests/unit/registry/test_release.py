@@ -20,38 +20,43 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
 from builder.matrix.project import Project
-from builder.matrix.schema import Scan
+from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
-from builder.registry import artifacts, evidence, expected, publish, pull, reports, scan, scan_results, staging
+from builder.registry import artifacts, evidence, expected, publish, pull, reports, scan, signing, staging
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.publish import Published, Publisher, Target
 from builder.registry.release import Releaser
 from builder.registry.reports import Report
-from builder.registry.scan import Finding, Result
+from builder.registry.scan import ImageScan, ScanRecord
 from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
+from builder.registry.suite import GPU_TESTS, Suite
 from tests.fakes.engine import MemoryConsole
-from tests.unit.registry.test_artifacts import Memory
+from tests.fakes.registry import MemoryRegistry
+from tests.fakes.scanners import with_scanner
+from tests.fakes.suites import write_tests
 
 CELL = "qz-0.5-cu129-py311"
 STAMP = "20261122"
 
 
-class Desk:
+class ReleaseDesk:
     """A checkout, and a registry that has the image of a cell, staged, with a report that this machine wrote."""
 
     def __init__(self, project: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.project, self.store = project, store
-        self.registry = Memory()
+        self.registry = MemoryRegistry()
         self.place = Place("registry.example.test:5000/staging", "", Host())
         [self.planned] = plan.make_locked(project, project.select([CELL])).images
+        self.passed = write_tests(project.root, self.planned.components)
+        self.passed_on_gpu = write_tests(project.root, ["quartz"], GPU_TESTS)
+        self.console = MemoryConsole()
         self.published: list[tuple[list[Target], Publisher]] = []
         self.order: list[str] = []
         monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
         monkeypatch.setattr(staging, "Registry", lambda *_, **__: self.registry)
-        monkeypatch.setattr(self.registry, "list_tags", lambda: list(self.registry.tags))
 
         def publish(publisher: Publisher, chosen: Sequence[Target]) -> Published:
             return self._publish(publisher, chosen)
@@ -68,15 +73,16 @@ class Desk:
 
     def add_image(self, planned: PlannedImage, **labels: str) -> Image:
         """An image as planned, with other labels."""
-        root = expected.of_known(self.project.root, KnownLayers(self.project.root), planned, "")
+        root = expected.of_known(self.project.root, KnownLayers(self.project.root), planned)
         layers = []
-        for number, layer in enumerate(planned.layers):
-            promised = root.layers.get(number)
+        for number in range(len(planned.layers)):
+            promised, _ = root.layers.get(number, (None, ""))
             digest = promised.digest if promised else f"sha256:{number:064x}"
             diff_id = promised.diff_id if promised else f"sha256:{number:064x}"
-            layers.append(Layer(digest=digest, diff_id=diff_id, size=1, created_by=oci.describe(layer)))
-        built = {**built_labels(planned.digest, "debian:test", "2026-11-01T00:00:00Z"), **labels}
-        config = oci.config(planned.settings, layers, created="2026-11-01T00:00:00Z", labels=built)
+            layers.append(Layer(digest=digest, diff_id=diff_id, size=1))
+        history = [oci.describe(layer) for layer in planned.layers]
+        built = {**built_labels(planned.digest, "2026-11-01T00:00:00Z"), **labels}
+        config = oci.config(planned.settings, layers, history, created="2026-11-01T00:00:00Z", labels=built)
         blob = Descriptor(media_type=CONFIG_TYPE, digest=digests.of_bytes(config), size=len(config))
         manifest = oci.manifest(blob, layers)
         self.registry.contents[blob.digest] = config
@@ -93,8 +99,8 @@ class Desk:
             "image_id": self.image.config.digest,
             "cell": CELL,
             "plan": self.planned.digest,
-            "suite": evidence.suite(self.project.root),
-            "passed": ("test_it",),
+            "suite": Suite.of(self.project.root).files,
+            "passed": self.passed + self.passed_on_gpu,
             "failed": (),
             "gpu": "passed",
         }
@@ -121,7 +127,7 @@ class Desk:
             planned={CELL: self.planned},
             **options,  # type: ignore[arg-type]
         )
-        return releaser.publish(Host(), View(MemoryConsole()), self.store, releaser.check())
+        return releaser.publish(Host(), View(MemoryConsole()), self.store, releaser.check(View(self.console)))
 
     def refused(self, kind: type[BuilderError], staged: Release | None = None, **options: bool) -> str:
         with pytest.raises(kind) as caught:
@@ -132,11 +138,11 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tiny: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    return Desk(tiny, store, monkeypatch)
+def desk(tiny: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> ReleaseDesk:
+    return ReleaseDesk(tiny, store, monkeypatch)
 
 
-def test_a_covered_image_is_released_under_the_stamp_of_its_staging(desk: Desk) -> None:
+def test_a_covered_image_is_released_under_the_stamp_of_its_staging(desk: ReleaseDesk) -> None:
     desk.release()
     [([target], publisher)] = desk.published
     assert (target.cell, target.digest) == (CELL, desk.image.manifest.digest)
@@ -148,15 +154,16 @@ def test_a_covered_image_is_released_under_the_stamp_of_its_staging(desk: Desk) 
     assert released
     assert released.allowed == ()
     assert [image.digest for image in released.images] == [target.digest]
+    assert [image.signer for image in released.images] == ["own results, unsigned"]
 
 
-def test_a_second_stamp_of_the_day_does_not_take_the_first(desk: Desk) -> None:
+def test_a_second_stamp_of_the_day_does_not_take_the_first(desk: ReleaseDesk) -> None:
     desk.release(desk.staged().model_copy(update={"stamp": f"{STAMP}.3"}))
     assert next(iter(desk.published[0][1].stamps)) == f"{STAMP}.3"
 
 
-def test_without_a_gpu_test(desk: Desk) -> None:
-    desk.report(gpu="not run", gpu_reason="no driver", finished="2026-11-23T00:00:00Z")
+def test_without_a_gpu_test(desk: ReleaseDesk) -> None:
+    desk.report(passed=desk.passed, gpu="not run", gpu_reason="no driver", finished="2026-11-23T00:00:00Z")
     assert desk.refused(ImageTestError) == f"{CELL}: GPU tests have not passed (gpu: not run (no driver))"
     desk.release(allow_untested_gpu=True)
     released = desk.place.released(STAMP)
@@ -165,7 +172,16 @@ def test_without_a_gpu_test(desk: Desk) -> None:
     assert released.images[0].gpu == "not run (no driver)"
 
 
-def test_what_was_allowed_is_not_forgotten(desk: Desk) -> None:
+def test_without_a_file_of_gpu_tests(desk: ReleaseDesk) -> None:
+    """The hint named a machine with a GPU, which would not have helped."""
+    (desk.project.root / "tests/gpu/test_quartz.py").unlink()
+    desk.report(passed=desk.passed, gpu="not run", finished="2026-11-23T00:00:00Z")
+    with pytest.raises(ImageTestError) as caught:
+        desk.release()
+    assert caught.value.hint.startswith("Write tests/gpu/test_quartz.py, then test again.   To release it untested: ")
+
+
+def test_what_was_allowed_is_not_forgotten(desk: ReleaseDesk) -> None:
     """By a later run that finishes the release."""
     desk.release(allow_untested_gpu=True)
     desk.release(allow_unsigned=True)
@@ -174,17 +190,17 @@ def test_what_was_allowed_is_not_forgotten(desk: Desk) -> None:
     assert released.allowed == ("untested-gpu", "unsigned")
 
 
-def test_a_failure(desk: Desk) -> None:
+def test_a_failure(desk: ReleaseDesk) -> None:
     desk.report(passed=(), failed=("test_it",), finished="2026-11-23T00:00:00Z")
     assert desk.refused(ImageTestError) == f"{CELL}: tests failed"
 
 
-def test_another_plan(desk: Desk) -> None:
+def test_another_plan(desk: ReleaseDesk) -> None:
     assert "staged from a different plan" in desk.refused(StaleError, desk.staged(plan="sha256:" + "e" * 64))
     assert "staged from a different plan" in desk.refused(StaleError, desk.staged(cell="unknown"))
 
 
-def test_a_digest_that_is_not_there(desk: Desk) -> None:
+def test_a_digest_that_is_not_there(desk: ReleaseDesk) -> None:
     assert "has no sha256:eee" in desk.refused(RegistryError, desk.staged(digest="sha256:" + "e" * 64))
 
 
@@ -193,13 +209,13 @@ def test_a_digest_that_is_not_there(desk: Desk) -> None:
     [{"org.opencontainers.image.version": "9.9"}, {"gpu-images.cuda": "13.0"}, {"gpu-images.plan": "x"}],
     ids=str,
 )
-def test_a_label_that_the_tag_would_contradict(desk: Desk, labels: dict[str, str]) -> None:
+def test_a_label_that_the_tag_would_contradict(desk: ReleaseDesk, labels: dict[str, str]) -> None:
     desk.image = desk.add_image(desk.planned, **labels)
     desk.report()
     assert "the staged image differs from the plan" in desk.refused(VerifyError)
 
 
-def test_other_files_than_those_of_the_checkout(desk: Desk) -> None:
+def test_other_files_than_those_of_the_checkout(desk: ReleaseDesk) -> None:
     """The layer of files is made again from the checkout."""
     planned = desk.planned
     number = next(n for n, layer in enumerate(planned.layers) if layer.kind == "files" and not layer.compiled)
@@ -212,7 +228,7 @@ def test_other_files_than_those_of_the_checkout(desk: Desk) -> None:
     assert "layer files is dddddddddddd, expected" in desk.refused(VerifyError)
 
 
-def test_a_newer_release_is_not_replaced(desk: Desk) -> None:
+def test_a_newer_release_is_not_replaced(desk: ReleaseDesk) -> None:
     other = ReleasedImage(cell=CELL, digest="sha256:" + "e" * 64, references=(), gpu="", signer="")
     desk.place.record(Released(stamp="20261123", revision="def", images=(other,)))
     assert f"release 20261123 is newer and has other images of {CELL}" in desk.refused(RegistryError)
@@ -220,7 +236,7 @@ def test_a_newer_release_is_not_replaced(desk: Desk) -> None:
     assert desk.published
 
 
-def test_a_newer_release_of_the_same_image(desk: Desk) -> None:
+def test_a_newer_release_of_the_same_image(desk: ReleaseDesk) -> None:
     same = ReleasedImage(cell=CELL, digest=desk.image.manifest.digest, references=(), gpu="", signer="")
     desk.place.record(Released(stamp="20261123", revision="def", images=(same,)))
     desk.place.record(Released(stamp="20261121", revision="def", images=()))
@@ -228,11 +244,36 @@ def test_a_newer_release_of_the_same_image(desk: Desk) -> None:
     assert desk.published
 
 
+def test_an_image_that_is_taken_out_of_a_staged_release_prevents_it(
+    desk: ReleaseDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can write to staging chose which tags move, for example none of the image with a security fix."""
+    signed: list[bytes] = []
+    monkeypatch.setattr(signing, "trusted_signer", lambda _, documents, kind: "ci" * (documents[kind] in signed))
+    evidence = [Trusted(key="keys/ci.pub")]
+    desk.project.__dict__["matrix"] = desk.project.matrix.model_copy(update={"evidence": evidence})
+    [image] = desk.staged().images
+    other = image.model_copy(update={"cell": f"{CELL}-board"})
+    desk.place.write(desk.project, STAMP, "abc", [image, other])
+    part = desk.staged().model_dump_json().encode()
+    artifact = artifacts.manifest(staging.TYPE, {staging.TYPE: part})
+    artifacts.put(cast("Registry", desk.registry), artifact, [part])
+    desk.registry.put_manifest(f"release-{STAMP}", artifact.content, artifact.media_type)
+    with pytest.raises(VerifyError, match="signed the list of its images") as caught:
+        desk.release(desk.place.read(STAMP))
+    assert "builder stage --sign KEY" in caught.value.hint
+    signed.append(part)
+    desk.release(desk.place.read(STAMP))
+    signed.clear()
+    desk.place.write(desk.project, STAMP, "abc", [image])
+    desk.release(desk.place.read(STAMP))
+
+
 @pytest.mark.parametrize(
     ("registry", "source"), [("other.example.test", ""), ("registry.example.test:5000", "staging/quartz-cuda")]
 )
 def test_blobs_are_mounted_or_downloaded_from_staging(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, registry: str, source: str
+    desk: ReleaseDesk, monkeypatch: pytest.MonkeyPatch, registry: str, source: str
 ) -> None:
     """They are downloaded where the registry cannot mount them."""
     fetched: list[str] = []
@@ -248,67 +289,54 @@ def test_blobs_are_mounted_or_downloaded_from_staging(
     assert fetched == [desk.image.config.digest]
 
 
-HIGH = Finding(id="CVE-1", package="libtls", version="1.1", severity="high")
-
-
-@pytest.fixture
-def scanning(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
-    """What the scanner of this checkout finds; it fails while that is empty."""
-    path = desk.project.root / "matrix.yaml"
-    path.write_text(f'scan: {{command: [scanner, "{{sbom}}"]}}\n{path.read_text("utf-8")}', encoding="utf-8")
-    desk.project = Project(desk.project.root)
-    there: list[Finding] = []
-
-    def run(_: Scan, image: str, sbom: bytes) -> Result:
-        assert scan.subject(sbom) == image
-        if not there:
-            raise VerifyError("scanner: exit status 1", hint="Repair it.")
-        return Result(image=image, scanner="", time="2026-11-23T00:00:00Z", findings=tuple(there))
-
-    monkeypatch.setattr(scan, "scan", run)
-    return there
-
-
-def test_a_vulnerable_image(desk: Desk, scanning: list[Finding]) -> None:
-    scanning.append(HIGH)
-    assert desk.refused(RefusedError).splitlines() == [
-        f"{CELL}: 1 vulnerability of severity high or higher, or unknown",
-        "  CVE-1 in libtls 1.1 (high)",
-    ]
-    desk.release(allow_vulnerable=True)
-    released = desk.place.released(STAMP)
-    assert released
-    assert (released.allowed, released.images[0].scan) == (("vulnerable",), "1 high")
-    attach_all(desk)
-    assert scan_results.state(desk.project, desk.registry, desk.image.manifest.digest) == "1 high 2026-11-23, unsigned"
-
-
-def attach_all(desk: Desk) -> None:
+def attach_all(desk: ReleaseDesk) -> None:
     """What a release attaches when the image is in the registry."""
     [([target], publisher)] = desk.published
     assert publisher.attach
     publisher.attach(cast("Registry", desk.registry), target, "")
 
 
-def test_a_scan_that_failed(desk: Desk, scanning: list[Finding]) -> None:
-    assert desk.refused(VerifyError) == f"{CELL}: scan failed: scanner: exit status 1"
-    desk.release(allow_vulnerable=True)
-    released = desk.place.released(STAMP)
-    assert released
-    assert released.images[0].scan == "scan failed"
-    attach_all(desk)
-    assert scan_results.state(desk.project, desk.registry, desk.image.manifest.digest) == "unscanned"
-
-
-def test_an_exception_releases_the_image(desk: Desk, scanning: list[Finding]) -> None:
-    scanning.append(HIGH.model_copy(update={"excepted": "not reachable"}))
+@pytest.mark.usefixtures("programs")
+def test_an_image_that_the_scanner_accepts_is_released_with_its_scan(desk: ReleaseDesk) -> None:
+    desk.project = with_scanner(
+        desk.project, "import json, sys; print(json.load(open(sys.argv[1][5:]))['metadata']['component']['bom-ref'])"
+    )
     desk.release()
     released = desk.place.released(STAMP)
     assert released
-    assert (released.allowed, released.images[0].scan) == ((), "clean, 1 excepted")
+    assert (released.allowed, released.images[0].scan) == ((), "passed")
+    assert desk.console.text.rstrip().endswith(": gpu: passed, scan: passed")
+    digest = desk.image.manifest.digest
+    attach_all(desk)
+    [documents] = artifacts.documents(cast("Registry", desk.registry), digest, scan.TYPE)
+    assert documents[scan.OUTPUT_TYPE].decode() == f"{digest}\n", "the SBOM was of this image"
 
 
-def test_without_a_scanner_an_image_is_unscanned(desk: Desk) -> None:
+@pytest.mark.usefixtures("programs")
+def test_an_image_that_the_scanner_refuses_is_not_released_even_with_a_scan_that_passed(desk: ReleaseDesk) -> None:
+    """Anybody who can write to staging or the registry can attach one: a release runs the scanner itself."""
+    record = ScanRecord(
+        image=desk.image.manifest.digest,
+        command=("scanner",),
+        exit_status=0,
+        time="2999-01-31T00:00:00Z",
+        output=desk.image.manifest.digest,
+    )
+    with artifacts.attaching(cast("Registry", desk.registry), desk.image.manifest) as attachments:
+        ImageScan(record=record, output=b"", refusal=None).add_to(attachments, None)
+    desk.project = with_scanner(desk.project, "print('CVE-1 in libtls'); raise SystemExit(1)")
+    message = desk.refused(RefusedError)
+    assert message.startswith(f"{CELL}: refused by ")
+    assert message.endswith(" (exit status 1)\n  | CVE-1 in libtls")
+
+
+@pytest.mark.usefixtures("programs")
+def test_an_image_whose_scan_crashes_is_not_released(desk: ReleaseDesk) -> None:
+    desk.project = with_scanner(desk.project, "import os; os.kill(os.getpid(), 11)")
+    assert desk.refused(VerifyError).endswith(": ended by signal 11")
+
+
+def test_without_a_scanner_an_image_is_unscanned(desk: ReleaseDesk) -> None:
     desk.release()
     released = desk.place.released(STAMP)
     assert released
@@ -317,7 +345,26 @@ def test_without_a_scanner_an_image_is_unscanned(desk: Desk) -> None:
     assert ReleasedImage.model_validate_json(json.dumps(old)).scan == "unscanned", "a record of an earlier version"
 
 
-def test_a_time_that_cannot_be_read(desk: Desk) -> None:
+@pytest.mark.usefixtures("programs")
+def test_several_images_are_checked_at_a_time_with_progress(desk: ReleaseDesk) -> None:
+    """Each scan waits for the other one."""
+    code = (
+        "import pathlib, time, uuid\n"
+        "pathlib.Path(f'{uuid.uuid4()}.scan').touch()\n"
+        "end = time.monotonic() + 10\n"
+        "while len(list(pathlib.Path().glob('*.scan'))) < 2 and time.monotonic() < end: time.sleep(0.02)\n"
+        "raise SystemExit(time.monotonic() >= end)\n"
+    )
+    desk.project = with_scanner(desk.project, code, parallel=2)
+    staged = desk.staged()
+    twice = staged.model_copy(update={"images": staged.images * 2})
+    releaser = Releaser(project=desk.project, place=desk.place, release=twice, planned={CELL: desk.planned})
+    assert len(releaser.check(View(desk.console))) == 2
+    assert f"{CELL}: checking" in desk.console.text
+    assert f"{CELL}: scanning" in desk.console.text
+
+
+def test_a_time_that_cannot_be_read(desk: ReleaseDesk) -> None:
     desk.image = desk.add_image(desk.planned, **{"org.opencontainers.image.created": "yesterday"})
     desk.report()
     assert "invalid creation time 'yesterday'" in desk.refused(VerifyError)

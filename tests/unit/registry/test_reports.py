@@ -17,7 +17,9 @@ from builder.registry import artifacts, evidence, reports, signing
 from builder.registry.evidence import Evidence
 from builder.registry.reports import Reader, Readings, Report
 from builder.registry.signing import Signer
-from tests.unit.registry.test_artifacts import Memory
+from builder.registry.suite import GPU_TESTS, Suite
+from tests.fakes.registry import MemoryRegistry
+from tests.fakes.suites import write_tests
 
 CELL = "qz-0.5-cu129-py311"
 CONFIG, MANIFEST, OTHER = ("sha256:" + letter * 64 for letter in "abc")
@@ -28,21 +30,23 @@ IMAGE = Image(
 )
 
 
-class Desk:
+class ReportsDesk:
     """A checkout, and a registry with the image. A signature is the name of who signed it; `ours` is trusted."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self.registry = Memory()
+        self.registry = MemoryRegistry()
         [self.planned] = plan.make_locked(project, project.select([CELL])).images
+        self.passed = write_tests(project.root, self.planned.components)
+        self.passed_on_gpu = write_tests(project.root, ["quartz"], GPU_TESTS)
 
     def proof(self, **changes: Any) -> Evidence:
         values = {
             "image_id": CONFIG,
             "cell": CELL,
             "plan": self.planned.digest,
-            "suite": evidence.suite(self.project.root),
-            "passed": ("test_it",),
+            "suite": Suite.of(self.project.root).files,
+            "passed": self.passed + (self.passed_on_gpu if changes.get("gpu") == "passed" else ()),
             "failed": (),
             "gpu": "not run",
             "finished": "2026-11-22T10:00:00Z",
@@ -61,7 +65,7 @@ class Desk:
 
     def read(self, *, allow_unsigned: bool = False) -> Readings:
         return Reader.of(self.project, allow_unsigned=allow_unsigned).read(
-            self.registry, IMAGE, self.planned.id, self.planned.digest
+            self.registry, IMAGE, self.planned.id, self.planned.digest, self.planned.components
         )
 
     def gpu(self) -> str:
@@ -70,17 +74,17 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def desk(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> ReportsDesk:
     def trusted_signer(trust: object, documents: dict[str, bytes], kind: str) -> str:
         assert kind in documents
         return "ours" if documents.get(signing.SIGNATURE_TYPE) == b"ours" else ""
 
     monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     monkeypatch.setattr(signing, "trusted_signer", trusted_signer)
-    return Desk(tiny)
+    return ReportsDesk(tiny)
 
 
-def test_a_signed_report_of_this_image_counts(desk: Desk) -> None:
+def test_a_signed_report_of_this_image_counts(desk: ReportsDesk) -> None:
     desk.attach(desk.proof())
     [reading] = desk.read().counted
     assert reading.signer == "ours"
@@ -97,7 +101,7 @@ def test_a_signed_report_of_this_image_counts(desk: Desk) -> None:
     ],
     ids=str,
 )
-def test_a_report_of_something_else_does_not_count(desk: Desk, changes: dict[str, Any], reason: str) -> None:
+def test_a_report_of_something_else_does_not_count(desk: ReportsDesk, changes: dict[str, Any], reason: str) -> None:
     desk.attach(desk.proof(**changes))
     readings = desk.read(allow_unsigned=True)
     assert not readings.counted
@@ -106,31 +110,94 @@ def test_a_report_of_something_else_does_not_count(desk: Desk, changes: dict[str
         desk.gpu()
 
 
-def test_a_report_for_another_digest_does_not_count(desk: Desk) -> None:
+def test_a_report_for_another_digest_does_not_count(desk: ReportsDesk) -> None:
     desk.attach(desk.proof(), image=OTHER)
     assert "it is about another image" in desk.read().refused[0]
 
 
 @pytest.mark.parametrize(("signer", "reason"), [("", "it is unsigned"), ("theirs", "no signer listed under")])
-def test_a_report_of_nobody_who_is_trusted(desk: Desk, signer: str, reason: str) -> None:
+def test_a_report_of_nobody_who_is_trusted(desk: ReportsDesk, signer: str, reason: str) -> None:
     desk.attach(desk.proof(), signer=signer)
     assert reason in desk.read().refused[0]
     assert desk.read(allow_unsigned=True).counted
 
 
-def test_the_results_of_this_machine_need_no_signature(desk: Desk) -> None:
+INVENTED: dict[str, tuple[Callable[[ReportsDesk], dict[str, Any]], str]] = {
+    "one test of four": (
+        lambda desk: {"passed": desk.passed[:1]},
+        "it lacks results of tests: tests/images/test_cuda.py::test_it and 2 more",
+    ),
+    "a name": (
+        lambda desk: {"passed": (*desk.passed, "tests/images/test_base.py::test_invented")},
+        "it has results of tests that this image does not have: tests/images/test_base.py::test_invented",
+    ),
+    "a test of another image": (
+        lambda desk: {"passed": (*desk.passed, "tests/images/test_board.py::test_it")},
+        "it has results of tests that this image does not have: tests/images/test_board.py::test_it",
+    ),
+    "a GPU": (
+        lambda desk: {"gpu": "passed", "passed": desk.passed},
+        "it lacks results of tests: tests/gpu/test_quartz.py::test_it",
+    ),
+    "a GPU on which nothing could be checked": (
+        lambda desk: {"gpu": "passed", "passed": desk.passed, "not_applicable": desk.passed_on_gpu},
+        "its GPU test results do not match `gpu: passed`",
+    ),
+    "GPU tests without a GPU": (
+        lambda desk: {"passed": desk.passed + desk.passed_on_gpu},
+        "its GPU test results do not match `gpu: not run`",
+    ),
+    "a failure that does not apply": (
+        lambda desk: {"passed": desk.passed[1:], "not_applicable": desk.passed[:1]},
+        "it has results of tests that this image does not have: tests/images/test_base.py::test_it",
+    ),
+    "reused GPU tests": (
+        lambda desk: {"reused": {OTHER: desk.passed_on_gpu}},
+        "it has results of tests that this image does not have: tests/gpu/test_quartz.py::test_it",
+    ),
+}
+
+
+@pytest.mark.parametrize("signer", ["", "ours"], ids=["own", "signed"])
+@pytest.mark.parametrize(("changes", "reason"), INVENTED.values(), ids=INVENTED.keys())
+def test_a_pass_counts_only_with_the_results_of_all_tests(
+    desk: ReportsDesk, changes: Callable[[ReportsDesk], dict[str, Any]], reason: str, signer: str
+) -> None:
+    """A local edit of the evidence (failed -> passed, `gpu: passed`) was released."""
+    proof = desk.proof(**changes(desk))
+    evidence.write(desk.project.state, proof)
+    desk.attach(proof, signer=signer)
+    readings = desk.read()
+    assert not readings.counted
+    assert readings.refused[0].endswith(f"does not count: {reason}")
+
+
+def test_tests_with_parameters_and_of_classes(desk: ReportsDesk) -> None:
+    """Their results have other names than their functions."""
+    (desk.project.root / "tests/images/test_base.py").write_text(
+        "class TestLogin:\n    def test_it(self): ...\n    def helper(self): ...\n"
+        "class Helper:\n    def test_nothing(self): ...\nasync def test_each(mode): ...\n"
+    )
+    base = ("TestLogin::test_it", "test_each[a]", "test_each[b-[c]]")
+    passed = (*(f"tests/images/test_base.py::{name}" for name in base), *desk.passed[1:])
+    desk.attach(desk.proof(passed=passed))
+    assert desk.read().refused == ()
+
+
+def test_the_results_of_this_machine_need_no_signature(desk: ReportsDesk) -> None:
     desk.attach(desk.proof(), signer="")
     evidence.write(desk.project.state, desk.proof())
-    assert desk.read().counted
+    assert desk.read().counted[0].signer == "own results, unsigned"
     evidence.write(desk.project.state, desk.proof(failed=("test_it",)))
     assert not desk.read().counted
 
 
-def test_reused_results_are_part_of_what_this_machine_ran(desk: Desk) -> None:
-    proof = desk.proof(reused={OTHER: ("thorough",)})
-    other = desk.proof(image_id=OTHER, cell="other", passed=("thorough",))
+def test_reused_results_are_part_of_what_this_machine_ran(desk: ReportsDesk) -> None:
+    *passed, thorough = desk.passed
+    proof = desk.proof(passed=passed, reused={OTHER: (thorough,)})
+    other = desk.proof(image_id=OTHER, cell="other", passed=(thorough,))
     evidence.write(desk.project.state, proof)
-    evidence.write(desk.project.state, desk.proof(image_id=OTHER, cell="other", passed=(), failed=("thorough",)))
+    evidence.write(desk.project.state, desk.proof(image_id=OTHER, cell="other", passed=(), failed=(thorough,)))
     desk.attach(proof, signer="", reused=(other,))
     assert "it is unsigned" in desk.read().refused[0]
 
@@ -147,11 +214,12 @@ def test_reused_results_are_part_of_what_this_machine_ran(desk: Desk) -> None:
     ],
     ids=str,
 )
-def test_reused_results_must_be_in_the_report(desk: Desk, reused: list[dict[str, Any]], is_covered: bool) -> None:
-    others = tuple(
-        desk.proof(**{"image_id": OTHER, "cell": "other", "passed": ("thorough",), **each}) for each in reused
-    )
-    desk.attach(desk.proof(reused={OTHER: ("thorough",)}), reused=others)
+def test_reused_results_must_be_in_the_report(
+    desk: ReportsDesk, reused: list[dict[str, Any]], is_covered: bool
+) -> None:
+    *passed, thorough = desk.passed
+    others = tuple(desk.proof(**{"image_id": OTHER, "cell": "other", "passed": (thorough,), **each}) for each in reused)
+    desk.attach(desk.proof(passed=passed, reused={OTHER: (thorough,)}), reused=others)
     if is_covered:
         assert desk.gpu() == "not run"
     else:
@@ -180,7 +248,7 @@ GPU_FAILED = {**FAILED, "gpu": "failed"}
     ids=["cpu, gpu", "gpu, cpu", "fails again", "passes again", "another gpu", "cpu failed", "cpu passes again"],
 )
 def test_the_newest_report_of_each_gpu_decides(
-    desk: Desk, first: dict[str, Any], second: dict[str, Any], result: str
+    desk: ReportsDesk, first: dict[str, Any], second: dict[str, Any], result: str
 ) -> None:
     for changes in (second, first):  # the order in the registry does not count
         desk.attach(desk.proof(**changes))
@@ -191,18 +259,18 @@ def test_the_newest_report_of_each_gpu_decides(
         assert desk.gpu() == result
 
 
-def damage_manifest(desk: Desk) -> None:
+def damage_manifest(desk: ReportsDesk) -> None:
     artifact = artifacts.attached(desk.registry, MANIFEST, reports.TYPE)[0]
     desk.registry.contents[artifact] = b"{}"
 
 
-def remove_blob(desk: Desk) -> None:
+def remove_blob(desk: ReportsDesk) -> None:
     content = next(key for key, value in desk.registry.contents.items() if b'"image_id"' in value)
     del desk.registry.contents[content]
 
 
 @pytest.mark.parametrize("damage", [damage_manifest, remove_blob])
-def test_a_damaged_report_does_not_hide_others(desk: Desk, damage: Callable[[Desk], None]) -> None:
+def test_a_damaged_report_does_not_hide_others(desk: ReportsDesk, damage: Callable[[ReportsDesk], None]) -> None:
     desk.attach(desk.proof())
     damage(desk)
     reports.write(desk.project, desk.registry, IMAGE, Report(image=MANIFEST, evidence=desk.proof(**LATER)), SIGNER)
@@ -211,9 +279,31 @@ def test_a_damaged_report_does_not_hide_others(desk: Desk, damage: Callable[[Des
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, json.dumps({"format": 2}).encode()])
-def test_a_report_that_cannot_be_read(desk: Desk, content: bytes) -> None:
+def test_a_report_that_cannot_be_read(desk: ReportsDesk, content: bytes) -> None:
     desk.attach_files(content, "ours")
     assert "it cannot be read" in desk.read().refused[0]
+
+
+ESCAPE = "\x1b]0;owned\x07"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gpu_reason": ESCAPE},
+        {"machine": {"gpu": ESCAPE}},
+        {"passed": [ESCAPE]},
+        {"suite": {ESCAPE: "x"}},
+        {"cell": ESCAPE},
+        {"reused": {ESCAPE: ["x"]}},
+    ],
+    ids=str,
+)
+def test_a_report_with_control_characters_does_not_reach_a_terminal(desk: ReportsDesk, changes: dict[str, Any]) -> None:
+    content = {"image": MANIFEST, "evidence": {**desk.proof().model_dump(), **changes}}
+    desk.attach_files(json.dumps(content).encode(), "ours")
+    [line] = desk.read().refused
+    assert line.endswith("does not count: it cannot be read")
 
 
 class _OurSigner(Signer):
@@ -224,7 +314,7 @@ class _OurSigner(Signer):
 SIGNER = _OurSigner(key="key")
 
 
-def test_a_report_is_attached_once_and_again_when_it_is_signed(desk: Desk) -> None:
+def test_a_report_is_attached_once_and_again_when_it_is_signed(desk: ReportsDesk) -> None:
     report = Report(image=MANIFEST, evidence=desk.proof())
     for signer, count in ((None, 1), (None, 1), (SIGNER, 2), (SIGNER, 2), (None, 2)):
         reports.write(desk.project, desk.registry, IMAGE, report, signer)

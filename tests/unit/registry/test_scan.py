@@ -1,252 +1,255 @@
-"""Scans for vulnerabilities: what a scanner may print, exceptions, and that a failure is never a clean image."""
+"""Scans for vulnerabilities: the exit status of the scanner decides, and a failure is never a pass."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
-from typing import Any
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import pytest
 
-from builder.common.errors import RefusedError, VerifyError
-from builder.matrix.schema import Scan
-from builder.registry import scan
-from builder.registry.scan import Finding, Result
+from builder.common.console import View
+from builder.common.digest import of_bytes
+from builder.common.errors import RefusedError, SigningError, UsageError, VerifyError
+from builder.index.host import Host
+from builder.layers import oci
+from builder.layers.blobs import MANIFEST_TYPE, Descriptor
+from builder.matrix.project import Project
+from builder.registry import artifacts, scan, signing, statements
+from builder.registry.client import Registry
+from builder.registry.failures import TooLongError
+from builder.registry.scan import ImageScan, ReleasedScan, Scanner, ScanRecord
+from builder.registry.signing import SIGNATURE_TYPE, Signer
+from tests.fakes.engine import MemoryConsole
+from tests.fakes.registry import MemoryRegistry
+from tests.fakes.scanners import with_scanner
 
-START = subprocess.Popen.__init__
-IMAGE = "sha256:" + "a" * 64
-TLS, SSH = "pkg:deb/debian/libtls@1.1?arch=amd64#abc", "pkg:deb/debian/openssh-client@9.2%3A1#def"
-SBOM = json.dumps(
-    {
-        "bomFormat": "CycloneDX",
-        "metadata": {"component": {"name": "image", "bom-ref": IMAGE}},
-        "components": [
-            {"bom-ref": TLS, "name": "libtls", "version": "1.1"},
-            {"bom-ref": SSH, "name": "openssh-client", "version": "9.2:1"},
-        ],
-    }
-).encode()
-# Reads the SBOM, and prints what is in the file beside it.
-SCANNER = """\
-import json, pathlib, sys, time
-assert json.loads(pathlib.Path(sys.argv[1].removeprefix("sbom:")).read_text())["bomFormat"] == "CycloneDX"
-{code}
-"""
+CELL = "qz-0.5-cu129-py311"
+OTHER = "sha256:" + "e" * 64
+PASS = "import json, sys; json.load(open(sys.argv[1].removeprefix('sbom:'))); print('no matches')"
+LARGEST = 100_000  # bytes of a blob that `Limited` reads
+
+pytestmark = pytest.mark.usefixtures("programs")
 
 
-@pytest.fixture(autouse=True)
-def _allowed(_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other unit tests may start no program."""
-    monkeypatch.setattr(subprocess.Popen, "__init__", START)
+class Limited(MemoryRegistry):
+    """Refuses to read a large blob, as the client does."""
+
+    def read_blob(self, digest: str) -> bytes:
+        if len(self.contents[digest]) > LARGEST:
+            raise TooLongError("the response is longer than allowed")
+        return super().read_blob(digest)
 
 
-def vulnerability(id_: str, *refs: str, **ratings: Any) -> dict[str, Any]:
-    return {"id": id_, "affects": [{"ref": ref} for ref in refs], **ratings}
+class Desk:
+    """A registry with an image that has a tag and an SBOM, and a checkout."""
 
+    def __init__(self, project: Project) -> None:
+        self.project, self.registry, self.console = project, Limited(), MemoryConsole()
+        self.digest = self.registry.put_manifest("2.9", b'{"layers": []}', MANIFEST_TYPE)
+        self.image = Descriptor(media_type=MANIFEST_TYPE, digest=self.digest, size=14)
+        self.attach(statements.SBOM_TYPE, self.sbom(self.digest))
 
-def printed(*vulnerabilities: dict[str, Any], **more: Any) -> str:
-    return json.dumps({"bomFormat": "CycloneDX", "vulnerabilities": vulnerabilities, **more})
+    def sbom(self, subject: str) -> bytes:
+        return json.dumps({"metadata": {"component": {"bom-ref": subject}}}).encode()
 
+    def attach(self, kind: str, content: bytes) -> None:
+        artifacts.attach(cast("Registry", self.registry), self.image, kind, {kind: content})
 
-def rated(*severities: str) -> dict[str, Any]:
-    return {"ratings": [{"severity": severity} for severity in severities]}
+    def attach_scan(self, day: str, exit_status: int = 0, signer: Signer | None = None, output: bytes = b"") -> None:
+        record = ScanRecord(
+            image=self.digest,
+            command=("scanner",),
+            exit_status=exit_status,
+            time=f"{day}T00:00:00Z",
+            output=of_bytes(output),
+        )
+        with artifacts.attaching(cast("Registry", self.registry), self.image) as attachments:
+            ImageScan(record=record, output=output, refusal=None).add_to(attachments, signer)
 
+    @property
+    def scans(self) -> list[dict[str, bytes]]:
+        """The documents of each attached scan."""
+        return list(artifacts.documents(cast("Registry", self.registry), self.digest, scan.TYPE))
 
-def findings(*vulnerabilities: dict[str, Any], **more: Any) -> list[str]:
-    return list(map(str, scan.parse(printed(*vulnerabilities, **more).encode(), SBOM)[1]))
+    @property
+    def state(self) -> str:
+        return scan.newest_scan(self.project, cast("Registry", self.registry), self.digest)
+
+    def sbom_scan(self, code: str, **options: Any) -> ImageScan:
+        return Scanner(with_scanner(self.project, code), **options).scan_sbom(CELL, self.digest, b"{}")
+
+    def released_scan(self, code: str, tag: str = "2.9") -> ReleasedScan | None:
+        scanner = Scanner(with_scanner(self.project, code))
+        return scanner.scan_tag(CELL, cast("Registry", self.registry), tag, View(self.console))
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Result]:
-    """Scans with a program whose last lines are `code`."""
-
-    def call(code: str, **settings: Any) -> Result:
-        script = tmp_path / "scanner.py"
-        script.write_text(SCANNER.format(code=code), encoding="utf-8")
-        chosen = Scan(command=[sys.executable, str(script), "sbom:{sbom}"], **settings)
-        return scan.scan(chosen, IMAGE, SBOM)
-
-    return call
+def desk(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
+    return Desk(tiny)
 
 
-def exception(id_: str, days: int, **more: str) -> dict[str, str]:
-    until = datetime.now(UTC).date() + timedelta(days)
-    return {"id": id_, "reason": "not reachable from outside", "until": until.isoformat(), **more}
+def test_an_accepted_image_has_what_the_scanner_printed_and_the_record(desk: Desk) -> None:
+    passed = desk.released_scan(f"{PASS}; print('database of today', file=sys.stderr)")
+    assert passed
+    assert (passed.cell, passed.digest, passed.error) == (CELL, desk.digest, None)
+    [documents] = desk.scans
+    assert documents[scan.OUTPUT_TYPE] == b"no matches\n"
+    record = ScanRecord.model_validate_json(documents[scan.TYPE])
+    assert record == passed.record
+    assert (record.image, record.exit_status, record.output) == (desk.digest, 0, of_bytes(b"no matches\n"))
+    assert record.command[1:] == ("scanner.py", "sbom:{sbom}"), "without a path of this machine"
+    assert desk.state == f"passed {record.time[:10]}, unsigned"
+    assert f"{CELL}: scanning" in desk.console.text
 
 
-def test_a_clean_image(run: Callable[..., Result]) -> None:
-    tools = {"components": [{"name": "tiny-scanner", "version": "1.2"}]}
-    result = run(f"print('''{printed(metadata={'tools': tools})}''')")
-    assert (result.summary, result.findings, result.image) == ("clean", (), IMAGE)
-    assert result.scanner == "tiny-scanner 1.2"
-    assert Result.model_validate_json(result.model_dump_json()) == result
-
-
-def test_findings_and_exceptions(run: Callable[..., Result]) -> None:
-    listed = printed(
-        vulnerability("CVE-1", TLS, **rated("high")),
-        vulnerability("CVE-2", SSH, **rated("critical")),
-        vulnerability("CVE-3", TLS, SSH, **rated("low")),
+def test_a_refused_image_is_recorded_and_the_end_of_the_output_is_shown(desk: Desk) -> None:
+    code = (
+        "import sys\n"
+        "for number in range(100): print(f'CVE-{number}')\n"
+        "print('\\x1b[2Jat https://me:secret@example.test/', file=sys.stderr)\n"
+        "sys.exit(2)\n"
     )
-    settings = Scan.model_validate(
-        {
-            "command": ["scanner", "{sbom}"],
-            "exceptions": [
-                exception("CVE-1", 0),
-                exception("CVE-2", 9, package="libtls"),
-                exception("CVE-3", -1, package="libtls"),
-                exception("CVE-4", 9),
-            ],
-        }
-    )
-    result = run(f"print('''{listed}''')", exceptions=settings.exceptions)
-    assert result.summary == "1 critical, 2 low, 1 excepted"
-    assert [finding.excepted for finding in result.findings if finding.id == "CVE-1"] == ["not reachable from outside"]
-    [ended] = [str(finding) for finding in result.findings if finding.ended]
-    assert ended == f"CVE-3 in libtls 1.1 (low); the exception for CVE-3 ended on {settings.exceptions[2].until}"
-    with pytest.raises(
-        RefusedError, match="pt: 1 vulnerability of severity high or higher, or unknown\n  CVE-2 in openssh-client"
-    ):
-        scan.check("pt", result, settings)
-    assert scan.unused(settings, [result]) == [
-        "note: unused exception for CVE-2 in libtls",
-        "note: unused exception for CVE-4",
-    ]
-    assert scan.unused(None, []) == []
+    refused = desk.released_scan(code)
+    assert refused
+    assert isinstance(refused.error, RefusedError)
+    first, *lines = str(refused.error).splitlines()
+    assert re.fullmatch(rf"{CELL}: refused by \S+ \(exit status 2\)", first)
+    assert lines == [*(f"  | CVE-{number}" for number in range(86, 100)), "  |  [2Jat https://example.test/"]
+    log = desk.project.logs / f"{CELL}.scan.log"
+    assert refused.error.hint.endswith(f"Full output: {log}")
+    assert len(log.read_text("utf-8").split()) == 102
+    assert refused.record
+    assert desk.state == f"failed {refused.record.time[:10]}, unsigned"
+    assert f"{CELL}: failed in " in desk.console.text
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("code", "timeout_s", "message"),
     [
-        ("print('1'); print('no database', file=sys.stderr); sys.exit(3)", "exit status 3: no database"),
-        (f"print('''{printed()}'''); sys.exit(1)", "exit status 1"),
-        ("pass", "invalid output of the scanner"),
-        ("print('{}')", "invalid output of the scanner: bomFormat"),
-        ("print('[]')", "invalid output of the scanner"),
-        ("print('no JSON')", "invalid output of the scanner"),
-        ("print('[' * 10**6)", "invalid output of the scanner"),
-        ("print(json.dumps({'bomFormat': 'CycloneDX'}))", "vulnerabilities: field required"),
-        ("print(json.dumps({'bomFormat': 'SPDX', 'vulnerabilities': []}))", "bomFormat"),
-        (f"print(r'''{printed({'id': chr(27)})}''')", "vulnerabilities.0.id"),
-        (f"print('''{printed({})}''')", "vulnerabilities.0.id"),
-        (f"print('''{printed()}''', flush=True); time.sleep(60)", "no result within 1.0 s"),
+        ("import os; print('halfway', flush=True); os.kill(os.getpid(), 9)", 60, "ended by signal 9\n  | halfway"),
+        ("import time; time.sleep(60)", 0.5, "no result within 0.5 s"),
     ],
-)  # fmt: skip
-def test_a_failure_is_never_clean(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, code: str, message: str
-) -> None:
-    monkeypatch.setattr(scan, "TIMEOUT_S", 1 if "sleep" in code else 60)
+)
+def test_a_scanner_without_a_result_is_an_error(desk: Desk, code: str, timeout_s: float, message: str) -> None:
     with pytest.raises(VerifyError) as caught:
-        run(code)
+        desk.sbom_scan(code, timeout_s=timeout_s)
     assert message in str(caught.value)
 
 
-def test_a_scanner_that_is_not_installed(tmp_path: Path) -> None:
-    with pytest.raises(VerifyError, match="no such file or directory"):
-        scan.scan(Scan(command=[str(tmp_path / "scanner"), "{sbom}"]), IMAGE, SBOM)
+def test_a_scanner_that_is_not_installed_is_an_error_and_nothing_is_attached(desk: Desk) -> None:
+    path = with_scanner(desk.project, PASS).root / "matrix.yaml"
+    path.write_text(re.sub(r'\["[^"]+"', '["no-such-scanner"', path.read_text("utf-8"), count=1), encoding="utf-8")
+    scanner = Scanner(Project(desk.project.root))
+    failed = scanner.scan_tag(CELL, cast("Registry", desk.registry), "2.9", View(desk.console))
+    assert failed
+    assert (str(failed.error), failed.record) == (f"{CELL}: no-such-scanner: no such file or directory", None)
+    assert desk.state == "unscanned"
 
 
-@pytest.mark.parametrize("text", ["$(id)", "; id", "`id`", "a b"])
-def test_no_shell_reads_the_command(tmp_path: Path, text: str) -> None:
-    code = f"import sys; print('''{printed()}''') if sys.argv[2] == {text!r} else sys.exit(2)"
-    command = [sys.executable, "-c", code, "{sbom}", text]
-    assert scan.scan(Scan(command=command), IMAGE, SBOM).summary == "clean"
+def test_a_scanner_that_prints_nothing_attaches_no_empty_blob(desk: Desk) -> None:
+    assert desk.released_scan("")
+    [documents] = desk.scans
+    assert list(documents) == [scan.TYPE]
+
+
+def test_the_scanner_finds_its_settings_in_the_checkout(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ran in the folder of the command, where it would not find its ignore file."""
+    (desk.project.root / ".scanner.yaml").write_text("ignore: [CVE-1]\n", encoding="utf-8")
+    monkeypatch.chdir("/")
+    assert desk.sbom_scan("print(open('.scanner.yaml').read())").output == b"ignore: [CVE-1]\n\n"
+
+
+def test_no_more_scans_run_at_a_time_than_parallel_allows(desk: Desk) -> None:
+    """trivy locks its cache. The test of `release` with `parallel: 2` has scans that wait for each other."""
+    code = "import os, time; os.mkdir('busy'); time.sleep(0.3); os.rmdir('busy')"
+    scanner = Scanner(with_scanner(desk.project, code))
+    with ThreadPoolExecutor(2) as pool:
+        scans = list(pool.map(lambda cell: scanner.scan_sbom(cell, desk.digest, b"{}"), ["a", "b"]))
+    assert [each.record.exit_status for each in scans] == [0, 0]
+
+
+@pytest.mark.parametrize("subject", ["", OTHER])
+def test_an_image_without_an_sbom_of_its_own_is_not_scanned(desk: Desk, subject: str) -> None:
+    del desk.registry.tags[desk.digest.replace(":", "-")]
+    if subject:
+        desk.attach(statements.SBOM_TYPE, desk.sbom(subject))
+    failed = desk.released_scan(PASS)
+    assert failed
+    assert str(failed.error) == f"{CELL}: no SBOM is attached to this image: `builder release` attaches one"
+    assert desk.state == "unscanned"
+
+
+def test_a_cell_that_is_not_released_is_left_out(desk: Desk) -> None:
+    assert desk.released_scan(PASS, "2.8") is None
+
+
+def test_a_scan_of_nothing_is_no_pass(desk: Desk) -> None:
+    project = with_scanner(desk.project, PASS)
+    with pytest.raises(UsageError, match="none of these images is released"):
+        scan.scan_released(project, Host(), [], View(desk.console), registry="registry.example.test", signer=None)
+
+
+def test_a_checkout_without_a_scanner(tiny: Project) -> None:
+    with pytest.raises(UsageError, match="`scan` is not set") as caught:
+        Scanner(tiny)
+    assert 'scan:\n  command: [grype, "sbom:{sbom}", --fail-on, high]' in caught.value.hint
+
+
+# ---- the newest scan
+
+
+def test_the_newest_scan_counts_in_any_order(desk: Desk) -> None:
+    """By the time in the record: the list of attachments, with its annotations, is not signed."""
+    assert desk.state == "unscanned"
+    desk.attach_scan("2026-11-24", exit_status=1)
+    desk.attach_scan("2026-11-23")
+    tag = desk.digest.replace(":", "-")
+    entries = desk.registry.listed(tag)
+    entries[-1]["annotations"][artifacts.CREATED] = "2030-01-01T00:00:00Z"
+    desk.registry.put_manifest(tag, json.dumps({"manifests": entries}).encode(), oci.INDEX_TYPE)
+    assert desk.state == "failed 2026-11-24, unsigned"
+
+
+def test_scans_that_are_invalid_too_large_or_of_another_image_do_not_count(desk: Desk) -> None:
+    desk.attach_scan("2026-11-23")
+    [documents] = desk.scans
+    record = json.loads(documents[scan.TYPE])
+    for change in ({"image": OTHER}, {"time": "\x1b[2J"}, {"exit_status": "0"}, {"command": ["x" * LARGEST]}):
+        desk.attach(scan.TYPE, json.dumps({**record, "time": "2026-11-25T00:00:00Z", **change}).encode())
+    desk.attach(scan.TYPE, b"[" * 1000)
+    assert desk.state == "passed 2026-11-23, unsigned"
+
+
+def test_a_large_output_is_not_read(desk: Desk) -> None:
+    """Reports have many megabytes, and the client reads at most four into memory."""
+    desk.attach_scan("2026-11-23", output=b"x" * 2 * LARGEST)
+    assert desk.state == "passed 2026-11-23, unsigned"
+
+
+def test_a_damaged_list_does_not_end_the_status(desk: Desk) -> None:
+    desk.registry.put_manifest(desk.digest.replace(":", "-"), b"[]", MANIFEST_TYPE)
+    assert desk.state == "invalid list"
 
 
 @pytest.mark.parametrize(
-    ("severities", "severity"),
-    [
-        (["low", "critical", "unknown"], "critical"),
-        (["unknown", "none"], "unknown"),
-        (["unknown", "high"], "high"),
-        (["info"], "none"),
-        (["High"], "high"),
-        (["urgent"], "unknown"),
-        ([], "unknown"),
-    ],
-    ids=str,
+    ("signer", "end"), [("keys/ci.pub", ""), ("", ", unsigned"), (SigningError("cosign"), ", signature not checked")]
 )
-def test_the_highest_rating_counts(severities: list[str], severity: str) -> None:
-    assert findings(vulnerability("CVE-1", TLS, **rated(*severities))) == [f"CVE-1 in libtls 1.1 ({severity})"]
+def test_the_status_shows_whether_a_scan_is_signed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, signer: str | SigningError, end: str
+) -> None:
+    class Pen(Signer):
+        def sign(self, content: bytes) -> bytes:
+            return b"signature of " + content
 
+    def trusted_signer(_: object, documents: dict[str, bytes], kind: str) -> str:
+        assert documents[SIGNATURE_TYPE] == b"signature of " + documents[kind]
+        if isinstance(signer, SigningError):
+            raise signer
+        return signer
 
-@pytest.mark.parametrize(
-    ("ratings", "severity"),
-    [
-        ([{"severity": "none"}, {"score": 9.8, "method": "CVSSv31"}], "critical"),
-        ([{"score": 3.9, "method": "CVSSv4"}], "low"),
-        ([{"severity": "medium"}, {"score": 0.9, "method": "other"}], "medium"),
-        ([{"score": 0.9, "method": "other"}], "unknown"),
-    ],
-)
-def test_a_score_counts_as_its_severity(ratings: list[dict[str, Any]], severity: str) -> None:
-    """But not scores of another kind, such as the probability of an attack."""
-    assert findings(vulnerability("CVE-1", TLS, ratings=ratings)) == [f"CVE-1 in libtls 1.1 ({severity})"]
-
-
-def test_where_the_package_of_a_finding_is_looked_up() -> None:
-    """In the SBOM, by a link to it, or among the components that the scanner printed."""
-    own = [{"bom-ref": "pkg:deb/libtls?package-id=7", "name": "libtls", "version": "1.1"}]
-    link = "urn:cdx:f08a6ccd-4dce-4759-bd84-c626675d60a7/1#"
-    listed = findings(
-        vulnerability("CVE-1", TLS, "pkg:deb/libtls?package-id=7", f"{link}{TLS}", **rated("high")),
-        vulnerability("CVE-2", f"{link}{SSH.replace('%', '%25').replace('#', '%23')}", **rated("high")),
-        vulnerability("CVE-3", "elsewhere", **rated("high")),
-        vulnerability("CVE-4", **rated("high")),
-        components=own,
-    )
-    assert listed == [
-        "CVE-1 in libtls 1.1 (high)",
-        "CVE-2 in openssh-client 9.2:1 (high)",
-        "CVE-3 in elsewhere (high)",
-        "CVE-4 in an unnamed package (high)",
-    ]
-
-
-def test_a_finding_that_is_printed_twice_has_its_highest_severity() -> None:
-    twice = [vulnerability("CVE-1", TLS, **rated(severity)) for severity in ("low", "high", "medium")]
-    assert findings(*twice) == ["CVE-1 in libtls 1.1 (high)"]
-
-
-@pytest.mark.parametrize(
-    ("refuse", "refused"),
-    [
-        ("critical", ["critical", "unknown"]),
-        ("high", ["critical", "high", "unknown"]),
-        ("low", ["critical", "high", "medium", "low", "unknown"]),
-        ("none", []),
-    ],
-)
-def test_what_is_refused(refuse: str, refused: list[str]) -> None:
-    """An unknown severity counts as the one that is refused."""
-    each = [Finding(id=f"CVE-{name}", package="p", version="1", severity=name) for name in scan.SEVERITIES]
-    excepted = [finding.model_copy(update={"excepted": "a good reason"}) for finding in each]
-    result = Result(image=IMAGE, scanner="", time="2026-11-23T00:00:00Z", findings=(*each, *excepted))
-    assert [finding.severity for finding in result.refused(refuse)] == refused
-    assert list(result.counts.items()) == [*((name, 1) for name in scan.SEVERITIES), ("excepted", 6)]
-
-
-@pytest.mark.parametrize(
-    "tools", [[{"vendor": "v", "name": "t", "version": "1"}], {"components": [{"name": "t", "version": "1"}]}], ids=str
-)
-def test_the_scanner_in_both_forms(tools: Any) -> None:
-    assert scan.parse(printed(metadata={"tools": tools}).encode(), SBOM)[0] == "t 1"
-
-
-@pytest.mark.parametrize("tools", [None, [], {}, {"components": []}, "t", 7, [7], {"services": []}], ids=str)
-def test_a_scanner_without_a_name(tools: Any) -> None:
-    assert scan.parse(printed(metadata={"tools": tools}).encode(), SBOM)[0] == ""
-
-
-@pytest.mark.parametrize(("days", "is_excepted"), [(-1, False), (0, True), (1, True)])
-def test_an_exception_ends_after_its_last_day(days: int, is_excepted: bool) -> None:
-    settings = Scan.model_validate({"command": ["s", "{sbom}"], "exceptions": [exception("CVE-1", 0)]})
-    finding = Finding(id="CVE-1", package="libtls", version="1", severity="high")
-    today = date.fromisoformat(settings.exceptions[0].until) - timedelta(days)
-    [judged] = scan.apply_exceptions([finding], settings.exceptions, today)
-    assert bool(judged.excepted) == is_excepted
-    assert bool(judged.ended) != is_excepted
+    monkeypatch.setattr(signing, "trusted_signer", trusted_signer)
+    desk.attach_scan("2026-11-23", signer=Pen(key="k"))
+    assert desk.state == f"passed 2026-11-23{end}"

@@ -23,7 +23,7 @@ from builder.registry.client import Registry
 from builder.registry.failures import StoppedError
 from builder.registry.signing import Signer, Trust
 from tests.fakes.engine import Programs
-from tests.unit.registry.test_push import FakeRegistry
+from tests.fakes.registry import MemoryRegistry
 
 SIGNATURE = "MEUCIQDnINRMbEwoViFHj9ZzJHDkbxNC+/=="
 OLD = json.dumps({"base64Signature": SIGNATURE}).encode()
@@ -111,6 +111,18 @@ def test_a_signature_that_is_a_path_is_only_text(cosign: Cosign) -> None:
 def test_a_key_that_is_missing(cosign: Cosign) -> None:
     with pytest.raises(SigningError, match=r"keys/none\.pub is missing"):
         cosign.signer(OLD, Trusted(key="keys/none.pub"))
+
+
+def test_a_private_key_in_place_of_the_public_one(cosign: Cosign) -> None:
+    """`verify --key ci.key` said that no trusted signer signed the image."""
+    (cosign.root / "keys/ci.key").write_text("-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
+    private = Trusted(key="keys/ci.key")
+    with pytest.raises(SigningError, match=r"^keys/ci\.key is a private key$"):
+        cosign.signer(OLD, private)
+    with pytest.raises(SigningError, match=r"^keys/ci\.key is a private key$") as caught:
+        signing.signer_of_image(MemoryRegistry(), "sha256:x", {}, Trust(signers=[private], root=cosign.root))
+    assert "public key" in caught.value.hint
+    assert cosign.programs.calls == []
 
 
 def test_without_cosign(cosign: Cosign, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +227,7 @@ def test_with_a_key_no_service_of_sigstore_is_used(cosign: Cosign, options: str)
     ],
 )
 def test_a_signature_of_cosign_2_or_3_is_seen(tag: str | None, attached: list[str], expected: bool) -> None:
-    class Repository(FakeRegistry):
+    class Repository(MemoryRegistry):
         def referrers(self, digest: str) -> list[bytes]:
             entries = [
                 {

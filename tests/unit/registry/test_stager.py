@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, push, reports, staging
+from builder.registry import artifacts, evidence, push, reports, staging
+from builder.registry.signing import Signer
 from builder.registry.stager import Staged, Stager
 from builder.registry.staging import INDEX, Place, plan_tag
-from tests.unit.registry.test_artifacts import Memory
-from tests.unit.registry.test_publish import BOARD, DAY, EMBER, REGISTRY, Bench
+from tests.fakes.registry import MemoryRegistry
+from tests.unit.registry.test_publish import BOARD, DAY, EMBER, REGISTRY, PublishBench
 
 PUSH = push.push  # the bench replaces it
 
@@ -45,16 +47,16 @@ class Known:
 class Yard:
     """The bench, and the repositories of its staging by name."""
 
-    bench: Bench
+    bench: PublishBench
     place: Place = field(default_factory=lambda: Place(f"{REGISTRY}/staging", "", Host()))
-    repositories: dict[str, Memory] = field(default_factory=dict)
+    repositories: dict[str, MemoryRegistry] = field(default_factory=dict)
 
-    def open(self, reference: ImageRef, **_: Any) -> Memory:
-        memory = self.repositories.setdefault(staging.name_of(reference), Memory())
+    def open(self, reference: ImageRef, **_: Any) -> MemoryRegistry:
+        memory = self.repositories.setdefault(staging.name_of(reference), MemoryRegistry())
         memory.name = reference.name
         return memory
 
-    def repository(self, cell: str) -> Memory:
+    def repository(self, cell: str) -> MemoryRegistry:
         return self.open(ImageRef.parse(self.bench.image(cell).references[0]))
 
     def stage(self, **options: Any) -> Staged:
@@ -68,7 +70,7 @@ class Yard:
 
 @pytest.fixture
 def yard(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
-    yard = Yard(Bench(tiny, tmp_path / "store", monkeypatch))
+    yard = Yard(PublishBench(tiny, tmp_path / "store", monkeypatch))
     monkeypatch.setattr(push, "push", PUSH)
     monkeypatch.setattr(staging, "Registry", yard.open)
     return yard
@@ -85,6 +87,26 @@ def test_images_are_staged_with_their_reports_and_the_tags_of_their_plans(yard: 
         assert f"{image.cell}: staged" in yard.bench.console.text
     assert yard.bench.console.text.count(" sent, gpu: not run\n") == 2
     assert staged.sent
+
+
+EDITS: dict[str, tuple[dict[str, object], str]] = {
+    "one test of five": ({"passed": ["tests/images/test_base.py::test_it"]}, "it lacks results of tests: "),
+    "a name": ({"passed": ["invented"]}, "it has results of tests that this image does not have: invented"),
+    "a GPU": ({"gpu": "passed"}, "it lacks results of tests: tests/gpu/test_ember.py::test_it"),
+    "no time": ({"finished": "x"}, "not tested"),
+}
+
+
+@pytest.mark.parametrize(("edit", "reason"), EDITS.values(), ids=EDITS.keys())
+def test_edited_evidence_is_not_staged(yard: Yard, edit: dict[str, object], reason: str) -> None:
+    """It was signed and attached."""
+    bench = yard.bench
+    path = evidence.path(bench.project.state, bench.stored[EMBER].config.digest)
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | edit), encoding="utf-8")
+    with pytest.raises(ImageTestError) as caught:
+        yard.stage(signer=Signer(key="unused"))
+    assert str(caught.value).startswith(f"{EMBER}: {reason}")
+    assert not [call for memory in yard.repositories.values() for call in memory.calls], "nothing is sent"
 
 
 def test_an_image_that_another_machine_staged_is_listed_too(yard: Yard) -> None:

@@ -9,9 +9,12 @@ import pytest
 
 from builder.common.errors import RegistryError, UsageError, VerifyError
 from builder.index.host import Host
-from builder.registry import artifacts, staging
+from builder.matrix.project import Project
+from builder.matrix.schema import Trusted
+from builder.registry import artifacts, signing, staging
+from builder.registry.signing import Signer
 from builder.registry.staging import Place, Release, Released, StagedImage
-from tests.unit.registry.test_artifacts import Memory
+from tests.fakes.registry import MemoryRegistry
 
 DIGEST = "sha256:" + "a" * 64
 IMAGE = StagedImage(cell="c", repository="pt-cuda", digest=DIGEST, plan=DIGEST)
@@ -37,57 +40,76 @@ def test_places_that_are_none(text: str) -> None:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Memory:
+def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     """The repository of the documents."""
-    memory = Memory()
+    memory = MemoryRegistry()
     monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     monkeypatch.setattr(staging, "Registry", lambda *_, **__: memory)
-    monkeypatch.setattr(memory, "list_tags", lambda: list(memory.tags))
     return memory
 
 
 @pytest.fixture
-def place(registry: Memory) -> Place:
+def place(registry: MemoryRegistry) -> Place:
     return Place("registry.example.test/staging", "", Host())
 
 
-def test_stamps_count_up_unless_the_release_is_the_same(place: Place) -> None:
-    first = place.write("20261122", "abc", [IMAGE])
+def test_stamps_count_up_unless_the_release_is_the_same(tiny: Project, place: Place) -> None:
+    first = place.write(tiny, "20261122", "abc", [IMAGE])
     assert first == Release(stamp="20261122", revision="abc", images=(IMAGE,))
-    assert place.write("20261122", "abc", [IMAGE]) == first
+    assert place.write(tiny, "20261122", "abc", [IMAGE]) == first
     for number in range(1, 12):
-        assert place.write("20261122", f"abc{number}", [IMAGE]).stamp == f"20261122.{number}"
+        assert place.write(tiny, "20261122", f"abc{number}", [IMAGE]).stamp == f"20261122.{number}"
     assert place.stamps()[:2] == ["20261122.11", "20261122.10"]
     assert place.read().stamp == "20261122.11"
     assert place.read("20261122") == first
 
 
-def test_the_stamp_of_a_deleted_release_is_not_used_again(place: Place, registry: Memory) -> None:
+def test_the_stamp_of_a_deleted_release_is_not_used_again(
+    tiny: Project, place: Place, registry: MemoryRegistry
+) -> None:
     """It would be older than the newest release."""
     for revision in ("abc", "def"):
-        place.write("20261122", revision, [IMAGE])
-    place.write("20261123", "abc", [IMAGE])
+        place.write(tiny, "20261122", revision, [IMAGE])
+    place.write(tiny, "20261123", "abc", [IMAGE])
     del registry.tags["release-20261122"]
-    assert place.write("20261122", "ghi", [IMAGE]).stamp == "20261122.2"
+    assert place.write(tiny, "20261122", "ghi", [IMAGE]).stamp == "20261122.2"
 
 
-def test_a_stamp_that_another_machine_sets_at_the_same_time(place: Place, registry: Memory) -> None:
+def test_a_list_that_nobody_trusted_signed_is_signed_again(
+    tiny: Project, place: Place, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with another key: release advised to run stage again, which changed nothing."""
+    tiny.__dict__["matrix"] = tiny.matrix.model_copy(update={"evidence": [Trusted(key="keys/ci.pub")]})
+    monkeypatch.setattr(
+        signing, "signed", lambda kind, content, signer: {kind: content, signing.SIGNATURE_TYPE: signer.key.encode()}
+    )
+    monkeypatch.setattr(
+        signing, "trusted_signer", lambda _, documents, __: "ci" * (documents[signing.SIGNATURE_TYPE] == b"ci")
+    )
+    first = place.write(tiny, "20261122", "abc", [IMAGE], Signer(key="old"))
+    assert place.write(tiny, "20261122", "abc", [IMAGE], Signer(key="ci")) == first
+    tag = registry.tags["release-20261122"]
+    assert place.write(tiny, "20261122", "abc", [IMAGE], Signer(key="ci")) == first
+    assert registry.tags["release-20261122"] == tag, "once is enough"
+    (tiny.root / ".builder/staged").rename(tiny.root / "elsewhere")
+    place.require_signed(tiny, first, "builder release")
+
+
+def test_a_stamp_that_another_machine_sets_at_the_same_time(
+    tiny: Project, place: Place, registry: MemoryRegistry
+) -> None:
     other = "sha256:" + "b" * 64
-    registry.on_put = lambda tag: None
-    original = registry.put_manifest
 
-    def put(reference: str, content: bytes, media_type: str) -> str:
-        digest = original(reference, content, media_type)
-        if reference == "release-20261122":
-            registry.tags[reference] = other
-        return digest
+    def set_by_the_other(tag: str) -> None:
+        if tag == "release-20261122":
+            registry.tags[tag] = other
 
-    registry.put_manifest = put  # type: ignore[method-assign]
-    assert place.write("20261122", "abc", [IMAGE]).stamp == "20261122.1"
+    registry.on_put = set_by_the_other
+    assert place.write(tiny, "20261122", "abc", [IMAGE]).stamp == "20261122.1"
     assert registry.tags["release-20261122"] == other
 
 
-def test_tags_that_are_no_stamps_are_ignored(place: Place, registry: Memory) -> None:
+def test_tags_that_are_no_stamps_are_ignored(place: Place, registry: MemoryRegistry) -> None:
     registry.tags |= dict.fromkeys(
         ["release-zzz", "release-20261122.0", "release-2026.5", "release-20261122.99999"], "x"
     )
@@ -97,7 +119,7 @@ def test_tags_that_are_no_stamps_are_ignored(place: Place, registry: Memory) -> 
     for stamp in ("zzz", "20261122\n", "٢٠٢٦١١٢٢"):
         with pytest.raises(UsageError, match="invalid stamp"):
             place.read(stamp)
-    with pytest.raises(RegistryError, match="no staged release 20261122"):
+    with pytest.raises(UsageError, match="no staged release 20261122"):
         place.read("20261122")
 
 
@@ -110,7 +132,7 @@ def test_tags_that_are_no_stamps_are_ignored(place: Place, registry: Memory) -> 
         b'{"stamp": "20261123", "revision": "", "images": []}',
     ],
 )  # fmt: skip
-def test_a_document_that_cannot_be_read(place: Place, registry: Memory, content: bytes) -> None:
+def test_a_document_that_cannot_be_read(place: Place, registry: MemoryRegistry, content: bytes) -> None:
     artifact = artifacts.manifest(staging.TYPE, {staging.TYPE: content})
     artifacts.put(registry, artifact, [content])
     registry.put_manifest("release-20261122", artifact.content, artifact.media_type)
@@ -132,11 +154,11 @@ def test_images_without_a_release_are_listed_by_day(place: Place) -> None:
 
 
 def test_only_what_writes_requests_the_right_to_push(
-    place: Place, registry: Memory, monkeypatch: pytest.MonkeyPatch
+    place: Place, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rights: list[bool] = []
 
-    def open_(*_: object, write: bool, **__: object) -> Memory:
+    def open_(*_: object, write: bool, **__: object) -> MemoryRegistry:
         rights.append(write)
         return registry
 
@@ -155,3 +177,12 @@ def test_what_was_released(place: Place, tmp_path: Path) -> None:
     assert place.released("20261122") == released
     assert place.released_stamps() == ["20261122"]
     assert place.stamps() == []
+
+
+def test_the_record_of_a_release_with_control_characters_cannot_be_read(place: Place) -> None:
+    """`registry ls` and `status` print it."""
+    document = {"stamp": "20261122", "revision": "abc", "images": [], "allowed": ["\x1b[2J"]}
+    artifact = artifacts.manifest(staging.RELEASED_TYPE, {staging.RELEASED_TYPE: json.dumps(document).encode()})
+    place._put("released-20261122", artifact, json.dumps(document).encode())
+    with pytest.raises(VerifyError, match="allowed"):
+        place.released("20261122")

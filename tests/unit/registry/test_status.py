@@ -16,13 +16,13 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry import staging, status
 from builder.registry.status import NONE, StatusReader
-from tests.unit.registry.test_artifacts import Memory
+from tests.fakes.registry import MemoryRegistry
 
 EMBER, BOARD = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
 
 
 def test_images_whose_tag_is_of_another_plan(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Memory()
+    registry = MemoryRegistry()
     monkeypatch.setattr(status, "Registry", lambda *_, **__: registry)
     images = list(plan.make_locked(tiny, tiny.select([EMBER, BOARD])).images)
     assert status.unreleased(images, Host()) == images
@@ -56,3 +56,21 @@ def test_staged_images_of_this_plan_and_of_another(
     reader = StatusReader(project=tiny, store=store, host=Host(), place=place, here=True)  # no tags are looked up
     rows = {row.cell: (row.staged, row.tested) for row in reader.read(planned)}
     assert rows == {EMBER: ("20261123", "the manifest is missing"), BOARD: ("20261123, another plan", NONE)}
+
+
+@pytest.mark.parametrize(("is_planned", "released"), [(True, "yes"), (False, "another image")])
+def test_a_released_image_that_is_neither_staged_nor_stored(
+    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_planned: bool, released: str
+) -> None:
+    """After a roll-back, a checkout of that commit showed "another image": staging had a newer release."""
+    registry = MemoryRegistry()
+    monkeypatch.setattr(status, "Registry", lambda *_, **__: registry)
+    planned = plan.make_locked(tiny, tiny.select([EMBER]))
+    [image] = planned.images
+    labels = {"config": {"Labels": {"gpu-images.plan": image.digest if is_planned else "sha256:other"}}}
+    full = image.references[0].rpartition(":")[2]
+    registry.tags[full] = registry.add_image(labels | {"rootfs": {"diff_ids": []}})
+    store = Store(tmp_path / "store")
+    store.prepare()
+    [row] = StatusReader(project=tiny, store=store, host=Host()).read(planned)
+    assert row.released == released

@@ -12,7 +12,8 @@ from builder.common.errors import RegistryError, VerifyError
 from builder.registry import tagging
 from builder.registry.client import Manifest, Registry
 from builder.registry.tagging import TagChange
-from tests.unit.registry.test_push import CONTENT, DIGEST, IMAGE, MANIFEST, OTHERS, FakeRegistry
+from tests.fakes.registry import MemoryRegistry
+from tests.unit.registry.test_push import CONTENT, DIGEST, IMAGE, MANIFEST, OTHERS
 
 
 def tag(registry: Registry, *names: str) -> list[TagChange]:
@@ -22,7 +23,7 @@ def tag(registry: Registry, *names: str) -> list[TagChange]:
 
 
 def test_tags_are_set_and_moved_in_order() -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     registry.tags = {"a": OTHERS, "b": DIGEST}
     changes = tag(registry, "1.0.0-20261122", "a", "b", "c")
     assert registry.calls == ["put 1.0.0-20261122", "put a", "put c"]
@@ -40,7 +41,7 @@ def test_tags_are_set_and_moved_in_order() -> None:
 
 @pytest.mark.parametrize("after", [OTHERS, ""])
 def test_the_loser_of_a_race_for_a_tag_fails(after: str) -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     registry.on_put = lambda name: registry.tags.update({name: after}) if after else registry.tags.clear()
     with pytest.raises(RegistryError, match=f"at the same time: tag x changed from {DIGEST} to {after or 'unset'}"):
         tag(registry, "x", "y")
@@ -50,7 +51,7 @@ def test_the_loser_of_a_race_for_a_tag_fails(after: str) -> None:
 @pytest.mark.parametrize("first", [None, OTHERS])
 def test_a_tag_that_changed_since_the_push_began_is_left_alone(first: str | None) -> None:
     """Both of two pushes that crossed ended with 0; the registry had one's full tag and the other's aliases."""
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     third = of_bytes(b"third")
     registry.tags = {"x": third}
     changes: list[TagChange] = []
@@ -60,7 +61,7 @@ def test_a_tag_that_changed_since_the_push_began_is_left_alone(first: str | None
 
 
 def test_a_tag_that_another_push_set_to_the_same_image_is_unchanged() -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     registry.tags = {"x": DIGEST}
     changes: list[TagChange] = []
     tagging.tag(registry, CONTENT, changes, {"x": None})
@@ -68,7 +69,7 @@ def test_a_tag_that_another_push_set_to_the_same_image_is_unchanged() -> None:
 
 
 def test_all_tags_are_checked_again_at_the_end() -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     changes = tag(registry, "a", "b", "c")
     tagging.confirm(registry, changes)
     registry.tags["a"] = OTHERS
@@ -81,7 +82,7 @@ def test_all_tags_are_checked_again_at_the_end() -> None:
 
 
 def test_a_manifest_with_another_digest_is_not_tagged() -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     wrong = Manifest(digest=OTHERS, media_type=IMAGE, content=MANIFEST)
     with pytest.raises(VerifyError, match="to tag is not sha256:"):
         tagging.tag(registry, wrong, [], {"1.0": None})
@@ -115,7 +116,7 @@ NEW = config("2.9.1", "2026-11-20T00:00:00Z")["config"]["Labels"]
     ],
 )
 def test_a_tag_does_not_move_back(version: str, created: str, way: str) -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     tags = {"2.9": registry.add_image(config(version, created)), "2.9.1": None, "same": DIGEST}
     lines = tagging.backward(registry, tags, DIGEST, NEW)
     assert lines == ([f"{registry.name}:2.9 would move back {way}"] if way else [])
@@ -127,14 +128,14 @@ def test_a_tag_does_not_move_back(version: str, created: str, way: str) -> None:
     ids=lambda content: str(content)[:20],
 )
 def test_an_image_without_an_age_does_not_keep_its_tag(content: object) -> None:
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     assert tagging.backward(registry, {"a": registry.add_image(content)}, DIGEST, NEW) == []
 
 
 @pytest.mark.parametrize("config_digest", ["", "x", None, "sha256:" + "0" * 64])
 def test_an_image_that_cannot_be_read_does_not_keep_its_tag(config_digest: str | None) -> None:
     """Every push failed if the tagged image had no configuration in the registry."""
-    registry = FakeRegistry()
+    registry = MemoryRegistry()
     manifest = json.dumps({"config": {"digest": config_digest, "size": 1}, "layers": []}).encode()
     registry.contents = {of_bytes(manifest): manifest}
     assert tagging.backward(registry, {"a": of_bytes(manifest)}, DIGEST, NEW) == []

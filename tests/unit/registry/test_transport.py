@@ -20,29 +20,39 @@ PLAIN_HOST = Host(registries=Registries(insecure=("Plain.example.test:5000", OTH
 
 
 @pytest.mark.parametrize(
-    ("registry", "scheme"),
+    ("registry", "url"),
     [
-        (PLAIN, "http"),
-        (PLAIN.upper(), "http"),
-        (OTHER, "http"),
-        ("127.0.0.1:5000", "http"),
-        (HOST, "https"),
-        ("plain.example.test", "https"),
-        ("plain.example.test:5001", "https"),
-        ("a.plain.example.test:5000", "https"),
-        ("", "https"),
+        (PLAIN, f"http://{PLAIN}/v2/a/b/"),
+        (PLAIN.upper(), f"http://{PLAIN}/v2/a/b/"),
+        ("127.0.0.1:5000", "http://127.0.0.1:5000/v2/a/b/"),
+        ("localhost", "http://localhost/v2/a/b/"),
+        ("[::1]:5000", "http://[::1]:5000/v2/a/b/"),
+        (HOST, f"https://{HOST}/v2/a/b/"),
+        ("10.0.0.1:5000", "https://10.0.0.1:5000/v2/a/b/"),
+        ("localhost.example.test", "https://localhost.example.test/v2/a/b/"),
+        ("plain.example.test", "https://plain.example.test/v2/a/b/"),
+        ("plain.example.test:5001", "https://plain.example.test:5001/v2/a/b/"),
+        ("a.plain.example.test:5000", "https://a.plain.example.test:5000/v2/a/b/"),
+        ("docker.io", "https://registry-1.docker.io/v2/a/b/"),
+        ("", "https://registry-1.docker.io/v2/a/b/"),
     ],
 )
-def test_plain_http_is_for_the_listed_registries_only(
-    lay: Lay, monkeypatch: pytest.MonkeyPatch, registry: str, scheme: str
+def test_plain_http_without_a_proxy_is_for_loopback_and_listed_registries_only(
+    lay: Lay, monkeypatch: pytest.MonkeyPatch, registry: str, url: str
 ) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://proxy.example.test")
     wire = lay(lambda _: Reply(status=404))
     connect(registry=registry, host=PLAIN_HOST).has_blob(DIGEST)
     [sent] = wire.seen
-    assert sent.url.startswith(f"{scheme}://{(registry or 'registry-1.docker.io').lower()}/v2/")
-    assert bool(sent.options["proxies"]) == (scheme == "https")
+    assert sent.url == f"{url}blobs/{DIGEST}"
+    assert bool(sent.options["proxies"]) == url.startswith("https:")
+
+
+def test_an_image_of_docker_hub_without_a_namespace_is_in_library(lay: Lay) -> None:
+    wire = lay(lambda _: Reply(status=404))
+    connect(registry="", repository="b").has_blob(DIGEST)
+    assert wire.seen[0].url.startswith("https://registry-1.docker.io/v2/library/b/")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +72,7 @@ def test_plain_http_is_for_the_listed_registries_only(
         (HOST, f"http://{PLAIN}/x", False),
     ],
 )
-@pytest.mark.parametrize("kind", ["redirect", "upload", "token"])
+@pytest.mark.parametrize("kind", ["redirect", "upload", "token", "page"])
 def test_where_a_registry_may_lead(
     lay: Lay, tmp_path: Path, kind: str, registry: str, url: str, is_followed: bool
 ) -> None:
@@ -75,14 +85,16 @@ def test_where_a_registry_may_lead(
                 "redirect": Reply(body=CONTENT),
                 "upload": Reply(status=201),
                 "token": Reply(body=b'{"token": "t"}'),
+                "page": Reply(body=b"{}"),
             }[kind]
-        if kind == "redirect":
-            return Reply(status=307, headers={"Location": url})
-        if kind == "upload":
-            return Reply(status=202, headers={"Location": url})
-        if "Authorization" in sent.headers:
+        if kind == "token" and "Authorization" in sent.headers:
             return Reply(body=CONTENT)
-        return Reply(status=401, headers={"WWW-Authenticate": f'Bearer realm="{url}",service="s"'})
+        return {
+            "redirect": Reply(status=307, headers={"Location": url}),
+            "upload": Reply(status=202, headers={"Location": url}),
+            "token": Reply(status=401, headers={"WWW-Authenticate": f'Bearer realm="{url}",service="s"'}),
+            "page": Reply(body=b"{}", headers={"Link": f'<{url}>; rel="next"'}),
+        }[kind]
 
     wire = lay(answer)
     client = connect(registry=registry, host=PLAIN_HOST)
@@ -90,6 +102,8 @@ def test_where_a_registry_may_lead(
     def act() -> None:
         if kind == "upload":
             client.upload(DIGEST, tmp_path / "blob", len(CONTENT), lambda _: None)
+        elif kind == "page":
+            assert client.referrers(DIGEST) == [b"{}"] * 2
         else:
             assert client.read_blob(DIGEST) == CONTENT
 

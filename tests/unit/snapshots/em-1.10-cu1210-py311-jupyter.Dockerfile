@@ -2,7 +2,7 @@
 #
 #   docker build -f images/em-1.10-cu1210-py311/jupyter.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile em-1.10-cu1210-py311-jupyter` makes one.
 
 ARG BASE=example/base:new@sha256:2222222222222222222222222222222222222222222222222222222222222222
 
@@ -48,7 +48,7 @@ COPY templates/base/files/ /
 COPY templates/jupyter/files/ /
 COPY images/em-1.10-cu1210-py311/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -58,15 +58,18 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=525.60.13" \
     EMBER_HOME="/workspace"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 EXPOSE 8888
-HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s --retries=3 \
     CMD ["check-jupyter"]
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
 CMD ["start-jupyter"]
@@ -80,4 +83,5 @@ LABEL org.opencontainers.image.title="em-1.10-cu1210-py311-jupyter" \
       gpu-images.driver="525.60.13" \
       gpu-images.python="3.11" \
       gpu-images.variant="jupyter" \
-      gpu-images.components="base python cuda ember board jupyter"
+      gpu-images.components="base python cuda ember board jupyter" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

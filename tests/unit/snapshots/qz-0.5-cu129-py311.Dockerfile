@@ -2,7 +2,7 @@
 #
 #   docker build -f images/qz-0.5-cu129-py311/plain.Dockerfile .
 #
-# Where the base image cannot be pulled, `builder base` makes it; then add --build-arg BASE=<what that prints>
+# Where the base image cannot be pulled, `builder build --method dockerfile qz-0.5-cu129-py311` makes one.
 
 ARG BASE=example/base:new@sha256:2222222222222222222222222222222222222222222222222222222222222222
 
@@ -39,7 +39,7 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,s
 COPY templates/base/files/ /
 COPY images/qz-0.5-cu129-py311/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/venv/user/bin" \
+ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -49,10 +49,13 @@ ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
     UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
+    UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
+    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=525.60.13"
 
+SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
@@ -67,4 +70,5 @@ LABEL org.opencontainers.image.title="qz-0.5-cu129-py311" \
       gpu-images.driver="525.60.13" \
       gpu-images.python="3.11" \
       gpu-images.variant="plain" \
-      gpu-images.components="base python cuda quartz"
+      gpu-images.components="base python cuda quartz" \
+      devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from builder.plan import settings
-from templates.base.files.usr.local.lib.workstation import foreign, gpus, hooks, launch, person, services, variables
+from templates.base.files.usr.local.lib.workstation import (
+    foreign,
+    gpus,
+    hooks,
+    launch,
+    person,
+    services,
+    state,
+    variables,
+)
 from templates.base.files.usr.local.lib.workstation.gpus import Driver, Gpu
 from templates.base.files.usr.local.lib.workstation.refusal import CONFIG, UNAVAILABLE, Refusal
 from templates.base.files.usr.local.lib.workstation.variables import Variable
@@ -48,10 +57,14 @@ def test_documents_list_every_variable() -> None:
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        ("flag", ["0", "1", ""], ["yes", "true", "2", "1\n"]),
+        ("flag", ["0", "1", "", "yes", "no", "true", "False", "YES"], ["y", "on", "2", "1\n", " yes"]),
         ("port", ["1", "8888", "65535"], ["0", "65536", "-1", "8e3", " 80", "80\n", "\u0661"]),
         ("id", ["0", "1000", "4294967294"], ["-1", "4294967295", "user", "", "1.0"]),
-        ("url-path", ["/", "/team/gpu", "/user/~me/"], ["team", "", "/a b", "/a?b", "/a\n"]),
+        (
+            "url-path",
+            ["/", "/team/gpu", "/user/~me/", "/v1.2/..a/"],
+            ["team", "", "/a b", "/a?b", "/a\n", "//", "//x/", "/x//y", "/..", "/../x", "/x/../y", "/x/..", "/./x"],
+        ),
         ("hosts", ["", "gpu1", "gpu1.example.org,GPU-2"], ["10.0.0.7", "::1", "a,,b", "a b", "http://a/", "a\n"]),
         ("size", ["8GB", "512 MiB", "1.5GiB"], ["8", "GB", "0GB", "8gb", "-1GB", "8GB\n"]),
         ("path", ["/workspace/runs"], ["runs", ""]),
@@ -71,6 +84,13 @@ def test_all_invalid_values_are_reported_at_once_without_secrets() -> None:
     assert "A_PORT='x'" in str(refused.value)
     assert "A_FLAG='y'" in str(refused.value)
     assert "hidden" not in str(refused.value)
+
+
+def test_programs_see_flags_as_1_or_0() -> None:
+    """Docker Stacks and Compose files write `yes` and `true`."""
+    environ = {"A": "yes", "B": "True", "C": "no", "D": "false", "E": "1", "F": "", "G": "yes"}
+    variables.check(environ, [Variable(name, "flag", "", "") for name in "ABCDEF"])
+    assert environ == {"A": "1", "B": "1", "C": "0", "D": "0", "E": "1", "F": "", "G": "yes"}
 
 
 def test_a_similar_name_is_suggested() -> None:
@@ -311,7 +331,7 @@ def test_a_user_without_a_name_is_named(names: Path, tmp_path: Path, monkeypatch
     home = tmp_path / "home"
     home.mkdir()
     environ = {
-        "HOME": str(home), "USER": "user", "LOGNAME": "user", "PATH": "/bin:/opt/venv/user/bin",
+        "HOME": str(home), "USER": "user", "LOGNAME": "user", "PATH": "/bin",
         "PYTHONUSERBASE": "/nowhere",
     }  # fmt: skip
     monkeypatch.setattr(person, "HOME", home)
@@ -403,6 +423,27 @@ def test_a_service_is_retried_if_fork_fails(tmp_path: Path, monkeypatch: pytest.
     assert services.check(tmp_path, {}) == 1
     services._ready(service, {}, lambda _: None)
     assert not service.is_ready, "its message would be lost"
+
+
+def test_root_looks_for_services_as_their_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--cap-drop ALL`, root cannot read folders of others."""
+    owner = os.getuid()
+    home = tmp_path / f"of-{owner}"
+    home.mkdir(mode=0o700)
+    (home / state.SERVICES).touch()
+    users = [0]
+
+    def is_file(_: Path) -> bool:
+        users.append(-1)
+        return True
+
+    monkeypatch.setattr(state, "TOP", tmp_path)
+    for name in ("getuid", "geteuid"):
+        monkeypatch.setattr(os, name, lambda: 0)
+    monkeypatch.setattr(os, "seteuid", users.append)
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert state.find() == home
+    assert users == [0, owner, -1, 0], "-1 is the look into the folder"
 
 
 def test_checks_end_before_the_timeout_of_the_engine() -> None:

@@ -32,6 +32,8 @@ c.ServerApp.allow_root = os.getuid() == 0  # the launcher starts services as roo
 c.ServerApp.allow_unauthenticated_access = False  # also for extensions, unless a handler explicitly allows it
 warnings.filterwarnings("ignore", category=JupyterServerAuthWarning)  # lists the handlers that now need a login
 c.Application.log_level = "WARN"  # the launcher prints the address
+# For each kernel, Tornado warns about the time limit of pings: jupyter_server sets it in milliseconds, for itself.
+logging.getLogger("tornado.general").addFilter(lambda record: "websocket_ping_timeout" not in record.getMessage())
 # No language servers are installed: do not log that at every start.
 c.LanguageServerManager.autodetect = False
 if "JUPYTER_CERT" in environ:

@@ -1,6 +1,7 @@
 """Runs the user's hooks in /etc/start.d before everything else, in the order of their names.
 
-A shell sources `*.sh`; later programs have the variables that they export. Other executables are run as they are.
+A shell sources `*.sh`; later programs have the variables that they export and their umask. Other executables are run as
+they are.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ def _source(hook: Path, environ: MutableMapping[str, str]) -> None:
     file.unlink(missing_ok=True)
     # The trap runs however the hook ends. A file instead of a pipe: the hook's output goes to the log, and a process
     # that it leaves in the background does not keep a pipe open.
-    code = 'trap \'env -0 >"$2"\' EXIT; set -e; . "$1"'
+    code = 'trap \'{ umask; env -0; } >"$2"\' EXIT; set -e; . "$1"'
     command = ["/bin/sh", "-c", code, "sh", str(hook), str(file)]
     _check_status(hook, subprocess.run(command, env=dict(environ), stdout=2, check=False).returncode)
     if not file.exists():
         raise Refusal(f"{hook} replaced the shell's EXIT trap, so its exports are lost: do not set that trap")
-    exported = dict(entry.split("=", 1) for entry in os.fsdecode(file.read_bytes()).split("\0") if "=" in entry)
+    umask, _, variables = os.fsdecode(file.read_bytes()).partition("\n")
     file.unlink()
+    os.umask(int(umask, 8))
+    exported = dict(entry.split("=", 1) for entry in variables.split("\0") if "=" in entry)
     for name in [name for name in environ if name not in exported]:
         del environ[name]
     environ.update({name: value for name, value in exported.items() if name not in _SHELL_VARIABLES})

@@ -24,7 +24,8 @@ docker run [--gpus all] IMAGE COMMAND ...     run a command, such as `python tra
 Variables (-e NAME=VALUE):
 {table}
 
-Programs in /etc/start.d run first. A shell sources *.sh; later programs have the variables that they export.
+Programs in /etc/start.d run first. A shell sources *.sh; later programs have the variables that they export, and
+their umask.
 """
 
 
@@ -46,7 +47,6 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         what = f"run {' and '.join(path.name for path in folders)}" if folders else "a shell: add -it"
         sys.stdout.write(HELP.format(what=what, table=variables.table(known)))
         return 0
-    quiet = variables.flag(environ, "START_QUIET")
     runs_services = arguments == [SERVICES] or (not arguments and bool(folders))
     warnings = [*notes, *variables.check(environ, known), *foreign.variables(environ)]
     target = person.target(environ, uid=os.getuid(), runs_services=runs_services, owner=_workspace_owner())
@@ -69,7 +69,7 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     if "GPU_MEMORY_LIMIT" in environ:
         path = environ.get("PYTHONPATH")
         environ["PYTHONPATH"] = f"{GPU_MEMORY_HOOK}:{path}" if path else GPU_MEMORY_HOOK
-    if not quiet:
+    if not variables.flag(environ, "START_QUIET"):
         _print(*(f"warning: {warning}" for warning in warnings), *(lines if runs_services else ()))
     for warning in hooks.run(environ):
         _print(f"warning: {warning}")

@@ -58,7 +58,9 @@ def become(user: int, group: int, *, chown_home: bool = False) -> None:
         os.setgid(group)
         os.setuid(user)
     except PermissionError as error:
-        raise Refusal(f"cannot become user {user}: `--user root` needs --cap-add SETUID --cap-add SETGID") from error
+        # KILL: process 1 stays root and forwards signals; without it, `docker stop` would end everything at once.
+        needed = "--cap-add SETUID --cap-add SETGID --cap-add KILL"
+        raise Refusal(f"cannot become user {user}: `--user root` needs {needed}") from error
 
 
 def set_up(environ: MutableMapping[str, str], fallback: Path) -> list[str]:
@@ -83,8 +85,9 @@ def set_up(environ: MutableMapping[str, str], fallback: Path) -> list[str]:
         local.mkdir(exist_ok=True)
         environ["PYTHONUSERBASE"] = str(local)
         environ["UV_TOOL_BIN_DIR"] = str(local / "bin")
-    if uid and str(local / "bin") not in path:
-        path.append(str(local / "bin"))
+    for folder in (f"{OVERLAY}/bin", str(local / "bin")) if uid else ():
+        if folder not in path:
+            path.append(folder)
     environ["PATH"] = ":".join(path)
     return warnings
 

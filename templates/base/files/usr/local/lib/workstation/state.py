@@ -31,9 +31,22 @@ def find() -> Path | None:
     for place in _places(str(uid) if uid else "*"):
         for folder in sorted(place.parent.glob(place.name)):
             owner = folder.name.rpartition("-")[2]
-            if owner.isdecimal() and _is_ours(folder, int(owner)) and (folder / SERVICES).is_file():
+            if owner.isdecimal() and _is_ours(folder, int(owner)) and _has_services(folder, int(owner)):
                 return folder
     return None
+
+
+def _has_services(folder: Path, owner: int) -> bool:
+    """Looks into the folder as its owner. Root may not: with --cap-drop ALL it lacks CAP_DAC_OVERRIDE."""
+    uid = os.geteuid()
+    try:
+        os.seteuid(owner)
+    except PermissionError:  # root without CAP_SETUID started no services of another user
+        return False
+    try:
+        return (folder / SERVICES).is_file()
+    finally:
+        os.seteuid(uid)
 
 
 def _places(uid: str) -> tuple[Path, Path]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from .refusal import Refusal
 
 FOLDER = Path("/etc/variables.d")
 SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(MB|GB|MiB|GiB)", re.ASCII)
+FLAGS = {"1": "1", "yes": "1", "true": "1", "0": "0", "no": "0", "false": "0", "": ""}
 _UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -35,8 +36,8 @@ def declared(folder: Path = FOLDER) -> list[Variable]:
     return [Variable(**entry) for file in sorted(folder.glob("*.json")) for entry in json.loads(file.read_text())]
 
 
-def check(environ: Mapping[str, str], known: list[Variable]) -> list[str]:
-    """Returns warnings about misspelt names. Raises Refusal with every invalid value."""
+def check(environ: MutableMapping[str, str], known: list[Variable]) -> list[str]:
+    """Returns warnings about misspelt names, and sets flags to 1 or 0. Raises Refusal with every invalid value."""
     errors = [
         f"{variable.name}={_shown(variable, environ[variable.name])}: {error}"
         for variable in known
@@ -44,6 +45,9 @@ def check(environ: Mapping[str, str], known: list[Variable]) -> list[str]:
     ]
     if errors:
         raise Refusal("\n".join(errors) + "\n`docker run --rm IMAGE --help` lists the variables of the image")
+    for variable in known:
+        if variable.kind == "flag" and variable.name in environ:
+            environ[variable.name] = FLAGS[environ[variable.name].lower()]
     names = [variable.name for variable in known]
     families = {name.split("_", 1)[0] for name in names}
     return [
@@ -87,7 +91,7 @@ def _error(kind: str, value: str) -> str:
 
 
 def _flag(value: str) -> str:
-    return "" if value in ("0", "1", "") else "expected 1 (yes) or 0 (no)"
+    return "" if value.lower() in FLAGS else "expected 1, yes or true, or 0, no or false"
 
 
 def _number(lowest: int, highest: int, expected: str, value: str) -> str:
@@ -117,7 +121,9 @@ def _file(value: str) -> str:
 
 
 def _url_path(value: str) -> str:
-    return "" if re.fullmatch(r"/[A-Za-z0-9._~/@-]*", value, re.ASCII) else "expected a path such as /team/gpu/"
+    """Jupyter redirects a browser to paths below it, and a browser reads `//x/` as a host and resolves `..`."""
+    part = r"/(?!\.\.?(?:/|\Z))[A-Za-z0-9._~@-]+"
+    return "" if re.fullmatch(f"/|(?:{part})+/?", value, re.ASCII) else "expected a path such as /team/gpu/"
 
 
 def _hosts(value: str) -> str:

@@ -1,0 +1,118 @@
+"""Finds a layer by its inputs: in the store, or, if locks/layers.json knows it, in a registry.
+
+Ignores a layer of the store that differs from the one in locks/layers.json, so that the build makes it again. Layers of
+wheels are never downloaded: they have as many bytes as their wheels, and take little more time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cached_property
+
+from builder.common.console import Meter, View
+from builder.common.errors import RegistryError
+from builder.common.reference import ImageRef, staged_repository
+from builder.common.retry import RetryPolicy
+from builder.index.host import Host
+from builder.layers import os_layer, stored_layers
+from builder.layers.known_layers import KnownLayers
+from builder.layers.oci import Layer
+from builder.layers.os_layer import OsLayer
+from builder.layers.store import Store
+from builder.matrix.project import Project
+from builder.plan.layer_order import PlannedLayer
+from builder.registry import pull
+from builder.registry.client import Registry
+from builder.registry.failures import RejectedError
+
+POLICY = RetryPolicy(connect_s=5, read_s=30, retries=1)  # a build does not need the registry
+
+
+class LayerLookup:
+    """Layers in the store, in staging and in the public repositories of matrix.yaml. Thread-safe.
+
+    After an error of a registry, none is used for the rest of the run: layers are then made here.
+    """
+
+    def __init__(self, project: Project, host: Host, view: View, store: Store, known: KnownLayers) -> None:
+        self._matrix = project.matrix
+        self._host = host
+        self._view = view
+        self._store = store
+        self.known = known
+        self._failed = threading.Event()
+
+    def in_store(self, planned: PlannedLayer) -> Layer | None:
+        """A layer of wheels or of bytecode that the store has."""
+        return stored_layers.stored_layer(self._store, planned, self.known.get(planned))
+
+    def system_in_store(self, inputs: str) -> OsLayer | None:
+        return os_layer.stored_system(self._store, inputs, self.known.system(inputs))
+
+    def system_in_registry(self, inputs: str) -> OsLayer | None:
+        """A known operating system that a registry has; it is not downloaded."""
+        known = self.known.system(inputs)
+        return known if known and self.find(known.digest) else None
+
+    def download_system(self, name: str, inputs: str, system: OsLayer) -> bool:
+        """Downloads and records a system that a registry has; `name` is its row in the view."""
+        if not self._download(name, system):
+            return False
+        self._store.put_record(inputs, asdict(system))
+        return True
+
+    def download_bytecode(self, planned: PlannedLayer) -> Layer | None:
+        """A known layer of bytecode, if a registry has it."""
+        known = self.known.get(planned)
+        if known is None or not self._download(planned.component, known):
+            return None
+        # Its paths are those of the layers that it was made from.
+        self._store.put_record(planned.inputs, {**asdict(known), "sources": [], "files": []})
+        return known
+
+    def _download(self, name: str, known: Layer) -> bool:
+        registry = self.find(known.digest)
+        if registry is None:
+            return False
+        try:
+            pull.fetch(registry, self._store, [known.descriptor], Meter(self._view, name, "downloaded", known.size).add)
+        except RegistryError as error:
+            self._give_up(error)
+            return False
+        return True
+
+    def find(self, digest: str) -> Registry | None:
+        """A repository that has the blob; None without one."""
+        if self._failed.is_set():
+            return None
+        for registry in self._repositories:
+            try:
+                if registry.has_blob(digest):
+                    return registry
+            except RejectedError:
+                continue  # no such repository, or no permission to read it
+            except RegistryError as error:
+                self._give_up(error)
+                return None
+        return None
+
+    def _give_up(self, error: RegistryError) -> None:
+        if not self._failed.is_set():
+            self._failed.set()
+            self._view.say(f"the registry is not used for the rest of this run: {error}")
+
+    @cached_property
+    def _repositories(self) -> list[Registry]:
+        return [Registry(reference, host=self._host, write=False, policy=POLICY) for reference in self.references()]
+
+    def references(self) -> Iterator[ImageRef]:
+        """The repositories to search for layers, staging first."""
+        matrix = self._matrix
+        if matrix.staging:
+            for name in matrix.image_names:
+                yield staged_repository(matrix.staging, matrix.registry, name)
+        if matrix.registry:
+            for name in matrix.image_names:
+                yield ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{name}")

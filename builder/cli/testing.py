@@ -1,0 +1,74 @@
+"""The command that tests images which are built or staged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from builder.build import images
+from builder.build.staged_tests import StagedImages
+from builder.cli import engine
+from builder.cli.context import Context
+from builder.cli.images import DOCKERFILE, METHOD, REPORT, Request, command, gpu_option, image_provider, show_outcomes
+from builder.cli.options import sign_option, staging_option
+from builder.common.errors import ImageTestError, UsageError
+from builder.plan import current
+from builder.plan.plan import Plan
+from builder.registry.signing import Signer
+from builder.registry.staging import Place
+
+NEWEST = "newest"
+
+
+@command(
+    "test", METHOD, gpu_option, *REPORT,
+    click.option(
+        "--staged", "stamp", default="", metavar="STAMP", help="Test a staged release: its stamp, or `newest`."
+    ),
+    staging_option,
+    sign_option,
+)  # fmt: skip
+def test_command(
+    context: Context, /, patterns: Sequence[str], *, stamp: str, place: str, signer: Signer | None, **values: Any
+) -> None:
+    """Run the tests of built or staged images.
+
+    Without --staged, runs all tests of built images, including those that passed before.
+
+    With --staged, downloads the images of a release from staging, runs the tests that their reports lack (on a machine
+    with a GPU, the GPU tests), and attaches the results. CELLS selects images of the release; the default is all of
+    them. Several machines may test different cells at the same time.
+    """
+    began = time.monotonic()
+    request = Request.of("test", values)
+    if stamp and request.method == DOCKERFILE:
+        raise UsageError("--staged needs --method assemble: staged images are assembled")
+    project = context.project
+    chosen = project.select(patterns or (("*",) if stamp else ()))
+    with context.locked(project, "test"):
+        planned = current.make(project, chosen)
+        work = engine.connect(context, project, start=request.start_engine)
+        if stamp:
+            staging_place = Place.of(project, place, work.host)
+            release = staging_place.read("" if stamp == NEWEST else stamp)
+            staged = {image.cell: image for image in release.images}
+            if patterns and (missing := [image.id for image in planned.images if image.id not in staged]):
+                raise UsageError(
+                    f"release {release.stamp} does not have {missing[0]}", hint=f"It has: {', '.join(staged)}"
+                )
+            of_release = tuple(image for image in planned.images if image.id in staged)
+            if stale := [image.id for image in of_release if staged[image.id].plan != image.digest]:
+                raise release.stale(stale[0])
+            with context.store.used():
+                provider = StagedImages(work, context.store, staging_place, staged, signer)
+                outcomes = images.complete(work, provider, Plan(images=of_release), request.options)
+        else:
+            with image_provider(context, work, request) as method:
+                outcomes = images.retest(work, method, planned, request.options)
+    show_outcomes(context, work, planned, outcomes, request, began)
+    tested = any(outcome.proof or isinstance(outcome.error, ImageTestError) for outcome in outcomes)
+    if failed := images.failure(outcomes, "images failed" if tested else "images were not tested"):
+        raise failed

@@ -1,0 +1,58 @@
+"""What this machine has: processors and memory, within the limits of the container that this process runs in."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+# Bytes of memory that a job may use: the tests of a PyTorch image start several processes with the framework.
+JOB_MEMORY = 4 << 30
+MOST_JOBS = 32
+
+
+def processors() -> int:
+    """How many processors this process may use. Source: cgroup v2, cpu.max; sched_getaffinity(2)."""
+    count = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
+    except OSError:  # the root group, which has no limit, or version 1
+        return count
+    return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))
+
+
+def memory() -> int:
+    """Bytes of memory that this process may use. Source: proc(5), MemTotal; cgroup v2, memory.max."""
+    total, limit = _meminfo("MemTotal"), _limit()
+    return min(total, limit) if limit else total
+
+
+def free_memory() -> int:
+    """Bytes that programs can use without swapping. Source: proc(5), MemAvailable; cgroup v2, memory.max."""
+    free, limit = _meminfo("MemAvailable"), _limit()
+    if not limit:
+        return free
+    used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
+    return min(free, limit - used)
+
+
+def default_jobs() -> int:
+    """How many images to process at the same time: one for each processor and each JOB_MEMORY of memory."""
+    return max(1, min(processors(), memory() // JOB_MEMORY, MOST_JOBS))
+
+
+def _meminfo(name: str) -> int:
+    match = re.search(rf"^{name}:\s+(\d+) kB$", MEMINFO.read_text(encoding="ascii"), re.MULTILINE)
+    return int(match[1]) << 10 if match else 0
+
+
+def _limit() -> int:
+    """The limit of the control group in bytes; 0 without one."""
+    try:
+        limit = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
+    except OSError:  # the root group, which has no limit, or version 1
+        return 0
+    return 0 if limit == "max" else int(limit)

@@ -1,1 +1,0 @@
-"""Examples of running an image with Compose, Kubernetes and Slurm."""

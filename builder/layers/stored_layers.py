@@ -1,0 +1,117 @@
+"""Layers that the store records by their inputs, and how those of wheels are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from builder.common.errors import BuildError, FetchError
+from builder.layers import known_layers, splice, wheel
+from builder.layers.oci import Layer
+from builder.layers.splice import Entry, Source, SpliceError
+from builder.layers.store import Store
+from builder.layers.wheel_zip import WheelError
+from builder.plan.layer_order import PlannedLayer
+
+_LAYER = TypeAdapter(Layer)
+_FIELDS = {field.name for field in fields(Layer)}
+
+
+def stored_layer(store: Store, planned: PlannedLayer, known: Layer | None) -> Layer | None:
+    """The layer, if the store has it with a valid record, and it is the known one."""
+    record = store.get_record(planned.inputs)
+    if record is None or not all(isinstance(record.get(name), list) for name in ("sources", "files")):
+        return None
+    try:
+        stored = _LAYER.validate_json(json.dumps({name: record.get(name) for name in _FIELDS}))
+    except ValidationError:  # an older builder wrote it
+        return None
+    return stored if known in (None, stored) else None
+
+
+def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], known: Layer | None = None) -> Layer:
+    """Stores a layer of these entries, and its record. Raises BuildError if it is not the `known` one.
+
+    With a known layer, nothing is inflated: its digest is compared.
+    """
+    with store.new_blob() as blob:
+        layer, files = splice.write(entries, blob.file, diff_id=known.diff_id if known else "")
+        if known:
+            known_layers.check_layer(planned, known, layer)
+        blob.digest = layer.digest
+    sources = [[source.path, source.offset, source.length] for source in files.sources]
+    store.put_record(planned.inputs, {**vars(layer), "sources": sources, "files": files.files})
+    return layer
+
+
+def store_wheels(store: Store, planned: PlannedLayer, paths: Sequence[Path], known: Layer | None = None) -> Layer:
+    """Stores a layer of wheels; `paths` are in the order of the layer's wheels.
+
+    Raises FetchError, DiskError, FileNotFoundError, and BuildError if it is not the `known` one.
+    """
+    wheels = [(file.file, path) for file, path in zip(planned.wheels, paths, strict=True)]
+    try:
+        return store_layer(store, planned, wheel_entries(wheels, planned.python), known)
+    except (WheelError, SpliceError) as error:
+        raise FetchError(str(error), hint="The wheel itself is invalid: pin another version.") from error
+
+
+def wheel_entries(wheels: Iterable[tuple[str, Path]], python: str) -> Iterator[Entry]:
+    """The entries of a layer of wheels (file name, path), in this order; `python` is empty for CUDA wheels.
+
+    Raises WheelError, SpliceError, FileNotFoundError.
+    """
+    with ExitStack() as stack:
+        files = [(name, stack.enter_context(path.open("rb", buffering=splice.CHUNK))) for name, path in wheels]
+        yield from wheel.layer_entries(files, wheel.environment(python) if python else wheel.CUDA)
+
+
+def sources_of(store: Store, inputs: str, layer: Layer) -> list[Source]:
+    """The Python files of a layer of wheels that was made from these inputs."""
+    record = store.get_record(inputs)
+    if record is None:
+        raise BuildError(
+            f"layer {layer.digest} disappeared from the store during the build",
+            hint="Run the same command again to rebuild it.",
+        )
+    return [Source(path=path, offset=offset, length=length) for path, offset, length in record["sources"]]
+
+
+def check_paths(store: Store, image_id: str, layers: Iterable[PlannedLayer], taken: Collection[str]) -> None:
+    """Raises BuildError if two layers that were made here have different files for one path; see `check_files`."""
+    records = ((layer.name, store.get_record(layer.inputs) or {}) for layer in layers)
+    check_files(image_id, ((name, record.get("files", ())) for name, record in records), taken)
+
+
+def check_files(image_id: str, layers: Iterable[tuple[str, Iterable[Sequence[Any]]]], taken: Collection[str]) -> None:
+    """Raises BuildError if two layers, each with its name and files, have different files for one path.
+
+    Their order would decide which file is used. `taken` are paths of the operating system in folders that wheels use.
+    Wheels of one namespace may share a file.
+    """
+    files: dict[str, tuple[str, list[object]]] = {}
+    for layer, recorded in layers:
+        for path, *file in recorded:
+            first_name, first = files.setdefault(path, (layer, file))
+            if path in taken:
+                raise BuildError(f"{image_id}: /{path} is in the os layer and in {layer}")
+            if first != file:
+                raise BuildError(
+                    f"{image_id}: {first_name} and {layer} have different files for /{path}",
+                    hint="Two of their wheels are incompatible: pin other versions in matrix.yaml.",
+                )
+    names = {path: name for path, (name, _) in files.items()} | dict.fromkeys(taken, "the os layer")
+    folders: dict[str, str] = {}
+    for path, name in names.items():
+        folder = path.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders[folder] = name
+            folder = folder.rpartition("/")[0]
+    for path in sorted(folders.keys() & names.keys()):
+        raise BuildError(f"{image_id}: /{path} is a folder in {folders[path]} and something else in {names[path]}")

@@ -1,0 +1,60 @@
+"""A fake of `builder.build.mmdebstrap`, and the file systems that it makes."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from builder.build.mmdebstrap import Mmdebstrap
+from builder.build.work import Work
+from builder.index.host import Host
+
+DAY = 1_767_225_600  # 2026-01-01T00:00:00Z
+
+MakeTar = Callable[[str, Sequence[str], Mapping[str, bytes]], bytes]
+
+
+class FakeMmdebstrap(Mmdebstrap):
+    """Calls `make` with the name, the arguments and the files of each run, in place of mmdebstrap. `hosts` are those of
+    the runs. Every release has a base image.
+    """
+
+    def __init__(self, work: Work, make: MakeTar = lambda *_: file_system()) -> None:
+        super().__init__(work)
+        self.make = make
+        self.hosts: list[Host] = []
+
+    def run(self, host: Host, name: str, arguments: Sequence[str], files: Mapping[str, bytes], folder: Path) -> Path:
+        self.hosts.append(host)
+        (folder / "root.tar").write_bytes(self.make(name, arguments, files))
+        return folder / "root.tar"
+
+    def base_image(self, release: str) -> str:
+        return f"local/{release}"
+
+
+def file_system(
+    content: bytes = b"program",
+    taken: Sequence[str] = ("opt/venv/bin/python",),
+    folders: Sequence[str] = (),
+    day: int = DAY,
+) -> bytes:
+    """A tar with a package of one file, files at `taken`, and folders with permissions of their own."""
+    buffer = io.BytesIO()
+    files = {
+        "usr/bin/python3": content,
+        "var/lib/dpkg/info/python3.list": b"/usr/bin/python3\n",
+        **dict.fromkeys(taken, b""),
+    }
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path in folders:
+            info = tarfile.TarInfo(path)
+            info.type, info.mode = tarfile.DIRTYPE, 0o1777
+            tar.addfile(info)
+        for path, data in files.items():
+            info = tarfile.TarInfo(path)
+            info.size, info.mtime = len(data), day
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()

@@ -1,0 +1,125 @@
+"""A registry without a network: everything is in memory."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from builder.common.digest import is_digest, of_bytes
+from builder.layers.blobs import MANIFEST_TYPE
+from builder.registry.client import Manifest, Registry
+from builder.registry.failures import RejectedError
+from builder.registry.push import Blob
+
+
+class MemoryRegistry(Registry):
+    """A repository in memory; `calls` are the changes, in order.
+
+    `has` are blobs without contents, `others` those of other repositories by name. `api` is what its referrers API
+    answers, None without one. `before_put` are called before the next manifests under a fallback tag are stored.
+    """
+
+    def __init__(self, *, has: Iterable[Blob] = (), others: dict[str, Sequence[Blob]] | None = None) -> None:
+        self.name = "registry.example.test/a/b"
+        self.has = {blob.digest for blob in has}
+        self.others = {name: {blob.digest for blob in blobs} for name, blobs in (others or {}).items()}
+        self.tags: dict[str, str] = {}
+        self.contents: dict[str, bytes] = {}
+        self.types: dict[str, str] = {}
+        self.calls: list[str] = []
+        self.api: list[bytes] | None = None
+        self.before_put: list[Callable[[], object]] = []
+        self.on_upload: Callable[[str], None] = lambda _: None
+        self.on_put: Callable[[str], None] = lambda _: None
+        self.stop = threading.Event()
+        self.running = self.most = 0
+        self._lock = threading.Lock()
+
+    def stoppable(self, stop: threading.Event) -> Registry:
+        self.stop = stop
+        return self
+
+    def create_missing(self) -> None:
+        """It exists."""
+
+    # ---- blobs
+
+    def has_blob(self, digest: str) -> bool:
+        return digest in self.has or digest in self.contents
+
+    def mount(self, digest: str, source: str) -> bool:
+        self.calls.append(f"mount from {source}")
+        return digest in self.others.get(source, set())
+
+    def upload(self, digest: str, path: Path, size: int, sent: Callable[[int], None]) -> None:
+        with self._lock:
+            self.calls.append(f"upload {size}")
+            self.running += 1
+            self.most = max(self.most, self.running)
+        try:
+            sent(size)
+            self.on_upload(digest)
+            content = path.read_bytes()
+            if of_bytes(content) != digest:
+                raise RejectedError("no", status=400, code="DIGEST_INVALID")
+            self.contents[digest] = content
+        finally:
+            with self._lock:
+                self.running -= 1
+
+    def read_blob(self, digest: str) -> bytes:
+        if digest not in self.contents:
+            raise RejectedError("no such blob", status=404)
+        return self.contents[digest]
+
+    def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
+        content = self.contents.get(digest, b"")
+        read(len(content))
+        return of_bytes(content) == digest and len(content) == size
+
+    # ---- manifests and tags
+
+    def digest_of(self, reference: str) -> str | None:
+        return self.tags.get(reference)
+
+    def list_tags(self) -> list[str]:
+        return [tag for tag in self.tags if not is_digest(tag)]
+
+    def manifest(self, reference: str) -> Manifest | None:
+        digest = self.tags.get(reference, reference)
+        content = self.contents.get(digest)
+        if not content:
+            return None
+        return Manifest(digest=of_bytes(content), media_type=self.types.get(digest, MANIFEST_TYPE), content=content)
+
+    def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
+        self.put_manifest_once(reference, content, media_type)
+        self.on_put(reference)
+        return of_bytes(content)
+
+    def put_manifest_once(self, reference: str, content: bytes, media_type: str) -> None:
+        if self.before_put and reference.startswith("sha256-"):
+            self.before_put.pop(0)()
+        self.calls.append(f"put {reference}")
+        digest = of_bytes(content)
+        self.contents[digest] = content
+        self.types[digest] = media_type
+        self.tags[reference] = digest
+
+    def referrers(self, digest: str) -> list[bytes] | None:
+        return self.api
+
+    def listed(self, tag: str) -> list[dict[str, Any]]:
+        """The entries of the index under a fallback tag."""
+        return list(json.loads(self.contents[self.tags[tag]])["manifests"])
+
+    def add_image(self, config: object) -> str:
+        """Adds an image without layers; returns its digest. `config` is JSON data or bytes."""
+        content = config if isinstance(config, bytes) else json.dumps(config).encode()
+        blob = {"digest": of_bytes(content), "size": len(content)}
+        manifest = json.dumps({"config": blob, "layers": []}).encode()
+        self.contents |= {of_bytes(content): content, of_bytes(manifest): manifest}
+        return of_bytes(manifest)

@@ -1,0 +1,392 @@
+"""mmdebstrap: whether it can run here, in memory or on the disk, with what settings, and why it failed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from builder.build import mmdebstrap
+from builder.build.mmdebstrap import Mmdebstrap
+from builder.build.programs import Program
+from builder.build.work import Work
+from builder.common.console import View
+from builder.common.errors import BuildError, DiskError, EngineError, UsageError
+from builder.index.host import Apt, AptSource, Host
+from builder.matrix.project import Project
+from tests.fakes.engine import INFO, FakeEngine, MemoryConsole, Programs
+from tests.fakes.programs import FakePrograms
+
+ENOUGH = mmdebstrap.FREE_MEMORY
+HOST = Host(
+    read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="http://mirror.example.test/debian"),)),
+    proxies={"HTTP_PROXY": "http://proxy.example.test"},
+    ca=b"pem",
+)
+ARGUMENTS = ["newbird", "946684800", "python3.11"]
+KILLED = 9
+FULL = "tar: write error: No space left on device"
+
+
+class ContainerEngine(FakeEngine):
+    """Runs nothing in containers: `status` and `output` are those of the command. Keeps what each run got."""
+
+    def __init__(self, *, registry: bool = True) -> None:
+        super().__init__(registry=registry)
+        self.status = 0
+        self.output: list[str] = []
+        self.runs: list[dict[str, Any]] = []
+        self.inputs: list[dict[str, bytes]] = []
+
+    def run_to_file(
+        self,
+        image: str,
+        *,
+        checkout: str,
+        command: Any,
+        files: BinaryIO,
+        result: str,
+        out: BinaryIO,
+        on_line: Callable[[str], object],
+        stopped: threading.Event | None = None,
+        timeout_s: float = 0,
+        **settings: Any,
+    ) -> int:
+        assert stopped
+        assert timeout_s == mmdebstrap.TIMEOUT_S
+        self.runs.append({"image": image, "command": command, "result": result, **settings})
+        with tarfile.open(fileobj=io.BytesIO(files.read())) as tar:
+            contents = ((member.name, tar.extractfile(member)) for member in tar)
+            self.inputs.append({name: content.read() for name, content in contents if content})
+        for line in self.output:
+            on_line(f"{line}\n")
+        out.write(b"tar")
+        return self.status
+
+
+class Machine:
+    """A machine on which root can run mmdebstrap; tests change what it has."""
+
+    def __init__(self, project: Project, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.project = project
+        self.folder = folder
+        self.programs = {"mmdebstrap", "apt-get", "setpriv", "unshare"}
+        self.commands = Programs(lambda _: (0, "", ""))
+        self.children = FakePrograms()
+        self.engine = ContainerEngine()
+        self.host = HOST
+        self.console = MemoryConsole()
+        self.keyring = folder / "keyring"
+        self.keyring.touch()
+        self.set_memory(ENOUGH)
+        monkeypatch.setattr("os.geteuid", lambda: 0)
+        monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if name in self.programs else None)
+        monkeypatch.setattr("subprocess.run", self.commands)
+        monkeypatch.setattr("builder.index.mmdebstrap.KEYRING", str(self.keyring))
+        monkeypatch.setattr("builder.common.machine.MEMINFO", folder / "meminfo")
+        monkeypatch.setattr("builder.common.machine.CGROUP", folder)
+        work = Work(engine=self.engine, project=project, host=HOST, view=View(self.console))
+        self.mmdebstrap = Mmdebstrap(work, self.children)
+
+    def set_memory(self, free: int) -> None:
+        (self.folder / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {free >> 10} kB\n")
+
+    def limit_memory(self, limit: str, used: int) -> None:
+        (self.folder / "memory.max").write_text(f"{limit}\n")
+        (self.folder / "memory.current").write_text(f"{used}\n")
+
+    def run(self, name: str = "scratch") -> Path:
+        """Makes a file system in a folder of its own; returns the folder."""
+        scratch = self.folder / name
+        scratch.mkdir(exist_ok=True)
+        files = {"steps/mmdebstrap.sh": b"script", "packages.json": b"lock"}
+        assert self.mmdebstrap.run(self.host, "os-x", ARGUMENTS, files, scratch) == scratch / "root.tar"
+        return scratch
+
+    def run_here(self) -> Program:
+        self.run()
+        return self.children.calls[-1]
+
+
+@pytest.fixture
+def machine(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tiny, tmp_path, monkeypatch)
+
+
+REASONS: dict[str, Callable[[Machine, pytest.MonkeyPatch], object]] = {
+    "only root can run it": lambda _, patch: patch.setattr("os.geteuid", lambda: 1000),
+    "it is not installed": lambda machine, _: machine.programs.difference_update({"mmdebstrap", "apt-get"}),
+    "setpriv and unshare are not installed": lambda machine, _: machine.programs.discard("unshare"),
+    "this machine does not allow it to create namespaces": lambda machine, _: setattr(
+        machine.commands, "answer", lambda _: (1, "", "")
+    ),
+}
+
+
+# ---- on this machine
+
+
+def test_it_runs_isolated_in_a_folder_of_its_own(machine: Machine) -> None:
+    program = machine.run_here()
+    assert list(program.command)[-5:] == ["sh", "steps/mmdebstrap.sh", *ARGUMENTS]
+    assert {"unshare", "--mount", "--pid", "--kill-child"} <= set(program.command)
+    assert program.folder == machine.folder / "scratch"
+    assert machine.engine.runs == []
+    files = {path.relative_to(program.folder).as_posix(): path.read_text() for path in program.folder.rglob("*.*")}
+    assert files == {
+        "steps/mmdebstrap.sh": "script",
+        "packages.json": "lock",
+        "root.tar": "tar",
+        "ca.crt": "pem",
+        "apt.conf": f'Acquire::https::CAInfo "{program.folder}/ca.crt";\n',
+        "sources.list": HOST.sources_list("newbird"),
+    }
+
+
+def test_packages_get_nothing_of_this_machine_but_its_proxies(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+    assert set(machine.run_here().environment) == {"PATH", "HOME", "LC_ALL", "HTTP_PROXY", "http_proxy", "TMPFS"}
+
+
+@pytest.mark.parametrize("lacks", ["program", "keyring"])
+def test_it_is_installed_with_the_keyring(machine: Machine, lacks: str) -> None:
+    """Ubuntu's mmdebstrap does not bring Debian's keys."""
+    machine.programs.discard("mmdebstrap") if lacks == "program" else machine.keyring.unlink()
+
+    def answer(command: list[str]) -> tuple[int, str, str]:
+        if "install" in command:
+            machine.programs.add("mmdebstrap")
+            machine.keyring.touch()
+        return 0, "", ""
+
+    machine.commands.answer = answer
+    machine.run_here()
+    assert "installing mmdebstrap and debian-archive-keyring with apt-get\n" in machine.console.text
+    assert machine.commands.calls[-1][-2:] == ["mmdebstrap", "debian-archive-keyring"]
+
+
+# ---- in a container
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_container_of_the_newest_release_runs_it_where_this_machine_cannot(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    REASONS[reason](machine, monkeypatch)
+    assert mmdebstrap.obstacle_here() == reason
+    assert (machine.run() / "root.tar").read_bytes() == b"tar"
+    machine.run("again")
+    assert machine.children.calls == []
+    assert machine.engine.calls == [f"pull example/base:new@sha256:{'2' * 64}"]
+    first, _ = machine.engine.runs
+    assert first["image"] == f"example/base:new@sha256:{'2' * 64}"
+    assert first["command"][-3:] == ARGUMENTS
+    assert first["result"] == "/build/root.tar"
+    assert set(first["environment"]) == {"LC_ALL", "HTTP_PROXY", "http_proxy"}
+    line = f"mmdebstrap cannot run here ({reason}): running it in a container of Debian newbird\n"
+    assert machine.console.text.count(line) == 1
+
+
+def test_a_container_gets_the_same_files_and_the_settings_to_install_mmdebstrap(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    machine.run()
+    [files] = machine.engine.inputs
+    assert files["/build/steps/mmdebstrap.sh"] == b"script"
+    assert files["/build/apt.conf"] == b'Acquire::https::CAInfo "/build/ca.crt";\n'
+    assert files["/build/sources.list"] == HOST.sources_list("newbird").encode()
+    names = {Path(name).name for name in files if name.startswith("/mnt/host/")}
+    assert names == {"env.sh", "ca.crt", "apt.conf", "sources.list"}, "not the package index, which may need a password"
+
+
+def test_nothing_starts_after_it_was_stopped(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container would outlive the builder."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    machine.run()
+    machine.mmdebstrap.stop()
+    assert machine.engine.calls[-1] == "sweep"
+    with pytest.raises(BuildError, match="os-x: stopped"):
+        machine.run("again")
+    assert len(machine.engine.runs) == 1
+
+
+def test_an_archive_with_a_password_is_refused(machine: Machine) -> None:
+    """The scripts of packages could read it."""
+    machine.host = Host(
+        read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="http://u:p@mirror.example.test/debian"),))
+    )
+    with pytest.raises(UsageError, match="contains a user name or password"):
+        machine.run()
+    assert machine.children.calls == []
+
+
+def test_https_archives_need_certificates_in_a_container(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Debian's slim images have none."""
+    (tmp_path / "bundle").write_bytes(b"system")
+    monkeypatch.setattr(mmdebstrap, "SYSTEM_BUNDLE", tmp_path / "bundle")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    machine.host = Host(
+        read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="https://mirror.example.test/debian"),))
+    )
+    machine.run()
+    assert machine.engine.inputs[0]["/build/ca.crt"] == b"system"
+
+
+# ---- base images
+
+
+def test_a_base_image_is_pulled_once(machine: Machine) -> None:
+    name = machine.mmdebstrap.base_image("newbird")
+    assert name == machine.mmdebstrap.base_image("newbird") == f"example/base:new@sha256:{'2' * 64}"
+    assert machine.engine.calls == [f"pull {name}"]
+
+
+def test_a_base_image_that_cannot_be_pulled_is_made(machine: Machine) -> None:
+    machine.engine.registry = False
+    names = [machine.mmdebstrap.base_image(release) for release in ("newbird", "newbird", "oldbird")]
+    assert names[0] == names[1] != names[2]
+    assert names[0].startswith("gpu-images/base:newbird-")
+    assert [list(program.command)[-1] for program in machine.children.calls] == ["newbird", "oldbird"]
+    assert [call for call in machine.engine.calls if call.startswith("import")] == [
+        f"import {name}" for name in names[1:]
+    ]
+
+
+def test_without_a_registry_and_without_root_there_is_no_base_image(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.engine.registry = False
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    for _ in range(2):  # as for two operating systems
+        with pytest.raises(EngineError, match=r"cannot be pulled .*, and mmdebstrap cannot make it: only root can"):
+            machine.run()
+    assert len(machine.engine.calls) == 1
+    assert machine.children.calls == []
+
+
+def test_a_base_image_that_cannot_be_made_is_an_error_of_the_engine(machine: Machine) -> None:
+    """Without it, no image can be built, whatever the image is."""
+    machine.engine.registry = False
+    machine.children.status, machine.children.output = 25, ["E: http://mirror.example.test/debian 404"]
+    with pytest.raises(EngineError, match=r"E: http://<mirror>/debian 404") as caught:
+        machine.mmdebstrap.base_image("newbird")
+    assert caught.value.hint.startswith("Error of the registry: pulling example/base")
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "used", "expected"),
+    [
+        (ENOUGH, "", 0, True),
+        (ENOUGH - 1024, "", 0, False),
+        (ENOUGH, "max", 1 << 40, True),
+        (ENOUGH, str(ENOUGH + 5), 5, True),
+        (ENOUGH, str(ENOUGH + 5), 6, False),
+    ],
+)
+def test_files_are_written_to_memory_if_there_is_enough(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, free: int, limit: str, used: int, expected: bool
+) -> None:
+    machine.set_memory(free)
+    if limit:
+        machine.limit_memory(limit, used)
+    assert ("TMPFS" in machine.run_here().environment) is expected
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    machine.mmdebstrap = Mmdebstrap(machine.mmdebstrap._work)
+    machine.engine.settings = replace(INFO, is_local=True)
+    machine.run("in a container")
+    assert bool(machine.engine.runs[0]["tmpfs"]) is expected
+
+
+def test_two_at_once_need_memory_for_two(machine: Machine) -> None:
+    inner: list[bool] = []
+    run = machine.children.run
+
+    def nested(program: Program, on_line: Callable[[str], str]) -> int:
+        machine.children.run = run  # type: ignore[method-assign]
+        machine.run("other")
+        inner.append("TMPFS" in machine.children.calls[-1].environment)
+        return run(program, on_line)
+
+    for free, expected in ((ENOUGH, False), (ENOUGH + mmdebstrap.TMPFS, True)):
+        machine.set_memory(free)
+        machine.children.run = nested  # type: ignore[method-assign]
+        assert "TMPFS" in machine.run_here().environment
+        assert inner.pop() is expected
+
+
+def test_a_file_system_that_does_not_fit_into_memory_is_made_on_the_disk(machine: Machine) -> None:
+    run = machine.children.run
+
+    def full_in_memory(program: Program, on_line: Callable[[str], str]) -> int:
+        machine.children.status = 25 if "TMPFS" in program.environment else 0
+        machine.children.output = [FULL] if "TMPFS" in program.environment else []
+        return run(program, on_line)
+
+    machine.children.run = full_in_memory  # type: ignore[method-assign]
+    machine.run()
+    assert ["TMPFS" in program.environment for program in machine.children.calls] == [True, False]
+
+
+# ---- output
+
+
+@pytest.mark.parametrize("in_container", [False, True])
+@pytest.mark.parametrize(
+    ("status", "output", "error", "message"),
+    [
+        (25, FULL, DiskError, "os-x: the disk of .* is full"),
+        (
+            25,
+            "E: Unable to locate package x",
+            BuildError,
+            r"^os-x: mmdebstrap failed \(status 25\)\n[\s\S]*\| E: Unable to",
+        ),
+        (KILLED, "I: running", BuildError, "mmdebstrap was killed: after 3600 s, or because memory ran out"),
+    ],
+)
+def test_why_it_failed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, status: int, output: str, error: type[Exception], message: str,
+    in_container: bool,
+) -> None:  # fmt: skip
+    if in_container:
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+    for runner, killed in ((machine.children, -9), (machine.engine, 137)):
+        runner.status = killed if status == KILLED else status
+        runner.output = ["I: begins"] * 20 + [output]
+    with pytest.raises(error, match=message) as caught:
+        machine.run()
+    assert len(str(caught.value).splitlines()) == 9
+    assert isinstance(caught.value, DiskError | BuildError)
+    assert error is DiskError or caught.value.hint == "Full log: .builder/logs/os-x.log"
+
+
+def test_what_it_does_is_shown_in_words_for_people(machine: Machine) -> None:
+    machine.children.output = [
+        "I: automatically chosen mode: root",
+        "I: running apt-get update...",
+        "I: running --customize-hook in shell: sh -c 'chroot \"$1\" env -i sh /mnt/steps/os.sh python3.11'",
+        "Get:1 http://mirror.example.test/debian newbird InRelease",
+        "I: creating tarball...",
+    ]
+    machine.run()
+    assert machine.console.text.splitlines() == [
+        "os-x: downloading the lists of packages",
+        "os-x: setting up the user and Python",
+        "os-x: packing",
+    ]
+    assert "mirror.example.test" not in (machine.project.logs / "os-x.log").read_text()

@@ -1,0 +1,105 @@
+"""`builder stage` and `builder release`, with registries in memory: what they print, and hints that work as printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.common import git
+from builder.layers.store import Store
+from builder.matrix.project import Project
+from builder.registry import push, staging
+from tests.unit.cli.conftest import Result, Run
+from tests.unit.registry import test_release, test_stager
+from tests.unit.registry.test_publish import EMBER, PublishBench
+from tests.unit.registry.test_release import STAMP, ReleaseDesk
+
+PLACE = "registry.example.test:5000/staging"
+
+
+def trust(project: Project) -> None:
+    """Lists a signer in matrix.yaml."""
+    path = project.root / "matrix.yaml"
+    path.write_text(f"evidence: [{{key: keys/ci.pub}}]\n{path.read_text('utf-8')}", encoding="utf-8")
+
+
+@pytest.fixture
+def rendered(locked: Project, run: Run) -> Project:
+    assert run("render").code == 0
+    return locked
+
+
+@pytest.fixture
+def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> ReleaseDesk:
+    desk = ReleaseDesk(rendered, store, monkeypatch)
+    [image] = desk.staged().images
+    desk.place.write(desk.project, STAMP, "abc", [image])
+    return desk
+
+
+@pytest.fixture
+def stage(rendered: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Run:
+    """Stages an image that passed its tests."""
+    yard = test_stager.Yard(PublishBench(rendered, tmp_path / "store", monkeypatch))
+    monkeypatch.setattr(push, "push", test_stager.PUSH)
+    monkeypatch.setattr(staging, "Registry", yard.open)
+
+    def call(*arguments: str) -> Result:
+        return run("--store", str(yard.bench.store.root), "stage", *arguments, "--staging", PLACE)
+
+    monkeypatch.setattr(staging.Place, "stamps", lambda _: [])
+    monkeypatch.setattr(git, "state", lambda _: "abc")
+    return call
+
+
+GIVEN = f"--staging {PLACE} --sign 'a key'"
+
+
+def test_a_release_without_gpu_tests_names_commands_with_the_options_that_were_given(
+    run: Run, desk: ReleaseDesk
+) -> None:
+    desk.report(passed=desk.passed, gpu="not run", finished="2026-11-23T00:00:00Z")
+    result = run("release", STAMP, "--staging", PLACE, "--sign", "a key", "--allow-unsigned", "--check")
+    assert result.code == 8
+    assert f"builder test --staged {STAMP} {GIVEN} --gpu require" in result.err
+    assert f"builder release {STAMP} {GIVEN} --allow-unsigned --allow-untested-gpu" in result.err
+
+
+def test_a_release_without_results_that_count_says_how_to_get_them(run: Run, desk: ReleaseDesk) -> None:
+    """The refusal had no next step."""
+    (desk.project.root / "tests/images/test_base.py").write_text("def test_other(): ...\n")
+    result = run("release", "--staging", PLACE, "--to", "other.example.test")
+    assert result.code == 8
+    assert f"Run the tests: builder test --staged {STAMP} --staging {PLACE}   " in result.err
+    again = f"builder release {STAMP} --staging {PLACE} --to other.example.test --allow-unsigned"
+    assert f"To accept unsigned results: {again}" in result.err
+    trust(desk.project)
+    assert f"--staging {PLACE} --sign KEY   " in run("release", "--staging", PLACE).err
+
+
+def test_a_release_of_own_unsigned_results_says_so(run: Run, desk: ReleaseDesk) -> None:
+    assert "own results" not in run("release", "--staging", PLACE, "--check").err
+    trust(desk.project)
+    text = f"record `own results, unsigned` for {test_release.CELL}: only this machine ran their tests"
+    assert text in run("release", "--staging", PLACE, "--check").err
+
+
+def test_stage_names_the_next_command_with_the_options_that_were_given(stage: Run) -> None:
+    result = stage(EMBER)
+    assert result.code == 0, result.err
+    assert result.err.rstrip().endswith(f" --staging {PLACE}")
+    assert "not signed" not in result.err, "nobody is trusted"
+
+
+def test_stage_warns_of_results_that_others_refuse(stage: Run, tiny: Project) -> None:
+    trust(tiny)
+    result = stage(EMBER, "--images-only")
+    assert "the test results are not signed: `builder release` on another machine will refuse them" in result.err
+    assert f"  -> builder stage {EMBER} --staging {PLACE} --images-only --sign KEY" in result.err
+
+
+def test_push_names_the_cells_and_the_registry_that_were_given(run: Run, tiny: Project) -> None:
+    trust(tiny)
+    result = run("push", "pt-*", EMBER, "--to", "other.example.test")
+    assert f"Use `builder stage 'pt-*' {EMBER}`, then `builder release --to other.example.test`." in result.err

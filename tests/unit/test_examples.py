@@ -1,0 +1,301 @@
+"""examples/: what they say about images, and what the schemas that `make lint` uses cannot check.
+
+tests/integration/test_examples.py starts the Compose file, and runs the Slurm scripts with stand-ins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from builder.matrix import tags
+from builder.matrix.project import Project
+from tests.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+FILES = sorted(path for path in EXAMPLES.iterdir() if path.name != "README.md")
+KUBERNETES = [path for path in FILES if path.name.startswith("kubernetes-")]
+CONTAINERS = [EXAMPLES / "compose.yaml", *KUBERNETES]
+REGISTRY = "registry.example.com/org/"
+STAMP = "-20261122"
+WRITABLE = {"/workspace", "/home/user", "/tmp", "/dev/shm"}  # what programs in an image write to
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, str]:
+    """`pt-cuda:2.9` and every other tag of the matrix -> the full tag of its image."""
+    project = Project(ROOT)
+    names = tags.compute(project.matrix, project.cells).values()
+    return {str(name).rpartition("/")[2]: references[0].tag for references in names for name in references}
+
+
+def documents(path: Path, text: str | None = None) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8") if text is None else text))
+
+
+def of_kind(path: Path, kind: str) -> dict[str, Any]:
+    """The only object of a kind."""
+    (document,) = [document for document in documents(path) if document["kind"] == kind]
+    return document
+
+
+def pod(path: Path) -> dict[str, Any]:
+    (workload,) = [document for document in documents(path) if "template" in document.get("spec", {})]
+    spec = workload["spec"]["template"]["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def container(path: Path) -> dict[str, Any]:
+    """The only container of a Compose file, or of Kubernetes objects."""
+    (only,) = pod(path)["containers"] if path in KUBERNETES else documents(path)[0]["services"].values()
+    assert isinstance(only, dict)
+    return only
+
+
+def with_alternatives(path: Path) -> str:
+    """The file with the lines of YAML that are in indented comments: `# - name: X`, and the lines that continue it."""
+    lines = []
+    inside = False
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        is_start = bool(re.match(r" +# (?:- |\w+:$)", line))
+        inside = is_start or (inside and bool(re.match(r" +#  ", line)))
+        lines.append(re.sub(r"^( +)# ", r"\1", line) if inside else line)
+    return "".join(lines)
+
+
+# ---- all files
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_image_is_one_of_the_matrix(path: Path, published: dict[str, str]) -> None:
+    text = path.read_text(encoding="utf-8")
+    images = re.findall(rf"({re.escape(REGISTRY)}|\b)((?:pt|tf|jax)-(?:cuda|cpu):[\w.-]*\w)", text)
+    assert [prefix for prefix, _ in images].count(REGISTRY) == 1, "one image to edit"
+    assert {name for _, name in images} <= published.keys()
+    # The stamped tag in its comment is that of the same image.
+    [name] = [name for prefix, name in images if prefix]
+    assert re.findall(rf"[\w.-]+(?={STAMP})", text) == [published[name]]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_program_of_the_images_exists(path: Path) -> None:
+    programs = set(re.findall(r"/(?:opt/examples|usr/local/bin)/[\w/.-]+\w", path.read_text(encoding="utf-8")))
+    assert [program for program in programs if not list(ROOT.glob(f"templates/*/files{program}"))] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_first_lines_say_what_to_edit_and_how_to_run_it(path: Path) -> None:
+    head = re.split(r"^(?![#/])", path.read_text(encoding="utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
+    assert re.search(r"^(?:#|//) Edit: ", head, re.MULTILINE)
+    assert re.search(r"^(?:#|//) (?:Start|Run): ", head, re.MULTILINE)
+
+
+def test_the_readme_lists_the_files() -> None:
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| \[([\w.-]+)\]\(\1\) \|", text, re.MULTILINE)) == [path.name for path in FILES]
+
+
+@pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: path.name)
+def test_every_variable_is_one_that_something_reads(path: Path) -> None:
+    """The images refuse no variable that they do not know."""
+    files = ROOT.glob("templates/*/files/etc/variables.d/*.json")
+    known = {entry["name"] for file in files for entry in json.loads(file.read_text(encoding="utf-8"))}
+    environment = re.findall(r"^ +(?:# )?- name: ([A-Z_]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    if path not in KUBERNETES:
+        environment = list(container(path)["environment"])
+    assert "GPU_REQUIRED" in environment
+    assert set(environment) <= known | {"JOB_COMPLETION_INDEX", "NCCL_SOCKET_IFNAME", "TF_CONFIG"}
+
+
+# ---- Compose
+
+
+def test_the_compose_file_with_its_alternatives_is_valid() -> None:
+    file = resources.files("check_jsonschema") / "builtin_schemas/vendor/compose-spec.json"
+    schema = json.loads(file.read_text(encoding="utf-8"))
+    (data,) = documents(EXAMPLES / "compose.yaml", with_alternatives(EXAMPLES / "compose.yaml"))
+    jsonschema.validate(data, schema)
+    service = data["services"]["workstation"]
+    assert "bind" in [mount["type"] for mount in service["volumes"]]
+    assert service["deploy"]["resources"]["limits"] == {"cpus": "8", "memory": "64gb"}
+
+
+def test_the_workstation_is_open_on_this_machine_only_and_no_login_is_in_the_file() -> None:
+    service = container(EXAMPLES / "compose.yaml")
+    assert service["ports"] == ["127.0.0.1:8888:8888", "127.0.0.1:2222:2222"]
+    assert service["environment"] == {
+        "GPU_REQUIRED": "1",
+        "JUPYTER_TOKEN": None,
+        "SSH_PUBLIC_KEY": None,
+        "SSH_PORT": "2222",
+    }
+
+
+def test_the_workstation_is_not_root_and_writes_only_to_its_mounts() -> None:
+    service = container(EXAMPLES / "compose.yaml")
+    assert (service["user"], service["read_only"], service["cap_drop"]) == ("1000:0", True, ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"] == ["/tmp:exec,mode=1777", "/var/lib/extrausers:mode=1777"]
+    assert {mount["target"] for mount in service["volumes"]} == {"/workspace", "/home/user", "/var/lib/workstation"}
+    assert service["shm_size"] == "8gb"
+    assert not {"privileged", "cap_add", "network_mode", "pid", "ipc", "devices"} & service.keys()
+
+
+# ---- Kubernetes
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("job", ["v1 PersistentVolumeClaim", "batch/v1 Job"]),
+        ("jupyter", ["v1 PersistentVolumeClaim", "v1 Service", "apps/v1 Deployment"]),
+        (
+            "multi-node",
+            ["v1 PersistentVolumeClaim", "v1 Service", "networking.k8s.io/v1 NetworkPolicy", "batch/v1 Job"],
+        ),
+    ],
+)
+def test_kinds_of_objects(name: str, kinds: list[str]) -> None:
+    """`kubernetes-validate`, which `make lint` runs, only warns about a kind that does not exist."""
+    path = EXAMPLES / f"kubernetes-{name}.yaml"
+    assert path in KUBERNETES
+    assert [f"{document['apiVersion']} {document['kind']}" for document in documents(path)] == kinds
+
+
+@pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.name)
+def test_kubernetes_objects_with_their_alternatives_are_valid(path: Path) -> None:
+    for document in documents(path, with_alternatives(path)):
+        kubernetes_validate.validate(document, "1.35", strict=True)
+
+
+@pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.name)
+def test_names_that_objects_refer_to_exist(path: Path) -> None:
+    objects = documents(path)
+    (workload,) = [document for document in objects if "template" in document.get("spec", {})]
+    template = workload["spec"]["template"]
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert {mount["name"] for mount in container(path)["volumeMounts"]} == volumes.keys()
+    claim = of_kind(path, "PersistentVolumeClaim")["metadata"]["name"]
+    assert volumes["workspace"]["persistentVolumeClaim"]["claimName"] == claim
+    # Kubernetes adds this label to the pods of a job.
+    labels = {"batch.kubernetes.io/job-name": workload["metadata"]["name"]} if workload["kind"] == "Job" else {}
+    labels |= template.get("metadata", {}).get("labels", {})
+    selectors = [document["spec"]["selector"] for document in objects if "selector" in document["spec"]]
+    selectors += [document["spec"]["podSelector"] for document in objects if "podSelector" in document["spec"]]
+    for selector in selectors:
+        assert selector.get("matchLabels", selector).items() <= labels.items()
+    ports = {port["name"] for port in container(path).get("ports", ())}
+    services = [document["spec"] for document in objects if document["kind"] == "Service"]
+    assert {port["targetPort"] for service in services for port in service.get("ports", ())} == ports
+
+
+@pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.name)
+def test_no_pod_is_root_and_pods_write_only_to_their_volumes(path: Path) -> None:
+    spec = pod(path)
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 0,
+        "fsGroup": 0,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container(path)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {mount["mountPath"] for mount in container(path)["volumeMounts"]} == WRITABLE
+    assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+    assert "command" not in container(path), "the launcher would not run"
+
+
+@pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.name)
+def test_shared_memory_is_part_of_the_memory_of_a_pod(path: Path) -> None:
+    [shm] = [volume["emptyDir"] for volume in pod(path)["volumes"] if volume["name"] == "shm"]
+    amounts = container(path)["resources"]
+    assert shm["medium"] == "Memory"
+    assert int(shm["sizeLimit"].removesuffix("Gi")) < int(amounts["limits"]["memory"].removesuffix("Gi"))
+    assert amounts["limits"] == amounts["requests"] | {"nvidia.com/gpu": amounts["limits"]["nvidia.com/gpu"]}
+
+
+def test_the_token_of_jupyter_is_in_a_secret_that_is_not_in_the_file() -> None:
+    path = EXAMPLES / "kubernetes-jupyter.yaml"
+    [token] = [variable for variable in container(path)["env"] if variable["name"] == "JUPYTER_TOKEN"]
+    secret = token["valueFrom"]["secretKeyRef"]
+    assert secret["optional"] is True
+    assert f"create secret generic {secret['name']} --from-literal={secret['key']}=" in path.read_text(encoding="utf-8")
+
+
+def test_every_probe_of_jupyter_is_the_health_check_of_the_image() -> None:
+    server = container(EXAMPLES / "kubernetes-jupyter.yaml")
+    probes = [server[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
+    assert [probe["exec"] for probe in probes] == [{"command": ["/usr/local/bin/check-services"]}] * 3
+    assert [probe["periodSeconds"] * probe["failureThreshold"] for probe in probes] == [300, 30, 90]
+
+
+def test_the_nodes_of_a_job_have_names_and_ranks() -> None:
+    path = EXAMPLES / "kubernetes-multi-node.yaml"
+    job, service = of_kind(path, "Job"), of_kind(path, "Service")
+    nodes = job["spec"]["completions"]
+    assert (job["spec"]["completionMode"], job["spec"]["parallelism"], job["spec"]["backoffLimit"]) == (
+        "Indexed", nodes, 0,
+    )  # fmt: skip
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert pod(path)["subdomain"] == service["metadata"]["name"]
+    workers = [f"{job['metadata']['name']}-{index}.{service['metadata']['name']}:29500" for index in range(nodes)]
+    assert container(path)["args"][:6] == [
+        "torchrun",
+        f"--nnodes={nodes}",
+        "--node-rank=$(JOB_COMPLETION_INDEX)",
+        "--rdzv-backend=static",
+        f"--rdzv-endpoint={workers[0]}",
+        "--nproc-per-node=gpu",
+    ]
+    assert f"--coordinator={workers[0]}, --processes={nodes}, " in path.read_text(encoding="utf-8"), "of JAX"
+    objects = documents(path, with_alternatives(path))
+    [job] = [document for document in objects if document["kind"] == "Job"]
+    env = {variable["name"]: variable for variable in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert list(env).index("JOB_COMPLETION_INDEX") < list(env).index("TF_CONFIG"), "it would not be expanded"
+    assert json.loads(env["TF_CONFIG"]["value"].replace("$(JOB_COMPLETION_INDEX)", "1")) == {
+        "cluster": {"worker": workers},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+def test_a_failed_pod_releases_its_gpu_before_a_new_one_starts() -> None:
+    assert of_kind(EXAMPLES / "kubernetes-job.yaml", "Job")["spec"]["podReplacementPolicy"] == "Failed"
+    assert of_kind(EXAMPLES / "kubernetes-jupyter.yaml", "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+
+
+# ---- Slurm
+
+
+@pytest.mark.parametrize("name", ["slurm.sh", "slurm-jupyter.sh"])
+def test_sbatch_reads_every_option(name: str) -> None:
+    """It ignores those after the first command."""
+    lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
+    first_command = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    options = [number for number, line in enumerate(lines) if line.startswith("#SBATCH --")]
+    assert options
+    assert max(options) < first_command
+
+
+# ---- dev container
+
+
+def test_the_dev_container_has_gpus_and_shared_memory() -> None:
+    text = (EXAMPLES / "devcontainer.json").read_text(encoding="utf-8")
+    data = json.loads(re.sub(r"^ *//.*$", "", text, flags=re.MULTILINE))
+    assert data["runArgs"] == ["--gpus=all", "--shm-size=8g"]
+    assert "remoteUser" not in data, "the image has it as a label"
