@@ -49,12 +49,14 @@ def server(keep: Callable[..., Container], until: Callable[..., None]) -> Server
     def ready() -> bool:
         container.reload()
         assert container.status == "running", container.logs().decode()
-        match = re.search(r"http://127\.0\.0\.1:8888/lab\?token=([0-9a-f]{48})", container.logs().decode())
+        log = container.logs().decode()
+        match = re.search(r"http://127\.0\.0\.1:8888/lab\?token=([0-9a-f]{48})", log)
         if match:
             tokens.append(match[1])
-        return bool(match)
+        # On a busy machine, the line follows seconds after the URL.
+        return bool(match) and "ready after" in log
 
-    until(ready, seconds=START_S, what="a URL with a token in the log")
+    until(ready, seconds=START_S, what="a URL with a token and `ready after` in the log")
     port = int(container.attrs["NetworkSettings"]["Ports"]["8888/tcp"][0]["HostPort"])
     return Server(container=container, port=port, token=tokens[0])
 
