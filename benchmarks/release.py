@@ -61,15 +61,15 @@ class Machine:
             for image in images:
                 assembled = assembler.assemble(image)
                 proof = Evidence(
-                    image_id=assembled.config.digest,
+                    image=assembled.manifest.digest,
                     cell=image.id,
                     plan=image.digest,
                     suite=dict(suite.files),
+                    kind="image",
                     passed=tuple(sorted(suite.of_image(image.components, IMAGE_TESTS))),
                     failed=(),
-                    gpu="not run",
                 )
-                evidence.write(project.state, proof)
+                evidence.write_evidence(project.state, proof)
             assembler.close()
         return [image.id for image in images]
 

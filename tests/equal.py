@@ -56,10 +56,12 @@ def main(cells: list[str]) -> int:
 
 
 def _built(work: Work, method: Method, image: PlannedImage) -> str:
-    outcomes = images.run(work, method, Plan(images=(image,)), Options(jobs=1, test=False))
+    outcomes = images.make_images(work, method, Plan(images=(image,)), Options(jobs=1, test=False))
     if failure := images.failure(outcomes):
         raise failure
-    return outcomes[0].image_id
+    [outcome] = outcomes
+    assert outcome.loaded
+    return outcome.loaded.id
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from builder.build.layer_lookup import LayerLookup
 from builder.build.mmdebstrap import Mmdebstrap
 from builder.build.operating_systems import SystemLayers
 from builder.build.wheels import WheelLayers
-from builder.build.work import Method, Origin, Work, record_built
+from builder.build.work import LoadedImage, Method, Origin, Work, record_built
 from builder.common import errors
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, DamagedError
@@ -69,18 +69,18 @@ class Assembler(Method):
         self._loading = threading.Lock()
         self._containers = ThreadPoolExecutor(4, "container")
 
-    def find(self, image: PlannedImage) -> str:
-        """Id of the image in the engine, if store and engine both have it as planned; empty if not."""
+    def find(self, image: PlannedImage) -> LoadedImage | None:
+        """The image, if store and engine both have it as planned."""
         try:
             stored = stored_images.find(self._store, image, self._lookup.known)
         except DamagedError as error:
             self._work.view.say(f"{image.id}: {error}; it will be rebuilt")
             self._store.discard(error.blob)
-            return ""
+            return None
         if stored is None:
-            return ""
-        image_id = stored.image_id(self._engine_store)
-        return image_id if self._work.engine.image(image_id) else ""
+            return None
+        loaded = LoadedImage(id=stored.image_id(self._engine_store), digest=stored.manifest.digest)
+        return loaded if self._work.engine.image(loaded.id) else None
 
     def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
         """One image for each operating system that neither the store nor a registry has."""
@@ -117,8 +117,8 @@ class Assembler(Method):
         futures += self._systems.pending(image)
         return [future for future in futures if not future.done()]
 
-    def build(self, image: PlannedImage) -> tuple[str, Origin]:
-        """Assembles the image and loads it into the engine; returns its id, and whether the store had it before."""
+    def build(self, image: PlannedImage) -> LoadedImage:
+        """Assembles the image and loads it into the engine; its origin is `loaded` if the store had it before."""
         work = self._work
         work.view.begin(image.id, "assembling")
         known = {manifest.digest for manifest in self._store.images().values()}
@@ -128,7 +128,8 @@ class Assembler(Method):
             meter = Meter(work.view, image.id, "loaded", 0)
             image_id = self._loader.load(assembled, meter.add)
         record_built(work.project.state, f"assembled-{image_id}", image_id)
-        return image_id, "loaded" if assembled.manifest.digest in known else "built"
+        origin: Origin = "loaded" if assembled.manifest.digest in known else "built"
+        return LoadedImage(id=image_id, digest=assembled.manifest.digest, origin=origin)
 
     def assemble(self, image: PlannedImage) -> Image:
         """Assembles the image in the store, named as untested. Raises what making one of its layers raised."""

@@ -25,6 +25,7 @@ from builder.matrix.tags import CELL_LABEL, CUDA_LABEL, PLAN_LABEL
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence
+from builder.registry.evidence import Requirement
 from builder.registry.suite import Suite
 
 # Bytes on disk for each byte of wheels. Measured for torch 2.9.1: 4.2 GB of wheels unpack to 7.5 GB.
@@ -141,8 +142,8 @@ def outstanding(work: Work, store: Store, plan: Plan, *, test: bool) -> Plan:
         assembled = _stored(store, image)
         if assembled is None or not test:
             return assembled is not None
-        _, reason = evidence.check_stored(work.project.state, assembled, image, suite)
-        return not reason
+        requirement = Requirement.of(image, assembled.manifest.digest, suite)
+        return not evidence.local_coverage(work.project.state, requirement).failure
 
     return Plan(images=tuple(image for image in plan.images if not is_done(image)))
 

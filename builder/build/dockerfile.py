@@ -12,7 +12,7 @@ from pathlib import Path
 from builder.build import disk, locked_packages
 from builder.build.mmdebstrap import Mmdebstrap
 from builder.build.programs import Program, Programs
-from builder.build.work import Method, Origin, Work, built_id, record_built
+from builder.build.work import LoadedImage, Method, Work, built_id, record_built
 from builder.common import digest
 from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
 from builder.engine.client import SOCKET
@@ -47,15 +47,16 @@ class DockerfileBuilder(Method):
         self._mmdebstrap = mmdebstrap or Mmdebstrap(work)
         self._keys: dict[str, str] = {}
 
-    def find(self, image: PlannedImage) -> str:
-        """Id of the image that this checkout built for exactly this plan, if the engine still has it; empty if not.
+    def find(self, image: PlannedImage) -> LoadedImage | None:
+        """The image that this checkout built for exactly this plan, if the engine still has it.
 
         Found by our own record, not by label: an image derived from ours inherits its labels.
         """
         root = self._work.project.root
         image_id = built_id(self._work.project.state, _key(image, root, context_files(root, image)))
         info = self._work.engine.image(image_id) if digest.is_digest(image_id) else None
-        return image_id if info and info.labels.get(PLAN_LABEL) == image.digest else ""
+        is_there = info is not None and info.labels.get(PLAN_LABEL) == image.digest
+        return LoadedImage(id=image_id, digest=image_id) if is_there else None
 
     def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
         """One image for each operating system of the images that the engine lacks."""
@@ -72,8 +73,8 @@ class DockerfileBuilder(Method):
         root = self._work.project.root
         self._keys = {image.id: _key(image, root, context_files(root, image)) for image in images}
 
-    def build(self, image: PlannedImage) -> tuple[str, Origin]:
-        """Builds `image` and returns its id.
+    def build(self, image: PlannedImage) -> LoadedImage:
+        """Builds `image`.
 
         Raises BuildError with the last lines of the output, EngineError or DiskError.
         """
@@ -97,7 +98,7 @@ class DockerfileBuilder(Method):
                 self._work, image, lambda host: self._run(image, host, base, Path(scratch))
             )
         record_built(self._work.project.state, self._keys[image.id], image_id)
-        return image_id, "built"
+        return LoadedImage(id=image_id, digest=image_id, origin="built")
 
     def close(self) -> None:
         self._programs.stop()

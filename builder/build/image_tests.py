@@ -12,15 +12,14 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from builder.build.outcomes import NOT_APPLICABLE, REUSED
+from builder.build.outcomes import NOT_APPLICABLE
 from builder.build.programs import Program, Programs
-from builder.build.work import Work
+from builder.build.work import LoadedImage, Work
 from builder.common import errors
 from builder.common.errors import ImageTestError
 from builder.compat import gpu_support, gpus
@@ -29,35 +28,13 @@ from builder.engine.client import SOCKET
 from builder.matrix import facts
 from builder.plan.plan import PlannedImage
 from builder.registry import evidence
-from builder.registry.evidence import Evidence
-from builder.registry.suite import GPU_TESTS, Suite, gpu_test
+from builder.registry.evidence import Coverage, Evidence, Kind, Requirement
+from builder.registry.suite import Suite, gpu_test
 
 TIMEOUT_S = 1800
+LOGS: dict[Kind, str] = {"image": "test", "gpu": "gpu"}  # the part of a log's name that says which tests ran
+NOTHING = Coverage()  # no earlier results
 _NO_TEST = "no GPU test: "
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """Names of tests by their outcome, and `figures` that GPU tests measured.
-
-    `seconds` are durations by test, `reasons` the first line of each failure.
-    """
-
-    passed: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
-    not_applicable: tuple[str, ...] = ()
-    reused: tuple[str, ...] = ()
-    figures: tuple[dict[str, Any], ...] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    reasons: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _GpuRun:
-    state: Literal["passed", "failed", "not run"] = "not run"
-    reason: str = ""
-    results: Results = Results()
-    machine: Mapping[str, str] = field(default_factory=dict)
 
 
 class Tester:
@@ -78,17 +55,14 @@ class Tester:
         self._suite = Suite.of(work.project.root)
         self._programs = Programs()
 
-    def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
-        """Earlier evidence of a pass that is still valid, from no less hardware than there is now."""
-        earlier = self._read(image_id)
-        if earlier is None or evidence.why_invalid(self._read, earlier, image, self._suite):
-            return None
-        return None if earlier.gpu == "not run" and not self._why_no_gpu(image) else earlier
+    def coverage(self, image: PlannedImage, loaded: LoadedImage) -> Coverage:
+        """What this machine's earlier results prove for an image."""
+        requirement = Requirement.of(image, loaded.digest, self._suite)
+        return evidence.local_coverage(self._project.state, requirement)
 
-    def _earlier(self, image: PlannedImage, image_id: str) -> Evidence | None:
-        """Earlier evidence, a pass or not, if it is of this image and the current test suite."""
-        earlier = self._read(image_id)
-        return None if evidence.why_outdated(earlier, image.digest, self._suite.files) else earlier
+    def is_complete(self, image: PlannedImage, coverage: Coverage) -> bool:
+        """Whether the image passed its tests, on a GPU too if there is one now."""
+        return not coverage.failure and not (coverage.gpu == "not run" and not self._why_no_gpu(image))
 
     def check(self, images: Sequence[PlannedImage]) -> None:
         """With `--gpu require`, raises ImageTestError if GPU tests of these images cannot run."""
@@ -101,58 +75,51 @@ class Tester:
         if reasons:
             raise errors.join([_no_gpu_test(", ".join(ids), reason) for reason, ids in reasons.items()], "reasons")
 
-    def test(
-        self, image: PlannedImage, image_id: str, reusable: Mapping[str, str] = MappingProxyType({}), *,
-        only_missing: bool = False,
-    ) -> Evidence:  # fmt: skip
-        """Runs the tests and writes the evidence; raises ImageTestError unless every one passed.
+    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NOTHING) -> Coverage:
+        """Runs the image tests, unless `known` has a pass of them, and the GPU tests if there is a GPU.
 
-        Leaves out the thorough ones among the `reusable` tests: test -> id of the image that passed it. With
-        `only_missing`, runs only GPU tests if earlier evidence of a pass lacks nothing else.
+        Writes the evidence of both. Returns what it proves together with what is known. Raises ImageTestError unless
+        every test passed.
         """
         self._view.begin(image.id, "testing")
-        earlier = self._earlier(image, image_id)
-        if only_missing and earlier and not evidence.why_invalid(self._read, earlier, image, self._suite):
-            results, reused = _part(earlier, on_gpu=False), earlier.reused
-        else:
-            results = self._run(image, image_id, "test", self._files(image), reusable=reusable)
-            reused = {
-                other: tuple(name for name in results.reused if reusable[name] == other)
-                for other in dict.fromkeys(reusable[name] for name in results.reused)
-            }
-        gpu = self._run_on_gpu(image, image_id)
-        if results.failed or gpu.results.failed:
+        no_gpu = self._why_no_gpu(image)
+        image_tests = known.image_tests
+        results: list[Evidence] = []
+        if image_tests is None or not image_tests.is_pass:
+            image_tests = self._run(image, loaded, "image", self._files(image), no_gpu=no_gpu)
+            results.append(image_tests)
+        if not no_gpu:
+            files = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
+            with self._pool.lease(
+                lambda gpu: not self._why_unfit(image, gpu), lambda: self._programs.stopped
+            ) as leased:
+                if leased:
+                    results.append(self._run(image, loaded, "gpu", [path for path in files if path.is_file()], leased))
+                else:
+                    no_gpu = self._why_no_gpu(image) or "no GPU became free"
+        if any(each.failed for each in results):
             self._engine.check()  # that may be why they failed
         if self._programs.stopped:
             raise ImageTestError(f"{image.id}: the tests were interrupted")
-        # A result must not become `not run` because no GPU is free now.
-        if gpu.state == "not run" and earlier and earlier.gpu != "not run":
-            gpu = _GpuRun(state=earlier.gpu, results=_part(earlier, on_gpu=True), machine=earlier.machine)
-        result = Evidence(
-            image_id=image_id,
-            cell=image.id,
-            plan=image.digest,
-            suite=dict(self._suite.files),
-            passed=results.passed + gpu.results.passed,
-            failed=results.failed + gpu.results.failed,
-            gpu=gpu.state,
-            gpu_reason=gpu.reason,
-            not_applicable=gpu.results.not_applicable,
-            reused=reused,
-            seconds={**results.seconds, **gpu.results.seconds},
-            figures=gpu.results.figures,
-            machine=gpu.machine or self._machine(),
-            finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        )
-        evidence.write(self._project.state, result)
-        if not result.is_pass:
-            raise self._failure(image, result, {**results.reasons, **gpu.results.reasons}, on_gpu=not results.failed)
-        if reason := evidence.why_incomplete(result, image.components, self._suite):
-            hint = "Write tests as functions `test_...` of the module, or of a class `Test...`, or import them by name."
-            raise ImageTestError(f"{image.id}: the result does not count: {reason}", hint=hint)
-        if gpu.reason and self._gpu_mode == gpus.REQUIRE and not image.cell.is_cpu:
-            raise _no_gpu_test(image.id, gpu.reason)  # there was one before the build
-        return result
+        if image_tests in results and no_gpu != image_tests.no_gpu:
+            results[0] = image_tests.model_copy(update={"no_gpu": no_gpu})
+        for each in results:
+            evidence.write_evidence(self._project.state, each)
+        own = self.coverage(image, loaded)
+        for each in (*results, *own.newest):  # a failure on a GPU that is not free now is still one
+            if not each.is_pass:
+                raise self._failure(image, loaded, each)
+        requirement = Requirement.of(image, loaded.digest, self._suite)
+        for each in results:
+            if reason := requirement.why_not_met(each):
+                raise ImageTestError(
+                    f"{image.id}: the result does not count: {reason}",
+                    hint="Write tests as functions `test_...` of the module, or of a class `Test...`, "
+                    "or import them by name.",
+                )
+        if no_gpu and self._gpu_mode == gpus.REQUIRE and not image.cell.is_cpu:
+            raise _no_gpu_test(image.id, no_gpu)  # there was one before the build
+        return evidence.coverage_of([*known.reports, *own.reports], own.refused)
 
     def _files(self, image: PlannedImage) -> list[Path]:
         """The test files of the image's components. Raises ImageTestError if one is missing."""
@@ -160,9 +127,6 @@ class Tester:
         if missing := [path.name for path in files if not path.is_file()]:
             raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
         return files
-
-    def _read(self, image_id: str) -> Evidence | None:
-        return evidence.read(self._project.state, image_id)
 
     def _machine(self, leased: Sequence[Gpu] = ()) -> dict[str, str]:
         """Where the tests ran."""
@@ -172,34 +136,24 @@ class Tester:
             machine |= {"gpu": names, "gpus": str(len(leased)), "driver": self._pool.read()[0]}
         return machine
 
-    def _failure(
-        self, image: PlannedImage, result: Evidence, reasons: Mapping[str, str], *, on_gpu: bool
-    ) -> ImageTestError:
-        log = self._log(image, "gpu" if on_gpu else "test")
+    def _failure(self, image: PlannedImage, loaded: LoadedImage, result: Evidence) -> ImageTestError:
+        log = self._log(image, result.kind)
+        lines = []
+        for name in result.failed[:12]:
+            lines.append(f"  {name}")
+            if reason := result.reasons.get(name):
+                lines.append(f"    {reason}")
         return ImageTestError(
             f"{image.id}: {len(result.failed)} of {len(result.failed + result.passed)} tests failed\n"
-            + "\n".join(f"  {name}{_because(reasons.get(name, ''))}" for name in result.failed[:12]),
+            + "\n".join(lines),
             hint=f"Full log: {log.relative_to(self._project.root)}   "
-            f"To inspect the image: docker run --rm -it {result.image_id[7:19]} bash",
+            f"To inspect the image: docker run --rm -it {loaded.id[7:19]} bash",
         )
 
     def stop(self) -> None:
         self._programs.stop()
 
     # ---- GPU tests
-
-    def _run_on_gpu(self, image: PlannedImage, image_id: str) -> _GpuRun:
-        """Runs the GPU tests of the image's components, if they can run."""
-        if reason := self._why_no_gpu(image):
-            return _GpuRun(reason=reason)
-        files = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
-        with self._pool.lease(lambda gpu: not self._why_unfit(image, gpu), lambda: self._programs.stopped) as leased:
-            if not leased:
-                return _GpuRun(reason=self._why_no_gpu(image) or "no GPU became free")
-            results = self._run(image, image_id, "gpu", [path for path in files if path.is_file()], leased)
-            machine = self._machine(leased)
-        state: Literal["passed", "failed"] = "passed" if results.passed and not results.failed else "failed"
-        return _GpuRun(state=state, results=results, machine=machine)
 
     def _why_no_gpu(self, image: PlannedImage) -> str:
         """Why the image's GPU tests cannot run now; empty if they can."""
@@ -231,23 +185,22 @@ class Tester:
     # ---- pytest
 
     def _run(
-        self, image: PlannedImage, image_id: str, kind: str, files: list[Path], leased: Sequence[Gpu] = (),
-        reusable: Collection[str] = (),
-    ) -> Results:  # fmt: skip
-        """Runs test files in a pytest process of their own, without thorough tests that are `reusable`."""
+        self, image: PlannedImage, loaded: LoadedImage, kind: Kind, files: list[Path], leased: Sequence[Gpu] = (), *,
+        no_gpu: str = "",
+    ) -> Evidence:  # fmt: skip
+        """Runs test files in a pytest process of their own, on the leased GPUs."""
         root = self._project.root
         with self._project.scratch() as scratch:
-            subject, passed, report, figures = (
-                Path(scratch) / name for name in ("image.json", "reusable.json", "report.jsonl", "figures.jsonl")
+            subject, report, figures = (
+                Path(scratch) / name for name in ("image.json", "report.jsonl", "figures.jsonl")
             )
-            passed.write_text(json.dumps(sorted(reusable)), encoding="utf-8")
-            subject.write_text(json.dumps(describe(image, image_id, str(root))), encoding="utf-8")
+            subject.write_text(json.dumps(describe(image, loaded.id, str(root))), encoding="utf-8")
             command = [
                 sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir", str(root),
                 f"--basetemp={scratch}/pytest", "--durations=10", *map(str, files),
             ]  # fmt: skip
             if self._junit:
-                command += [f"--junit-xml={self._junit.resolve()}/{image.id}.{kind}.xml", "-o"]
+                command += [f"--junit-xml={self._junit.resolve()}/{image.id}.{LOGS[kind]}.xml", "-o"]
                 command += [f"junit_suite_name={image.id}"]
             variables = {
                 "DOCKER_HOST": os.environ.get("DOCKER_HOST", SOCKET),  # our engine, whatever Docker's context
@@ -257,17 +210,26 @@ class Tester:
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
                 "IMAGE_TEST_SUBJECT": str(subject),
                 "IMAGE_TEST_REPORT": str(report),
-                "IMAGE_TEST_REUSABLE": str(passed),
                 "IMAGE_TEST_GPUS": ",".join(gpu.uuid or str(gpu.index) for gpu in leased),
                 "IMAGE_TEST_FIGURES": str(figures),
             }
-            results = outcome(report, self._pytest(image.id, command, variables, self._log(image, kind)))
-            no_test = untested(files, root, results.passed + results.failed)
-            return replace(
-                results,
-                failed=(*results.failed, *no_test),
-                figures=tuple(_lines(figures)),
+            status = self._pytest(image.id, command, variables, self._log(image, kind))
+            results = read_results(report, status, files, root)
+            return Evidence(
+                image=loaded.digest,
+                cell=image.id,
+                plan=image.digest,
+                suite=dict(self._suite.files),
+                kind=kind,
+                passed=results.passed,
+                failed=results.failed,
                 reasons={name: self._hide(reason) for name, reason in results.reasons.items()},
+                not_applicable=results.not_applicable,
+                no_gpu=no_gpu,
+                seconds=results.seconds,
+                figures=tuple(_lines(figures)),
+                machine=self._machine(leased),
+                finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             )
 
     def _pytest(self, row: str, command: list[str], variables: Mapping[str, str], log_path: Path) -> int:
@@ -288,8 +250,8 @@ class Tester:
         )
         return self._programs.run(program, on_line)
 
-    def _log(self, image: PlannedImage, kind: str) -> Path:
-        return self._project.logs / f"{image.id}.{kind}.log"
+    def _log(self, image: PlannedImage, kind: Kind) -> Path:
+        return self._project.logs / f"{image.id}.{LOGS[kind]}.log"
 
 
 def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, object]:
@@ -301,6 +263,7 @@ def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, obj
         "id": image.id,
         "plan": image.digest,
         "components": list(image.components),
+        "thorough": sorted(image.thorough),
         "references": list(image.references),
         "requirements": image.requirements,
         "wheels": {wheel.name: wheel.version for wheel in image.wheels},
@@ -308,41 +271,28 @@ def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, obj
     }
 
 
-def _part(earlier: Evidence, *, on_gpu: bool) -> Results:
-    """The results of earlier evidence in GPU tests, or in all others."""
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Names of tests by their outcome. `seconds` are durations by test, `reasons` the first line of each failure."""
 
-    def chosen(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(name for name in names if name.startswith(f"{GPU_TESTS}/") == on_gpu)
-
-    return Results(
-        passed=chosen(earlier.passed),
-        failed=chosen(earlier.failed),
-        not_applicable=chosen(earlier.not_applicable),
-        figures=earlier.figures if on_gpu else (),
-        seconds={name: earlier.seconds[name] for name in chosen(earlier.seconds)},
-    )
+    passed: tuple[str, ...]
+    failed: tuple[str, ...]
+    not_applicable: tuple[str, ...]
+    seconds: dict[str, float]
+    reasons: dict[str, str]
 
 
-def untested(files: Sequence[Path], root: Path, tests: Sequence[str]) -> list[str]:
-    """Of these test files, those that had no test: a component that was not tested has not passed."""
-    names = [path.relative_to(root).as_posix() for path in files]
-    return [f"{name}: no test" for name in names if not any(test.startswith(f"{name}::") for test in tests)]
-
-
-def outcome(report: Path, status: int) -> Results:
+def read_results(report: Path, status: int, files: Sequence[Path], root: Path) -> Results:
     """The results in the report that tests/images/conftest.py writes, one JSON line for each phase of a test.
 
-    A test run that ended badly without naming a failed test (killed, collection error) is itself a failure. A GPU test
-    that had nothing to check is neither passed nor failed, and neither is a thorough test that was left out.
+    `status` is that of pytest. A test run that ended badly without naming a failed test (killed, collection error) is
+    itself a failure, and so is each of the `files` without a test: a component that was not tested has not passed.
     """
     results: dict[str, bool] = {}
     reasons: dict[str, str] = {}
     seconds: dict[str, float] = {}
-    not_applicable, reused = [], []
+    not_applicable: list[str] = []
     for entry in _lines(report):
-        if entry["outcome"] == REUSED:
-            reused.append(entry["test"])
-            continue
         seconds[entry["test"]] = entry.get("seconds", 0.0)
         if reason := entry.get("reason"):
             reasons.setdefault(entry["test"], reason)
@@ -350,22 +300,19 @@ def outcome(report: Path, status: int) -> Results:
             not_applicable.append(entry["test"])
         else:
             results[entry["test"]] = results.get(entry["test"], True) and entry["outcome"] == "passed"
-    passed = tuple(name for name, is_pass in results.items() if is_pass)
-    failed = tuple(name for name, is_pass in results.items() if not is_pass)
+    failed = [name for name, is_pass in results.items() if not is_pass]
     if status != 0 and not failed:
-        failed = (f"the test run itself (pytest ended with status {status})",)
+        failed.append(f"the test run itself (pytest ended with status {status})")
+    for name in (path.relative_to(root).as_posix() for path in files):
+        if not any(test.startswith(f"{name}::") for test in results):
+            failed.append(f"{name}: no test")
     return Results(
-        passed=passed,
-        failed=failed,
+        passed=tuple(name for name, is_pass in results.items() if is_pass),
+        failed=tuple(failed),
         not_applicable=tuple(not_applicable),
-        reused=tuple(reused),
         seconds=seconds,
         reasons=reasons,
     )
-
-
-def _because(reason: str) -> str:
-    return f"\n    {reason}" if reason else ""
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -12,15 +12,16 @@ from typing import Any
 
 from builder.build import operating_systems
 from builder.build.image_tests import Tester
-from builder.build.reused_tests import ReusedTests
-from builder.build.work import Method, Origin, Work
+from builder.build.staged_tests import StagedImages
+from builder.build.work import LoadedImage, Method, Origin, Work
 from builder.common import errors, machine
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.reference import ImageRef
 from builder.common.units import counted, duration, size
 from builder.compat import gpus
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry.evidence import Evidence
+from builder.registry import evidence
+from builder.registry.evidence import Coverage
 
 SLOW_S = 5  # tests and steps that take longer are named at the end
 _ORIGINS: dict[Origin, str] = {"built": "built", "loaded": "loaded from the store", "present": "already built"}
@@ -41,14 +42,13 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What was done for one image. `proof` is its evidence, also from an earlier run of its tests."""
+    """What was done for one image. `coverage` is what its tests proved, also in an earlier run."""
 
     image: PlannedImage
-    image_id: str = ""
-    origin: Origin = "present"
+    loaded: LoadedImage | None = None
     tested: bool = False
     tagged: bool = False
-    proof: Evidence | None = None
+    coverage: Coverage | None = None
     seconds: float = 0
     error: BuilderError | None = None
 
@@ -57,18 +57,20 @@ class Outcome:
         """Whether there was nothing to do."""
         return self.error is None and self.origin == "present" and not self.tested and not self.tagged
 
+    @property
+    def origin(self) -> Origin:
+        return self.loaded.origin if self.loaded else "present"
+
     def as_data(self) -> dict[str, Any]:
         """For `--format json`."""
-        proof = self.proof
-        tests = proof and {
-            "passed": len(proof.passed),
-            "reused": proof.reused_count,
-            "failed": list(proof.failed),
-            "gpu": proof.gpu_status,
+        tests = self.coverage and {
+            "passed": len(self.coverage.passed),
+            "failed": self.coverage.failed,
+            "gpu": self.coverage.gpu_status,
         }
         return {
             "cell": self.image.id,
-            "image": self.image_id,
+            "image": self.loaded.id if self.loaded else "",
             "made": self.origin,
             "tested": self.tested,
             "tagged": self.tagged,
@@ -125,186 +127,192 @@ def _steps(done: Sequence[Outcome]) -> str:
     return f"{images} {common[-1]}: {details}" if common else f"{images}: {details}"
 
 
-def run(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcome]:
-    """Makes every image of the plan; returns what was done, in the order of the plan.
+def make_images(work: Work, provider: Method, plan: Plan, options: Options) -> list[Outcome]:
+    """Makes every image of the plan: builds, tests and tags it, each only if that is not done already.
 
-    A failure is in the outcome of its image and does not stop the others.
+    Returns what was done, in the order of the plan. A failure is in the outcome of its image and does not stop the
+    others. Raises ImageTestError if required GPU tests cannot run, before anything is built.
     """
-    run = _Run(work, method, plan, options)
-    ids = {image.id: method.find(image) for image in plan.images}
-    done = {image.id: outcome for image in plan.images if (outcome := run.finished(image, ids[image.id]))}
+    if not provider.assembles:
+        # Their layers are not those of the plan, so nothing says that a smaller image has the same contents.
+        plan = _with_all_tests(plan)
+    tester = _tester(work, plan, options)
+
+    # What the engine has as planned, with passing evidence and under every tag, is done.
+    present = {image.id: provider.find(image) for image in plan.images}
+    done: dict[str, Outcome] = {}
+    for image in plan.images:
+        loaded = present[image.id]
+        if loaded and (outcome := _finished(work, tester, options, image, loaded)):
+            done[image.id] = outcome
+            if options.test:
+                provider.record_tagged(image)  # a run that was killed may not have
     todo = [image for image in plan.images if image.id not in done]
+    if not todo:
+        return [done[image.id] for image in plan.images]
     if options.test:
-        for outcome in done.values():
-            method.record_tagged(outcome.image)
-            run.passed(outcome.image, outcome.proof)
-    if todo:
-        if options.test:
-            _check_client()
-        with work.view.live():
-            try:
-                # Images with fewer components first: larger ones reuse their results.
-                todo.sort(key=lambda image: len(image.components))
-                if missing := [image for image in todo if not ids[image.id]]:
-                    try:
-                        method.prepare(missing)
-                    except BuilderError as error:  # too little disk space, for example
-                        done |= {image.id: Outcome(image=image, error=error) for image in missing}
-                        todo = [image for image in todo if ids[image.id]]
-                done |= run.each(
-                    todo,
-                    lambda image: run.make(image, ids[image.id]),
-                    [image.id for image in todo if not ids[image.id]],
-                )
-            finally:
-                method.close()
-    return [done[image.id] for image in plan.images]
+        _check_client()
 
+    def make_image(image: PlannedImage) -> Outcome:
+        loaded = present[image.id] or provider.build(image)
+        note = loaded.id.removeprefix("sha256:")[:12]
+        # A build may find that the image is complete: the store had it, or the engine's cache all its steps.
+        if outcome := _finished(work, tester, options, image, loaded):
+            if options.test:
+                provider.record_tagged(image)
+            work.view.end(image.id, "done", f"{note}, {'unchanged' if options.test else loaded.origin}")
+            return outcome
+        known = tester.coverage(image, loaded)
+        is_tested = tester.is_complete(image, known)
+        coverage = known if is_tested else tester.test(image, loaded, known)
+        for reference in reversed(image.references):  # the full tag last: it says that everything is done
+            work.engine.tag(loaded.id, ImageRef.parse(reference))
+        provider.record_tagged(image)
+        work.view.end(image.id, "done", f"{note}, {_tests(coverage)}\n  {'  '.join(image.references)}")
+        return Outcome(image=image, loaded=loaded, tested=not is_tested, tagged=True, coverage=coverage)
 
-def retest(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcome]:
-    """Tests images that are built, whatever evidence there is; tags nothing. Returns what was done for each."""
-    _check_client()
-    run = _Run(work, method, plan, options)
     with work.view.live():
-        done = run.each(plan.images, run.retest)
+        try:
+            if missing := [image for image in todo if not present[image.id]]:
+                try:
+                    provider.prepare(missing)
+                except BuilderError as error:  # too little disk space, for example
+                    done |= {image.id: Outcome(image=image, error=error) for image in missing}
+                    todo = [image for image in todo if present[image.id]]
+                    missing = []
+            waiting_for_layers = {image.id for image in missing}
+            done |= _each(work, tester, provider, options.jobs, todo, make_image, waiting_for_layers)
+        finally:
+            provider.close()
     return [done[image.id] for image in plan.images]
 
 
-def complete(work: Work, method: Method, plan: Plan, options: Options) -> list[Outcome]:
-    """Runs the tests that evidence lacks; tags nothing. Returns what was done for each image."""
+def retest(work: Work, provider: Method, plan: Plan, options: Options) -> list[Outcome]:
+    """Runs all tests of images that are built, whatever passed before; tags nothing."""
     _check_client()
-    run = _Run(work, method, plan, options)
+    plan = _with_all_tests(plan)
+    tester = _tester(work, plan, options)
 
-    def test(image: PlannedImage) -> Outcome:
-        image_id, origin = method.build(image)
-        known = run.tester.known(image, image_id)
+    def test_image(image: PlannedImage) -> Outcome:
+        loaded = provider.find(image)
+        if not loaded:
+            raise EngineError(f"{image.id}: not built", hint=f"builder build {image.id}")
+        coverage = tester.test(image, loaded)
+        work.view.end(image.id, "done", _tests(coverage))
+        return Outcome(image=image, loaded=loaded, coverage=coverage, tested=True)
+
+    with work.view.live():
+        done = _each(work, tester, provider, options.jobs, plan.images, test_image)
+    return [done[image.id] for image in plan.images]
+
+
+def test_staged(work: Work, provider: StagedImages, plan: Plan, options: Options) -> list[Outcome]:
+    """Downloads staged images, runs the tests that their reports lack, and attaches the results, also of failures."""
+    _check_client()
+    tester = _tester(work, plan, options)
+
+    def test_image(image: PlannedImage) -> Outcome:
+        loaded = provider.build(image)
+        # What this machine ran before counts too: its results may not have been attached.
+        known = tester.coverage(image, loaded)
+        known = evidence.coverage_of([*provider.reports(image), *known.reports], known.refused)
+        is_tested = tester.is_complete(image, known)
         try:
-            proof = known or run.tester.test(image, image_id, only_missing=True)
+            coverage = known if is_tested else tester.test(image, loaded, known)
         except ImageTestError as failed:
             try:
-                method.record_tested(image, image_id)
+                provider.attach_results(image, loaded)
             except BuilderError as error:
                 raise errors.join(
                     [failed, error], "errors: the tests failed, and their results were not attached"
                 ) from error
             raise
-        method.record_tested(image, image_id)
-        work.view.end(image.id, "done", _tests(proof))
-        return Outcome(image=image, image_id=image_id, origin=origin, proof=proof, tested=known is None)
+        provider.attach_results(image, loaded)
+        work.view.end(image.id, "done", _tests(coverage))
+        return Outcome(image=image, loaded=loaded, coverage=coverage, tested=not is_tested)
 
     with work.view.live():
-        done = run.each(plan.images, test)
+        done = _each(work, tester, provider, options.jobs, plan.images, test_image)
     return [done[image.id] for image in plan.images]
 
 
-class _Run:
-    def __init__(self, work: Work, method: Method, plan: Plan, options: Options) -> None:
-        """Removes containers of killed runs. Raises ImageTestError if required GPU tests cannot run."""
-        self.work, self.method, self.options = work, method, options
-        work.engine.sweep(str(work.project.root))
-        pool = gpus.Pool(min(options.jobs, sum(not image.cell.is_cpu for image in plan.images)))
-        self.tester = Tester(work, gpu_mode=options.gpu_mode, pool=pool, junit=options.junit)
-        if options.test:
-            self.tester.check(plan.images)
-        self.reused = ReusedTests(work.engine, work.project)
+def _with_all_tests(plan: Plan) -> Plan:
+    """The plan, with images that must pass their thorough tests themselves, whatever goes with them."""
+    return replace(plan, images=tuple(replace(each, thorough=frozenset(each.components)) for each in plan.images))
 
-    def passed(self, image: PlannedImage, proof: Evidence | None) -> None:
-        """Offers the results of an image to larger ones. Only layers of the plan can be compared."""
-        if proof and self.method.assembles:
-            self.reused.add(image, proof)
 
-    def finished(self, image: PlannedImage, image_id: str) -> Outcome | None:
-        """An outcome if the engine has this plan's image, with passing evidence, under every tag."""
-        if not image_id:
+def _tester(work: Work, plan: Plan, options: Options) -> Tester:
+    """Removes containers of killed runs. Raises ImageTestError if required GPU tests cannot run."""
+    work.engine.sweep(str(work.project.root))
+    pool = gpus.Pool(min(options.jobs, sum(not image.cell.is_cpu for image in plan.images)))
+    tester = Tester(work, gpu_mode=options.gpu_mode, pool=pool, junit=options.junit)
+    if options.test:
+        tester.check(plan.images)
+    return tester
+
+
+def _finished(work: Work, tester: Tester, options: Options, image: PlannedImage, loaded: LoadedImage) -> Outcome | None:
+    """An outcome if the engine has the image with passing evidence, under every tag; without tests, if it has it."""
+    if not options.test:
+        return Outcome(image=image, loaded=loaded)
+    coverage = tester.coverage(image, loaded)
+    if not tester.is_complete(image, coverage):
+        return None
+    info = work.engine.image(loaded.id)
+    # The engine lists names in its own form: one that is not listed may exist all the same.
+    for reference in set(image.references).difference(info.tags if info else ()):
+        tagged = work.engine.image(reference)
+        if tagged is None or tagged.id != loaded.id:
             return None
-        if not self.options.test:
-            return Outcome(image=image, image_id=image_id)
-        proof = self.tester.known(image, image_id)
-        if proof is None or not self._is_tagged(image, image_id):
-            return None
-        return Outcome(image=image, image_id=image_id, proof=proof)
-
-    def _is_tagged(self, image: PlannedImage, image_id: str) -> bool:
-        """Whether the engine has the image under every tag."""
-        engine = self.work.engine
-        info = engine.image(image_id)
-        # The engine lists names in its own form: one that is not listed may exist all the same.
-        unlisted = set(image.references).difference(info.tags if info else ())
-        return all((tagged := engine.image(reference)) and tagged.id == image_id for reference in unlisted)
-
-    def make(self, image: PlannedImage, image_id: str) -> Outcome:
-        """Builds, tests and tags an image, each unless it is done already; `image_id` if the engine has the image."""
-        origin: Origin = "present"
-        if not image_id:
-            image_id, origin = self.method.build(image)
-        note = image_id.removeprefix("sha256:")[:12]
-        if outcome := self.finished(image, image_id):
-            if self.options.test:
-                self.method.record_tagged(image)
-            self.work.view.end(image.id, "done", f"{note}, {'unchanged' if self.options.test else origin}")
-            return replace(outcome, origin=origin)
-        proof = self.tester.known(image, image_id)
-        tested = proof is None
-        proof = proof or self.tester.test(image, image_id, self.reused.reusable(image, image_id), only_missing=True)
-        self.passed(image, proof)
-        for reference in reversed(image.references):  # the full tag last: it says that everything is done
-            self.work.engine.tag(image_id, ImageRef.parse(reference))
-        self.method.record_tagged(image)
-        note += f", {_tests(proof)}\n  {'  '.join(image.references)}"
-        self.work.view.end(image.id, "done", note)
-        return Outcome(image=image, image_id=image_id, origin=origin, tested=tested, tagged=True, proof=proof)
-
-    def retest(self, image: PlannedImage) -> Outcome:
-        """Tests an image that is built."""
-        image_id = self.method.find(image)
-        if not image_id:
-            raise EngineError(f"{image.id}: not built", hint=f"builder build {image.id}")
-        proof = self.tester.test(image, image_id)
-        self.work.view.end(image.id, "done", _tests(proof))
-        return Outcome(image=image, image_id=image_id, proof=proof, tested=True)
-
-    def each(
-        self, images: Sequence[PlannedImage], step: Callable[[PlannedImage], Outcome], to_build: Collection[str] = ()
-    ) -> dict[str, Outcome]:
-        """Calls `step` for several images at a time; outcomes by image id, an error in that of its image.
-
-        Images whose layers are complete go first, in their order: none waits for the operating system of another.
-        `to_build` are the ids of those that need layers.
-        """
-        outcomes: dict[str, Outcome] = {}
-        jobs = self.options.jobs
-        if len(images) > 1:
-            here = f"{counted(machine.processors(), 'processor')}, {size(machine.memory())} of memory"
-            self.work.view.say(f"{counted(jobs, 'image')} at a time ({here}; --jobs sets another number)")
-        pool = ThreadPoolExecutor(max_workers=jobs)
-        self.work.view.add_waiting(image.id for image in images)
-        waiting = list(images)
-        running: dict[Future[Outcome], PlannedImage] = {}
-        try:
-            while waiting or running:
-                layers = {image.id: self.method.pending(image) if image.id in to_build else [] for image in waiting}
-                for image in [image for image in waiting if not layers[image.id]][: jobs - len(running)]:
-                    waiting.remove(image)
-                    running[pool.submit(_timed, step, image)] = image
-                making = [] if len(running) == jobs else [layer for image in waiting for layer in layers[image.id]]
-                finished, _ = wait([*running, *making], return_when=FIRST_COMPLETED)
-                for future in [future for future in running if future in finished]:
-                    outcome = outcomes[running.pop(future).id] = future.result()
-                    if outcome.error:
-                        self.work.view.end(outcome.image.id, "failed")
-        except BaseException:
-            # Do not wait for threads that read from the engine: they end with this process, as do their builds.
-            pool.shutdown(wait=False, cancel_futures=True)
-            self.tester.stop()
-            raise
-        pool.shutdown()
-        return outcomes
+    return Outcome(image=image, loaded=loaded, coverage=coverage)
 
 
-def _tests(proof: Evidence) -> str:
-    also = f" and {proof.reused_count} by an image with the same contents" if proof.reused else ""
-    slowest = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in proof.slowest if seconds >= SLOW_S)
-    return f"{counted(len(proof.passed), 'test')} passed{also}, gpu: {proof.gpu_status}" + (
+def _each(
+    work: Work,
+    tester: Tester,
+    provider: Method,
+    jobs: int,
+    images: Sequence[PlannedImage],
+    step: Callable[[PlannedImage], Outcome],
+    waiting_for_layers: Collection[str] = (),
+) -> dict[str, Outcome]:
+    """Calls `step` for `jobs` images at a time; outcomes by image id, an error in that of its image.
+
+    Images whose layers are complete go first, in their order, so that none waits for the operating system of another.
+    `waiting_for_layers` are the ids of those that may have to wait.
+    """
+    outcomes: dict[str, Outcome] = {}
+    if len(images) > 1:
+        here = f"{counted(machine.processors(), 'processor')}, {size(machine.memory())} of memory"
+        work.view.say(f"{counted(jobs, 'image')} at a time ({here}; --jobs sets another number)")
+    pool = ThreadPoolExecutor(max_workers=jobs)
+    work.view.add_waiting(image.id for image in images)
+    waiting = list(images)
+    running: dict[Future[Outcome], PlannedImage] = {}
+    try:
+        while waiting or running:
+            layers = {image.id: provider.pending(image) if image.id in waiting_for_layers else [] for image in waiting}
+            for image in [image for image in waiting if not layers[image.id]][: jobs - len(running)]:
+                waiting.remove(image)
+                running[pool.submit(_timed, step, image)] = image
+            making = [] if len(running) == jobs else [layer for image in waiting for layer in layers[image.id]]
+            finished, _ = wait([*running, *making], return_when=FIRST_COMPLETED)
+            for future in [future for future in running if future in finished]:
+                outcome = outcomes[running.pop(future).id] = future.result()
+                if outcome.error:
+                    work.view.end(outcome.image.id, "failed")
+    except BaseException:
+        # Do not wait for threads that read from the engine: they end with this process, as do their builds.
+        pool.shutdown(wait=False, cancel_futures=True)
+        tester.stop()
+        raise
+    pool.shutdown()
+    return outcomes
+
+
+def _tests(coverage: Coverage) -> str:
+    slowest = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in coverage.slowest if seconds >= SLOW_S)
+    return f"{counted(len(coverage.passed), 'test')} passed, gpu: {coverage.gpu_status}" + (
         f"\n  slowest tests: {slowest}" if slowest else ""
     )
 

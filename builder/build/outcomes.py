@@ -4,4 +4,3 @@ A module of its own, so that test processes need not import `image_tests`, which
 """
 
 NOT_APPLICABLE = "not applicable"  # of a GPU test that has nothing to check on this GPU
-REUSED = "reused"  # of a thorough test that another image passed

@@ -22,6 +22,17 @@ Origin = Literal["built", "loaded", "present"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadedImage:
+    """An image in the engine. `digest` is that of its manifest; of one built from a Dockerfile, which has no manifest
+    before it is pushed, its id in the engine.
+    """
+
+    id: str
+    digest: str
+    origin: Origin = "present"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """The engine, the checkout, the build-host settings and the progress view of one run."""
 
@@ -39,9 +50,9 @@ class Method:
 
     assembles = True
 
-    def find(self, image: PlannedImage) -> str:
-        """Id of the image in the engine if it is there as planned; empty if not, or if only `build` can tell."""
-        return ""
+    def find(self, image: PlannedImage) -> LoadedImage | None:
+        """The image if the engine has it as planned; None if not, or if only `build` can tell."""
+        return None
 
     def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
         """One image for each operating system that would be made from Debian packages, not taken from elsewhere."""
@@ -54,12 +65,9 @@ class Method:
         """What `build` would wait for: the layers of the image that are being made now."""
         return []
 
-    def build(self, image: PlannedImage) -> tuple[str, Origin]:
-        """Builds the image, or loads it into the engine; untagged. Returns its id."""
+    def build(self, image: PlannedImage) -> LoadedImage:
+        """Builds the image, or loads it into the engine; untagged."""
         raise NotImplementedError
-
-    def record_tested(self, image: PlannedImage, image_id: str) -> None:
-        """Called when the tests of an image that other machines test, too, ended with a result."""
 
     def record_tagged(self, image: PlannedImage) -> None:
         """Called when the image passed its tests and has its tags."""

@@ -235,7 +235,7 @@ def _make(context: Context, work: Work, planned: Plan, request: Request, lookup:
                 needed = partial(disk.store_bytes, context.store, part.images)
                 garbage.make_room(context.store, needed, wait=context.wait)
             with image_provider(context, work, request, lookup) as method:
-                outcomes += images.run(work, method, part, request.options)
+                outcomes += images.make_images(work, method, part, request.options)
         except BuilderError as error:
             outcomes += [Outcome(image=image, error=error) for image in part.images]
     return outcomes
@@ -245,7 +245,7 @@ def _parts(context: Context, work: Work, planned: Plan, request: Request) -> lis
     if not request.max_disk:
         return [planned]
     context.store.prepare()
-    # With --gpu require, an image in the store may lack a GPU test; `images.run` checks each one.
+    # With --gpu require, an image in the store may lack a GPU test; `images.make_images` checks each one.
     if request.options.gpu_mode != gpus.REQUIRE:
         planned = disk.outstanding(work, context.store, planned, test=request.options.test)
     return disk.groups(planned)

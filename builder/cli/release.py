@@ -32,10 +32,11 @@ from builder.layers.known_layers import KnownLayers
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan import current, plan
+from builder.plan.plan import Plan
 from builder.registry import publish, scan, status
+from builder.registry.evidence import OWN
 from builder.registry.publish import Published, Publisher
 from builder.registry.release import Releaser
-from builder.registry.reports import OWN
 from builder.registry.signing import Signer
 from builder.registry.stager import Stager
 from builder.registry.staging import Place
@@ -205,8 +206,9 @@ def release_command(
     project = context.project
     staging_place = Place.of(project, place, context.host)
     publish.require_registry(project, registry)
-    planned = {image.id: image for image in current.make(project, project.cells).images}
     chosen = staging_place.read(stamp)
+    # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
+    planned = {image.id: image for image in current.make(project, chosen.cells(project)).images}
     releaser = Releaser(
         project=project,
         place=staging_place,
@@ -221,7 +223,9 @@ def release_command(
     candidates = releaser.check(view)
     if options["signer"] is None:
         context.say("nothing is signed: use --sign, so that users can check the images")
-    if own := [each.target.cell for each in candidates if each.signer == OWN and project.matrix.evidence]:
+    if own := [
+        each.target.cell for each in candidates if OWN in each.target.coverage.signers and project.matrix.evidence
+    ]:
         context.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
     if check:
         context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")
@@ -285,7 +289,15 @@ def status_command(
     packages.
     """
     project = context.project
-    planned = plan.make(project, project.select(patterns or ("*",)))
+    selected = project.select(patterns or ("*",))
+    # The whole groups: images of a cell may have been tested together with their smaller siblings.
+    groups = {cell.group for cell in selected}
+    planned = plan.make(project, [cell for cell in project.cells if cell.group in groups])
+    ids = {cell.id for cell in selected}
+    planned = Plan(
+        images=tuple(image for image in planned.images if image.id in ids),
+        unlocked=tuple(cell for cell in planned.unlocked if cell in ids),
+    )
     reader = StatusReader(
         project=project,
         store=context.store,

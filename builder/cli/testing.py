@@ -47,28 +47,30 @@ def test_command(
     if stamp and request.method == DOCKERFILE:
         raise UsageError("--staged needs --method assemble: staged images are assembled")
     project = context.project
-    chosen = project.select(patterns or (("*",) if stamp else ()))
+    chosen = {cell.id for cell in project.select(patterns or (("*",) if stamp else ()))}
     with context.locked(project, "test"):
-        planned = current.make(project, chosen)
         work = engine.connect(context, project, start=request.start_engine)
         if stamp:
             staging_place = Place.of(project, place, work.host)
             release = staging_place.read("" if stamp == NEWEST else stamp)
             staged = {image.cell: image for image in release.images}
-            if patterns and (missing := [image.id for image in planned.images if image.id not in staged]):
+            if patterns and (missing := sorted(chosen - staged.keys())):
                 raise UsageError(
                     f"release {release.stamp} does not have {missing[0]}", hint=f"It has: {', '.join(staged)}"
                 )
-            of_release = tuple(image for image in planned.images if image.id in staged)
-            if stale := [image.id for image in of_release if staged[image.id].plan != image.digest]:
+            # All cells of the release: which of its images must pass which thorough tests depends on them.
+            planned = current.make(project, release.cells(project))
+            planned = Plan(images=tuple(image for image in planned.images if image.id in chosen))
+            if stale := [image.id for image in planned.images if staged[image.id].plan != image.digest]:
                 raise release.stale(stale[0])
             with context.store.used():
                 provider = StagedImages(work, context.store, staging_place, staged, signer)
-                outcomes = images.complete(work, provider, Plan(images=of_release), request.options)
+                outcomes = images.test_staged(work, provider, planned, request.options)
         else:
+            planned = current.make(project, project.select(patterns))
             with image_provider(context, work, request) as method:
                 outcomes = images.retest(work, method, planned, request.options)
     show_outcomes(context, work, planned, outcomes, request, began)
-    tested = any(outcome.proof or isinstance(outcome.error, ImageTestError) for outcome in outcomes)
+    tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in outcomes)
     if failed := images.failure(outcomes, "images failed" if tested else "images were not tested"):
         raise failed

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -71,7 +72,7 @@ class OsLock:
     packages: tuple[Package, ...]
     format: Literal[1] = FORMAT
 
-    @property
+    @cached_property
     def versions(self) -> dict[str, str]:
         return {package.name: package.version for package in self.packages}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, groupby
 from typing import Any
@@ -75,7 +75,9 @@ class PlannedImage:
     `requirements` are those of the lock, by component; `layers` start with the lowest; `file_components` are the
     components with files of their own; `system` is what the operating system is locked for, `os` the digest of the
     inputs of the os stage; `compiler` is the digest of what compiles bytecode: operating systems with the same one
-    give the same bytecode; `constraints` is the text of pip's constraints file.
+    give the same bytecode; `constraints` is the text of pip's constraints file; `os_lock` are its Debian packages,
+    `files` the paths and digests of the files that its components put into it. `thorough` are the components whose
+    thorough tests this image must pass itself, see `thorough_components`.
     """
 
     cell: Cell
@@ -95,6 +97,10 @@ class PlannedImage:
     requirements: dict[str, list[str]]
     constraints: str
     settings: Settings
+    # What follows does not determine the bytes of the image beyond the digests above.
+    os_lock: OsLock = field(compare=False)
+    files: frozenset[tuple[str, str]] = field(compare=False)
+    thorough: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def id(self) -> str:
@@ -190,7 +196,44 @@ def make(project: Project, selected: Sequence[Cell]) -> Plan:
             locked.append((cell, lock))
     _check_current(project, locked)
     images = [_image(common, cell, lock, tuple(map(str, references[cell.id]))) for cell, lock in locked]
-    return Plan(images=tuple(images), unlocked=tuple(unlocked))
+    thorough = thorough_components(images)
+    return Plan(images=tuple(replace(image, thorough=thorough[image.id]) for image in images), unlocked=tuple(unlocked))
+
+
+def thorough_components(images: Iterable[PlannedImage]) -> dict[str, frozenset[str]]:
+    """The components whose thorough tests each image must pass itself, by its id, if these images go together.
+
+    A thorough test exercises what its component and those below it put into an image. So of the images of a group that
+    contain all of that unchanged, only the smallest one must pass it. Images that go together are built or released by
+    one command: an image without its smaller sibling must pass all its tests. docs/decisions/0019.
+    """
+    by_group: dict[str, list[PlannedImage]] = {}
+    for image in images:
+        by_group.setdefault(image.cell.group, []).append(image)
+    return {
+        image.id: frozenset(image.components).difference(
+            *(other.components for other in group if _contains(image, other))
+        )
+        for group in by_group.values()
+        for image in group
+    }
+
+
+def _contains(image: PlannedImage, other: PlannedImage) -> bool:
+    """Whether an image has more components than the other one, and all that this one has, unchanged."""
+    if not set(other.components) < set(image.components):
+        return False
+    # Tests of the smaller image used these versions. A new variable can change what any program does.
+    packages, others = image.os_lock.versions.items(), other.os_lock.versions.items()
+    layers, other_layers = (
+        {layer.inputs for layer in each.layers if layer.kind == "wheels" or layer.compiled} for each in (image, other)
+    )
+    return (
+        others <= packages
+        and other_layers <= layers
+        and other.files <= image.files
+        and image.settings.env == other.settings.env
+    )
 
 
 def _check_current(project: Project, locked: Iterable[tuple[Cell, Lock]]) -> None:
@@ -248,6 +291,7 @@ class _Common:
         self.request = cache(partial(os_lock.request_of, project.matrix))
         self.compiler = cache(self._compiler)
         self.files = cache(self._files)
+        self.contents = cache(self._contents)
         self.groups: dict[tuple[str, str], _Group] = {}
 
     def _tree(self, name: str) -> dict[str, str]:
@@ -282,6 +326,14 @@ class _Common:
         files = {name: self.tree(_files_of(name)) for name in components}
         return digest.of_data([layer_order.LAYER_FORMAT, python, files, constraints])
 
+    def _contents(self, components: tuple[str, ...]) -> frozenset[tuple[str, str]]:
+        """The paths and digests of the files of components in an image; a later component may replace a file."""
+        files: dict[str, str] = {}
+        for name in components:
+            prefix = f"{_files_of(name)}/"
+            files |= {path.removeprefix(prefix): contents for path, contents in self.tree(_files_of(name)).items()}
+        return frozenset(files.items())
+
     def _compiler(self, version: str, request: OsRequest) -> str:
         """The digest of what compiles bytecode: a program, and the image's Python."""
         python, lock = self.matrix.python[version], self.os_lock(request)
@@ -298,6 +350,8 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
     locked = lockfile.of_cell(matrix, cell, lock)
     names = cells.components(matrix, cell)
     request = common.request(cell.python, names)
+    system_lock = common.os_lock(request)
+    assert system_lock is not None, "the cell is locked"
     compiler = common.compiler(cell.python, request)
     group = common.groups.get((cell.group, compiler)) or _group(common, cell, lock, locked, compiler)
     common.groups[cell.group, compiler] = group
@@ -328,6 +382,8 @@ def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...])
         requirements=dict(locked.requirements),
         constraints=group.constraints,
         settings=configured,
+        os_lock=system_lock,
+        files=common.contents(with_files),
     )
 
 

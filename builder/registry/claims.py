@@ -24,10 +24,10 @@ from builder.layers.installed import Installed, Package, python_package
 from builder.layers.oci import Image
 from builder.matrix import tags
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
-from builder.registry import signing, statements, verify
+from builder.registry import evidence, signing, statements, verify
 from builder.registry.client import Registry
+from builder.registry.evidence import Requirement
 from builder.registry.failures import RejectedError
-from builder.registry.reports import Reader
 from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, Source
 
@@ -113,14 +113,13 @@ class Claims:
     def _test_results(self) -> Finding:
         labels = self.image.labels
         cell = labels.get(CELL_LABEL, "")
-        reader = Reader(trust=self.trust)
-        readings = reader.read(self.registry, self.image, cell, labels.get(PLAN_LABEL, ""))
+        requirement = Requirement(image=self._digest, cell=cell, plan=labels.get(PLAN_LABEL, ""))
+        coverage = evidence.registry_coverage(self.registry, requirement, self.trust)
         try:
-            proof = reader.proof(readings, cell)
+            coverage.require_pass(cell)
         except ImageTestError as error:
             return self._finding("test results", str(error).removeprefix(f"{cell}: "))
-        tests = len(proof.evidence.passed) + proof.evidence.reused_count
-        return self._finding("test results", f"{tests} passed, gpu: {proof.evidence.gpu_status}", "signed")
+        return self._finding("test results", f"{len(coverage.passed)} passed, gpu: {coverage.gpu_status}", "signed")
 
     def _statement(self, name: str, kind: str, check: Callable[[bytes], str]) -> Finding:
         """A finding for the signed statements of one kind; `check` returns the detail, or raises VerifyError."""

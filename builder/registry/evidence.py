@@ -1,47 +1,208 @@
-"""Test results of one image, stored by its id, and whether they are still valid."""
+"""Test results of images: what one run says, and what all that count prove together.
+
+Evidence is about one image, by the digest of its manifest, and about one run of its tests on one machine: of the image
+tests, or of the GPU tests. The machine that ran them keeps it in `.builder/evidence`, and attaches it to the image in a
+registry, where it is called a report. No machine copies the results of another one.
+
+A report counts if it is about exactly this image, this plan and the test files of this checkout, and if a signer that
+`evidence` in matrix.yaml lists has signed it. An unsigned one counts if this machine ran the tests itself. A pass must
+have results of all tests that the image must pass. Together, the newest reports of each kind must be passes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, StringConstraints, ValidationError
 
 from builder.common import atomic
+from builder.common import digest as digests
+from builder.common.errors import ImageTestError, VerifyError
 from builder.common.units import listed
 from builder.layers import oci
-from builder.layers.oci import Image, Printable
+from builder.layers.blobs import Descriptor
+from builder.layers.oci import Printable
+from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
+from builder.registry import artifacts, signing
+from builder.registry.client import Registry
+from builder.registry.failures import RejectedError
+from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
 from builder.registry.suite import GPU_TESTS, IMAGE_TESTS, Suite
+
+TYPE = "application/vnd.gpu-images.evidence.v2+json"
+OWN = "own results, unsigned"  # in place of a signer
+Kind = Literal["image", "gpu"]
+GpuState = Literal["passed", "failed", "not run"]
 
 
 class Evidence(BaseModel, extra="forbid", frozen=True):
-    """`suite` is the digest of every file of the tests, and of the program that ran them, by path.
+    """The results of one run of the image tests or of the GPU tests.
 
-    `gpu` is never `passed` without a GPU; `gpu_reason` says why GPU tests were not run. `not_applicable` are tests
-    with nothing to check on that GPU: they count neither as passed nor as failed. `reused` are thorough tests that
-    another image passed, by its id, and were not run again. `seconds` are durations by test, `figures` what GPU tests
-    measured. `machine` is where the tests ran: engine, kernel, and GPUs and driver if there were any. `finished` is
-    RFC 3339. Texts are printable: they reach the terminals of other machines.
+    `image` is the digest of the image's manifest (of one built from a Dockerfile, its id in the engine). `suite` has
+    the digest of every file of the tests, and of the program that ran them, by path. `reasons` are the first lines of
+    failures. `not_applicable` are GPU tests with nothing to check on that GPU: they count neither as passed nor as
+    failed. `no_gpu` is why the machine that ran the image tests did not run the GPU tests, empty if it did. `seconds`
+    are durations by test, `figures` what GPU tests measured. `machine` is where the tests ran: engine, kernel, and GPUs
+    and driver for GPU tests. `finished` is RFC 3339. Texts are printable: they reach the terminals of other machines.
     """
 
-    image_id: Printable
+    image: Printable
     cell: Printable
     plan: Printable
     suite: dict[Printable, Printable]
+    kind: Kind
     passed: tuple[Printable, ...]
     failed: tuple[Printable, ...]
-    gpu: Literal["passed", "failed", "not run"]
-    gpu_reason: Printable = ""
+    reasons: dict[Printable, Printable] = {}
     not_applicable: tuple[Printable, ...] = ()
-    reused: dict[Printable, tuple[Printable, ...]] = {}
+    no_gpu: Printable = ""
     seconds: dict[Printable, float] = {}
     figures: tuple[dict[Printable, Any], ...] = ()
     machine: dict[Printable, Printable] = {}
     finished: Annotated[str, StringConstraints(pattern=f"^$|{oci.TIME}")] = ""
+
+    @property
+    def is_pass(self) -> bool:
+        return bool(self.passed) and not self.failed
+
+    @property
+    def gpu(self) -> str:
+        """The GPUs that the tests ran on; empty for image tests."""
+        return self.machine.get("gpu", "") if self.kind == "gpu" else ""
+
+    @property
+    def gpu_state(self) -> str:
+        """The state of the GPU tests as far as this run knows it, with the reason if they were not run."""
+        if self.kind == "gpu":
+            return "passed" if self.is_pass else "failed"
+        return f"not run ({self.no_gpu})" if self.no_gpu else "not run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Evidence that counts. `signer` is a trusted signer, OWN for unsigned results of this machine, or empty for nobody
+    who is trusted. `artifact` is its digest in a registry, empty for a local one.
+    """
+
+    evidence: Evidence
+    signer: str
+    artifact: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """What evidence must be about to count for an image, and the tests that a pass must have.
+
+    Without a suite, evidence may name any test files, and a pass any tests. `components` and `thorough` are those of
+    the planned image, whose tests the suite has.
+    """
+
+    image: str
+    cell: str
+    plan: str
+    suite: Suite | None = None
+    components: tuple[str, ...] = ()
+    thorough: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, planned: PlannedImage, image: str, suite: Suite) -> Requirement:
+        """The requirement for the image with this digest, which was built as planned."""
+        return cls(
+            image=image, cell=planned.id, plan=planned.digest, suite=suite,
+            components=planned.components, thorough=planned.thorough,
+        )  # fmt: skip
+
+    def why_not_met(self, evidence: Evidence) -> str:
+        """Why evidence does not count; empty if it does."""
+        if evidence.image != self.image:
+            return "it is about another image"
+        if evidence.cell != self.cell:
+            return f"it is about the cell {evidence.cell[:100]!a}"
+        if evidence.plan != self.plan:
+            return "it is about another plan"
+        if self.suite is None:
+            return ""
+        if files := changed_files(evidence.suite, self.suite.files):
+            return f"test suite changed since it was tested: {listed(files, 1)}"
+        if not evidence.is_pass:
+            return ""  # a failure counts even if it is not complete
+        # How often a test with parameters runs cannot be read from its file: one result is enough.
+        passed, not_applicable = (
+            {name.partition("[")[0] for name in names} for names in (evidence.passed, evidence.not_applicable)
+        )
+        folder = IMAGE_TESTS if evidence.kind == "image" else GPU_TESTS
+        present = self.suite.of_image(self.components, folder)
+        if unknown := (passed - present) | (not_applicable - (present if folder == GPU_TESTS else set())):
+            return f"it has results of tests that this image does not have: {listed(sorted(unknown), 1)}"
+        needed = self.suite.of_image(self.components, folder, thorough=self.thorough)
+        if missing := needed - passed - not_applicable:
+            return f"it lacks results of tests: {listed(sorted(missing), 1)}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the reports of an image that count prove together, oldest first, and why the others do not count."""
+
+    reports: tuple[Report, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    @cached_property
+    def newest(self) -> list[Evidence]:
+        """The newest evidence of the image tests, then of the GPU tests on each kind of GPU."""
+        by_kind = {(each.evidence.kind, each.evidence.gpu): each.evidence for each in self.reports}
+        return sorted(by_kind.values(), key=lambda each: (each.kind == "gpu", each.finished))
+
+    @property
+    def image_tests(self) -> Evidence | None:
+        return next((each for each in self.newest if each.kind == "image"), None)
+
+    @property
+    def failure(self) -> str:
+        """Why the image does not count as tested; empty if it does. GPU tests may be missing, but not have failed."""
+        for each in self.newest:
+            if not each.is_pass:
+                return f"tests failed{f' on {each.gpu}' if each.gpu else ''}"
+        if self.image_tests is None:
+            return self.refused[-1] if self.refused else "not tested"
+        return ""
+
+    def require_pass(self, cell: str) -> None:
+        """Raises ImageTestError unless the image counts as tested."""
+        if not self.reports:
+            raise ImageTestError("\n  ".join([f"{cell}: no valid test results", *self.refused]))
+        if self.failure:
+            raise ImageTestError(f"{cell}: {self.failure}")
+
+    @property
+    def gpu(self) -> GpuState:
+        """The state of the GPU tests: `passed` only if they passed on each kind of GPU that ran them."""
+        passes = [each.is_pass for each in self.newest if each.kind == "gpu"]
+        return "not run" if not passes else "passed" if all(passes) else "failed"
+
+    @property
+    def gpu_status(self) -> str:
+        """The state of the GPU tests, with the reason if they were not run."""
+        return self.image_tests.gpu_state if self.gpu == "not run" and self.image_tests else self.gpu
+
+    @property
+    def passed(self) -> list[str]:
+        return sorted({name for each in self.newest for name in each.passed})
+
+    @property
+    def failed(self) -> list[str]:
+        return sorted({name for each in self.newest for name in each.failed})
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Durations by test."""
+        return {name: seconds for each in self.newest for name, seconds in each.seconds.items()}
 
     @property
     def slowest(self) -> list[tuple[str, float]]:
@@ -50,101 +211,126 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
         return [(name.rpartition("::")[2], seconds) for name, seconds in longest]
 
     @property
-    def reused_count(self) -> int:
-        return sum(map(len, self.reused.values()))
-
-    @property
-    def is_pass(self) -> bool:
-        return bool(self.passed) and not self.failed and self.gpu != "failed"
-
-    @property
-    def gpu_status(self) -> str:
-        """The state of the GPU tests, with the reason if they were not run."""
-        return f"{self.gpu} ({self.gpu_reason})" if self.gpu_reason else self.gpu
-
-
-def why_outdated(evidence: Evidence | None, plan: str, suite: Mapping[str, str]) -> str:
-    """Why evidence is not about a plan's image and the current test suite; empty if it is."""
-    if evidence is None or evidence.plan != plan:
-        return "not tested"
-    if files := changed(evidence.suite, suite):
-        return f"test suite changed since it was tested: {listed(files, 1)}"
-    return ""
+    def signers(self) -> list[str]:
+        """Who signed what this relies on; OWN if only this machine ran some of it, empty for nobody who is trusted."""
+        names: list[str] = []
+        for newest in self.newest:
+            passes = [
+                report.signer
+                for report in self.reports
+                if (report.evidence.kind, report.evidence.gpu) == (newest.kind, newest.gpu) and report.evidence.is_pass
+            ]
+            # A signature on an older pass of the same tests is better than none.
+            names.append(
+                next((name for name in reversed(passes) if name not in ("", OWN)), passes[-1] if passes else "")
+            )
+        return list(dict.fromkeys(names))
 
 
-def why_incomplete(evidence: Evidence, components: Sequence[str], suite: Suite) -> str:
-    """Why a pass does not cover the tests of an image with these components, or has others; empty if it covers them.
+def coverage_of(reports: Iterable[Report], refused: Sequence[str] = ()) -> Coverage:
+    """What reports that count prove together; `refused` are reasons why others do not count."""
+    return Coverage(tuple(sorted(reports, key=lambda report: report.evidence.finished)), tuple(refused))
 
-    How often a test with parameters runs cannot be read from its file: one result is enough.
+
+# ---- on this machine
+
+
+def evidence_path(state: Path, image: str, kind: Kind) -> Path:
+    return state / "evidence" / f"{image.replace(':', '-')}.{kind}.json"
+
+
+def write_evidence(state: Path, evidence: Evidence) -> None:
+    """Replaces the evidence of an earlier run of the same tests."""
+    path = evidence_path(state, evidence.image, evidence.kind)
+    atomic.write_text(path, evidence.model_dump_json(indent=1) + "\n")
+
+
+def read_evidence(state: Path, image: str) -> list[Evidence]:
+    """This machine's evidence of an image. Leaves out what cannot be read: those tests are run again."""
+    found: list[Evidence] = []
+    for kind in ("image", "gpu"):
+        with suppress(OSError, UnicodeDecodeError, ValidationError):
+            text = evidence_path(state, image, kind).read_text(encoding="utf-8")
+            found.append(Evidence.model_validate_json(text))
+    return found
+
+
+def local_coverage(state: Path, requirement: Requirement) -> Coverage:
+    """What this machine's own results prove for an image."""
+    own: list[Report] = []
+    refused: list[str] = []
+    for evidence in read_evidence(state, requirement.image):
+        if reason := requirement.why_not_met(evidence):
+            refused.append(reason)
+        else:
+            own.append(Report(evidence=evidence, signer=OWN))
+    return coverage_of(own, refused)
+
+
+# ---- in a registry
+
+
+def attach_evidence(
+    project: Project, registry: Registry, image: Descriptor, evidence: Evidence, signer: Signer | None
+) -> None:
+    """Attaches evidence to an image in a registry, unless it is attached; signed if there is a signer."""
+    content = evidence.model_dump_json().encode()
+    trust = Trust.of(project)
+    # A damaged report does not prevent a new one.
+    for documents in artifacts.documents(registry, image.digest, TYPE):
+        if documents.get(TYPE) == content:
+            # Any signature counts if the matrix lists no signers.
+            is_signed = SIGNATURE_TYPE in documents and (
+                not trust.signers or bool(signing.trusted_signer(trust, documents, TYPE))
+            )
+            if is_signed or not signer:
+                return
+    # Shown by registries and oras, so that whoever pulls sees the state without pulling.
+    notes = {
+        "gpu-images.cell": evidence.cell,
+        "gpu-images.tests": "passed" if evidence.is_pass else "failed",
+        "gpu-images.gpu": evidence.gpu_state,
+        artifacts.CREATED: evidence.finished,
+    }
+    artifacts.attach(registry, image, TYPE, signing.signed(TYPE, content, signer), notes)
+
+
+def registry_coverage(
+    registry: Registry,
+    requirement: Requirement,
+    trust: Trust,
+    *,
+    state: Path | None = None,
+    allow_unsigned: bool = False,
+) -> Coverage:
+    """What the reports that are attached to an image prove. Raises RegistryError, SigningError.
+
+    `state` is where this machine's own evidence is, None without it. `allow_unsigned` accepts reports without a trusted
+    signature.
     """
-    image_tests, gpu_tests = (suite.of_image(components, folder) for folder in (IMAGE_TESTS, GPU_TESTS))
-    passed, not_applicable, reused = (
-        {name.partition("[")[0] for name in names}
-        for names in (evidence.passed, evidence.not_applicable, chain.from_iterable(evidence.reused.values()))
-    )
-    if unknown := (passed - image_tests - gpu_tests) | (not_applicable - gpu_tests) | (reused - image_tests):
-        return f"it has results of tests that this image does not have: {listed(sorted(unknown), 1)}"
-    is_on_gpu = bool(gpu_tests & (passed | not_applicable))
-    missing = image_tests - passed - reused
-    if is_on_gpu or evidence.gpu == "passed":
-        missing |= gpu_tests - passed - not_applicable
-    if missing:
-        return f"it lacks results of tests: {listed(sorted(missing), 1)}"
-    if is_on_gpu != (evidence.gpu == "passed") or (is_on_gpu and not gpu_tests & passed):
-        return f"its GPU test results do not match `gpu: {evidence.gpu}`"
-    return ""
+    own = read_evidence(state, requirement.image) if state else []
+    reports: list[Report] = []
+    refused: list[str] = []
+    for artifact in artifacts.attached(registry, requirement.image, TYPE):
+        try:
+            documents = artifacts.read(registry, artifact, TYPE, requirement.image) or {}
+            try:
+                evidence = Evidence.model_validate_json(documents.get(TYPE, b""))
+            except ValidationError as error:
+                raise VerifyError("it cannot be read") from error
+            if reason := requirement.why_not_met(evidence):
+                raise VerifyError(reason)
+            signer = signing.trusted_signer(trust, documents, TYPE) or (OWN if evidence in own else "")
+            if not (signer or allow_unsigned):
+                is_signed = SIGNATURE_TYPE in documents
+                reason = "no signer listed under `evidence` in matrix.yaml signed it" if is_signed else "it is unsigned"
+                raise VerifyError(f"{reason}, and this machine did not run these tests")
+            reports.append(Report(evidence=evidence, signer=signer, artifact=artifact))
+        except (VerifyError, RejectedError) as error:
+            refused.append(f"report {digests.short(artifact)} does not count: {error}")
+    return coverage_of(reports, refused)
 
 
-def why_invalid(
-    lookup: Callable[[str], Evidence | None], evidence: Evidence | None, image: PlannedImage, suite: Suite
-) -> str:
-    """Why evidence does not prove that a planned image passes the current test suite; empty if it does.
-
-    `lookup` is that of `why_failed`.
-    """
-    reason = why_outdated(evidence, image.digest, suite.files)
-    if reason or evidence is None:
-        return reason
-    return why_failed(lookup, evidence, suite.files) or why_incomplete(evidence, image.components, suite)
-
-
-def why_failed(lookup: Callable[[str], Evidence | None], evidence: Evidence, suite: Mapping[str, str]) -> str:
-    """Why evidence does not prove that all tests that it names passed; empty if it does.
-
-    `lookup` returns the evidence of the images that passed reused tests: without it, those tests did not pass.
-    """
-    if not evidence.is_pass:
-        return "tests failed"
-    for image_id, tests in evidence.reused.items():
-        other = lookup(image_id)
-        if other is None or changed(other.suite, suite) or not (other.is_pass and set(tests) <= set(other.passed)):
-            return f"it relies on tests of {other.cell if other else image_id}, whose evidence is no longer valid"
-    return ""
-
-
-def path(state: Path, image_id: str) -> Path:
-    return state / "evidence" / f"{image_id.replace(':', '-')}.json"
-
-
-def write(state: Path, evidence: Evidence) -> None:
-    atomic.write_text(path(state, evidence.image_id), evidence.model_dump_json(indent=1) + "\n")
-
-
-def read(state: Path, image_id: str) -> Evidence | None:
-    """None if there is none or it cannot be read: the tests are then run again."""
-    try:
-        return Evidence.model_validate_json(path(state, image_id).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError):
-        return None
-
-
-def check_stored(state: Path, stored: Image, image: PlannedImage, suite: Suite) -> tuple[Evidence | None, str]:
-    """The evidence of a stored image, and why the image does not count as tested (empty if it does)."""
-    ids = (stored.config.digest, stored.manifest.digest)  # either may be its id in an engine
-    evidence = next(filter(None, (read(state, image_id) for image_id in ids)), None)
-    return evidence, why_invalid(partial(read, state), evidence, image, suite)
-
-
-def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Files of a test suite that were edited, added or removed."""
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))

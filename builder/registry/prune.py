@@ -20,11 +20,10 @@ from builder.common.errors import VerifyError
 from builder.common.units import counted
 from builder.layers import oci
 from builder.matrix import tags
-from builder.registry import artifacts, reports
+from builder.registry import artifacts, evidence
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.parallel import look_up
-from builder.registry.reports import Report
 from builder.registry.staging import INDEX, PREFIX, RELEASED, Place, Release
 
 NEW = timedelta(days=7)  # another machine may still list an image that was tested or staged this recently
@@ -271,9 +270,9 @@ def _attached(registry: Registry, subject: str, present: Mapping[str, str]) -> l
 def _newest(registry: Registry, image: str) -> Evidence | None:
     """The evidence of the newest report of an image that can be read."""
     proofs: list[Evidence] = []
-    for documents in artifacts.documents(registry, image, reports.TYPE):
+    for documents in artifacts.documents(registry, image, evidence.TYPE):
         with suppress(VerifyError):
-            proofs.append(oci.parse(Report, documents.get(reports.TYPE, b""), "report").evidence)
+            proofs.append(oci.parse(Evidence, documents.get(evidence.TYPE, b""), "report"))
     return max(proofs, key=lambda proof: proof.finished, default=None)
 
 

@@ -29,7 +29,7 @@ from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, push, tagging
 from builder.registry.client import Manifest, Registry
-from builder.registry.evidence import Evidence
+from builder.registry.evidence import Coverage, Requirement
 from builder.registry.parallel import in_turn
 from builder.registry.push import Blob, Pushed
 from builder.registry.suite import Suite
@@ -40,7 +40,7 @@ Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The image of a cell, its evidence, and the references to publish it under, the full tag first.
+    """The image of a cell, what its tests proved, and the references to publish it under, the full tag first.
 
     `source` is a repository of the same registry that has its blobs, empty if there is none. `fetch` downloads a blob
     from where the image is staged, if the registry can neither mount it nor has it.
@@ -49,7 +49,7 @@ class Target:
     cell: str
     stored: Image
     manifest: Manifest
-    evidence: Evidence
+    coverage: Coverage
     references: tuple[ImageRef, ...]
     source: str = ""
     fetch: Fetch | None = None
@@ -102,12 +102,13 @@ def _target(project: Project, store: Store, image: PlannedImage, suite: Suite, r
     stored = stored_images.find(store, image)
     if stored is None:
         raise NotBuiltError("not built")
-    proof, reason = evidence.check_stored(project.state, stored, image, suite)
-    if proof is None or reason:
-        raise ImageTestError(reason)
+    requirement = Requirement.of(image, stored.manifest.digest, suite)
+    coverage = evidence.local_coverage(project.state, requirement)
+    if coverage.failure:
+        raise ImageTestError(coverage.failure)
     manifest = Manifest.of(store.read(stored.manifest.digest), MANIFEST_TYPE)
     return Target(
-        cell=image.id, stored=stored, manifest=manifest, evidence=proof, references=references(image, registry)
+        cell=image.id, stored=stored, manifest=manifest, coverage=coverage, references=references(image, registry)
     )
 
 
@@ -142,7 +143,7 @@ class Sent:
     def __str__(self) -> str:
         parts = [(self.pushed.sent, "sent"), (self.pushed.mounted, "mounted"), (self.pushed.present, "already present")]
         sizes = ", ".join(f"{size(count)} {state}" for count, state in parts if count)
-        return f"{self.target.cell}: {self.pushed.digest}, {sizes}, gpu: {self.target.evidence.gpu_status}"
+        return f"{self.target.cell}: {self.pushed.digest}, {sizes}, gpu: {self.target.coverage.gpu_status}"
 
     def as_data(self) -> dict[str, Any]:
         """For `--format json`."""
@@ -150,7 +151,7 @@ class Sent:
             "cell": self.target.cell,
             "digest": self.pushed.digest,
             "bytes": {"sent": self.pushed.sent, "mounted": self.pushed.mounted, "present": self.pushed.present},
-            "gpu": self.target.evidence.gpu_status,
+            "gpu": self.target.coverage.gpu_status,
             "seconds": round(self.seconds, 1),
         }
 

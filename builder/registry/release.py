@@ -18,39 +18,35 @@ from builder.index.host import Host
 from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
-from builder.lock import os_lock
-from builder.lock.os_lock import OsLock
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, expected, publish, pull, scan, staging, statements
+from builder.registry import artifacts, evidence, expected, publish, pull, scan, staging, statements
 from builder.registry.client import Registry
+from builder.registry.evidence import Requirement
 from builder.registry.parallel import CHECKS, look_up
 from builder.registry.publish import Published, Publisher, Target
-from builder.registry.reports import Reader, Readings
 from builder.registry.scan import ImageScan, Scanner
-from builder.registry.signing import Signer
+from builder.registry.signing import Signer, Trust
 from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
-from builder.registry.suite import gpu_test
+from builder.registry.suite import Suite, gpu_test
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A staged image that may be released: its target, the reports that count, its SBOM, and the scan of that.
+    """A staged image that may be released: its target, its SBOM, and the scan of that.
 
     `scan` is None if matrix.yaml has no scanner.
     """
 
     target: Target
-    readings: Readings
-    signer: str
     sbom: bytes
     scan: ImageScan | None
 
     @property
     def state(self) -> str:
         """The results of its GPU tests and of its scan."""
-        return f"gpu: {self.target.evidence.gpu_status}" + (f", scan: {self.scan.record.state}" if self.scan else "")
+        return f"gpu: {self.target.coverage.gpu_status}" + (f", scan: {self.scan.record.state}" if self.scan else "")
 
 
 @dataclass(kw_only=True)
@@ -74,7 +70,7 @@ class Releaser:
     test: str = "builder test --staged newest"
 
     def __post_init__(self) -> None:
-        self._reader = Reader.of(self.project, allow_unsigned=self.allow_unsigned)
+        self._trust, self._suite = Trust.of(self.project), Suite.of(self.project.root)
         self._known = KnownLayers(self.project.root)
         self._scanner = Scanner(self.project) if self.project.matrix.scan else None
 
@@ -118,47 +114,45 @@ class Releaser:
         # The report that is required below covers layers that are not known.
         config = registry.read_blob(image.config.digest)
         expected.check(expected_image, image, manifest.content, config, is_trusted=True)
-        readings = self._reader.read(registry, image, planned.id, planned.digest, planned.components)
+        requirement = Requirement.of(planned, image.manifest.digest, self._suite)
+        coverage = evidence.registry_coverage(
+            registry, requirement, self._trust, state=self.project.state, allow_unsigned=self.allow_unsigned
+        )
         try:
-            proof = self._reader.proof(readings, staged.cell)
+            coverage.require_pass(staged.cell)
         except ImageTestError as error:
-            raise ImageTestError(str(error), hint="" if readings.counted else self._how_to_cover()) from error
-        if not (planned.cell.is_cpu or proof.evidence.gpu == "passed" or self.allow_untested_gpu):
+            raise ImageTestError(str(error), hint="" if coverage.image_tests else self._how_to_cover()) from error
+        if not (planned.cell.is_cpu or coverage.gpu == "passed" or self.allow_untested_gpu):
             test = gpu_test(planned.cell.framework)
             is_there = (self.project.root / test).is_file()
             how = (
                 f"On a machine with a GPU: {self.test} --gpu require" if is_there else f"Write {test}, then test again."
             )
             raise ImageTestError(
-                f"{staged.cell}: GPU tests have not passed (gpu: {proof.evidence.gpu_status})",
+                f"{staged.cell}: GPU tests have not passed (gpu: {coverage.gpu_status})",
                 hint=f"{how}   To release it untested: {self.again} --allow-untested-gpu",
             )
         target = Target(
             cell=staged.cell,
             stored=image,
             manifest=manifest,
-            evidence=proof.evidence,
+            coverage=coverage,
             references=publish.references(planned, self.registry),
         )
-        sbom = statements.sbom(planned, target.references[0].name, image, self._system(planned))
+        sbom = statements.sbom(planned, target.references[0].name, image)
         image_scan: ImageScan | None = None
         if self._scanner:
             view.begin(staged.cell, "scanning")
             image_scan = self._scanner.scan_sbom(staged.cell, target.digest, sbom)
             if image_scan.refusal:
                 raise image_scan.refusal
-        return Candidate(target=target, readings=readings, signer=proof.signer, sbom=sbom, scan=image_scan)
+        return Candidate(target=target, sbom=sbom, scan=image_scan)
 
     def _how_to_cover(self) -> str:
         """What to do if there are no test results that count."""
         key = " --sign KEY" if self.project.matrix.evidence and not self.signer else ""
         allow = "" if self.allow_unsigned else f"   To accept unsigned results: {self.again} --allow-unsigned"
         return f"Run the tests: {self.test}{key}{allow}"
-
-    def _system(self, planned: PlannedImage) -> OsLock:
-        system = os_lock.read(self.project.root, planned.system)
-        assert system is not None, "the plan has it"
-        return system
 
     def publish(self, host: Host, view: View, store: Store, candidates: Sequence[Candidate]) -> Published:
         """Publishes images that were checked, and records it. The error that ended it is in the result."""
@@ -187,8 +181,8 @@ class Releaser:
         source = self.place.open(staging.name_of(target.references[0]))
         with artifacts.attaching(registry, target.stored.manifest) as attachments:
             if source.name != registry.name:
-                for reading in candidate.readings.counted:
-                    attachments.copy(source, reading.artifact)
+                for report in target.coverage.reports:
+                    attachments.copy(source, report.artifact)
             attachments.add(statements.SBOM_TYPE, {statements.SBOM_TYPE: candidate.sbom})
             if candidate.scan:
                 candidate.scan.add_to(attachments, self.signer)
@@ -204,9 +198,7 @@ class Releaser:
         # The checkout, whose plan was compared with the image: the document in staging is not signed.
         source, revision = self.project.matrix.source, git.state(self.project.root)
         planned = self.planned[target.cell]
-        provenance = statements.provenance(
-            planned, target.stored, self._system(planned), source=source, revision=revision
-        )
+        provenance = statements.provenance(planned, source=source, revision=revision)
         documents = {statements.SBOM: candidate.sbom, statements.PROVENANCE: provenance}
         signer.attest(registry, target.digest, documents, statements.agree)
         # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
@@ -246,8 +238,8 @@ class Releaser:
                 cell=candidate.target.cell,
                 digest=candidate.target.digest,
                 references=tuple(map(str, candidate.target.references)),
-                gpu=candidate.target.evidence.gpu_status,
-                signer=candidate.signer,
+                gpu=candidate.target.coverage.gpu_status,
+                signer=", ".join(candidate.target.coverage.signers),
                 scan=candidate.scan.record.state if candidate.scan else scan.UNSCANNED,
             )
             for candidate in candidates

@@ -18,9 +18,9 @@ from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import publish, push, reports
+from builder.registry import publish, push
 from builder.registry.client import Manifest, Registry
-from builder.registry.evidence import Evidence
+from builder.registry.evidence import Coverage, attach_evidence
 from builder.registry.parallel import in_turn
 from builder.registry.publish import NotBuiltError
 from builder.registry.signing import Signer
@@ -42,11 +42,11 @@ class Staged:
 
 @dataclass(frozen=True, kw_only=True)
 class _Image:
-    """An image to push, and the evidence to attach: None for an image that was not tested."""
+    """An image to push, and what its tests proved: None for an image that was not tested."""
 
     staged: StagedImage
     stored: Image
-    proof: Evidence | None
+    coverage: Coverage | None
 
 
 class Assembler(Protocol):
@@ -84,7 +84,7 @@ class Stager:
         targets, failures = publish.collect(self.project, self.store, plan)
         by_cell = {planned.id: planned for planned in plan.images}
         images = [
-            _Image(staged=_staged(by_cell[target.cell], target.digest), stored=target.stored, proof=target.evidence)
+            _Image(staged=_staged(by_cell[target.cell], target.digest), stored=target.stored, coverage=target.coverage)
             for target in targets
         ]
         elsewhere: list[StagedImage] = []
@@ -97,7 +97,7 @@ class Stager:
             elif self.assembler:
                 try:
                     stored = self.assembler.assemble(planned)
-                    images.append(_Image(staged=_staged(planned, stored.manifest.digest), stored=stored, proof=None))
+                    images.append(_Image(staged=_staged(planned, stored.manifest.digest), stored=stored, coverage=None))
                     del failures[planned.id]
                 except BuildError as error:
                     failures[planned.id] = error
@@ -132,7 +132,7 @@ class Stager:
         """Repositories of the same registry that blobs of an image may be mounted from."""
         own = self.place.repository(image.staged.repository)
         others = [self.place.repository(other.staged.repository) for other in images]
-        if self.assembler and image.proof is None:
+        if self.assembler and image.coverage is None:
             others += self.assembler.repositories()
         sources = [other.repository for other in others if other.registry == own.registry]
         return [source for source in dict.fromkeys(sources) if source != own.repository]
@@ -145,13 +145,13 @@ class Stager:
 
     def _finish(self, image: _Image, registry: Registry, manifest: Manifest, sent: int) -> None:
         """Attaches the report of a pushed image, and last sets the tag of its plan."""
-        staged, proof = image.staged, image.proof
-        if proof:
+        staged, coverage = image.staged, image.coverage
+        if coverage:
             self.view.begin(staged.cell, "attaching test results")
-            report = reports.of_evidence(self.project.state, image.stored, proof)
-            reports.write(self.project, registry, image.stored, report, self.signer)
+            for report in coverage.reports:
+                attach_evidence(self.project, registry, image.stored.manifest, report.evidence, self.signer)
         registry.put_manifest(plan_tag(staged.plan), manifest.content, manifest.media_type)
-        status = f"gpu: {proof.gpu_status}" if proof else "not tested"
+        status = f"gpu: {coverage.gpu_status}" if coverage else "not tested"
         self.view.end(staged.cell, "staged", f"{size(sent)} sent, {status}")
 
 

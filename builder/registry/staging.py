@@ -25,6 +25,7 @@ from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.oci import Digest, Image
 from builder.matrix import tags
+from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.registry import artifacts, scan, signing
 from builder.registry.client import Manifest, Registry
@@ -55,6 +56,11 @@ class Release(BaseModel, extra="forbid", frozen=True):
     stamp: _Text
     revision: _Text
     images: tuple[StagedImage, ...]
+
+    def cells(self, project: Project) -> list[Cell]:
+        """The cells of a project that the release has images of."""
+        ids = {image.cell for image in self.images}
+        return [cell for cell in project.cells if cell.id in ids]
 
     def stale(self, cell: str) -> StaleError:
         """The error for a cell that has another plan now."""

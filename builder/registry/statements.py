@@ -34,9 +34,9 @@ _UPSTREAM = "upstream"
 SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  # properties, for trivy
 
 
-def sbom(planned: PlannedImage, name: str, image: Image, system: OsLock) -> bytes:
+def sbom(planned: PlannedImage, name: str, image: Image) -> bytes:
     """The wheels and Debian packages of an image, each with its SHA-256. `name` is that of its repository."""
-    digest = image.manifest.digest
+    digest, system = image.manifest.digest, planned.os_lock
     subject = Component(
         name=name,
         version=digest,
@@ -141,7 +141,7 @@ def _without_commit(predicate: Any) -> Any:
         return predicate
 
 
-def provenance(planned: PlannedImage, image: Image, system: OsLock, *, source: str, revision: str) -> bytes:
+def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:
     """A predicate: from which commit, plan and packages an image was made.
 
     `source` is the address of the repository, `revision` the commit (with `+changes` if files differed from it).
@@ -151,7 +151,7 @@ def provenance(planned: PlannedImage, image: Image, system: OsLock, *, source: s
     if revision and "+" not in revision:
         uri = f"git+{source}" if source else "git"
         dependencies.append({"uri": uri, "digest": {"gitCommit": revision}})
-    for component in (*_interpreter(planned), *_wheels(planned), *_debian_packages(system)):
+    for component in (*_interpreter(planned), *_wheels(planned), *_debian_packages(planned.os_lock)):
         dependency: dict[str, Any] = {"uri": str(component.purl)}
         if component.hashes:
             dependency["digest"] = {"sha256": next(iter(component.hashes)).content}

@@ -11,16 +11,15 @@ from builder.index.host import Host
 from builder.layers import images as stored_images
 from builder.layers.oci import Image
 from builder.layers.store import Store
-from builder.lock import os_lock
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, publish, scan, signing, staging, tagging
 from builder.registry.client import Registry
-from builder.registry.evidence import Evidence
+from builder.registry.evidence import OWN, Coverage, Requirement
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import look_up
-from builder.registry.reports import OWN, Reader
+from builder.registry.signing import Trust
 from builder.registry.staging import Place, Release, StagedImage
 from builder.registry.suite import Suite
 
@@ -34,7 +33,7 @@ class Status:
     """The state of one cell; `-` for what does not apply, or was not looked up.
 
     `tested` is the number of tests that passed, or why the image does not count as tested: of the staged image, else of
-    the one built here. `seconds` is how long these tests took, without reused ones. `gpu` is the state of its GPU
+    the one built here. `seconds` is how long these tests took. `gpu` is the state of its GPU
     tests. `staged` is a stamp; `released` is whether the full tag names that image, with the checks that its release
     left out, and whether it relies on unsigned results of one machine; `signature` is whether that image has one, which
     is not checked; `scan` is the newest scan of it. `packages` is the age of the lock of its Debian
@@ -66,7 +65,7 @@ class StatusReader:
     here: bool = False
 
     def __post_init__(self) -> None:
-        self._reader = Reader.of(self.project)
+        self._trust = Trust.of(self.project)
         self._suite = Suite.of(self.project.root)
         self._release: Release | None = None  # the newest that is staged
         self._notes: dict[str, str] = {}  # on releases, by digest
@@ -78,8 +77,7 @@ class StatusReader:
                     if released := self.place.released(stamp):
                         allowed = "".join(f", {name} allowed" for name in released.allowed)
                         self._notes |= {
-                            image.digest: allowed
-                            + (f", {OWN}" if image.signer == OWN and self._reader.trust.signers else "")
+                            image.digest: allowed + (f", {OWN}" if OWN in image.signer and self._trust.signers else "")
                             for image in released.images
                         }
                 except (VerifyError, RejectedError):
@@ -117,20 +115,23 @@ class StatusReader:
             released=released,
             signature=signature,
             scan=scanned,
-            packages=_age(self.project, planned),
+            packages=(datetime.now(UTC) - datetime.strptime(planned.os_lock.time, "%Y%m%dT%H%M%S%z")).days,
         )
 
     def _tests_here(self, planned: PlannedImage, stored: Image) -> _Tests:
-        proof, reason = evidence.check_stored(self.project.state, stored, planned, self._suite)
-        return (reason, None, NONE) if reason or proof is None else _passed(proof)
+        requirement = Requirement.of(planned, stored.manifest.digest, self._suite)
+        coverage = evidence.local_coverage(self.project.state, requirement)
+        return (coverage.failure, None, NONE) if coverage.failure else _passed(coverage)
 
     def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> _Tests:
         assert self.place is not None
         try:
             image, _ = staging.image_of(self.place, staged)
+            requirement = Requirement.of(planned, image.manifest.digest, self._suite)
             registry = self.place.open(staged.repository)
-            readings = self._reader.read(registry, image, planned.id, planned.digest, planned.components)
-            return _passed(self._reader.proof(readings, planned.id).evidence)
+            coverage = evidence.registry_coverage(registry, requirement, self._trust, state=self.project.state)
+            coverage.require_pass(planned.id)
+            return _passed(coverage)
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
             return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), None, NONE
 
@@ -171,13 +172,5 @@ def _is_of_plan(registry: Registry, reference: str, planned: PlannedImage) -> bo
     return tagging.read_labels(registry, reference).get(PLAN_LABEL) == planned.digest
 
 
-def _passed(proof: Evidence) -> _Tests:
-    tested = f"{len(proof.passed) + proof.reused_count} passed"
-    return tested, round(sum(proof.seconds.values()), 1) or None, proof.gpu
-
-
-def _age(project: Project, image: PlannedImage) -> int | None:
-    lock = os_lock.read(project.root, image.system)
-    if lock is None:
-        return None
-    return (datetime.now(UTC) - datetime.strptime(lock.time, "%Y%m%dT%H%M%S%z")).days
+def _passed(coverage: Coverage) -> _Tests:
+    return f"{len(coverage.passed)} passed", round(sum(coverage.seconds.values()), 1) or None, coverage.gpu

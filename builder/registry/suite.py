@@ -6,7 +6,7 @@ Read without running them, from syntax trees: what a file imports is part of the
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,33 +15,34 @@ from builder.common import digest
 
 IMAGE_TESTS, GPU_TESTS = "tests/images", "tests/gpu"
 PACKAGE = Path(__file__).parents[1]
-# The modules that run the tests, and that leave out those that another image has passed. What they import counts too.
-_RUNNERS = ("builder/build/image_tests.py", "builder/build/reused_tests.py")
+# The module that runs the tests. What it imports counts too.
+_RUNNER = "builder/build/image_tests.py"
 # The rooms that compute the plan, whose digest is in the evidence: their changes that matter change the plan.
 _PLANNING = ("builder.matrix", "builder.lock", "builder.plan")
+_THOROUGH = "pytest.mark.thorough"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """The image tests of a checkout. `files` are the digests, by path, of all files that decide about an image.
 
-    `tests` are the tests in each file by its path, named as pytest does, without parameters: `test_user`,
-    `TestLogin::test_user`.
+    `tests` are the tests in each file by its path, named as pytest does, without parameters (`test_user`,
+    `TestLogin::test_user`), and whether each is thorough. One with a parameter that is not thorough runs always.
     """
 
     files: Mapping[str, str]
-    tests: Mapping[str, frozenset[str]]
+    tests: Mapping[str, Mapping[str, bool]]
 
     @classmethod
     def of(cls, root: Path, package: Path = PACKAGE) -> Suite:
-        """The Python files and notebooks of the image tests, the modules that run them, and the modules below `tests`
+        """The Python files and notebooks of the image tests, the module that runs them, and the modules below `tests`
         and in `package` that these import, except for those that compute the plan.
 
         Other files (an editor's swap file) and file modes change no test.
         """
         paths = [path for folder in (IMAGE_TESTS, GPU_TESTS) for path in digest.tree(root / folder)]
         waiting = [path.relative_to(root).as_posix() for path in paths if path.suffix in (".py", ".ipy")]
-        waiting += _RUNNERS
+        waiting.append(_RUNNER)
         contents: dict[str, bytes] = {}
         while waiting:
             name = waiting.pop()
@@ -51,15 +52,20 @@ class Suite:
                 waiting += _paths(_imports(contents[name])) if path.suffix == ".py" else ()
         return cls(
             files={name: digest.of_bytes(content) for name, content in sorted(contents.items())},
-            tests={name: _tests(content) for name, content in contents.items() if name.endswith(".py")},
+            tests={name: _tests_of(name, contents) for name in contents if name.endswith(".py")},
         )
 
-    def of_image(self, components: Iterable[str], folder: str) -> set[str]:
-        """The tests of an image in a folder: `tests/images/test_base.py::test_user`. The path of a file without any."""
+    def of_image(self, components: Iterable[str], folder: str, *, thorough: Collection[str] | None = None) -> set[str]:
+        """The tests of an image in a folder: `tests/images/test_base.py::test_user`. The path of a file without any.
+
+        With `thorough`, leaves out the thorough tests of all other components.
+        """
         names: set[str] = set()
-        for path in (f"{folder}/test_{component}.py" for component in components):
+        for component in components:
+            path = f"{folder}/test_{component}.py"
             if tests := self.tests.get(path):
-                names |= {f"{path}::{test}" for test in tests}
+                is_left_out = thorough is not None and component not in thorough
+                names |= {f"{path}::{test}" for test, is_thorough in tests.items() if not (is_thorough and is_left_out)}
             elif folder == IMAGE_TESTS:  # every component has image tests
                 names.add(path)
         return names
@@ -90,24 +96,35 @@ def _imports(content: bytes) -> frozenset[str]:
     return frozenset(names)
 
 
-@cache
-def _tests(content: bytes) -> frozenset[str]:
-    """The tests of a module, as pytest finds them: functions `test...`, also those of classes `Test...`.
+def _tests_of(name: str, contents: Mapping[str, bytes]) -> dict[str, bool]:
+    """The tests of a file, as pytest finds them, and whether they are thorough.
 
     Functions that it imports by their names `test_...` are tests, too.
     """
-    return frozenset(_names(_parse(content).body))
+    tests: dict[str, bool] = {}
+    for test, (source, is_thorough) in _definitions(contents[name]).items():
+        path = f"{source.replace('.', '/')}.py"
+        tests[test] = _definitions(contents[path]).get(test, ("", False))[1] if path in contents else is_thorough
+    return tests
 
 
-def _names(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[str]:
+@cache
+def _definitions(content: bytes) -> Mapping[str, tuple[str, bool]]:
+    """Functions `test...` of a module and of its classes `Test...`: the module that each is imported from, empty for
+    its own ones, and whether it has the mark `thorough`.
+    """
+    return dict(_named(_parse(content).body))
+
+
+def _named(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, tuple[str, bool]]]:
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-            yield prefix + node.name
+            yield prefix + node.name, ("", any(ast.unparse(each) == _THOROUGH for each in node.decorator_list))
         elif isinstance(node, ast.ImportFrom):
             names = (alias.asname or alias.name for alias in node.names)
-            yield from (prefix + name for name in names if name.startswith("test_"))
+            yield from ((prefix + name, (node.module or "", False)) for name in names if name.startswith("test_"))
         elif isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
-            yield from _names(node.body, f"{prefix}{node.name}::")
+            yield from _named(node.body, f"{prefix}{node.name}::")
 
 
 def _parse(content: bytes) -> ast.Module:

@@ -14,13 +14,12 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
 
-from builder.build.image_tests import Tester
-from builder.build.work import Method, Origin
+from builder.build.image_tests import NOTHING, Tester
+from builder.build.work import LoadedImage, Method
 from builder.common import digest
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.reference import ImageRef
@@ -29,7 +28,7 @@ from builder.engine.model import EngineInfo, ImageInfo
 from builder.layers import installed
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import PlannedImage
-from builder.registry.evidence import Evidence
+from builder.registry.evidence import OWN, Coverage, Evidence, Report, coverage_of
 
 _CONNECT = socket.socket.connect  # unit tests replace it
 
@@ -260,8 +259,9 @@ class FakeMethod(Method):
     lost: bool = False
     assembles: bool = True
 
-    def find(self, image: PlannedImage) -> str:
-        return "" if self.lost else self.made.get(image.id, "")
+    def find(self, image: PlannedImage) -> LoadedImage | None:
+        made = "" if self.lost else self.made.get(image.id, "")
+        return LoadedImage(id=made, digest=made) if made else None
 
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         self.before("prepare")
@@ -270,14 +270,14 @@ class FakeMethod(Method):
     def pending(self, image: PlannedImage) -> list[Future[None]]:
         return [self.layers[image.id]] if image.id in self.layers and not self.layers[image.id].done() else []
 
-    def build(self, image: PlannedImage) -> tuple[str, Origin]:
+    def build(self, image: PlannedImage) -> LoadedImage:
         self.before(image.id)
         self.fake.calls.append(f"build {image.id}")
         if image.id in self.broken:
             raise self.broken[image.id]
         self.made[image.id] = self.fake.add_image(f"sha256:{image.id}", labels={PLAN_LABEL: image.digest})
         self.fake.add_contents(self.made[image.id], self.fake.known[f"sha256:{image.id}"], image)
-        return self.made[image.id], "built"
+        return LoadedImage(id=self.made[image.id], digest=self.made[image.id], origin="built")
 
     def record_tagged(self, image: PlannedImage) -> None:
         self.fake.calls.append(f"name {image.id}")
@@ -288,44 +288,35 @@ class FakeMethod(Method):
 
 @dataclass
 class FakeTester(Tester):
-    """All images pass but those in `failing`; keeps the evidence by image id, and what each image may reuse."""
+    """All images pass but those in `failing`; keeps the results by image, and the thorough components of each test."""
 
     fake: FakeEngine
     failing: frozenset[str] = frozenset()
-    reusable: dict[str, dict[str, str]] = field(default_factory=dict)
-    evidence: dict[str, Evidence] = field(default_factory=dict)
+    thorough: dict[str, frozenset[str]] = field(default_factory=dict)
+    results: dict[str, Coverage] = field(default_factory=dict)
     stopped: int = 0
 
-    def known(self, image: PlannedImage, image_id: str) -> Evidence | None:
-        proof = self.evidence.get(image_id)
-        return proof if proof and proof.is_pass else None
+    def coverage(self, image: PlannedImage, loaded: LoadedImage) -> Coverage:
+        return self.results.get(loaded.digest, Coverage())
 
-    def test(
-        self, image: PlannedImage, image_id: str, reusable: Mapping[str, str] = MappingProxyType({}), *,
-        only_missing: bool = False,
-    ) -> Evidence:  # fmt: skip
+    def is_complete(self, image: PlannedImage, coverage: Coverage) -> bool:
+        return not coverage.failure
+
+    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NOTHING) -> Coverage:
         self.fake.calls.append(f"test {image.id}")
-        self.reusable[image.id] = dict(reusable)
+        self.thorough[image.id] = image.thorough
         bad = image.id in self.failing
-        self.evidence[image_id] = evidence_of(image, image_id, failed=("test_it",) if bad else ())
+        evidence = Evidence(
+            image=loaded.digest, cell=image.id, plan=image.digest, suite={}, kind="image",
+            passed=("test_other",), failed=("test_it",) if bad else (),
+        )  # fmt: skip
+        self.results[loaded.digest] = coverage_of([Report(evidence=evidence, signer=OWN)])
         if bad:
             raise ImageTestError(f"{image.id}: 1 of 2 tests failed", hint="look")
-        return self.evidence[image_id]
+        return self.results[loaded.digest]
 
     def stop(self) -> None:
         self.stopped += 1
-
-
-def evidence_of(image: PlannedImage, image_id: str, *, failed: tuple[str, ...] = ()) -> Evidence:
-    return Evidence(
-        image_id=image_id,
-        cell=image.id,
-        plan=image.digest,
-        suite={},
-        passed=("test_other",),
-        failed=failed,
-        gpu="not run",
-    )
 
 
 @dataclass

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from builder.registry.suite import IMAGE_TESTS
+from builder.layers.oci import Image
+from builder.plan.plan import PlannedImage
+from builder.registry.evidence import Evidence
+from builder.registry.suite import IMAGE_TESTS, Suite
 
 
 def write_tests(root: Path, components: Iterable[str], folder: str = IMAGE_TESTS) -> tuple[str, ...]:
@@ -15,3 +18,17 @@ def write_tests(root: Path, components: Iterable[str], folder: str = IMAGE_TESTS
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("def test_it() -> None:\n    pass\n", encoding="utf-8")
     return tuple(f"{path.relative_to(root).as_posix()}::test_it" for path in paths)
+
+
+def passing_evidence(root: Path, image: PlannedImage, stored: Image) -> Evidence:
+    """A pass of all image tests in the checkout at `root`."""
+    suite = Suite.of(root)
+    return Evidence(
+        image=stored.manifest.digest,
+        cell=image.id,
+        plan=image.digest,
+        suite=dict(suite.files),
+        kind="image",
+        passed=tuple(sorted(suite.of_image(image.components, IMAGE_TESTS))),
+        failed=(),
+    )

@@ -1,5 +1,4 @@
-"""Fixtures of the image tests. `builder test` runs them; variables name the image under test, the report, and the
-tests whose results can be reused.
+"""Fixtures of the image tests. `builder test` runs them; variables name the image under test and the report.
 
 A test file is named after the component that it tests; an image runs the files of all its components.
 """
@@ -25,7 +24,6 @@ from docker.models.containers import Container
 from docker.models.volumes import Volume
 from testinfra.host import Host
 
-from builder.build.outcomes import REUSED
 from builder.engine.client import RUN_LABEL, Engine
 from tests.images.containers import runs, wait_until
 
@@ -62,14 +60,16 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the thorough tests that another image has passed for this one, and reports them."""
-    path = os.environ.get("IMAGE_TEST_REUSABLE", "")
-    reusable = set(json.loads(Path(path).read_text(encoding="utf-8"))) if path else set()
-    reused = [item for item in items if item.nodeid in reusable and item.get_closest_marker("thorough")]
-    for item in reused:
+    """Leaves out the thorough tests of components that a smaller image contains unchanged, which runs them."""
+    data = json.loads(Path(os.environ["IMAGE_TEST_SUBJECT"]).read_text(encoding="utf-8"))
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("thorough") and item.path.stem.removeprefix("test_") not in data["thorough"]
+    ]
+    for item in left_out:
         items.remove(item)
-        write_entry({"test": item.nodeid, "outcome": REUSED})
-    config.hook.pytest_deselected(items=reused)
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -297,7 +297,8 @@ def test_disk_full_on_the_registry(sample: Image, tmp_path: Path) -> None:
             error = fails(connect(proxy.address, "disk/full"), sample)
             assert "the registry's disk is full" in str(error)
             assert "Free space on the registry" in error.hint
-            assert proxy.count("POST") == len(sample.blobs), "a useless retry"
+            # The first failure stops the uploads that have not begun.
+            assert proxy.count("POST") <= len(sample.blobs), "a useless retry"
             resize = ["mount", "-o", f"remount,size={64 * MIB}", str(server.data)]
             subprocess.run(resize, check=True, timeout=30)
             registry = connect(proxy.address, "disk/full")

@@ -214,7 +214,7 @@ class AssemblyBench:
         """Assembles the images of these cells in one run; returns their ids by cell."""
         images = self.images(*cells)
         assembler = self.begin(images)
-        ids = {image.id: assembler.build(image)[0] for image in images}
+        ids = {image.id: assembler.build(image).id for image in images}
         assembler.close()
         return ids
 
@@ -227,7 +227,8 @@ class AssemblyBench:
         locks.write_os_locks(self.project, "2.0-1", python)
 
     def find(self, cell: str) -> str:
-        return Assembler(self.work, self.store).find(self.images(cell)[0])
+        found = Assembler(self.work, self.store).find(self.images(cell)[0])
+        return found.id if found else ""
 
     def stored(self, cell: str) -> Image:
         """The image of a cell, which the store must have."""

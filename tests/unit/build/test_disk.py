@@ -16,6 +16,8 @@ from builder.common.console import View
 from builder.common.errors import DiskError
 from builder.index.host import Host
 from builder.layers import images as stored_image
+from builder.layers.blobs import MANIFEST_TYPE, Descriptor
+from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.tags import CUDA_LABEL, PLAN_LABEL
@@ -24,6 +26,7 @@ from builder.plan.plan import Plan
 from builder.registry import evidence
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.locks import LOCKED
+from tests.fakes.suites import passing_evidence, write_tests
 
 GB = 1_000_000_000
 Usage = namedtuple("Usage", "total used free")
@@ -214,8 +217,14 @@ def test_images_that_are_never_removed(bench: DiskBench, have: Callable[[DiskBen
 def test_only_outstanding_images_are_built(
     bench: DiskBench, monkeypatch: pytest.MonkeyPatch, stored: bool, reason: str, is_done: bool
 ) -> None:
-    monkeypatch.setattr(stored_image, "find", lambda *_: object() if stored else None)
-    monkeypatch.setattr(evidence, "check_stored", lambda *_: (None, reason))
+    descriptor = Descriptor(media_type=MANIFEST_TYPE, digest="sha256:" + "a" * 64, size=1)
+    image = Image(config=descriptor, manifest=descriptor, layers=())
+    monkeypatch.setattr(stored_image, "find", lambda *_: image if stored else None)
+    bench.plan = Plan(images=bench.plan.images[:1])
+    if not reason:
+        [planned] = bench.plan.images
+        write_tests(bench.project.root, planned.components)
+        evidence.write_evidence(bench.project.state, passing_evidence(bench.project.root, planned, image))
     assert bool(disk.outstanding(bench.work, bench.store, bench.plan, test=True).images) is not is_done
     assert bool(disk.outstanding(bench.work, bench.store, bench.plan, test=False).images) is not stored
 

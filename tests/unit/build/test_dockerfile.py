@@ -77,13 +77,14 @@ class TinyProject:
         return DockerfileBuilder(self.work, self.buildx, FakeMmdebstrap(self.work))
 
     def find(self, image: PlannedImage | None = None) -> str:
-        return self.builder.find(image or self.image)
+        found = self.builder.find(image or self.image)
+        return found.id if found else ""
 
     def run(self, image: PlannedImage | None = None) -> str:
         """Builds an image in a run of its own; returns its id."""
         builder = self.builder
         builder.prepare([image or self.image])
-        return builder.build(image or self.image)[0]
+        return builder.build(image or self.image).id
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import ClassVar, Self
 import pytest
 
 from builder.build import image_tests
-from builder.build.image_tests import Results, describe, outcome
-from builder.build.work import Work
+from builder.build.image_tests import describe, read_results
+from builder.build.work import LoadedImage, Work
 from builder.common.console import View
 from builder.common.errors import ImageTestError
 from builder.compat import gpus
@@ -24,12 +24,14 @@ from builder.matrix.tags import ARCHITECTURES_LABEL, CUDA_LABEL, DRIVER_LABEL
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import evidence
+from builder.registry.evidence import Evidence, Report, coverage_of
 from builder.registry.suite import GPU_TESTS, Suite
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
 from tests.fakes.suites import write_tests
 
 CELL = "qz-0.5-cu129-py311-board"
 ID = "sha256:" + "b" * 64
+LOADED = LoadedImage(id=ID, digest="sha256:" + "d" * 64)
 Lines = list[tuple[str, str]]
 
 
@@ -52,36 +54,35 @@ OUTCOMES: dict[str, tuple[Lines, int, str, str]] = {  # with names of one letter
     "failed in set-up": ([("a", "failed")], 1, "", "a"),
     "fails, then passes": ([("a", "failed"), ("a", "passed")], 0, "", "a"),
     "not applicable": ([("a", "passed"), ("b", "not applicable")], 0, "a", ""),
-    "passed by another image": ([("a", "passed"), ("b", "reused")], 0, "a", ""),
     "not applicable, then failed in tear-down": ([("b", "not applicable"), ("b", "failed")], 1, "", "b"),
 }
 
 
 @pytest.mark.parametrize(("lines", "status", "passed", "failed"), OUTCOMES.values(), ids=OUTCOMES.keys())
 def test_outcome(tmp_path: Path, lines: Lines, status: int, passed: str, failed: str) -> None:
-    results = outcome(report(tmp_path / "r", lines), status)
+    results = read_results(report(tmp_path / "r", lines), status, [], tmp_path)
     not_applicable = tuple(test for test, result in lines if result == "not applicable")
     assert (results.passed, results.failed, results.not_applicable) == (tuple(passed), tuple(failed), not_applicable)
-    ran = [(test, result) for test, result in lines if result != "reused"]
-    assert results.reused == tuple(test for test, result in lines if result == "reused")
-    assert results.reasons == {test: "assert 1 == 2" for test, result in ran if result != "passed"}
-    assert set(results.seconds) == {test for test, _ in ran}
+    assert results.reasons == {test: "assert 1 == 2" for test, result in lines if result != "passed"}
+    assert set(results.seconds) == {test for test, _ in lines}
 
 
 @pytest.mark.parametrize(("lines", "status"), [([], 5), ([("a", "passed")], 2), ([("a", "passed")], -9)])
 def test_a_run_that_ends_badly_without_a_failed_test_is_a_failure(tmp_path: Path, lines: Lines, status: int) -> None:
     """Nothing was collected; collection failed; the run was killed."""
-    results = outcome(report(tmp_path / "r", lines), status)
+    results = read_results(report(tmp_path / "r", lines), status, [], tmp_path)
     assert results.passed == tuple(test for test, _ in lines)
     assert results.failed == (f"the test run itself (pytest ended with status {status})",)
-    assert outcome(tmp_path / "absent", status) == Results(failed=results.failed)
-    assert outcome(tmp_path / "absent", 0) == Results()
+    absent = read_results(tmp_path / "absent", status, [], tmp_path)
+    assert (absent.passed, absent.failed) == ((), results.failed)
+    empty = read_results(tmp_path / "absent", 0, [], tmp_path)
+    assert (empty.passed, empty.failed) == ((), ())
 
 
 def test_a_line_of_the_report_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
     path = report(tmp_path / "r", [("a", "passed")])
     path.write_text(path.read_text() + '{"test": "b", "out')
-    results = outcome(path, -9)
+    results = read_results(path, -9, [], tmp_path)
     assert results.passed == ("a",)
     assert len(results.failed) == 1
 
@@ -101,10 +102,11 @@ def node(stem: str, folder: str = "images") -> str:
 class Child:
     """Stands in for the pytest process: reports for each test its outcome in `results`, by default a pass.
 
-    Each file has one test; `more` are others.
+    Each file has one test; `more` are others. With `tested`, only these files have a test.
     """
 
     results: ClassVar[Mapping[str, str]] = {}
+    tested: ClassVar[tuple[str, ...] | None] = None
     more: ClassVar[Sequence[str]] = ()
     status = 0
     runs: ClassVar[list[list[str]]] = []
@@ -114,10 +116,8 @@ class Child:
         paths = [Path(word) for word in command if word.endswith(".py")]
         files = [path.stem for path in paths]
         self.runs.append(files)
-        tests = [node(path.stem, path.parent.name) for path in paths]
+        tests = [node(path.stem, path.parent.name) for path in paths if self.tested is None or path.stem in self.tested]
         lines = [(test, self.results.get(test, "passed")) for test in (*tests, *self.more)]
-        reusable = json.loads(Path(env["IMAGE_TEST_REUSABLE"]).read_text())
-        lines += [(test, "reused") for test in reusable if test.endswith("::test_thorough")]
         report(Path(env["IMAGE_TEST_REPORT"]), lines)
         self.leased.append(env["IMAGE_TEST_GPUS"])
         if self.leased[-1]:
@@ -166,39 +166,30 @@ def tester(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, 
     return make
 
 
+def is_known(tester: image_tests.Tester, image: PlannedImage) -> bool:
+    """Whether earlier results are enough on this machine."""
+    return tester.is_complete(image, tester.coverage(image, LOADED))
+
+
+def of_kind(tiny: Project, kind: str) -> Evidence:
+    return next(each for each in evidence.read_evidence(tiny.state, LOADED.digest) if each.kind == kind)
+
+
 def test_a_pass_is_written_as_evidence(
     tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
 ) -> None:
-    proof = tester().test(image, ID)
-    assert proof.is_pass
-    assert proof.gpu == "not run"
+    coverage = tester().test(image, LOADED)
+    assert coverage.failure == ""
+    assert coverage.gpu == "not run"
     files = [f"test_{name}" for name in ("base", "python", "cuda", "quartz", "board")]
-    assert proof.passed == tuple(node(file) for file in files)
+    assert coverage.passed == sorted(node(file) for file in files)
     assert child.runs == [files]
-    assert proof.seconds == dict.fromkeys(proof.passed, 1.5)
-    assert proof.slowest == [("test_it", 1.5)] * 3
-    assert evidence.read(tiny.state, ID) == proof
+    assert coverage.seconds == dict.fromkeys(coverage.passed, 1.5)
+    assert coverage.slowest == [("test_it", 1.5)] * 3
+    [proof] = evidence.read_evidence(tiny.state, LOADED.digest)
+    assert proof.passed == tuple(node(file) for file in files)
     assert (tiny.logs / f"{CELL}.test.log").read_text().count("PASSED") == 5
-    assert tester().known(image, ID) == proof
-
-
-def test_the_evidence_names_the_image_that_passed_thorough_tests(
-    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
-) -> None:
-    """It is valid only as long as that image's evidence is."""
-    thorough, other = "tests/images/test_quartz.py::test_thorough", "sha256:" + "c" * 64
-    path = tiny.root / "tests/images/test_quartz.py"
-    path.write_text(f"{path.read_text()}def test_thorough(): ...\n")
-    child.more = (thorough,)
-    passed = tester().test(image, other)
-    child.more = ()
-    proof = tester().test(image, ID, dict.fromkeys([thorough, node("test_base")], other))
-    assert proof.reused == {other: (thorough,)}
-    assert proof.reused_count == 1
-    assert proof.passed == tuple(name for name in passed.passed if name != thorough)
-    assert tester().known(image, ID) == proof
-    evidence.path(tiny.state, other).unlink()
-    assert tester().known(image, ID) is None
+    assert is_known(tester(), image)
 
 
 def test_a_result_of_a_test_that_its_file_does_not_show_is_no_pass(
@@ -207,9 +198,9 @@ def test_a_result_of_a_test_that_its_file_does_not_show_is_no_pass(
     """It cannot be distinguished from an invented one: the images would be tested again in every run."""
     child.more = ("tests/images/test_base.py::test_generated",)
     with pytest.raises(ImageTestError, match=r"the result does not count: it has results .*::test_generated") as caught:
-        tester().test(image, ID)
+        tester().test(image, LOADED)
     assert "as functions" in caught.value.hint
-    assert tester().known(image, ID) is None
+    assert not is_known(tester(), image)
 
 
 @pytest.mark.parametrize(("result", "status"), [("failed", 1), ("skipped", 0)])
@@ -220,20 +211,18 @@ def test_failed_and_skipped_tests_are_an_error(
     with pytest.raises(
         ImageTestError, match=rf"^{CELL}: 1 of 5 tests failed\n  {node('test_cuda')}\n    assert 1 == 2$"
     ) as caught:
-        tester().test(image, ID)
+        tester().test(image, LOADED)
     assert f".builder/logs/{CELL}.test.log" in caught.value.hint
     assert f"docker run --rm -it {'b' * 12} bash" in caught.value.hint
-    proof = evidence.read(tiny.state, ID)
-    assert proof
-    assert not proof.is_pass
+    assert not of_kind(tiny, "image").is_pass
 
 
 def test_a_component_without_tests(tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
     (tiny.root / "tests/images/test_board.py").unlink()
     with pytest.raises(ImageTestError, match=r"no tests for a component: tests/images/test_board.py"):
-        tester().test(image, ID)
+        tester().test(image, LOADED)
     assert child.runs == []
-    assert evidence.read(tiny.state, ID) is None
+    assert evidence.read_evidence(tiny.state, LOADED.digest) == []
 
 
 NO_TEST: dict[str, tuple[tuple[str, ...], str]] = {
@@ -244,13 +233,11 @@ NO_TEST: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize(("tested", "message"), NO_TEST.values(), ids=NO_TEST.keys())
 def test_a_component_without_a_test_is_no_pass(
-    image: PlannedImage, child: type[Child], tester: MakeTester, monkeypatch: pytest.MonkeyPatch,
-    tested: tuple[str, ...], message: str,
-) -> None:  # fmt: skip
-    results = Results(passed=tuple(node(f"test_{name}") for name in tested))
-    monkeypatch.setattr(image_tests, "outcome", lambda *_: results)
+    image: PlannedImage, child: type[Child], tester: MakeTester, tested: tuple[str, ...], message: str
+) -> None:
+    child.tested = tuple(f"test_{name}" for name in tested)
     with pytest.raises(ImageTestError, match=message):
-        tester().test(image, ID)
+        tester().test(image, LOADED)
     assert len(child.runs) == 1
 
 
@@ -285,52 +272,54 @@ def test_gpu(
     if state != "not run":
         child.results = {node("test_quartz", "gpu"): result}
     with pytest.raises(ImageTestError, match="tests failed") if state == "failed" else nullcontext():
-        tester(*present, runtime=runtime).test(image, ID)
-    proof = evidence.read(tiny.state, ID)
-    assert proof
-    assert proof.gpu == state
-    assert reason in proof.gpu_reason
-    assert bool(proof.gpu_reason) is bool(reason)
+        tester(*present, runtime=runtime).test(image, LOADED)
+    coverage = tester().coverage(image, LOADED)
+    assert coverage.gpu == state
+    no_gpu = of_kind(tiny, "image").no_gpu
+    assert reason in no_gpu
+    assert bool(no_gpu) is bool(reason)
     assert child.leased == ([""] if state == "not run" else ["", "GPU-1"])
-    assert proof.not_applicable == ((node("test_quartz", "gpu"),) if result == "not applicable" else ())
-    assert bool(proof.figures) is (state != "not run")
-    assert proof.machine.get("gpu", "") == ("" if state == "not run" else H100.name)
+    if state != "not run":
+        proof = of_kind(tiny, "gpu")
+        assert proof.not_applicable == ((node("test_quartz", "gpu"),) if result == "not applicable" else ())
+        assert proof.figures
+        assert proof.machine["gpu"] == H100.name
 
 
 @pytest.mark.usefixtures("on_gpu", "child")
 def test_a_gpu_result_stays_valid_where_no_gpu_is_free(tiny: Project, image: PlannedImage, tester: MakeTester) -> None:
-    first = tester(H100).test(image, ID)
-    again = tester(H100, mode=gpus.OFF).test(image, ID)
-    assert (again.gpu, again.gpu_reason) == ("passed", "")
-    assert sorted(again.passed) == sorted(first.passed)
-    assert again.figures == ({"driver": "570.86.10"},)
-    assert again.machine["gpu"] == H100.name, "where the GPU tests ran"
+    first = tester(H100).test(image, LOADED)
+    again = tester(H100, mode=gpus.OFF).test(image, LOADED)
+    assert (again.gpu, again.gpu_status) == ("passed", "passed")
+    assert again.passed == first.passed
+    assert of_kind(tiny, "gpu").figures == ({"driver": "570.86.10"},)
+    assert of_kind(tiny, "gpu").machine["gpu"] == H100.name, "where the GPU tests ran"
 
 
 @pytest.mark.usefixtures("on_gpu")
 def test_only_what_is_missing_is_run(image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
-    first = tester(mode=gpus.OFF).test(image, ID)
+    first = tester(mode=gpus.OFF).test(image, LOADED)
     runs = len(child.runs)
-    both = tester(H100).test(image, ID, only_missing=True)
+    both = tester(H100).test(image, LOADED, tester().coverage(image, LOADED))
     assert len(child.runs) == runs + 1, "the GPU tests"
     assert both.gpu == "passed"
     assert set(both.passed) == {*first.passed, node("test_quartz", "gpu")}
-    assert both.machine["gpu"] == H100.name
-    tester(H100).test(image, ID)
+    tester(H100).test(image, LOADED)
     assert len(child.runs) == runs + 3, "all tests again"
 
 
-@pytest.mark.xfail(reason="evidence has one machine: that of the GPU tests replaces the one of the other tests")
 @pytest.mark.usefixtures("on_gpu", "child")
 def test_evidence_names_the_machine_of_tests_that_another_one_ran(
     tiny: Project, image: PlannedImage, tester: MakeTester
 ) -> None:
-    """As after `builder test --staged`, which takes over the results of the machine that built the image."""
-    first = tester(mode=gpus.OFF).test(image, ID)
-    evidence.write(tiny.state, first.model_copy(update={"machine": {"kernel": "that of the builder"}}))
-    both = tester(H100).test(image, ID, only_missing=True)
-    assert both.machine["gpu"] == H100.name
-    assert "that of the builder" in both.model_dump_json()
+    """As after `builder test --staged`: the results of the builder are reports in the registry."""
+    tester(mode=gpus.OFF).test(image, LOADED)
+    elsewhere = of_kind(tiny, "image").model_copy(update={"machine": {"kernel": "that of the builder"}})
+    evidence.evidence_path(tiny.state, LOADED.digest, "image").unlink()
+    both = tester(H100).test(image, LOADED, coverage_of([Report(evidence=elsewhere, signer="builder")]))
+    assert [each.machine.get("gpu") for each in both.newest] == [None, H100.name]
+    assert both.newest[0].machine == {"kernel": "that of the builder"}
+    assert [each.kind for each in evidence.read_evidence(tiny.state, LOADED.digest)] == ["gpu"], "what it ran itself"
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -339,10 +328,10 @@ def test_a_failure_is_not_kept_when_a_gpu_is_found(
 ) -> None:
     monkeypatch.setattr(child, "results", {node("test_quartz"): "failed"})
     with pytest.raises(ImageTestError):
-        tester(mode=gpus.OFF).test(image, ID)
+        tester(mode=gpus.OFF).test(image, LOADED)
     monkeypatch.setattr(child, "results", {})
     runs = len(child.runs)
-    assert tester(H100).test(image, ID, only_missing=True).is_pass
+    assert tester(H100).test(image, LOADED, tester().coverage(image, LOADED)).failure == ""
     assert len(child.runs) == runs + 2
 
 
@@ -352,18 +341,18 @@ def test_a_failure_on_a_gpu_stays_valid_where_no_gpu_is_free(
 ) -> None:
     monkeypatch.setattr(child, "results", {node("test_quartz", "gpu"): "failed"})
     with pytest.raises(ImageTestError) as caught:
-        tester(H100).test(image, ID)
+        tester(H100).test(image, LOADED)
     assert f"Full log: .builder/logs/{CELL}.gpu.log" in caught.value.hint
     monkeypatch.setattr(child, "results", {})
     with pytest.raises(ImageTestError, match="tests/gpu/test_quartz"):
-        tester(H100, mode=gpus.OFF).test(image, ID)
+        tester(H100, mode=gpus.OFF).test(image, LOADED)
 
 
 @pytest.mark.usefixtures("on_gpu")
 def test_gpu_off(image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
-    proof = tester(H100, mode=gpus.OFF).test(image, ID)
-    assert (proof.gpu, proof.gpu_reason, len(child.runs)) == ("not run", "--gpu off", 1)
-    assert proof.is_pass
+    coverage = tester(H100, mode=gpus.OFF).test(image, LOADED)
+    assert (coverage.gpu_status, len(child.runs)) == ("not run (--gpu off)", 1)
+    assert coverage.failure == ""
 
 
 REQUIREMENTS: dict[str, tuple[tuple[Gpu, ...], str, dict[str, str], str]] = {
@@ -387,11 +376,11 @@ def test_gpu_required(
     if not reason:
         required.check([image])
         return
-    for step in (lambda: required.check([image]), lambda: required.test(image, ID)):
+    for step in (lambda: required.check([image]), lambda: required.test(image, LOADED)):
         with pytest.raises(ImageTestError, match=f"^{CELL}: {REQUIRED}: .*{reason}"):
             step()
     auto.check([image])
-    assert reason in auto.test(image, ID).gpu_reason
+    assert reason in auto.test(image, LOADED).gpu_status
 
 
 @pytest.mark.usefixtures("child")
@@ -399,7 +388,8 @@ def test_gpu_required_of_an_image_without_gpu_tests(image: PlannedImage, tester:
     with pytest.raises(ImageTestError, match=r"tests/gpu/test_quartz.py is missing$") as caught:
         tester(H100, mode=gpus.REQUIRE).check([image])
     assert caught.value.hint == "Write this test. `--gpu auto` builds without GPU tests, as `gpu: not run`."
-    assert tester(H100).test(image, ID).gpu_reason == "no GPU test: tests/gpu/test_quartz.py is missing"
+    status = tester(H100).test(image, LOADED).gpu_status
+    assert status == "not run (no GPU test: tests/gpu/test_quartz.py is missing)"
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -407,26 +397,27 @@ def test_an_image_for_the_cpu_has_no_gpu_tests(image: PlannedImage, child: type[
     image = replace(image, cell=replace(image.cell, cuda="cpu"))
     required = tester(H100, mode=gpus.REQUIRE)
     required.check([image])
-    proof = required.test(image, ID)
-    assert (proof.gpu, len(child.runs)) == ("not run", 1)
-    assert required.known(image, ID) == proof
+    coverage = required.test(image, LOADED)
+    assert (coverage.gpu, len(child.runs)) == ("not run", 1)
+    assert is_known(required, image)
 
 
 @pytest.mark.usefixtures("child")
 def test_evidence_without_a_gpu_is_not_enough_where_there_is_one(
     tiny: Project, image: PlannedImage, tester: MakeTester, on_gpu: Path
 ) -> None:
-    proof = tester().test(image, ID)
-    assert tester().known(image, ID) == proof
-    assert tester(BUSY).known(image, ID) == proof
-    assert tester(H100, mode=gpus.OFF).known(image, ID) == proof
-    assert tester(H100).known(image, ID) is None
-    assert tester(H100, mode=gpus.REQUIRE).known(image, ID) is None
-    on_a_gpu = tester(H100).test(image, ID)
-    assert tester(mode=gpus.OFF).known(image, ID) == on_a_gpu
+    tester().test(image, LOADED)
+    proof = of_kind(tiny, "image")
+    assert is_known(tester(), image)
+    assert is_known(tester(BUSY), image)
+    assert is_known(tester(H100, mode=gpus.OFF), image)
+    assert not is_known(tester(H100), image)
+    assert not is_known(tester(H100, mode=gpus.REQUIRE), image)
+    tester(H100).test(image, LOADED)
+    assert is_known(tester(mode=gpus.OFF), image)
     on_gpu.unlink()
-    evidence.write(tiny.state, proof.model_copy(update={"suite": dict(Suite.of(tiny.root).files)}))
-    assert tester(H100).known(image, ID) is not None
+    evidence.write_evidence(tiny.state, proof.model_copy(update={"suite": dict(Suite.of(tiny.root).files)}))
+    assert is_known(tester(H100), image)
 
 
 def test_the_description_of_the_image_is_json(image: PlannedImage) -> None:

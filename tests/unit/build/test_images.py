@@ -14,14 +14,16 @@ import pytest
 
 from builder.build import images
 from builder.build.images import Options, Outcome
-from builder.build.work import Origin, Work
+from builder.build.staged_tests import StagedImages
+from builder.build.work import LoadedImage, Origin, Work
 from builder.common import errors
 from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, EngineError, FetchError, ImageTestError, RegistryError
 from builder.index.host import Host
 from builder.matrix.project import Project
 from builder.plan import plan
-from builder.plan.plan import Plan, PlannedImage
+from builder.plan.plan import PlannedImage
+from builder.registry.evidence import Report
 from tests.fakes.engine import FakeEngine, FakeMethod, FakeTester, MemoryConsole
 
 FIRST, SECOND = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
@@ -59,7 +61,7 @@ class BuildBench:
 
     def run(self, *, test: bool = True, jobs: int = 2) -> str:
         """The summary. Raises what failed."""
-        return self._summary(images.run(self.work, self.method, self.plan, Options(jobs=jobs, test=test)))
+        return self._summary(images.make_images(self.work, self.method, self.plan, Options(jobs=jobs, test=test)))
 
     def retest(self) -> str:
         return self._summary(images.retest(self.work, self.method, self.plan, Options(jobs=1)))
@@ -150,7 +152,10 @@ SUMMARIES: list[tuple[list[Done], str]] = [
 @pytest.mark.parametrize(("done", "text"), SUMMARIES, ids=lambda value: value if isinstance(value, str) else "")
 def test_the_summary_of_several_outcomes(bench: BuildBench, done: list[Done], text: str) -> None:
     [image, *_] = bench.plan.images
-    outcomes = [Outcome(image=image, origin=origin, tested=tested, tagged=tagged) for origin, tested, tagged in done]
+    outcomes = [
+        Outcome(image=image, loaded=LoadedImage(id="i", digest="i", origin=origin), tested=tested, tagged=tagged)
+        for origin, tested, tagged in done
+    ]
     assert images.summary(outcomes, 3) == text
 
 
@@ -168,7 +173,7 @@ def test_outcomes_as_json(bench: BuildBench) -> None:
     assert json.loads(json.dumps(failed)) == failed | {"cell": FIRST, "image": "", "tests": None}
     assert failed["error"] == f"{FIRST}: failed at the build"
     assert (passed["error"], passed["made"], passed["tested"], passed["tagged"]) == (None, "built", True, True)
-    assert passed["tests"] == {"passed": 1, "reused": 0, "failed": [], "gpu": "not run"}
+    assert passed["tests"] == {"passed": 1, "failed": [], "gpu": "not run"}
     assert passed["references"] == list(bench.references(SECOND))
     assert passed["seconds"] >= 0
 
@@ -194,7 +199,7 @@ def test_only_missing_steps_are_run(bench: BuildBench) -> None:
     assert bench.calls("build", "test", "tag") == [
         f"tag {reference}" for reference in reversed(bench.references(FIRST))
     ]
-    bench.tester.evidence.clear()
+    bench.tester.results.clear()
     bench.run(jobs=1)
     assert bench.calls("prepare", "build", "test") == [f"test {FIRST}", f"test {SECOND}"]
 
@@ -342,7 +347,7 @@ def test_an_error_of_the_file_system_is_a_failure_of_one_image(bench: BuildBench
     assert f"tag {bench.references(SECOND)[0]}" in bench.calls("tag")
 
 
-@pytest.mark.parametrize("begin", [images.run, images.retest], ids=["images", "test"])
+@pytest.mark.parametrize("begin", [images.make_images, images.retest], ids=["images", "test"])
 def test_required_gpu_tests_that_cannot_run_are_an_error_before_the_build(
     bench: BuildBench, begin: Callable[..., object]
 ) -> None:
@@ -394,49 +399,57 @@ def test_where_the_time_went() -> None:
 SMALL, LARGE = "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board"
 
 
-@pytest.mark.parametrize("is_built", [False, True])
-def test_smaller_images_are_first_and_larger_ones_reuse_their_results(bench: BuildBench, is_built: bool) -> None:
-    """The smaller image passes in this run, or has passed in an earlier one."""
-    both = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL])).images
-    small, large = sorted(both, key=lambda image: len(image.components))
-    if is_built:
-        bench.plan = Plan(images=(small,))
-        bench.run()
-    bench.plan = Plan(images=(large, small))
+def test_a_larger_image_leaves_the_thorough_tests_of_a_smaller_one_out(bench: BuildBench) -> None:
+    bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
     bench.run(jobs=1)
-    assert bench.calls("test") == [f"test {SMALL}", f"test {LARGE}"]
-    assert [outcome.image.id for outcome in bench.outcomes] == [LARGE, SMALL]
-    assert bench.tester.reusable[SMALL] == {}
-    assert bench.tester.reusable[LARGE] == {"test_other": bench.method.made[SMALL]}
+    small, large = (next(each for each in bench.plan.images if each.id == cell) for cell in (SMALL, LARGE))
+    assert bench.tester.thorough == {
+        SMALL: frozenset(small.components),
+        LARGE: frozenset(large.components) - frozenset(small.components),
+    }
 
 
-def test_results_of_a_dockerfile_are_not_reused(bench: BuildBench) -> None:
+def test_an_image_that_is_made_alone_runs_all_its_tests(bench: BuildBench) -> None:
+    bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE]))
+    bench.run(jobs=1)
+    assert bench.tester.thorough == {LARGE: frozenset(bench.plan.images[0].components)}
+
+
+def test_an_image_of_a_dockerfile_runs_all_its_tests(bench: BuildBench) -> None:
     """Its layers are not those of the plan, even if there are as many."""
     bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
     bench.method.assembles = False
     bench.run(jobs=1)
-    assert bench.tester.reusable[LARGE] == {}
+    assert bench.tester.thorough == {image.id: frozenset(image.components) for image in bench.plan.images}
 
 
-def test_tests_that_are_run_again_reuse_nothing(bench: BuildBench) -> None:
+def test_an_image_that_is_tested_again_runs_all_its_tests(bench: BuildBench) -> None:
     bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
     bench.run(jobs=1)
     bench.retest()
-    assert bench.tester.reusable[LARGE] == {}
+    assert bench.tester.thorough == {image.id: frozenset(image.components) for image in bench.plan.images}
 
 
-@dataclass
-class StagedMethod(FakeMethod):
-    """Its registry does not respond."""
+class UnreachableStaging(StagedImages):
+    """Its registry does not respond when results are attached."""
 
-    def record_tested(self, image: PlannedImage, image_id: str) -> None:
+    def __init__(self, method: FakeMethod) -> None:
+        self.method = method
+
+    def build(self, image: PlannedImage) -> LoadedImage:
+        return self.method.build(image)
+
+    def reports(self, image: PlannedImage) -> Sequence[Report]:
+        return ()
+
+    def attach_results(self, image: PlannedImage, loaded: LoadedImage) -> None:
         raise RegistryError(f"{image.id}: no response")
 
 
 def test_a_failure_to_attach_results_does_not_hide_that_the_tests_failed(bench: BuildBench) -> None:
     """Only the registry's error was shown, with its exit code."""
     bench.tester.failing = frozenset({FIRST})
-    outcomes = images.complete(bench.work, StagedMethod(bench.engine), bench.plan, Options(jobs=1))
+    outcomes = images.test_staged(bench.work, UnreachableStaging(bench.method), bench.plan, Options(jobs=1))
     first, second = (outcome.error for outcome in outcomes)
     assert isinstance(first, ImageTestError)
     assert f"{FIRST}: 1 of 2 tests failed\n  -> look\n{FIRST}: no response" in str(first)

@@ -16,7 +16,7 @@ from builder.build import images
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options, Outcome
-from builder.build.work import Method
+from builder.build.work import LoadedImage, Method
 from builder.cli.context import Context
 from builder.common import digest
 from builder.common.errors import NoEngineError
@@ -36,7 +36,7 @@ from tests.unit.matrix.test_cells import TINY_IDS
 
 @dataclass
 class Call:
-    """The arguments of a call of `images.run` or `images.retest`."""
+    """The arguments of a call of `images.make_images` or `images.retest`."""
 
     method: Method
     cells: list[str]
@@ -53,17 +53,18 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
 
 @pytest.fixture
 def calls(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch, archive: locks.FakeArchive) -> list[Call]:
-    """The calls, in a rendered checkout. `images.run` reports that it built the first image."""
+    """The calls, in a rendered checkout. `images.make_images` reports that it built the first image."""
     calls: list[Call] = []
 
     def fake(_: object, method: Method, planned: Plan, options: Options) -> list[Outcome]:
         calls.append(Call(method, [image.id for image in planned.images], options))
         outcomes = [Outcome(image=image) for image in planned.images]
-        return [replace(outcomes[0], origin="built", tested=options.test, tagged=options.test), *outcomes[1:]]
+        built = LoadedImage(id="", digest="", origin="built")
+        return [replace(outcomes[0], loaded=built, tested=options.test, tagged=options.test), *outcomes[1:]]
 
     assert run("render").code == 0
     monkeypatch.setattr(Engine, "connect", FakeEngine)
-    monkeypatch.setattr(images, "run", fake)
+    monkeypatch.setattr(images, "make_images", fake)
     monkeypatch.setattr(images, "retest", fake)
     return calls
 

@@ -16,11 +16,10 @@ from builder.index.download import Fetcher
 from builder.layers import oci
 from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
-from builder.registry import artifacts, claims, reports, signing, statements
+from builder.registry import artifacts, claims, evidence, signing, statements
 from builder.registry.claims import Claims
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
-from builder.registry.reports import Report
 from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, Source
 from tests.fakes.registry import MemoryRegistry
@@ -71,12 +70,12 @@ class Store(MemoryRegistry):
 
     def report(self, signer: bytes = b"ours", **changes: Any) -> None:
         values = {
-            "image_id": self.image.config.digest, "cell": CELL, "plan": PLAN, "suite": {"a": "b"},
-            "passed": ("test_it",), "failed": (), "gpu": "not run",
+            "image": self.image.manifest.digest, "cell": CELL, "plan": PLAN, "suite": {"a": "b"},
+            "kind": "image", "passed": ("test_it",), "failed": (),
         }  # fmt: skip
-        report = Report(image=self.image.manifest.digest, evidence=Evidence(**{**values, **changes}))
-        documents = {reports.TYPE: report.model_dump_json().encode(), signing.SIGNATURE_TYPE: signer}
-        artifacts.attach(self, self.image.manifest, reports.TYPE, documents)
+        content = Evidence(**{**values, **changes}).model_dump_json().encode()
+        documents = {evidence.TYPE: content, signing.SIGNATURE_TYPE: signer}
+        artifacts.attach(self, self.image.manifest, evidence.TYPE, documents)
 
 
 @dataclass
@@ -165,7 +164,7 @@ def test_a_signature_for_another_tag(desk: ClaimsDesk, tag: str) -> None:
         ({"failed": ("test_it",)}, "tests failed"),
         ({"cell": "other"}, "it is about the cell 'other'"),
         ({"plan": OTHER}, "it is about another plan"),
-        ({"image_id": OTHER}, "it is about another image"),
+        ({"image": OTHER}, "it is about another image"),
     ],
 )
 def test_results_that_do_not_count(desk: ClaimsDesk, changes: dict[str, Any], detail: str) -> None:

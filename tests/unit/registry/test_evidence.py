@@ -1,125 +1,436 @@
-"""Evidence: passes, files that cannot be read, and whether evidence is still valid."""
+"""Which test results count for an image, on this machine and in a registry, and what they prove together."""
 
 from __future__ import annotations
 
-from functools import partial
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from builder.registry import evidence
-from builder.registry.evidence import Evidence
+from builder.common.errors import ImageTestError
+from builder.layers.blobs import MANIFEST_TYPE, Descriptor
+from builder.matrix.project import Project
+from builder.plan import plan
+from builder.registry import artifacts, evidence, signing
+from builder.registry.evidence import OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
+from builder.registry.signing import Signer, Trust
+from builder.registry.suite import GPU_TESTS, Suite
+from tests.fakes.registry import MemoryRegistry
+from tests.fakes.suites import write_tests
 
-ID = "sha256:" + "a" * 64
-GOOD: dict[str, Any] = {
-    "image_id": ID,
-    "cell": "c",
-    "plan": "p",
-    "suite": {"tests/images/conftest.py": "s"},
-    "passed": ("t",),
-    "failed": (),
-    "gpu": "not run",
-}
-
-
-def evidence_with(**changes: Any) -> Evidence:
-    return Evidence(**{**GOOD, **changes})
+CELL = "qz-0.5-cu129-py311"
+MANIFEST, OTHER = ("sha256:" + letter * 64 for letter in "bc")
+IMAGE = Descriptor(media_type=MANIFEST_TYPE, digest=MANIFEST, size=1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_pass"),
-    [
-        ({}, True),
-        ({"gpu": "passed"}, True),
-        ({"gpu": "failed"}, False),
-        ({"failed": ("x",)}, False),
-        ({"passed": ()}, False),
-        ({"passed": (), "gpu": "passed"}, False),
-        ({"passed": (), "not_applicable": ("t",)}, False),
-    ],
-)
-def test_a_pass(changes: dict[str, Any], is_pass: bool) -> None:
-    assert evidence_with(**changes).is_pass is is_pass
+class EvidenceDesk:
+    """A checkout, and a registry with the image. A signature is the name of who signed it; `ours` is trusted."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.registry = MemoryRegistry()
+        [self.planned] = plan.make_locked(project, project.select([CELL])).images
+        self.passed = write_tests(project.root, self.planned.components)
+        self.passed_on_gpu = write_tests(project.root, ["quartz"], GPU_TESTS)
+
+    def proof(self, **changes: Any) -> Evidence:
+        values = {
+            "image": MANIFEST,
+            "cell": CELL,
+            "plan": self.planned.digest,
+            "suite": Suite.of(self.project.root).files,
+            "kind": "image",
+            "passed": self.passed,
+            "failed": (),
+            "finished": "2026-11-22T10:00:00Z",
+        }
+        if changes.get("kind") == "gpu":
+            values |= {"passed": self.passed_on_gpu, "machine": {"gpu": "H100"}}
+        return Evidence(**{**values, **changes})
+
+    def write(self, proof: Evidence) -> None:
+        evidence.write_evidence(self.project.state, proof)
+
+    def attach(self, proof: Evidence, *, signer: str = "ours") -> None:
+        self.attach_files(proof.model_dump_json().encode(), signer)
+
+    def attach_files(self, content: bytes, signer: str) -> None:
+        signature = {signing.SIGNATURE_TYPE: signer.encode()} if signer else {}
+        artifacts.attach(self.registry, IMAGE, evidence.TYPE, {evidence.TYPE: content} | signature)
+
+    @property
+    def requirement(self) -> Requirement:
+        return Requirement.of(self.planned, MANIFEST, Suite.of(self.project.root))
+
+    def read(self, *, allow_unsigned: bool = False) -> Coverage:
+        """What the reports in the registry prove."""
+        return evidence.registry_coverage(
+            self.registry, self.requirement, Trust.of(self.project),
+            state=self.project.state, allow_unsigned=allow_unsigned,
+        )  # fmt: skip
+
+    def gpu(self) -> str:
+        """The GPU state of an image that counts as tested."""
+        coverage = self.read()
+        coverage.require_pass(CELL)
+        return coverage.gpu
 
 
-def test_write_and_read(tmp_path: Path) -> None:
-    written = evidence_with(failed=("x",))
-    evidence.write(tmp_path, written)
-    assert evidence.read(tmp_path, ID) == written
-    assert evidence.path(tmp_path, ID).name == f"sha256-{'a' * 64}.json"
+@pytest.fixture
+def desk(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> EvidenceDesk:
+    def trusted_signer(trust: object, documents: dict[str, bytes], kind: str) -> str:
+        assert kind in documents
+        return "ours" if documents.get(signing.SIGNATURE_TYPE) == b"ours" else ""
+
+    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
+    monkeypatch.setattr(signing, "trusted_signer", trusted_signer)
+    return EvidenceDesk(tiny)
+
+
+# ---- on this machine
+
+
+def test_evidence_is_kept_by_image_and_kind_of_tests(desk: EvidenceDesk) -> None:
+    state, first, on_gpu = desk.project.state, desk.proof(failed=("x",)), desk.proof(kind="gpu")
+    desk.write(first)
+    desk.write(on_gpu)
+    assert read_evidence(state, MANIFEST) == [first, on_gpu]
+    assert evidence.evidence_path(state, MANIFEST, "gpu").name == f"sha256-{'b' * 64}.gpu.json"
+    again = desk.proof()
+    desk.write(again)
+    assert read_evidence(state, MANIFEST) == [again, on_gpu], "each run replaces that of the same tests"
+    assert read_evidence(state, OTHER) == []
 
 
 @pytest.mark.parametrize(
     "blob",
-    [
-        None,
-        b"",
-        b"{",
-        b"[]",
-        b"\xff\xfe",
-        b'{"image_id": "x"}',
-        evidence_with(finished="2026-11-22T10:00:00Z").model_dump_json().replace("2026-11-22T10:00:00Z", "x").encode(),
-    ],
+    [None, b"", b"{", b"[]", b"\xff\xfe", b'{"image": "x"}', "another time"],
     ids=["absent", "empty", "cut short", "a list", "not UTF-8", "incomplete", "another time"],
 )
-def test_a_file_that_cannot_be_read_is_no_evidence(tmp_path: Path, blob: bytes | None) -> None:
-    path = evidence.path(tmp_path, ID)
-    path.parent.mkdir(parents=True)
-    if blob is not None:
+def test_a_file_that_cannot_be_read_is_no_evidence(desk: EvidenceDesk, blob: bytes | str | None) -> None:
+    desk.write(desk.proof(kind="gpu"))
+    path = evidence.evidence_path(desk.project.state, MANIFEST, "image")
+    if blob == "another time":
+        blob = desk.proof().model_dump_json().replace("2026-11-22T10:00:00Z", "x").encode()
+    if isinstance(blob, bytes):
         path.write_bytes(blob)
-    assert evidence.read(tmp_path, ID) is None
+    assert [each.kind for each in read_evidence(desk.project.state, MANIFEST)] == ["gpu"]
+
+
+def test_only_two_kinds_of_tests(desk: EvidenceDesk) -> None:
+    with pytest.raises(ValidationError):
+        desk.proof(kind="skipped")
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({}, ""),
-        ({"plan": "other"}, "not tested"),
-        ({"suite": {"a": "1", "b": "2"}}, "test suite changed since it was tested: a and 2 more"),
+        ({"plan": OTHER}, "it is about another plan"),
+        ({"suite": {}}, "test suite changed since it was tested: builder/build/image_tests.py and "),
         ({"failed": ("x",)}, "tests failed"),
+        ({"passed": ()}, "tests failed"),
     ],
     ids=str,
 )
-def test_valid_evidence_is_a_pass_of_this_plan_and_suite(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    tests = evidence_with(**changes)
-    outdated = evidence.why_outdated(tests, "p", GOOD["suite"])
-    assert (outdated or evidence.why_failed(partial(evidence.read, tmp_path), tests, GOOD["suite"])) == reason
-    assert outdated == ("" if reason == "tests failed" else reason)
-    assert evidence.why_outdated(None, "p", GOOD["suite"]) == "not tested"
+def test_own_results_count_if_they_pass_this_plan_and_suite(
+    desk: EvidenceDesk, changes: dict[str, Any], reason: str
+) -> None:
+    assert evidence.local_coverage(desk.project.state, desk.requirement).failure == "not tested"
+    desk.write(desk.proof(**changes))
+    coverage = evidence.local_coverage(desk.project.state, desk.requirement)
+    assert coverage.failure.startswith(reason) if reason else coverage.failure == ""
 
 
-OTHER = "sha256:" + "b" * 64
+# ---- in a registry
+
+
+def test_a_signed_report_of_this_image_counts(desk: EvidenceDesk) -> None:
+    desk.attach(desk.proof())
+    [report] = desk.read().reports
+    assert report.signer == "ours"
+    assert desk.gpu() == "not run"
 
 
 @pytest.mark.parametrize(
-    ("changes", "name"),
+    ("changes", "reason"),
     [
-        ({}, ""),
-        (None, OTHER),
-        ({"suite": {"tests/images/conftest.py": "edited"}}, "c"),
-        ({"failed": ("x",)}, "c"),
-        ({"passed": ("t", "u")}, "c"),
+        ({"image": OTHER}, "it is about another image"),
+        ({"cell": "qz-0.5-cu129-py311-board"}, "it is about the cell 'qz-0.5-cu129-py311-board'"),
+        ({"plan": OTHER}, "it is about another plan"),
+        ({"suite": {}}, "test suite changed since it was tested"),
     ],
-    ids=["valid", "none", "test suite changed", "failed", "another test"],
+    ids=str,
 )
-def test_evidence_is_valid_only_with_that_of_the_image_whose_results_it_reuses(
-    tmp_path: Path, changes: dict[str, Any] | None, name: str
+def test_a_report_of_something_else_does_not_count(desk: EvidenceDesk, changes: dict[str, Any], reason: str) -> None:
+    desk.attach(desk.proof(**changes))
+    coverage = desk.read(allow_unsigned=True)
+    assert not coverage.reports
+    assert reason in coverage.refused[0]
+    with pytest.raises(ImageTestError, match=f"{CELL}: no valid test results\n  report .* does not count"):
+        desk.gpu()
+
+
+@pytest.mark.parametrize(("signer", "reason"), [("", "it is unsigned"), ("theirs", "no signer listed under")])
+def test_a_report_of_nobody_who_is_trusted(desk: EvidenceDesk, signer: str, reason: str) -> None:
+    desk.attach(desk.proof(), signer=signer)
+    assert reason in desk.read().refused[0]
+    assert desk.read(allow_unsigned=True).reports
+
+
+INVENTED: dict[str, tuple[Callable[[EvidenceDesk], dict[str, Any]], str]] = {
+    "one test of four": (
+        lambda desk: {"passed": desk.passed[:1]},
+        "it lacks results of tests: tests/images/test_cuda.py::test_it and 2 more",
+    ),
+    "a name": (
+        lambda desk: {"passed": (*desk.passed, "tests/images/test_base.py::test_invented")},
+        "it has results of tests that this image does not have: tests/images/test_base.py::test_invented",
+    ),
+    "a test of another image": (
+        lambda desk: {"passed": (*desk.passed, "tests/images/test_board.py::test_it")},
+        "it has results of tests that this image does not have: tests/images/test_board.py::test_it",
+    ),
+    "image tests as GPU tests": (
+        lambda desk: {"kind": "gpu", "passed": desk.passed},
+        "it has results of tests that this image does not have: tests/images/test_base.py::test_it and 3 more",
+    ),
+    "GPU tests as image tests": (
+        lambda desk: {"passed": desk.passed + desk.passed_on_gpu},
+        "it has results of tests that this image does not have: tests/gpu/test_quartz.py::test_it",
+    ),
+    "a test that does not apply": (
+        lambda desk: {"passed": desk.passed[1:], "not_applicable": desk.passed[:1]},
+        "it has results of tests that this image does not have: tests/images/test_base.py::test_it",
+    ),
+}
+
+
+@pytest.mark.parametrize("signer", ["", "ours"], ids=["own", "signed"])
+@pytest.mark.parametrize(("changes", "reason"), INVENTED.values(), ids=INVENTED.keys())
+def test_a_pass_counts_only_with_the_results_of_all_tests(
+    desk: EvidenceDesk, changes: Callable[[EvidenceDesk], dict[str, Any]], reason: str, signer: str
 ) -> None:
-    if changes is not None:
-        evidence.write(tmp_path, evidence_with(**{"image_id": OTHER, "passed": ("t", "thorough"), **changes}))
-    reason = evidence.why_failed(
-        partial(evidence.read, tmp_path), evidence_with(reused={OTHER: ("thorough",)}), GOOD["suite"]
+    """A local edit of the evidence (failed -> passed, `gpu: passed`) was released."""
+    proof = desk.proof(**changes(desk))
+    desk.write(proof)
+    desk.attach(proof, signer=signer)
+    coverage = desk.read()
+    assert not coverage.reports
+    assert coverage.refused[0].endswith(f"does not count: {reason}")
+
+
+@pytest.mark.parametrize("passed", [(), ("tests/gpu/test_quartz.py::test_it",)])
+def test_gpu_tests_that_do_not_apply_are_no_pass_alone(desk: EvidenceDesk, passed: tuple[str, ...]) -> None:
+    (desk.project.root / "tests/gpu/test_quartz.py").write_text("def test_it(): ...\ndef test_fp8(): ...\n")
+    desk.attach(desk.proof())
+    not_applicable = {"tests/gpu/test_quartz.py::test_it", "tests/gpu/test_quartz.py::test_fp8"}.difference(passed)
+    desk.attach(desk.proof(kind="gpu", passed=passed, not_applicable=sorted(not_applicable)))
+    assert desk.read().gpu == ("passed" if passed else "failed")
+
+
+def test_tests_with_parameters_and_of_classes(desk: EvidenceDesk) -> None:
+    """Their results have other names than their functions."""
+    (desk.project.root / "tests/images/test_base.py").write_text(
+        "class TestLogin:\n    def test_it(self): ...\n    def helper(self): ...\n"
+        "class Helper:\n    def test_nothing(self): ...\nasync def test_each(mode): ...\n"
     )
-    assert reason == (f"it relies on tests of {name}, whose evidence is no longer valid" if name else "")
+    base = ("TestLogin::test_it", "test_each[a]", "test_each[b-[c]]")
+    passed = (*(f"tests/images/test_base.py::{name}" for name in base), *desk.passed[1:])
+    desk.attach(desk.proof(passed=passed))
+    assert desk.read().refused == ()
 
 
-def test_the_gpu_status_has_the_reason() -> None:
-    assert evidence_with(gpu_reason="no driver").gpu_status == "not run (no driver)"
-    assert evidence_with(gpu="passed").gpu_status == "passed"
+THOROUGH = """\
+import pytest
+
+from tests.helpers import test_imported
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["a"])
+def test_long(name): ...
+
+@pytest.mark.parametrize("name", ["a", pytest.param("b", marks=pytest.mark.thorough)])
+def test_partly(name): ...
+"""
 
 
-def test_gpu_has_three_states() -> None:
-    with pytest.raises(ValidationError):
-        evidence_with(gpu="skipped")
+def test_thorough_tests_are_needed_of_the_image_that_must_pass_them(desk: EvidenceDesk) -> None:
+    (desk.project.root / "tests/images/test_base.py").write_text(THOROUGH)
+    (desk.project.root / "tests/helpers.py").write_text(
+        "import pytest\n@pytest.mark.thorough\ndef test_imported(): ...\n"
+    )
+    others, base = desk.passed[1:], "tests/images/test_base.py"
+    desk.attach(desk.proof(passed=(f"{base}::test_partly[a]", *others)))
+    assert desk.read().refused[0].endswith(f"it lacks results of tests: {base}::test_imported and 1 more")
+    desk.planned = plan.make_locked(desk.project, desk.project.select([CELL])).images[0]
+    object.__setattr__(desk.planned, "thorough", frozenset(desk.planned.components) - {"base"})
+    assert desk.read().failure == ""
+    desk.attach(desk.proof(passed=(f"{base}::test_partly[a]", f"{base}::test_long[a]", *others)))
+    assert desk.read().refused == (), "more tests than needed are no fault"
+
+
+def test_the_results_of_this_machine_need_no_signature(desk: EvidenceDesk) -> None:
+    desk.attach(desk.proof(), signer="")
+    desk.write(desk.proof())
+    assert desk.read().reports[0].signer == OWN == "own results, unsigned"
+    desk.write(desk.proof(failed=("test_it",)))
+    assert not desk.read().reports
+
+
+# ---- together
+
+LATER = {"finished": "2026-11-22T11:00:00Z"}
+FAILED = {"passed": (), "failed": ("test_it",)}
+GPU: dict[str, Any] = {"kind": "gpu"}
+A100: dict[str, Any] = {"kind": "gpu", "machine": {"gpu": "A100"}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "result"),
+    [
+        ({}, GPU, "passed"),
+        (GPU, LATER, "passed"),
+        ({}, {**GPU, **FAILED}, "failed on H100"),
+        (FAILED, {**GPU, **LATER}, "failed"),
+        (FAILED, LATER, "not run"),
+        (LATER, FAILED, "not run"),
+    ],
+    ids=["cpu, gpu", "gpu, cpu", "gpu fails", "cpu failed", "cpu passes again", "cpu passed after it failed"],
+)
+def test_the_newest_report_of_each_kind_decides(
+    desk: EvidenceDesk, first: dict[str, Any], second: dict[str, Any], result: str
+) -> None:
+    for changes in (second, first):  # the order in the registry does not count
+        desk.attach(desk.proof(**changes))
+    if "failed" in result:
+        with pytest.raises(ImageTestError, match=f"tests {result}"):
+            desk.gpu()
+    else:
+        assert desk.gpu() == result
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "result"),
+    [
+        (GPU, {**GPU, **FAILED, **LATER}, "failed on H100"),
+        ({**GPU, **FAILED}, {**GPU, **LATER}, "passed"),
+        ({**GPU, **FAILED}, {**A100, **LATER}, "failed on H100"),
+        (GPU, {**A100, **FAILED, **LATER}, "failed on A100"),
+        (GPU, A100, "passed"),
+    ],
+    ids=["fails again", "passes again", "another gpu passes", "another gpu fails", "both pass"],
+)
+def test_the_newest_report_of_each_gpu_decides(
+    desk: EvidenceDesk, first: dict[str, Any], second: dict[str, Any], result: str
+) -> None:
+    desk.attach(desk.proof())
+    test_the_newest_report_of_each_kind_decides(desk, first, second, result)
+
+
+def test_gpu_tests_alone_are_not_enough(desk: EvidenceDesk) -> None:
+    desk.attach(desk.proof(kind="gpu"))
+    with pytest.raises(ImageTestError, match=f"^{CELL}: not tested$"):
+        desk.gpu()
+
+
+def test_the_signer_is_the_one_of_what_the_result_relies_on(desk: EvidenceDesk) -> None:
+    """A signature on an older pass of the same tests is better than unsigned results."""
+
+    def signers(*reports: tuple[dict[str, Any], str]) -> list[str]:
+        return coverage_of(Report(evidence=desk.proof(**changes), signer=signer) for changes, signer in reports).signers
+
+    assert signers(({}, "ci"), (GPU, "gpu")) == ["ci", "gpu"]
+    assert signers(({}, "ci"), (LATER, OWN)) == ["ci"]
+    assert signers(({}, "ci"), (GPU, OWN)) == ["ci", OWN]
+    assert signers((FAILED, "ci"), (LATER, OWN)) == [OWN]
+    assert signers(({}, "")) == [""]
+
+
+def test_each_machine_is_named_for_the_tests_that_it_ran(desk: EvidenceDesk) -> None:
+    """Merged results named the GPU machine for tests that the builder had run."""
+    desk.attach(desk.proof(machine={"kernel": "that of the builder"}))
+    desk.attach(desk.proof(kind="gpu"))
+    assert [each.machine for each in desk.read().newest] == [{"kernel": "that of the builder"}, {"gpu": "H100"}]
+
+
+def test_the_gpu_status_has_the_reason(desk: EvidenceDesk) -> None:
+    reports = [Report(evidence=desk.proof(no_gpu="no driver"), signer=OWN)]
+    assert coverage_of(reports).gpu_status == "not run (no driver)"
+    reports.append(Report(evidence=desk.proof(kind="gpu"), signer=OWN))
+    assert coverage_of(reports).gpu_status == "passed"
+
+
+# ---- what others wrote
+
+
+def damage_manifest(desk: EvidenceDesk) -> None:
+    artifact = artifacts.attached(desk.registry, MANIFEST, evidence.TYPE)[0]
+    desk.registry.contents[artifact] = b"{}"
+
+
+def remove_blob(desk: EvidenceDesk) -> None:
+    content = next(key for key, value in desk.registry.contents.items() if b'"suite"' in value)
+    del desk.registry.contents[content]
+
+
+@pytest.mark.parametrize("damage", [damage_manifest, remove_blob])
+def test_a_damaged_report_does_not_hide_others(desk: EvidenceDesk, damage: Callable[[EvidenceDesk], None]) -> None:
+    desk.attach(desk.proof())
+    damage(desk)
+    evidence.attach_evidence(desk.project, desk.registry, IMAGE, desk.proof(**LATER), SIGNER)
+    coverage = desk.read()
+    assert len(coverage.reports) == len(coverage.refused) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, json.dumps({"kind": "image"}).encode()])
+def test_a_report_that_cannot_be_read(desk: EvidenceDesk, content: bytes) -> None:
+    desk.attach_files(content, "ours")
+    assert "it cannot be read" in desk.read().refused[0]
+
+
+ESCAPE = "\x1b]0;owned\x07"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"no_gpu": ESCAPE},
+        {"machine": {"gpu": ESCAPE}},
+        {"passed": [ESCAPE]},
+        {"reasons": {"test_it": ESCAPE}},
+        {"suite": {ESCAPE: "x"}},
+        {"cell": ESCAPE},
+    ],
+    ids=str,
+)
+def test_a_report_with_control_characters_does_not_reach_a_terminal(
+    desk: EvidenceDesk, changes: dict[str, Any]
+) -> None:
+    desk.attach_files(json.dumps({**desk.proof().model_dump(), **changes}).encode(), "ours")
+    [line] = desk.read().refused
+    assert line.endswith("does not count: it cannot be read")
+
+
+class _OurSigner(Signer):
+    def sign(self, content: bytes) -> bytes:
+        return b"ours"
+
+
+SIGNER = _OurSigner(key="key")
+
+
+def test_a_report_is_attached_once_and_again_when_it_is_signed(desk: EvidenceDesk) -> None:
+    for signer, count in ((None, 1), (None, 1), (SIGNER, 2), (SIGNER, 2), (None, 2)):
+        evidence.attach_evidence(desk.project, desk.registry, IMAGE, desk.proof(no_gpu="no driver"), signer)
+        assert len(artifacts.attached(desk.registry, MANIFEST, evidence.TYPE)) == count
+    notes = desk.registry.listed(MANIFEST.replace(":", "-"))[0]["annotations"]
+    assert (notes["gpu-images.cell"], notes["gpu-images.gpu"]) == (CELL, "not run (no driver)")
+
+
+def test_results_of_a_machine_are_found_in_no_other_state(desk: EvidenceDesk, tmp_path: Path) -> None:
+    desk.write(desk.proof())
+    assert read_evidence(tmp_path, MANIFEST) == []

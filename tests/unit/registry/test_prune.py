@@ -16,8 +16,8 @@ from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError, VerifyError
 from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE
-from builder.registry import artifacts, prune, reports, staging
-from builder.registry.evidence import Evidence
+from builder.registry import artifacts, prune, staging
+from builder.registry.evidence import TYPE, Evidence
 from builder.registry.prune import Contents, Item, Repository
 from builder.registry.staging import Place, Release, StagedImage, plan_tag
 from tests.fakes.registry import MemoryRegistry
@@ -37,7 +37,7 @@ def tag(image: str, suffix: str = "") -> str:
 
 
 def proof(finished: str) -> Evidence:
-    return Evidence(image_id="", cell="c", plan="", suite={}, passed=(), failed=(), gpu="not run", finished=finished)
+    return Evidence(image="", cell="c", plan="", suite={}, kind="image", passed=(), failed=(), finished=finished)
 
 
 OLD, NEW = (proof(f"{NOW - timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}") for days in (7, 6))
@@ -198,10 +198,10 @@ def test_a_public_repository_that_is_a_staged_one_is_not_read_again(
 def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: MemoryRegistry) -> None:
     memory.put_manifest(plan_tag(digest("plan")), b"image", MANIFEST_TYPE)
     memory.tags[SUBJECT.digest] = SUBJECT.digest
-    for content in (b"", b"{}", reports.Report(image=SUBJECT.digest, evidence=OLD).model_dump_json().encode()):
+    for content in (b"", b"{}", OLD.model_dump_json().encode()):
         [staged] = read(memory).staged
         assert staged.images == {SUBJECT.digest: None}
-        artifacts.attach(memory, SUBJECT, reports.TYPE, {reports.TYPE: content})
+        artifacts.attach(memory, SUBJECT, TYPE, {TYPE: content})
     [staged] = read(memory).staged
     assert staged.images == {SUBJECT.digest: OLD}
     assert len(staged.attached[SUBJECT.digest]) == 3 + 1, "the reports and their list"

@@ -25,14 +25,13 @@ from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, publish, push
 from builder.registry.client import Manifest, Registry
-from builder.registry.evidence import Evidence
 from builder.registry.failures import StoppedError
 from builder.registry.publish import Published, Publisher, Target
 from builder.registry.push import Blob, Pushed
-from builder.registry.suite import GPU_TESTS, Suite
+from builder.registry.suite import GPU_TESTS
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
-from tests.fakes.suites import write_tests
+from tests.fakes.suites import passing_evidence, write_tests
 
 Edit = Callable[[str, str], Project]
 EMBER, BOARD = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
@@ -80,18 +79,10 @@ class PublishBench:
             layers=(layer, layer),
         )
 
-    def prove(self, image: PlannedImage, image_id: str = "", **changes: Any) -> None:
+    def prove(self, image: PlannedImage, **changes: Any) -> None:
         """Writes evidence of a pass, with changes."""
-        proof = Evidence(
-            image_id=image_id or self.stored[image.id].config.digest,
-            cell=image.id,
-            plan=image.digest,
-            suite=dict(Suite.of(self.project.root).files),
-            passed=self.passed[image.id],
-            failed=(),
-            gpu="not run",
-        )
-        evidence.write(self.project.state, proof.model_copy(update=changes))
+        proof = passing_evidence(self.project.root, image, self.stored[image.id])
+        evidence.write_evidence(self.project.state, proof.model_copy(update=changes))
 
     def image(self, cell: str) -> PlannedImage:
         return next(image for image in self.plan.images if image.id == cell)
@@ -199,9 +190,9 @@ def test_an_image_that_is_not_built(bench: PublishBench) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"plan": "sha256:other"}, "not tested"),
+        ({"plan": "sha256:other"}, "it is about another plan"),
         ({"suite": {}}, "test suite changed since it was tested: builder/build/image_tests.py and "),
-        ({"gpu": "failed"}, "tests failed"),
+        ({"kind": "gpu", "failed": ("test_it",)}, "tests failed"),
     ],
     ids=str,
 )
@@ -211,7 +202,7 @@ def test_invalid_evidence(bench: PublishBench, changes: dict[str, Any], reason: 
 
 
 def test_evidence_that_is_missing_or_cannot_be_read(bench: PublishBench) -> None:
-    path = evidence.path(bench.project.state, bench.stored[EMBER].config.digest)
+    path = evidence.evidence_path(bench.project.state, bench.stored[EMBER].manifest.digest, "image")
     path.write_text("{")
     assert rejection(bench) == f"{EMBER}: not tested"
     path.unlink()
@@ -226,13 +217,6 @@ def test_edited_tests(bench: PublishBench) -> None:
     (bench.project.root / "tests/images/test_new.py").unlink()
     (bench.project.root / "tests/images/.test_new.py.swp").write_text("an editor's")
     bench.publish()
-
-
-def test_evidence_by_the_id_of_a_containerd_store(bench: PublishBench) -> None:
-    stored = bench.stored[EMBER]
-    evidence.path(bench.project.state, stored.config.digest).unlink()
-    bench.prove(bench.image(EMBER), stored.manifest.digest)
-    assert len(bench.targets()) == 2
 
 
 # ---- pushing
@@ -285,6 +269,7 @@ def test_a_new_image_of_one_cell_stamps_that_cell_alone(bench: PublishBench) -> 
     stored = bench.stored[EMBER]
     bench.stored[EMBER] = replace(stored, manifest=bench.store.put(b"a new manifest", MANIFEST_TYPE))
     bench._ids[bench.stored[EMBER].manifest.digest] = EMBER
+    bench.prove(bench.image(EMBER))
     changed = [change.tag for change in bench.publish().changed]
     assert changed == [bench.stamped(EMBER, f"{DAY}.1"), *bench.tags(EMBER)]
     assert bench.repository(EMBER).tags[bench.stamped(EMBER)] == stored.manifest.digest, (
@@ -348,8 +333,8 @@ def test_the_blobs_that_are_pushed(bench: PublishBench) -> None:
 
 @pytest.mark.parametrize("gpu", ["passed", "not run"])
 def test_the_result_of_a_push(bench: PublishBench, gpu: str) -> None:
-    results = bench.passed[EMBER] + (bench.passed_on_gpu[EMBER] if gpu == "passed" else ())
-    bench.prove(bench.image(EMBER), gpu=gpu, passed=results)
+    if gpu == "passed":
+        bench.prove(bench.image(EMBER), kind="gpu", passed=bench.passed_on_gpu[EMBER])
     first, _ = bench.publish().images
     assert str(first) == f"{EMBER}: sha256:answered, 3.0 MB sent, 2 kB already present, gpu: {gpu}"
     data = first.as_data()

@@ -24,12 +24,11 @@ from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
-from builder.registry import artifacts, evidence, expected, publish, pull, reports, scan, signing, staging
+from builder.registry import artifacts, evidence, expected, publish, pull, scan, signing, staging
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.publish import Published, Publisher, Target
 from builder.registry.release import Releaser
-from builder.registry.reports import Report
 from builder.registry.scan import ImageScan, ScanRecord
 from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
 from builder.registry.suite import GPU_TESTS, Suite
@@ -94,21 +93,29 @@ class ReleaseDesk:
             layers=tuple(layers),
         )
 
-    def report(self, **changes: Any) -> None:
+    def report(self, *, gpu: bool = True, **changes: Any) -> None:
+        """Attaches this machine's results of the image tests and, with `gpu`, of the GPU tests."""
         values = {
-            "image_id": self.image.config.digest,
+            "image": self.image.manifest.digest,
             "cell": CELL,
             "plan": self.planned.digest,
             "suite": Suite.of(self.project.root).files,
-            "passed": self.passed + self.passed_on_gpu,
+            "kind": "image",
+            "passed": self.passed,
             "failed": (),
-            "gpu": "passed",
         }
-        proof = Evidence(**{**values, **changes})
-        evidence.write(self.project.state, proof)
-        reports.write(
-            self.project, self.registry, self.image, Report(image=self.image.manifest.digest, evidence=proof), None
-        )
+        on_gpu = {"kind": "gpu", "passed": self.passed_on_gpu}
+        for each in ({}, on_gpu) if gpu else ({},):
+            proof = Evidence(**{**values, **each, **changes})
+            evidence.write_evidence(self.project.state, proof)
+            evidence.attach_evidence(self.project, self.registry, self.image.manifest, proof, None)
+
+    def report_without_gpu(self, **changes: Any) -> None:
+        """In place of all reports: this machine's results of the image tests."""
+        digest = self.image.manifest.digest
+        del self.registry.tags[digest.replace(":", "-")]
+        evidence.evidence_path(self.project.state, digest, "gpu").unlink()
+        self.report(gpu=False, **changes)
 
     def staged(self, **changes: str) -> Release:
         values = {
@@ -163,7 +170,7 @@ def test_a_second_stamp_of_the_day_does_not_take_the_first(desk: ReleaseDesk) ->
 
 
 def test_without_a_gpu_test(desk: ReleaseDesk) -> None:
-    desk.report(passed=desk.passed, gpu="not run", gpu_reason="no driver", finished="2026-11-23T00:00:00Z")
+    desk.report_without_gpu(no_gpu="no driver")
     assert desk.refused(ImageTestError) == f"{CELL}: GPU tests have not passed (gpu: not run (no driver))"
     desk.release(allow_untested_gpu=True)
     released = desk.place.released(STAMP)
@@ -175,7 +182,7 @@ def test_without_a_gpu_test(desk: ReleaseDesk) -> None:
 def test_without_a_file_of_gpu_tests(desk: ReleaseDesk) -> None:
     """The hint named a machine with a GPU, which would not have helped."""
     (desk.project.root / "tests/gpu/test_quartz.py").unlink()
-    desk.report(passed=desk.passed, gpu="not run", finished="2026-11-23T00:00:00Z")
+    desk.report_without_gpu()
     with pytest.raises(ImageTestError) as caught:
         desk.release()
     assert caught.value.hint.startswith("Write tests/gpu/test_quartz.py, then test again.   To release it untested: ")

@@ -17,7 +17,7 @@ from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, evidence, push, reports, staging
+from builder.registry import artifacts, evidence, push, staging
 from builder.registry.signing import Signer
 from builder.registry.stager import Staged, Stager
 from builder.registry.staging import INDEX, Place, plan_tag
@@ -65,7 +65,7 @@ class Yard:
         return stager.stage(bench.plan)
 
     def reports(self, cell: str, digest: str) -> int:
-        return len(artifacts.attached(self.repository(cell), digest, reports.TYPE))
+        return len(artifacts.attached(self.repository(cell), digest, evidence.TYPE))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_images_are_staged_with_their_reports_and_the_tags_of_their_plans(yard: 
 EDITS: dict[str, tuple[dict[str, object], str]] = {
     "one test of five": ({"passed": ["tests/images/test_base.py::test_it"]}, "it lacks results of tests: "),
     "a name": ({"passed": ["invented"]}, "it has results of tests that this image does not have: invented"),
-    "a GPU": ({"gpu": "passed"}, "it lacks results of tests: tests/gpu/test_ember.py::test_it"),
+    "a GPU": ({"kind": "gpu"}, "it has results of tests that this image does not have: tests/images/test_base.py"),
     "no time": ({"finished": "x"}, "not tested"),
 }
 
@@ -101,7 +101,7 @@ EDITS: dict[str, tuple[dict[str, object], str]] = {
 def test_edited_evidence_is_not_staged(yard: Yard, edit: dict[str, object], reason: str) -> None:
     """It was signed and attached."""
     bench = yard.bench
-    path = evidence.path(bench.project.state, bench.stored[EMBER].config.digest)
+    path = evidence.evidence_path(bench.project.state, bench.stored[EMBER].manifest.digest, "image")
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | edit), encoding="utf-8")
     with pytest.raises(ImageTestError) as caught:
         yard.stage(signer=Signer(key="unused"))

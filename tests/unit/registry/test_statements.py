@@ -11,8 +11,7 @@ from packageurl import PackageURL
 
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image
-from builder.lock import os_lock
-from builder.lock.os_lock import OsLock
+from builder.lock.os_lock import OsLock, Package
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
@@ -36,14 +35,16 @@ def planned(tiny: Project) -> PlannedImage:
 
 
 @pytest.fixture
-def system(tiny: Project, planned: PlannedImage) -> OsLock:
-    lock = os_lock.read(tiny.root, planned.system)
-    assert lock
-    return lock
+def system(planned: PlannedImage) -> OsLock:
+    return planned.os_lock
+
+
+def with_packages(planned: PlannedImage, *packages: Package) -> PlannedImage:
+    return replace(planned, os_lock=replace(planned.os_lock, packages=packages))
 
 
 def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage, system: OsLock) -> None:
-    data = json.loads(statements.sbom(planned, NAME, IMAGE, system))
+    data = json.loads(statements.sbom(planned, NAME, IMAGE))
     assert (data["bomFormat"], data["specVersion"]) == ("CycloneDX", "1.6")
     subject = data["metadata"]["component"]
     assert (subject["name"], subject["version"], subject["type"]) == (NAME, MANIFEST.digest, "container")
@@ -70,8 +71,7 @@ def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedIm
             ("libss2", "1.47.0-2+b2", "e2fsprogs (1.47.0-2)"),
         )
     )
-    lock = replace(system, packages=(first, second, third))
-    data = json.loads(statements.sbom(planned, NAME, IMAGE, lock))
+    data = json.loads(statements.sbom(with_packages(planned, first, second, third), NAME, IMAGE))
     components = {each["name"]: each for each in data["components"] if each.get("purl", "").startswith("pkg:deb/")}
     qualifiers = {name: dict(PackageURL.from_string(each["purl"]).qualifiers) for name, each in components.items()}
     common = {"arch": "amd64", "distro": "debian-12"}
@@ -102,23 +102,21 @@ def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedIm
 def test_the_sbom_names_the_release_of_debian(planned: PlannedImage, system: OsLock) -> None:
     """Scanners ignore Debian packages without it."""
     base = replace(system.packages[0], name="base-files", version="12.4+deb12u15")
-    data = json.loads(statements.sbom(planned, NAME, IMAGE, replace(system, packages=(*system.packages, base))))
+    data = json.loads(statements.sbom(with_packages(planned, *system.packages, base), NAME, IMAGE))
     [debian] = [each for each in data["components"] if each["type"] == "operating-system"]
     assert (debian["name"], debian["version"]) == ("debian", "12")
 
 
 def test_the_statements_of_an_image_are_the_same_everywhere(planned: PlannedImage, system: OsLock) -> None:
-    assert statements.sbom(planned, NAME, IMAGE, system) == statements.sbom(planned, NAME, IMAGE, system)
+    assert statements.sbom(planned, NAME, IMAGE) == statements.sbom(planned, NAME, IMAGE)
     other = replace(IMAGE, manifest=replace(MANIFEST, digest="sha256:" + "c" * 64))
-    assert statements.sbom(planned, NAME, other, system) != statements.sbom(planned, NAME, IMAGE, system)
+    assert statements.sbom(planned, NAME, other) != statements.sbom(planned, NAME, IMAGE)
 
 
 @pytest.mark.parametrize(("revision", "commit"), [("f" * 40, "f" * 40), ("f" * 40 + "+changes", ""), ("", "")], ids=str)
 def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, commit: str) -> None:
     address = "https://example.test/org/images"
-    predicate: dict[str, Any] = json.loads(
-        statements.provenance(planned, IMAGE, system, source=address, revision=revision)
-    )
+    predicate: dict[str, Any] = json.loads(statements.provenance(planned, source=address, revision=revision))
     definition = predicate["buildDefinition"]
     assert definition["externalParameters"] == {"cell": CELL, "revision": revision}
     assert definition["internalParameters"]["plan"] == planned.digest
@@ -130,14 +128,14 @@ def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, co
 def test_statements_agree_if_only_the_commit_differs(planned: PlannedImage, system: OsLock) -> None:
     def provenance(revision: str, planned: PlannedImage = planned) -> Any:
         source = "https://example.test/org/images"
-        return json.loads(statements.provenance(planned, IMAGE, system, source=source, revision=revision))
+        return json.loads(statements.provenance(planned, source=source, revision=revision))
 
     assert statements.agree(provenance("a" * 40), provenance("b" * 40))
     assert not statements.agree(provenance("a" * 40), provenance(""))
     assert not statements.agree(provenance("a" * 40), provenance("a" * 40, replace(planned, digest="sha256:other")))
     fewer = replace(planned, wheels=planned.wheels[1:])
     assert not statements.agree(provenance("a" * 40), provenance("a" * 40, fewer))
-    sbom = json.loads(statements.sbom(planned, NAME, IMAGE, system))
+    sbom = json.loads(statements.sbom(planned, NAME, IMAGE))
     assert statements.agree(sbom, sbom)
-    assert not statements.agree(sbom, json.loads(statements.sbom(fewer, NAME, IMAGE, system)))
+    assert not statements.agree(sbom, json.loads(statements.sbom(fewer, NAME, IMAGE)))
     assert not statements.agree(sbom, provenance(""))

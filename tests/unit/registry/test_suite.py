@@ -29,8 +29,8 @@ def test_a_changed_file_of_the_suite_is_named(tmp_path: Path, name: str) -> None
     (tmp_path / name).write_text("assert 2")
     second = Suite.of(tmp_path).files
     for old, new in ((before, first), (first, second), (second, before)):
-        assert evidence.changed(old, new) == [name]
-    assert evidence.changed(second, second) == []
+        assert evidence.changed_files(old, new) == [name]
+    assert evidence.changed_files(second, second) == []
 
 
 def test_other_files_are_no_part_of_the_suite(tmp_path: Path) -> None:
@@ -45,13 +45,13 @@ def test_other_files_are_no_part_of_the_suite(tmp_path: Path) -> None:
     assert Suite.of(tmp_path).files == before
 
 
-@pytest.mark.parametrize("name", ["build/image_tests.py", "build/reused_tests.py", "layers/installed.py"])
+@pytest.mark.parametrize("name", ["build/image_tests.py", "build/programs.py", "registry/evidence.py"])
 def test_the_program_that_runs_the_tests_is_part_of_the_suite(tmp_path: Path, name: str) -> None:
     package = tmp_path / "builder"
     shutil.copytree(PACKAGE, package)
     before = Suite.of(tmp_path, package).files
     (package / name).write_text("# edited")
-    assert f"builder/{name}" in evidence.changed(before, Suite.of(tmp_path, package).files)
+    assert f"builder/{name}" in evidence.changed_files(before, Suite.of(tmp_path, package).files)
 
 
 def test_what_the_tests_import_is_part_of_the_suite(tmp_path: Path) -> None:
