@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import Any
 
 import click
@@ -30,7 +30,6 @@ from builder.common.errors import UsageError
 from builder.common.units import counted, duration, listed, size
 from builder.layers.known_layers import KnownLayers
 from builder.matrix import tags
-from builder.matrix.project import Project
 from builder.plan import current, plan
 from builder.plan.plan import Plan
 from builder.registry import publish, scan, status
@@ -38,7 +37,7 @@ from builder.registry.evidence import OWN
 from builder.registry.publish import Published, Publisher
 from builder.registry.release import Releaser
 from builder.registry.signing import Signer
-from builder.registry.stager import Stager
+from builder.registry.stager import stage_images
 from builder.registry.staging import Place
 from builder.registry.status import Status, StatusReader
 
@@ -137,9 +136,15 @@ def stage_command(
             "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
         )
         context.say(f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested')} --sign KEY")
-    stager = replace(_stager(context, project, staging_place, **options), listed_on=_today() if images_only else "")
-    with context.store.used():
-        staged = stager.stage(planned)
+    store, view, assembler = context.store, View(context.err), None
+    if options["untested"]:
+        lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root))
+        assembler = KnownImages(project=project, store=store, lookup=lookup)
+    with store.used():
+        staged = stage_images(
+            project, store, view, staging_place, planned,
+            signer=options["signer"], assembler=assembler, listed_on=_today() if images_only else "",
+        )  # fmt: skip
     stamp = ""
     if not images_only:
         revision, signer = git.state(project.root), options["signer"]
@@ -159,15 +164,6 @@ def stage_command(
         f"({duration(time.monotonic() - began)})"
     )
     context.say(f"  -> builder release {stamp}{given('place', 'signer')}")
-
-
-def _stager(context: Context, project: Project, place: Place, *, signer: Signer | None, untested: bool) -> Stager:
-    store, view = context.store, View(context.err)
-    stager = Stager(project=project, store=store, view=view, place=place, signer=signer)
-    if not untested:
-        return stager
-    lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root))
-    return replace(stager, assembler=KnownImages(project=project, store=store, lookup=lookup))
 
 
 @click.command(name="release")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from builder.common import errors
 from builder.common.console import Meter, View
@@ -182,14 +182,27 @@ class Published:
         }
 
 
-class _Tagged:
-    """A target, its repository, and the digests of its moving tags when the push began."""
+class ReleaseDocuments(Protocol):
+    """What a release writes besides images and tags."""
 
-    def __init__(self, host: Host, target: Target) -> None:
-        self.target = target
-        self.registry = Registry(target.references[0], host=host, write=True)
-        self.moving = tagging.read(self.registry, [reference.tag for reference in target.references])
-        self.sent: Sent | None = None  # when the image is finished
+    def record(self) -> None:
+        """Records what is published, before anything is pushed."""
+
+    def attach(self, registry: Registry, image: Target, stamped: str) -> None:
+        """Attaches statements to an image that is in the registry, and signs it, before it has a tag.
+
+        `stamped` is the stamped tag that the image gets now, empty if it has one.
+        """
+
+
+@dataclass(kw_only=True)
+class _Publication:
+    """An image, its repository, and the digests of its moving tags when the push began."""
+
+    target: Target
+    registry: Registry
+    moving: dict[str, str | None]
+    sent: Sent | None = None  # when the image is finished
 
     @property
     def is_released(self) -> bool:
@@ -200,17 +213,12 @@ class _Tagged:
         """The stamped tag of a release."""
         return tags.stamped(self.target.references[0], stamp).tag
 
-    def is_free(self, stamp: str) -> bool:
-        """Whether no other image has the stamped tag of a release."""
-        return self.registry.digest_of(self.stamped(stamp)) in (None, self.target.digest)
 
-
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Publisher:
-    """Publishes images together, once, as one release, which gets the first of the `stamps` that no other image has.
+    """Publishes images together as one release, which gets the first of the `stamps` that no other image has.
 
-    `roll_back` lets tags move to older images. `record` is called when the release may begin, before anything is
-    pushed; `attach` for each image when it is in the registry, before it has a tag.
+    `roll_back` lets tags move to older images. `documents` are those of a release, None for a plain push.
     """
 
     host: Host
@@ -218,52 +226,85 @@ class Publisher:
     store: Store
     stamps: Iterable[str]
     roll_back: bool = False
-    record: Callable[[], None] = lambda: None
-    attach: Callable[[Registry, Target, str], None] | None = None
-
-    def __post_init__(self) -> None:
-        self._images: list[_Tagged] = []
-        self._changes: list[TagChange] = []
+    documents: ReleaseDocuments | None = None
 
     def publish(self, chosen: Sequence[Target]) -> Published:
-        """Pushes every target, then sets its tags.
-
-        All tags are read first. So if the registry does not respond, or a tag would move back, nothing is changed.
-        """
+        """Pushes every image, then sets all tags. The error that ended it is in the result."""
+        images: list[_Publication] = []
+        changes: list[TagChange] = []
         error: BuilderError | None = None
         try:
-            self._publish(chosen)
+            self._publish(chosen, images, changes)
         except BuilderError as failure:
-            error = _with_changes(failure, self._changes)
+            lines = [f"  {change}" for change in changes if change.is_change]
+            error = failure
+            if lines:
+                text = "\n".join([str(failure), "tags changed before the failure:", *lines])
+                error = type(failure)(text, hint=failure.hint)
         except BaseException:  # Ctrl-C: the only place that knows what was changed
-            for change in self._changes:
+            for change in changes:
                 if change.is_change:
                     self.view.say(f"changed before the interruption: {change}")
             raise
-        sent = (image.sent for image in self._images if image.sent)
-        return Published(images=tuple(sent), tags=tuple(self._changes), error=error)
+        sent = (image.sent for image in images if image.sent)
+        return Published(images=tuple(sent), tags=tuple(changes), error=error)
 
-    def _publish(self, chosen: Sequence[Target]) -> None:
-        self._images = [_Tagged(self.host, target) for target in chosen]
+    def _publish(self, chosen: Sequence[Target], images: list[_Publication], changes: list[TagChange]) -> None:
+        """Fills `images` and `changes` as it goes on: both are shown after a failure too."""
+        # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
+        for target in chosen:
+            registry = Registry(target.references[0], host=self.host, write=True)
+            moving = tagging.read(registry, [reference.tag for reference in target.references])
+            images.append(_Publication(target=target, registry=registry, moving=moving))
         if not self.roll_back:
-            self._check_forward()
-        stamp = self._stamp()
-        self.record()
-        with self.view.live():
-            self._push_all(stamp)
-        # The stamp was free when it was chosen: if another image has such a tag now, another push set it.
-        for image in self._images:
-            stamped = {image.stamped(stamp): None} if not image.is_released else {}
-            tagging.tag(image.registry, image.target.manifest, self._changes, stamped)
-        for image in self._images:
-            tagging.tag(image.registry, image.target.manifest, self._changes, image.moving)
-        for registry in {image.registry.name: image.registry for image in self._images}.values():
-            tagging.confirm(registry, [change for change in self._changes if change.name == registry.name])
+            self._check_forward(images)
+        stamp = self._stamp(images)
+        if self.documents:
+            self.documents.record()
 
-    def _check_forward(self) -> None:
+        # Images go up by digest, one after another; what is attached to one goes up while the next one is pushed.
+        repositories = {image.target.references[0].repository for image in images}
+
+        def push_image(image: _Publication) -> tuple[_Publication, Sent]:
+            target, began = image.target, time.monotonic()
+            sources = {*repositories, target.source} - {target.references[0].repository, ""}
+            blobs = blobs_of(self.store, target.stored, target.fetch)
+            pushed = push.push(
+                image.registry,
+                target.manifest,
+                blobs,
+                mount_from=sorted(sources, key=lambda name: (name != target.source, name)),
+                progress=Meter(self.view, target.cell, "checked or sent", sum(blob.size for blob in blobs)).add,
+            )
+            return image, Sent(target=target, pushed=pushed, seconds=time.monotonic() - began)
+
+        def finish_image(pushed: tuple[_Publication, Sent], stop: threading.Event) -> None:
+            (image, sent), began = pushed, time.monotonic()
+            if self.documents:
+                self.view.begin(image.target.cell, "attaching test results and statements")
+                stamped = "" if image.is_released else image.stamped(stamp)
+                self.documents.attach(image.registry.stoppable(stop), image.target, stamped)
+                self.view.end(image.target.cell, "done", "test results and statements attached")
+            image.sent = replace(sent, seconds=sent.seconds + time.monotonic() - began)
+
+        with self.view.live():
+            in_turn(push_image, finish_image, images, lambda image: self.view.end(image.target.cell, "failed"))
+
+        # No tag before all images are complete in the registry: none names an image of half a release. First the tags
+        # that never move. They were free when the stamp was chosen: if one is not any more, another push set it.
+        for image in images:
+            stamped = {image.stamped(stamp): None} if not image.is_released else {}
+            tagging.tag(image.registry, image.target.manifest, changes, stamped)
+        for image in images:
+            tagging.tag(image.registry, image.target.manifest, changes, image.moving)
+        # Registries have no compare-and-swap: whoever loses a race with another push learns it here.
+        for registry in {image.registry.name: image.registry for image in images}.values():
+            tagging.confirm(registry, [change for change in changes if change.name == registry.name])
+
+    def _check_forward(self, images: Sequence[_Publication]) -> None:
         """Raises RegistryError if a tag would move to an older release or older Debian packages."""
-        lines = []
-        for image in self._images:
+        lines: list[str] = []
+        for image in images:
             target = image.target
             lines += tagging.backward(image.registry, image.moving, target.digest, target.stored.labels)
         if lines:
@@ -273,58 +314,14 @@ class Publisher:
                 hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags back.",
             )
 
-    def _stamp(self) -> str:
-        """The first stamp that no other image has; empty if all images are released. Raises RegistryError."""
-        new = [image for image in self._images if not image.is_released]
-        stamp = next((stamp for stamp in self.stamps if all(image.is_free(stamp) for image in new)), None)
-        if new and stamp is None:
-            raise RegistryError(
-                "nothing was pushed: other images have the tags of this release", hint="Stage the images again."
-            )
-        return stamp if new and stamp else ""
-
-    def _push_all(self, stamp: str) -> None:
-        """Pushes the images, with what is attached to them. Raises one error for all failures at the end."""
-        repositories = sorted({image.target.references[0].repository for image in self._images})
-
-        def push_image(image: _Tagged) -> tuple[_Tagged, Sent]:
-            began = time.monotonic()
-            pushed = self._push(image, repositories)
-            return image, Sent(target=image.target, pushed=pushed, seconds=time.monotonic() - began)
-
-        def finish(pushed: tuple[_Tagged, Sent], stop: threading.Event) -> None:
-            image, sent = pushed
-            began = time.monotonic()
-            self._finish(image, image.registry.stoppable(stop), stamp)
-            image.sent = replace(sent, seconds=sent.seconds + time.monotonic() - began)
-
-        in_turn(push_image, finish, self._images, lambda image: self.view.end(image.target.cell, "failed"))
-
-    def _finish(self, image: _Tagged, registry: Registry, stamp: str) -> None:
-        """Attaches what belongs to a pushed image, which will get the tag of this stamp."""
-        if self.attach:
-            target = image.target
-            self.view.begin(target.cell, "attaching test results and statements")
-            self.attach(registry, target, "" if image.is_released else image.stamped(stamp))
-            self.view.end(target.cell, "done", "test results and statements attached")
-
-    def _push(self, image: _Tagged, repositories: Sequence[str]) -> Pushed:
-        target = image.target
-        sources = {*repositories, target.source} - {target.references[0].repository, ""}
-        blobs = blobs_of(self.store, target.stored, target.fetch)
-        meter = Meter(self.view, target.cell, "checked or sent", sum(blob.size for blob in blobs))
-        return push.push(
-            image.registry,
-            target.manifest,
-            blobs,
-            mount_from=sorted(sources, key=lambda name: name != target.source),
-            progress=meter.add,
+    def _stamp(self, images: Sequence[_Publication]) -> str:
+        """The first stamp whose tags no other image has; empty if all images are released. Raises RegistryError."""
+        new = [image for image in images if not image.is_released]
+        if not new:
+            return ""
+        for stamp in self.stamps:
+            if all(image.registry.digest_of(image.stamped(stamp)) in (None, image.target.digest) for image in new):
+                return stamp
+        raise RegistryError(
+            "nothing was pushed: other images have the tags of this release", hint="Stage the images again."
         )
-
-
-def _with_changes(error: BuilderError, changes: Sequence[TagChange]) -> BuilderError:
-    """The error, with the tags that were changed before it."""
-    lines = [f"  {change}" for change in changes if change.is_change]
-    if not lines:
-        return error
-    return type(error)(f"{error}\ntags changed before the failure:\n" + "\n".join(lines), hint=error.hint)

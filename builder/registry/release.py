@@ -156,55 +156,18 @@ class Releaser:
 
     def publish(self, host: Host, view: View, store: Store, candidates: Sequence[Candidate]) -> Published:
         """Publishes images that were checked, and records it. The error that ended it is in the result."""
-        by_cell = {candidate.target.cell: candidate for candidate in candidates}
-
-        def attach(registry: Registry, target: Target, stamped: str) -> None:
-            self._attach(registry, by_cell[target.cell])
-            self._sign(registry, by_cell[target.cell], stamped)
-
         if not self.roll_back:
             self._check_newest(candidates)
         targets = [self._with_source(store, candidate.target) for candidate in candidates]
-        return Publisher(
+        publisher = Publisher(
             host=host,
             view=view,
             store=store,
             stamps=_stamps(self.release.stamp),
             roll_back=self.roll_back,
-            record=lambda: self._record(candidates),
-            attach=attach,
-        ).publish(targets)
-
-    def _attach(self, registry: Registry, candidate: Candidate) -> None:
-        """Attaches the reports that count, the SBOM and the scan."""
-        target = candidate.target
-        source = self.place.open(staging.name_of(target.references[0]))
-        with artifacts.attaching(registry, target.stored.manifest) as attachments:
-            if source.name != registry.name:
-                for report in target.coverage.reports:
-                    attachments.copy(source, report.artifact)
-            attachments.add(statements.SBOM_TYPE, {statements.SBOM_TYPE: candidate.sbom})
-            if candidate.scan:
-                candidate.scan.add_to(attachments, self.signer)
-
-    def _sign(self, registry: Registry, candidate: Candidate, stamped: str) -> None:
-        """Attaches the signed statements (SBOM, provenance), then signs the image, if there is a signer.
-
-        `stamped` is the stamped tag that the image gets now, empty if it has one.
-        """
-        if (signer := self.signer) is None:
-            return
-        target = candidate.target
-        # The checkout, whose plan was compared with the image: the document in staging is not signed.
-        source, revision = self.project.matrix.source, git.state(self.project.root)
-        planned = self.planned[target.cell]
-        provenance = statements.provenance(planned, source=source, revision=revision)
-        documents = {statements.SBOM: candidate.sbom, statements.PROVENANCE: provenance}
-        signer.attest(registry, target.digest, documents, statements.agree)
-        # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
-        full = target.references[0]
-        annotations = {"cell": target.cell, "image": staging.name_of(full), "tag": full.tag}
-        signer.sign_image(registry, target.digest, annotations | ({"release": stamped} if stamped else {}))
+            documents=Documents(releaser=self, candidates={each.target.cell: each for each in candidates}),
+        )
+        return publisher.publish(targets)
 
     def _check_newest(self, candidates: Sequence[Candidate]) -> None:
         """Raises RegistryError if a newer release published other images of these cells."""
@@ -232,7 +195,16 @@ class Releaser:
         is_same = staged.registry == target.references[0].registry
         return replace(target, source=staged.repository if is_same else "", fetch=fetch)
 
-    def _record(self, candidates: Sequence[Candidate]) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """What a release writes besides images and tags, see `publish.ReleaseDocuments`. `candidates` are by cell."""
+
+    releaser: Releaser
+    candidates: Mapping[str, Candidate]
+
+    def record(self) -> None:
+        releaser = self.releaser
         images = [
             ReleasedImage(
                 cell=candidate.target.cell,
@@ -242,14 +214,39 @@ class Releaser:
                 signer=", ".join(candidate.target.coverage.signers),
                 scan=candidate.scan.record.state if candidate.scan else scan.UNSCANNED,
             )
-            for candidate in candidates
+            for candidate in self.candidates.values()
         ]
-        skipped = {"unsigned": self.allow_unsigned, "untested-gpu": self.allow_untested_gpu}
-        stamp, revision = self.release.stamp, self.release.revision
-        before = self.place.released(stamp)
+        skipped = {"unsigned": releaser.allow_unsigned, "untested-gpu": releaser.allow_untested_gpu}
+        stamp, revision = releaser.release.stamp, releaser.release.revision
+        before = releaser.place.released(stamp)
         now = (name for name, is_set in skipped.items() if is_set)
         allowed = dict.fromkeys((*(before.allowed if before else ()), *now))
-        self.place.record(Released(stamp=stamp, revision=revision, images=tuple(images), allowed=tuple(allowed)))
+        releaser.place.record(Released(stamp=stamp, revision=revision, images=tuple(images), allowed=tuple(allowed)))
+
+    def attach(self, registry: Registry, image: Target, stamped: str) -> None:
+        """Attaches the reports that count, the SBOM and the scan; then, signed, the statements; then the signature."""
+        releaser, candidate = self.releaser, self.candidates[image.cell]
+        planned, signer = releaser.planned[image.cell], releaser.signer
+        source = releaser.place.open(staging.name_of(image.references[0]))
+        with artifacts.attaching(registry, image.stored.manifest) as attachments:
+            if source.name != registry.name:
+                for report in image.coverage.reports:
+                    attachments.copy(source, report.artifact)
+            attachments.add(statements.SBOM_TYPE, {statements.SBOM_TYPE: candidate.sbom})
+            if candidate.scan:
+                candidate.scan.add_to(attachments, signer)
+        if signer is None:
+            return
+        # The commit of the checkout, whose plan was compared with the image: the document in staging is not signed.
+        provenance = statements.provenance(
+            planned, source=releaser.project.matrix.source, revision=git.state(releaser.project.root)
+        )
+        documents = {statements.SBOM: candidate.sbom, statements.PROVENANCE: provenance}
+        signer.attest(registry, image.digest, documents, statements.agree)
+        # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
+        full = image.references[0]
+        annotations = {"cell": image.cell, "image": staging.name_of(full), "tag": full.tag}
+        signer.sign_image(registry, image.digest, annotations | ({"release": stamped} if stamped else {}))
 
 
 def _stamps(stamp: str) -> Iterator[str]:

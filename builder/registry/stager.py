@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -59,100 +58,85 @@ class Assembler(Protocol):
     def fetch(self, blob: Descriptor) -> Path: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stager:
-    """Stages images of one store; `signer` signs their reports, unless it is None.
+def stage_images(
+    project: Project,
+    store: Store,
+    view: View,
+    place: Place,
+    plan: Plan,
+    *,
+    signer: Signer | None = None,
+    assembler: Assembler | None = None,
+    listed_on: str = "",
+) -> Staged:
+    """Pushes the images of a plan that passed their tests by digest, and attaches their reports, signed by `signer`.
 
     With an `assembler`, images that are neither here nor staged are staged too, without test results. With a day in
-    `listed_on`, they are listed for this day before any is pushed, so that `prune` keeps them.
+    `listed_on`, they are listed for this day before any is pushed, so that `prune` keeps them. Raises one error for all
+    images that are neither in the store nor in staging, before anything is sent, and one for all failures.
     """
+    # What the store has and passed its tests here.
+    targets, failures = publish.collect(project, store, plan)
+    by_cell = {planned.id: planned for planned in plan.images}
+    images = [
+        _Image(staged=_staged(by_cell[target.cell], target.digest), stored=target.stored, coverage=target.coverage)
+        for target in targets
+    ]
 
-    project: Project
-    store: Store
-    view: View
-    place: Place
-    signer: Signer | None = None
-    assembler: Assembler | None = None
-    listed_on: str = ""
-
-    def stage(self, plan: Plan) -> Staged:
-        """Pushes the images by digest, and attaches their reports.
-
-        Looks up those that the store lacks: another machine may have staged them for the same plan. Raises one error
-        for all images that are neither in the store nor in staging, before anything is sent, and one for all failures.
-        """
-        targets, failures = publish.collect(self.project, self.store, plan)
-        by_cell = {planned.id: planned for planned in plan.images}
-        images = [
-            _Image(staged=_staged(by_cell[target.cell], target.digest), stored=target.stored, coverage=target.coverage)
-            for target in targets
-        ]
-        elsewhere: list[StagedImage] = []
-        for planned in plan.images:
-            if not isinstance(failures.get(planned.id), NotBuiltError):
-                continue
-            if staged := self._look_up(planned):
-                elsewhere.append(staged)
+    # What it lacks: another machine may have staged it for the same plan, or a registry may have all its layers.
+    elsewhere: list[StagedImage] = []
+    for planned in plan.images:
+        if not isinstance(failures.get(planned.id), NotBuiltError):
+            continue
+        if present := place.open(_name(planned)).digest_of(plan_tag(planned.digest)):
+            elsewhere.append(_staged(planned, present))
+            del failures[planned.id]
+        elif assembler:
+            try:
+                stored = assembler.assemble(planned)
+                images.append(_Image(staged=_staged(planned, stored.manifest.digest), stored=stored, coverage=None))
                 del failures[planned.id]
-            elif self.assembler:
-                try:
-                    stored = self.assembler.assemble(planned)
-                    images.append(_Image(staged=_staged(planned, stored.manifest.digest), stored=stored, coverage=None))
-                    del failures[planned.id]
-                except BuildError as error:
-                    failures[planned.id] = error
-        if failures:
-            raise errors.join([failures[cell] for cell in sorted(failures)], "images cannot be staged")
-        here = tuple(image.staged for image in images)
-        if self.listed_on:
-            self.place.list_images(self.listed_on, [*here, *elsewhere])
-        return Staged(here=here, elsewhere=tuple(elsewhere), sent=self._push_all(images))
+            except BuildError as error:
+                failures[planned.id] = error
+    if failures:
+        raise errors.join([failures[cell] for cell in sorted(failures)], "images cannot be staged")
+    here = tuple(image.staged for image in images)
+    if listed_on:
+        place.list_images(listed_on, [*here, *elsewhere])
 
-    def _look_up(self, planned: PlannedImage) -> StagedImage | None:
-        present = self.place.open(_name(planned)).digest_of(plan_tag(planned.digest))
-        return _staged(planned, present) if present else None
+    # One image after another; what is attached to one goes up while the next one is pushed.
+    repositories = {image.staged.repository: place.repository(image.staged.repository) for image in images}
 
-    def _push_all(self, images: Sequence[_Image]) -> int:
-        """Pushes all images; returns the number of bytes of blobs sent. Raises one error for all failures."""
+    def push_image(image: _Image) -> tuple[_Image, Registry, Manifest, int]:
+        registry = place.open(image.staged.repository, write=True)
+        manifest = Manifest.of(store.read(image.staged.digest), image.stored.manifest.media_type)
+        # Blobs may be mounted from other repositories of the same registry.
+        own, others = repositories[image.staged.repository], list(repositories.values())
+        if assembler and image.coverage is None:
+            others += assembler.repositories()
+        names = dict.fromkeys(other.repository for other in others if other.registry == own.registry)
+        blobs = publish.blobs_of(store, image.stored, assembler.fetch if assembler else None)
+        meter = Meter(view, image.staged.cell, "checked or sent", sum(blob.size for blob in blobs))
+        mounts = [name for name in names if name != own.repository]
+        pushed = push.push(registry, manifest, blobs, mount_from=mounts, progress=meter.add)
+        return image, registry, manifest, pushed.sent
 
-        def push_image(image: _Image) -> tuple[_Image, Registry, Manifest, int]:
-            registry = self.place.open(image.staged.repository, write=True)
-            manifest = Manifest.of(self.store.read(image.staged.digest), image.stored.manifest.media_type)
-            return image, registry, manifest, self._push(image, registry, manifest, self._sources(image, images))
+    def finish_image(pushed: tuple[_Image, Registry, Manifest, int], stop: threading.Event) -> int:
+        image, registry, manifest, sent = pushed
+        registry = registry.stoppable(stop)
+        if image.coverage:
+            view.begin(image.staged.cell, "attaching test results")
+            for report in image.coverage.reports:
+                attach_evidence(project, registry, image.stored.manifest, report.evidence, signer)
+        # Last the tag of the plan: whoever finds it finds the results, too.
+        registry.put_manifest(plan_tag(image.staged.plan), manifest.content, manifest.media_type)
+        status = f"gpu: {image.coverage.gpu_status}" if image.coverage else "not tested"
+        view.end(image.staged.cell, "staged", f"{size(sent)} sent, {status}")
+        return sent
 
-        def finish(pushed: tuple[_Image, Registry, Manifest, int], stop: threading.Event) -> int:
-            image, registry, manifest, sent = pushed
-            self._finish(image, registry.stoppable(stop), manifest, sent)
-            return sent
-
-        with self.view.live():
-            return sum(in_turn(push_image, finish, images, lambda image: self.view.end(image.staged.cell, "failed")))
-
-    def _sources(self, image: _Image, images: Sequence[_Image]) -> list[str]:
-        """Repositories of the same registry that blobs of an image may be mounted from."""
-        own = self.place.repository(image.staged.repository)
-        others = [self.place.repository(other.staged.repository) for other in images]
-        if self.assembler and image.coverage is None:
-            others += self.assembler.repositories()
-        sources = [other.repository for other in others if other.registry == own.registry]
-        return [source for source in dict.fromkeys(sources) if source != own.repository]
-
-    def _push(self, image: _Image, registry: Registry, manifest: Manifest, sources: list[str]) -> int:
-        """Pushes an image by its digest; returns the number of bytes of blobs sent."""
-        blobs = publish.blobs_of(self.store, image.stored, self.assembler.fetch if self.assembler else None)
-        meter = Meter(self.view, image.staged.cell, "checked or sent", sum(blob.size for blob in blobs))
-        return push.push(registry, manifest, blobs, mount_from=sources, progress=meter.add).sent
-
-    def _finish(self, image: _Image, registry: Registry, manifest: Manifest, sent: int) -> None:
-        """Attaches the report of a pushed image, and last sets the tag of its plan."""
-        staged, coverage = image.staged, image.coverage
-        if coverage:
-            self.view.begin(staged.cell, "attaching test results")
-            for report in coverage.reports:
-                attach_evidence(self.project, registry, image.stored.manifest, report.evidence, self.signer)
-        registry.put_manifest(plan_tag(staged.plan), manifest.content, manifest.media_type)
-        status = f"gpu: {coverage.gpu_status}" if coverage else "not tested"
-        self.view.end(staged.cell, "staged", f"{size(sent)} sent, {status}")
+    with view.live():
+        sent = sum(in_turn(push_image, finish_image, images, lambda image: view.end(image.staged.cell, "failed")))
+    return Staged(here=here, elsewhere=tuple(elsewhere), sent=sent)
 
 
 def _name(planned: PlannedImage) -> str:

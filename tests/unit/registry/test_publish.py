@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, publish, push
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import StoppedError
-from builder.registry.publish import Published, Publisher, Target
+from builder.registry.publish import Published, Publisher, ReleaseDocuments, Target
 from builder.registry.push import Blob, Pushed
 from builder.registry.suite import GPU_TESTS
 from tests.fakes.engine import MemoryConsole
@@ -37,6 +37,19 @@ Edit = Callable[[str, str], Project]
 EMBER, BOARD = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
 REGISTRY = "registry.example.test:5000"
 DAY = "20261122"
+
+
+@dataclass
+class FakeDocuments:
+    """Notes when the release is recorded, and for which image and stamped tag something is attached."""
+
+    calls: list[str]
+
+    def record(self) -> None:
+        self.calls.append("record")
+
+    def attach(self, registry: Registry, image: Target, stamped: str) -> None:
+        self.calls.append(f"attach {image.cell} {stamped}")
 
 
 class PublishBench:
@@ -100,9 +113,12 @@ class PublishBench:
     def targets(self, registry: str = "") -> list[Target]:
         return publish.targets(self.project, self.store, self.plan, registry)
 
-    def publish(self, registry: str = "", *, roll_back: bool = False, attach: Any = None) -> Published:
+    def publish(
+        self, registry: str = "", *, roll_back: bool = False, documents: ReleaseDocuments | None = None
+    ) -> Published:
         """Raises the error that ended it."""
-        self.result = self.publisher(roll_back=roll_back, attach=attach).publish(self.targets(registry))
+        publisher = self.publisher(roll_back=roll_back, documents=documents)
+        self.result = publisher.publish(self.targets(registry))
         if self.result.error:
             raise self.result.error
         return self.result
@@ -224,7 +240,7 @@ def test_edited_tests(bench: PublishBench) -> None:
 
 def test_tags_come_after_all_images_and_those_that_move_last(bench: PublishBench) -> None:
     """An interrupted release left stamped tags, which never move or disappear, of images that were not released."""
-    result = bench.publish(attach=lambda _, target, tag: bench.calls.append(f"attach {target.cell} {tag}"))
+    result = bench.publish(documents=FakeDocuments(bench.calls))
     images = {
         f"push {EMBER} to {REGISTRY}/team/ember-cuda",
         f"attach {EMBER} {bench.stamped(EMBER)}",
@@ -233,24 +249,22 @@ def test_tags_come_after_all_images_and_those_that_move_last(bench: PublishBench
     }
     stamped = [bench.stamped(EMBER), bench.stamped(BOARD)]
     moving = [tag for cell in (EMBER, BOARD) for tag in bench.tags(cell)]
-    assert set(bench.calls[:4]) == images
-    assert bench.calls[4:] == [f"put {tag}" for tag in (*stamped, *moving)]
+    assert bench.calls[0] == "record"
+    assert set(bench.calls[1:5]) == images
+    assert bench.calls[5:] == [f"put {tag}" for tag in (*stamped, *moving)]
     assert [change.tag for change in result.tags] == [bench.stamped(EMBER), bench.stamped(BOARD), *moving]
     assert len(result.changed) == len(result.tags)
 
 
-def test_a_release_is_recorded_before_it_changes_anything(bench: PublishBench) -> None:
-    def record() -> None:
-        bench.calls.append("record")
-
-    bench.publisher(record=record).publish(bench.targets())
+def test_a_release_is_recorded_once_before_it_changes_anything(bench: PublishBench) -> None:
+    bench.publish(documents=FakeDocuments(bench.calls))
     assert bench.calls[0] == "record"
     assert bench.calls.count("record") == 1
 
 
 def test_a_release_that_is_refused_is_not_recorded(bench: PublishBench) -> None:
     older(bench, bench.tags(EMBER)[-1])
-    publisher = bench.publisher(record=lambda: bench.calls.append("record"))
+    publisher = bench.publisher(documents=FakeDocuments(bench.calls))
     assert publisher.publish(bench.targets()).error
     assert bench.calls == []
 
@@ -401,7 +415,11 @@ def test_an_interrupt_stops_what_is_attached(bench: PublishBench) -> None:
     """No tag is set."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # not set in background jobs of a shell
 
-    def attach(registry: Registry, target: Target, _: str) -> None:
+    class InterruptedDocuments(FakeDocuments):
+        def attach(self, registry: Registry, image: Target, stamped: str) -> None:
+            attach(registry, image)
+
+    def attach(registry: Registry, target: Target) -> None:
         if target.cell == BOARD:
             main = threading.main_thread().ident
             assert main is not None
@@ -411,7 +429,7 @@ def test_an_interrupt_stops_what_is_attached(bench: PublishBench) -> None:
             raise StoppedError("stopped")
 
     with pytest.raises(KeyboardInterrupt):
-        bench.publish(attach=attach)
+        bench.publish(documents=InterruptedDocuments([]))
     assert not [call for call in bench.calls if call.startswith("put")]
     assert "changed before the interruption" not in bench.console.text
 

@@ -66,7 +66,8 @@ class ReleaseDesk:
 
     def _publish(self, publisher: Publisher, chosen: Sequence[Target]) -> Published:
         self.published.append((list(chosen), publisher))
-        publisher.record()
+        assert publisher.documents
+        publisher.documents.record()
         self.order.append("published" if f"released-{STAMP}" in self.registry.tags else "published before the record")
         return Published(images=(), tags=(), error=None)
 
@@ -299,8 +300,8 @@ def test_blobs_are_mounted_or_downloaded_from_staging(
 def attach_all(desk: ReleaseDesk) -> None:
     """What a release attaches when the image is in the registry."""
     [([target], publisher)] = desk.published
-    assert publisher.attach
-    publisher.attach(cast("Registry", desk.registry), target, "")
+    assert publisher.documents
+    publisher.documents.attach(cast("Registry", desk.registry), target, "")
 
 
 @pytest.mark.usefixtures("programs")

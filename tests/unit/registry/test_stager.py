@@ -19,7 +19,7 @@ from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, evidence, push, staging
 from builder.registry.signing import Signer
-from builder.registry.stager import Staged, Stager
+from builder.registry.stager import Staged, stage_images
 from builder.registry.staging import INDEX, Place, plan_tag
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.registry.test_publish import BOARD, DAY, EMBER, REGISTRY, PublishBench
@@ -61,8 +61,7 @@ class Yard:
 
     def stage(self, **options: Any) -> Staged:
         view, bench = View(self.bench.console), self.bench
-        stager = Stager(project=bench.project, store=bench.store, view=view, place=self.place, **options)
-        return stager.stage(bench.plan)
+        return stage_images(bench.project, bench.store, view, self.place, bench.plan, **options)
 
     def reports(self, cell: str, digest: str) -> int:
         return len(artifacts.attached(self.repository(cell), digest, evidence.TYPE))
