@@ -41,12 +41,12 @@ def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], k
     With a known layer, nothing is inflated: its digest is compared.
     """
     with store.new_blob() as blob:
-        layer, files = splice.write(entries, blob.file, diff_id=known.diff_id if known else "")
+        layer, sources, files = splice.write(entries, blob.file, diff_id=known.diff_id if known else "")
         if known:
             known_layers.check_layer(planned, known, layer)
         blob.digest = layer.digest
-    sources = [[source.path, source.offset, source.length] for source in files.sources]
-    store.put_record(planned.inputs, {**vars(layer), "sources": sources, "files": files.files})
+    rows = [[source.path, source.offset, source.length] for source in sources]
+    store.put_record(planned.inputs, {**vars(layer), "sources": rows, "files": files})
     return layer
 
 

@@ -737,7 +737,7 @@ def test_a_layer_of_a_wheel_is_these_bytes() -> None:
         points="[console_scripts]\nrun = tiny:run\n[gui_scripts]\nwindow = tiny.gui:App.run\n",
         method=zipfile.ZIP_STORED,
     )
-    written, _ = splice.write(wheel.layer_entries([packed.open()], PLACE), io.BytesIO())
+    written, *_ = splice.write(wheel.layer_entries([packed.open()], PLACE), io.BytesIO())
     assert layer_order.LAYER_FORMAT == 4
     assert written.digest == "sha256:eae85e1f0aff42e69f9dcf5968d195ee090093341629f8184aee93332a7fbf4c"
     assert written.diff_id == "sha256:713862eae54b7e04a9709468e8aa01235df0cb5f3bbd34e35e2742a65845993c"
