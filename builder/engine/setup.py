@@ -43,20 +43,20 @@ def ensure(say: Callable[[str], None]) -> Engine:
 
     Writes nothing to the checkout: under sudo, the files would belong to root.
     """
+    engine = None
     try:
-        return new_enough(Engine.connect())
+        engine = Engine.connect()
     except NoEngineError as absent:
         require_installable(os.environ, os.geteuid(), host.os_release(), absent)
-    if not shutil.which("dockerd"):
-        install(say)
-    start(say)
-    return new_enough(Engine.connect())
-
-
-def new_enough(engine: Engine) -> Engine:
-    """Raises EngineError for an engine that is too old; it is not replaced."""
+    if engine is None:
+        if not shutil.which("dockerd"):
+            SETUP_LOG.write_text("")
+            say("engine: installing Docker Engine from the distribution's packages (about a minute)")
+            install_packages(PACKAGES, MINIMUM)
+        start(say)
+        engine = Engine.connect()
     version = engine.info().version
-    if parse_version(version) < MINIMUM:
+    if parse_version(version) < MINIMUM:  # it is not replaced: others may use it
         raise EngineError(
             f"Docker Engine {version} is too old: {MINIMUM[0]} or newer is required",
             hint="Upgrade its packages.",
@@ -68,7 +68,7 @@ def require_installable(environ: Mapping[str, str], uid: int, release: Mapping[s
     """Raises EngineError unless an engine can be installed on this machine."""
     if environ.get("DOCKER_HOST"):
         raise EngineError(str(absent), hint="Start the engine of DOCKER_HOST, or unset DOCKER_HOST.") from absent
-    if not _has_apt(release):
+    if not {release.get("ID", ""), *release.get("ID_LIKE", "").split()} & {"debian", "ubuntu"}:  # they have apt
         name = release.get("PRETTY_NAME", "this system")
         raise EngineError(
             f"no Docker Engine answers, and builder cannot install one on {name}",
@@ -82,15 +82,11 @@ def require_installable(environ: Mapping[str, str], uid: int, release: Mapping[s
         ) from absent
 
 
-def install(say: Callable[[str], None]) -> None:
-    """Installs the engine's packages; raises EngineError with the end of apt's output."""
-    SETUP_LOG.write_text("")
-    say("engine: installing Docker Engine from the distribution's packages (about a minute)")
-    install_packages(PACKAGES, MINIMUM)
-
-
 def install_packages(packages: Sequence[str], minimum: tuple[int, int]) -> None:
-    """Installs packages of the distribution, or those of Debian's trixie if the first one is older than `minimum`."""
+    """Installs packages of the distribution, or those of Debian's trixie if the first one is older than `minimum`.
+
+    Raises EngineError with the end of apt's output.
+    """
     _apt(UPDATE)
     with TemporaryDirectory(prefix="builder-engine-") as folder:
         options = _trixie(Path(folder)) if parse_version(_candidate(packages[0])) < minimum else []
@@ -142,10 +138,6 @@ def parse_version(text: str) -> tuple[int, int]:
     """`26.1.5+dfsg1-9` to (26, 1); (0, 0) for anything else."""
     match = re.match(r"(?:\d+:)?(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
-
-
-def _has_apt(release: Mapping[str, str]) -> bool:
-    return bool({release.get("ID", ""), *release.get("ID_LIKE", "").split()} & {"debian", "ubuntu"})
 
 
 def _candidate(package: str, options: Sequence[str] = ()) -> str:

@@ -75,8 +75,23 @@ class Index:
     def package(self, name: str) -> Package:
         """Raises FetchError if the index cannot be read; a package that it does not have has no releases."""
         name = canonicalize_name(name)
-        if name not in self._packages:
-            self._packages[name] = _package(name, self._list(name))
+        if name in self._packages:
+            return self._packages[name]
+        by_version: dict[Version, list[DistributionPackage]] = {}
+        for file in self._list(name):
+            if (version := _version(file)) is not None:
+                by_version.setdefault(version, []).append(file)
+        releases = []
+        for version, files in sorted(by_version.items()):
+            required = (text for file in files if _is_printable(text := file.requires_python))
+            release = Release(
+                version=version,
+                wheels=tuple(sorted(file.filename for file in files if file.filename.endswith(".whl"))),
+                requires_python=next(required, ""),
+                is_yanked=all(file.is_yanked for file in files),
+            )
+            releases.append(release)
+        self._packages[name] = Package(name=name, releases=tuple(releases))
         return self._packages[name]
 
     def metadata(self, name: str, version: Version) -> Metadata:
@@ -116,26 +131,6 @@ class Index:
                         raise ValueError
                     return bytes(wheel.read(info))
         raise ValueError
-
-
-def _package(name: str, files: list[DistributionPackage]) -> Package:
-    """Files of a package by release. A release is yanked if all of its files are."""
-    by_version: dict[Version, list[DistributionPackage]] = {}
-    for file in files:
-        if (version := _version(file)) is not None:
-            by_version.setdefault(version, []).append(file)
-    releases = [
-        Release(
-            version=version,
-            wheels=tuple(sorted(file.filename for file in by_version[version] if file.filename.endswith(".whl"))),
-            requires_python=next(
-                (text for file in by_version[version] if _is_printable(text := file.requires_python)), ""
-            ),
-            is_yanked=all(file.is_yanked for file in by_version[version]),
-        )
-        for version in sorted(by_version)
-    ]
-    return Package(name=name, releases=tuple(releases))
 
 
 def parse(file: str, text: bytes) -> Metadata:

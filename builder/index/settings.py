@@ -99,21 +99,18 @@ def read(environ: Mapping[str, str], home: Path) -> IndexSettings:
     trusted = _first(environ, "UV_INSECURE_HOST", "PIP_TRUSTED_HOST") or pip.get("trusted-host", "")
     proxy = "" if _first(environ, *PROXY_VARIABLES) else _first(environ, "PIP_PROXY") or pip.get("proxy", "")
     url = (url or pip.get("index-url", "")).strip()
-    if not _is_address(url):
-        raise ValueError("the address of the package index is invalid") from None
+    try:
+        is_address = urlsplit(url).port != 0
+    except ValueError:  # its message may contain the address
+        is_address = False
+    if not is_address:
+        raise ValueError("the address of the package index is invalid")
     return IndexSettings(
         url=url,
         ca_bundle=(_first(environ, *CA_VARIABLES) or pip.get("cert", "")).strip(),
         trusted_host=" ".join(trusted.split()),
         proxy=proxy.strip(),
     )
-
-
-def _is_address(url: str) -> bool:
-    try:
-        return urlsplit(url).port != 0
-    except ValueError:  # its message may contain the address
-        return False
 
 
 def _first(environ: Mapping[str, str], *names: str) -> str:

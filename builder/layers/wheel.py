@@ -196,10 +196,11 @@ class _Wheel:
             target, is_script = self._target(path)
             if target in programs or (is_script and any(target.removesuffix(end) in programs for end in _WRAPPERS)):
                 continue  # a declared entry point overrides a file of its name
-            content: Zipped | bytes = zipped(self._file, item, self._name)
+            content: Zipped | bytes
+            content = shipped = zipped(self._file, item, self._name)
             row = record.get(path, ("", ""))
             if is_script and item.file_size <= MAX_METADATA:  # a larger one is a binary
-                script = splice.read(content)
+                script = splice.read(shipped)
                 if script.startswith(b"#!python"):  # a placeholder for the interpreter of the image
                     content = b"#!" + self._place.python.encode() + b"\n" + script.partition(b"\n")[2]
                     row = _row(content)

@@ -18,7 +18,7 @@ from urllib3.exceptions import ProtocolError
 from builder.common.errors import DiskError, EngineError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine
-from builder.engine.errors import explain
+from builder.engine.errors import translated
 
 RESULT = bytes(range(256)) * 8
 REFERENCE = f"host.example.test/a:t@sha256:{'0' * 64}"
@@ -68,12 +68,16 @@ def engine(**api: Any) -> Engine:
         (ConnectionResetError(), EngineError, "ConnectionResetError", "run the same"),
     ],
 )
-def test_explain(error: Exception, kind: type[Exception], message: str, hint: str) -> None:
-    explained = explain("doing", error)
-    assert type(explained) is kind
-    assert message in str(explained)
-    assert hint in explained.hint
-    assert "\n" not in str(explained)
+def test_errors_of_docker_py_are_errors_of_the_engine_or_its_disk(
+    error: Exception, kind: type[Exception], message: str, hint: str
+) -> None:
+    with pytest.raises((EngineError, DiskError)) as caught, translated("doing"):
+        raise error
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is error
+    assert message in str(caught.value)
+    assert hint in caught.value.hint
+    assert "\n" not in str(caught.value)
 
 
 def test_no_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +390,7 @@ def test_info(
     }  # fmt: skip
     answers = iter([answer])
     client: Any = SimpleNamespace(
-        info=lambda: next(answers), version=lambda: {"Version": "26.1.5", "ApiVersion": "1.45"}
+        api=None, info=lambda: next(answers), version=lambda: {"Version": "26.1.5", "ApiVersion": "1.45"}
     )
     engine = Engine(client)
     parsed = engine.info()
@@ -433,7 +437,7 @@ def test_nvidia_support_by_the_container_device_interface(
         "Driver": "overlay2", "DockerRootDir": str(tmp_path), "Runtimes": {"runc": {}}, "Architecture": "x86_64",
         "NCPU": 4, "MemTotal": 1, **info, **folders,
     }  # fmt: skip
-    client: Any = SimpleNamespace(info=lambda: answer, version=lambda: version)
+    client: Any = SimpleNamespace(api=None, info=lambda: answer, version=lambda: version)
     assert Engine(client).info().has_nvidia is has_nvidia
 
 
@@ -443,6 +447,6 @@ def test_an_engine_that_stopped_is_noticed() -> None:
     def ping() -> None:
         raise requests.ConnectionError("connection refused")
 
-    client: Any = SimpleNamespace(ping=ping)
+    client: Any = SimpleNamespace(api=None, ping=ping)
     with pytest.raises(EngineError, match="reaching Docker Engine"):
         Engine(client).check()
