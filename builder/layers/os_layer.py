@@ -55,13 +55,16 @@ def stored_system(store: Store, inputs: str, known: OsLayer | None) -> OsLayer |
     return None if stored and known and stored.diff_id != known.diff_id else stored
 
 
-def write_system(path: Path, out: BinaryIO) -> OsLayer:
-    """Writes the file system of a tar as a layer; a pure function of its files. Raises tarfile.TarError, OSError."""
+def write_system(path: Path, out: BinaryIO, *, processors: int = 0) -> OsLayer:
+    """Writes the file system of a tar as a layer; a pure function of its files. Raises tarfile.TarError, OSError.
+
+    Compresses in this many threads; 0: one for each processor.
+    """
     with tarfile.open(path) as source:
         files = {name: info for info in source if (name := _plain(info.name))}
         newest = _newest(source, files)
         with (
-            _GzipFile(out) as packed,
+            _GzipFile(out, processors or os.cpu_count() or 1) as packed,
             tarfile.open(fileobj=cast("BinaryIO", packed), mode="w", format=tarfile.PAX_FORMAT) as tar,
         ):
             # Links last: a hard link needs its target before it.
@@ -108,17 +111,17 @@ def _newest(source: tarfile.TarFile, files: Mapping[str, tarfile.TarInfo]) -> in
 
 
 class _GzipFile:
-    """A gzip file to write to, compressed with all processors: hashes and sizes of both sides are complete at the end.
+    """A gzip file to write to, compressed in several threads: hashes and sizes of both sides are complete at the end.
 
     It has several members, so that it has the same bytes on any number of processors. Source: RFC 1952, section 2.2.
     """
 
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, out: BinaryIO, threads: int) -> None:
         self.hash, self.plain_hash = hashlib.sha256(), hashlib.sha256()
         self.size = self.unpacked = 0
         self._out = out
-        self._jobs = os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._jobs, "gzip")
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "gzip")
         self._members: deque[Future[bytes]] = deque()
         self._buffer = bytearray()
 
@@ -137,7 +140,9 @@ class _GzipFile:
         self.unpacked += len(data)
         self._buffer += data
         while len(self._buffer) >= MEMBER:
-            self._submit(bytes(self._buffer[:MEMBER]), waiting=2 * self._jobs)  # no more than these are kept in memory
+            self._submit(
+                bytes(self._buffer[:MEMBER]), waiting=2 * self._threads
+            )  # no more than these are kept in memory
             del self._buffer[:MEMBER]
         return len(data)
 
