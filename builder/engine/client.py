@@ -45,8 +45,11 @@ class Engine:
 
     def __init__(self, client: docker.DockerClient) -> None:
         self._client = client
-        self._api: Any = client.api
         self._info: EngineInfo | None = None
+
+    @property
+    def _api(self) -> Any:
+        return self._client.api
 
     @classmethod
     def connect(cls) -> Engine:

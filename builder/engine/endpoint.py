@@ -132,14 +132,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v2/":
             self._answer(HTTPStatus.OK, {"Content-Length": "0", "Docker-Distribution-Api-Version": "registry/2.0"})
-        elif found := self._endpoint.find(self.path):
-            self._serve(*found)
-        else:
+            return
+        found = self._endpoint.find(self.path)
+        if not found:
             self._answer(HTTPStatus.NOT_FOUND, {"Content-Length": "0"})
-
-    do_HEAD = do_GET  # noqa: N815  http.server finds methods by these names
-
-    def _serve(self, digest: str, content: Content) -> None:
+            return
+        digest, content = found
         headers = {"Content-Type": content.media_type, "Docker-Content-Digest": digest, "Accept-Ranges": "bytes"}
         start, end, status = 0, content.size, HTTPStatus.OK
         if match := _RANGE.fullmatch(self.headers.get("Range", "")):
@@ -165,6 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             self.wfile.write(chunk[:left])
             left -= min(left, len(chunk))
+
+    do_HEAD = do_GET  # noqa: N815  http.server finds methods by these names
 
     def _answer(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
         self.send_response_only(status)

@@ -88,9 +88,33 @@ def install_packages(packages: Sequence[str], minimum: tuple[int, int]) -> None:
     Raises EngineError with the end of apt's output.
     """
     _apt(UPDATE)
-    with TemporaryDirectory(prefix="builder-engine-") as folder:
-        options = _trixie(Path(folder)) if parse_version(_candidate(packages[0])) < minimum else []
-        _apt([*options, *INSTALL, *(name for name in packages if _candidate(name, options))])
+    with TemporaryDirectory(prefix="builder-engine-") as name:
+        options: list[str] = []
+        if parse_version(_candidate(packages[0])) < minimum:
+            # Adds Debian's trixie for the engine's packages only, in apt files of its own.
+            main = next((source.uri for source in host.read().apt.sources if source.kind == "main"), "")
+            codename = host.os_release().get("VERSION_CODENAME", "")
+            if not main or not codename:
+                raise EngineError(
+                    f"the distribution's Docker Engine is older than {MINIMUM[0]}, and no Debian archive is configured",
+                    hint="Install Docker Engine 23 or newer, start it, and run this again.",
+                )
+            folder = Path(name)
+            (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
+            lines = [f"deb [signed-by={host.KEYRING}] {main} {suite} main\n" for suite in (codename, TRIXIE)]
+            (folder / "sources.list").write_text("".join(lines))
+            (folder / "preferences").write_text(PREFERENCES)
+            settings = {
+                "Dir::Etc::SourceList": folder / "sources.list",
+                "Dir::Etc::SourceParts": "-",
+                "Dir::Etc::Preferences": folder / "preferences",
+                "Dir::State::Lists": folder / "lists",
+                "Dir::Cache::pkgcache": "",
+                "Dir::Cache::srcpkgcache": "",
+            }
+            options = [word for setting, value in settings.items() for word in ("-o", f"{setting}={value}")]
+            _apt([*options, *UPDATE])
+        _apt([*options, *INSTALL, *(package for package in packages if _candidate(package, options))])
 
 
 def start(say: Callable[[str], None]) -> None:
@@ -145,34 +169,6 @@ def _candidate(package: str, options: Sequence[str] = ()) -> str:
     done = subprocess.run(["apt-cache", *options, "policy", package], capture_output=True, text=True, check=False)
     match = re.search(r"Candidate: (?!\(none\))(\S+)", done.stdout)
     return match[1] if match else ""
-
-
-def _trixie(folder: Path) -> list[str]:
-    """apt options that add Debian's trixie for the engine's packages only, after an update of the lists."""
-    release = host.os_release()
-    sources = host.read().apt.sources
-    main = next((source.uri for source in sources if source.kind == "main"), "")
-    codename = release.get("VERSION_CODENAME", "")
-    if not main or not codename:
-        raise EngineError(
-            f"the distribution's Docker Engine is older than {MINIMUM[0]}, and no Debian archive is configured",
-            hint="Install Docker Engine 23 or newer, start it, and run this again.",
-        )
-    (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
-    lines = [f"deb [signed-by={host.KEYRING}] {main} {suite} main\n" for suite in (codename, TRIXIE)]
-    (folder / "sources.list").write_text("".join(lines))
-    (folder / "preferences").write_text(PREFERENCES)
-    settings = {
-        "Dir::Etc::SourceList": folder / "sources.list",
-        "Dir::Etc::SourceParts": "-",
-        "Dir::Etc::Preferences": folder / "preferences",
-        "Dir::State::Lists": folder / "lists",
-        "Dir::Cache::pkgcache": "",
-        "Dir::Cache::srcpkgcache": "",
-    }
-    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-    _apt([*options, *UPDATE])
-    return options
 
 
 def _apt(arguments: Sequence[str]) -> None:

@@ -390,7 +390,7 @@ def test_info(
     }  # fmt: skip
     answers = iter([answer])
     client: Any = SimpleNamespace(
-        api=None, info=lambda: next(answers), version=lambda: {"Version": "26.1.5", "ApiVersion": "1.45"}
+        info=lambda: next(answers), version=lambda: {"Version": "26.1.5", "ApiVersion": "1.45"}
     )
     engine = Engine(client)
     parsed = engine.info()
@@ -437,7 +437,7 @@ def test_nvidia_support_by_the_container_device_interface(
         "Driver": "overlay2", "DockerRootDir": str(tmp_path), "Runtimes": {"runc": {}}, "Architecture": "x86_64",
         "NCPU": 4, "MemTotal": 1, **info, **folders,
     }  # fmt: skip
-    client: Any = SimpleNamespace(api=None, info=lambda: answer, version=lambda: version)
+    client: Any = SimpleNamespace(info=lambda: answer, version=lambda: version)
     assert Engine(client).info().has_nvidia is has_nvidia
 
 
@@ -447,6 +447,6 @@ def test_an_engine_that_stopped_is_noticed() -> None:
     def ping() -> None:
         raise requests.ConnectionError("connection refused")
 
-    client: Any = SimpleNamespace(api=None, ping=ping)
+    client: Any = SimpleNamespace(ping=ping)
     with pytest.raises(EngineError, match="reaching Docker Engine"):
         Engine(client).check()
