@@ -95,42 +95,39 @@ class Fetcher:
 
     def fetch(self, wheel: Wheel) -> Path:
         """The wheel's file, size and SHA-256 checked. Raises FetchError."""
+        path, part_path = self.path(wheel), self._folder / f"{wheel.sha256}.part"
         try:
-            return self._fetch(wheel)
+            while True:
+                with part_path.open("ab+") as file:
+                    # Another process may download this wheel: waits for it, but not without noticing `stop`.
+                    while True:
+                        try:
+                            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            break
+                        except BlockingIOError:
+                            self._stopped.wait(LOCK_S)
+                            self._check_stopped(wheel)
+                    try:  # whether the open file still has its name
+                        is_named = os.path.samestat(os.fstat(file.fileno()), part_path.stat())
+                    except FileNotFoundError:
+                        is_named = False
+                    if (size := _checked_size(path, wheel.sha256)) is not None:
+                        if is_named:
+                            part_path.unlink()
+                        if wheel.size and size != wheel.size:
+                            raise FetchError(
+                                f"{wheel.file}: size is {size} bytes, but the lock has {wheel.size}",
+                                hint=f"The lock was edited. {_RESOLVE}",
+                            )
+                        self._progress(size)
+                        return path
+                    if is_named:
+                        self._download(wheel, file)
+                        part_path.replace(path)
+                        return path
+                    # Without a name: the other process has downloaded the wheel and removed it again.
         except OSError as error:
             raise store_error(error, self._folder.parent) from error
-
-    def _fetch(self, wheel: Wheel) -> Path:
-        path, part_path = self.path(wheel), self._folder / f"{wheel.sha256}.part"
-        while True:
-            with part_path.open("ab+") as file:
-                # Another process may download this wheel: waits for it, but not without noticing `stop`.
-                while True:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        self._stopped.wait(LOCK_S)
-                        self._check_stopped(wheel)
-                try:  # whether the open file still has its name
-                    is_named = os.path.samestat(os.fstat(file.fileno()), part_path.stat())
-                except FileNotFoundError:
-                    is_named = False
-                if (size := _checked_size(path, wheel.sha256)) is not None:
-                    if is_named:
-                        part_path.unlink()
-                    if wheel.size and size != wheel.size:
-                        raise FetchError(
-                            f"{wheel.file}: size is {size} bytes, but the lock has {wheel.size}",
-                            hint=f"The lock was edited. {_RESOLVE}",
-                        )
-                    self._progress(size)
-                    return path
-                if not is_named:
-                    continue  # the other process has downloaded the wheel and removed it again
-                self._download(wheel, file)
-                part_path.replace(path)
-                return path
 
     def stop(self) -> None:
         """Ends all downloads soon and keeps what was downloaded."""

@@ -97,14 +97,29 @@ class Index:
     def metadata(self, name: str, version: Version) -> Metadata:
         """From the release's wheel for this platform, else from any. Raises FetchError."""
         name = canonicalize_name(name)
-        if (name, version) not in self._metadata:
-            wheels = [file for file in self._list(name) if file.filename.endswith(".whl") and _version(file) == version]
-            if not wheels:
-                raise FetchError(f"{name} {version}: no wheel on the index", hint=DOCTOR)
-            file = min(wheels, key=lambda file: (not _is_for_platform(file.filename), file.filename))
-            with fetch_errors(file.filename):
-                text = self._metadata_file(file)
-            self._metadata[name, version] = parse(file.filename, text)
+        if (name, version) in self._metadata:
+            return self._metadata[name, version]
+        wheels = [file for file in self._list(name) if file.filename.endswith(".whl") and _version(file) == version]
+        if not wheels:
+            raise FetchError(f"{name} {version}: no wheel on the index", hint=DOCTOR)
+        file = min(wheels, key=lambda file: (not _is_for_platform(file.filename), file.filename))
+        with fetch_errors(file.filename):
+            text = bytearray()
+            if file.has_metadata:  # a file of its own (PEP 658)
+                with self._session.get(file.metadata_url, stream=True) as response:
+                    response.raise_for_status()
+                    for piece in response.iter_content(PIECE):
+                        text += piece
+                        if len(text) > LARGEST:
+                            raise ValueError
+            else:  # read out of the remote wheel
+                with self._session.open_wheel(file.url) as wheel:
+                    infos = [info for info in wheel.infolist() if info.filename.count("/") == 1]
+                    info = next((info for info in infos if info.filename.endswith(".dist-info/METADATA")), None)
+                    if info is None or info.file_size > LARGEST:
+                        raise ValueError
+                    text += wheel.read(info)
+        self._metadata[name, version] = parse(file.filename, bytes(text))
         return self._metadata[name, version]
 
     def _list(self, name: str) -> list[DistributionPackage]:
@@ -112,25 +127,6 @@ class Index:
             with fetch_errors(name):
                 self._files[name] = self._session.files(name)
         return self._files[name]
-
-    def _metadata_file(self, file: DistributionPackage) -> bytes:
-        """METADATA as a file of its own (PEP 658) where the index has it, else read out of the remote wheel."""
-        if file.has_metadata:
-            content = bytearray()
-            with self._session.get(file.metadata_url, stream=True) as response:
-                response.raise_for_status()
-                for piece in response.iter_content(PIECE):
-                    content += piece
-                    if len(content) > LARGEST:
-                        raise ValueError
-            return bytes(content)
-        with self._session.open_wheel(file.url) as wheel:
-            for info in wheel.infolist():
-                if info.filename.count("/") == 1 and info.filename.endswith(".dist-info/METADATA"):
-                    if info.file_size > LARGEST:
-                        raise ValueError
-                    return bytes(wheel.read(info))
-        raise ValueError
 
 
 def parse(file: str, text: bytes) -> Metadata:

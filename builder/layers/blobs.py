@@ -50,7 +50,7 @@ class Descriptor:
 
 @dataclass
 class NewBlob:
-    """A blob that is being written to `file`; whoever writes it sets `digest`."""
+    """A blob that is being written to `file`; its writer sets `digest`."""
 
     file: BinaryIO
     digest: str = ""
