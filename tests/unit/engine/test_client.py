@@ -379,7 +379,7 @@ def test_a_command_that_fails_gives_its_status_and_leaves_no_container() -> None
         ({}, "unix:///run/other.sock", "overlay2", True),
     ],
 )
-def test_info(
+def test_the_settings_of_the_engine_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], host: str, store: str, is_local: bool
 ) -> None:
     if host:

@@ -188,13 +188,13 @@ def test_without_packages_everything_is_from_1970(write: Write) -> None:
 # ---- facts about the layer
 
 
-def test_paths_in_opt(write: Write) -> None:
+def test_the_layer_names_the_files_in_opt(write: Write) -> None:
     names = ["opt/", "opt/venv/", "opt/venv/bin/", "opt/venv/bin/python3", "optional", "opt.txt", "usr/", "usr/opt"]
     flat = write([*map(item, names), symlink("opt/venv/lib64", "lib"), hardlink("opt/venv/x", "optional")])
     assert flat.layer.taken == ("opt/venv/bin/python3", "opt/venv/lib64", "opt/venv/x")
 
 
-def test_folders_that_are_not_0755_root(write: Write) -> None:
+def test_the_layer_names_the_folders_that_are_not_0755_root(write: Write) -> None:
     flat = write(
         [
             item("./", mode=0o700),
