@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{content.size}"
             status = HTTPStatus.PARTIAL_CONTENT
         self._answer(status, {**headers, "Content-Length": str(end - start)})
-        left = end - start if self.command == "GET" else 0
+        left = end - start if self.command == "GET" else 0  # HEAD: the headers only
         chunks = content.read(start)
         while left:
             try:

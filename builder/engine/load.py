@@ -76,6 +76,7 @@ class Loader:
     def _pull(self, image: Image, kind: str, progress: Progress) -> bool:
         """Lets the engine pull the layers, and loads the image; False if the engine did not reach this process."""
         is_plain = kind != CONTAINERD
+        # The random label gives the temporary image an id of its own: another run may load the same layers meanwhile.
         labels = {RUN_LABEL: self._checkout, f"{LABEL}.loading": secrets.token_hex(8)}
         config = oci.bare_config(image.layers, labels)
         config_blob = Descriptor(media_type=CONFIG_TYPE, digest=digest.of_bytes(config), size=len(config))
@@ -107,6 +108,7 @@ class Loader:
                     raise
                 self._say(f"Docker Engine cannot pull from this machine; sending whole archives instead: {error}")
                 return False
+        # The engine has the layers now, and keeps them as long as one of the two images has them.
         try:
             self._engine.load(archive(self._store, image, has_layers=False))
         finally:

@@ -162,7 +162,7 @@ class _Writer:
             self.files.append((entry.path, entry.mode, size, crc))
         is_source = entry.path.endswith(SOURCES) and not entry.link and content is not None
         has_member = isinstance(content, Zipped) and content.is_deflated and size > 0
-        if is_source or has_member:
+        if is_source or has_member:  # what was collected so far precedes it
             self.flush()
         start = self._blob.size
         if isinstance(content, Zipped) and content.is_deflated:
