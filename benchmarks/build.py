@@ -296,7 +296,7 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
 
 def _store(store: Store, entries: Iterable[Entry], diff_id: str) -> Layer:
     with store.new_blob() as blob:
-        layer, _ = splice.write(entries, blob.file, diff_id=diff_id)
+        layer, *_ = splice.write(entries, blob.file, diff_id=diff_id)
         blob.digest = layer.digest
     return layer
 

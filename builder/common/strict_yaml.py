@@ -71,22 +71,6 @@ def load(path: Path) -> Located:
 
 def parse(blob: bytes, name: str) -> Located:
     """Parses the contents of the file `name`; see `load`."""
-    text = _decode(blob, name)
-    loader = _Loader(text, name)
-    located = Located(name=name, data=None, marks={}, keys={}, raw={})
-    try:
-        root = loader.get_single_node()
-        return replace(located, data=_construct(root, (), loader, located) if root else None)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f":{_mark(mark)}" if mark else ""
-        problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise MatrixError(f"{name}{place}: invalid YAML: {problem}") from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise MatrixError(f"{name}: invalid YAML: {error}") from error
-
-
-def _decode(blob: bytes, name: str) -> str:
     if len(blob) > MAX_BYTES:
         raise MatrixError(f"{name}: {len(blob)} bytes, more than the {MAX_BYTES} allowed")
     try:
@@ -96,12 +80,22 @@ def _decode(blob: bytes, name: str) -> str:
         raise MatrixError(f"{name}:{line}: not UTF-8 (byte {blob[error.start]:#04x})") from error
     if match := _FORBIDDEN.search(text):
         before = text[: match.start()]
-        mark = Mark(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        place = Mark(before.count("\n") + 1, len(before) - before.rfind("\n"))
         raise MatrixError(
-            f"{name}:{mark}: character U+{ord(match.group()):04X} is not allowed",
+            f"{name}:{place}: character U+{ord(match.group()):04X} is not allowed",
             hint="Delete it. It may be invisible, and change how the line is displayed.",
         )
-    return text
+    loader = _Loader(text, name)
+    located = Located(name=name, data=None, marks={}, keys={}, raw={})
+    try:
+        root = loader.get_single_node()
+        return replace(located, data=_construct(root, (), loader, located) if root else None)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise MatrixError(f"{name}{f':{_mark(mark)}' if mark else ''}: invalid YAML: {problem}") from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise MatrixError(f"{name}: invalid YAML: {error}") from error
 
 
 class _Loader(Composer, yaml.CSafeLoader):
@@ -134,11 +128,25 @@ class _Loader(Composer, yaml.CSafeLoader):
 
 
 def _construct(node: yaml.Node, path: Key, loader: _Loader, located: Located) -> Any:
+    """The data of a node; adds its place and the text as typed to `located`."""
     located.marks[path] = _mark(node.start_mark)
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = _key(key_node, path, located)
+            mark = _mark(key_node.start_mark)
+            place = f"{located.name}:{mark}"
+            kind = key_node.tag.rsplit(":", 1)[-1]
+            if not isinstance(key_node, yaml.ScalarNode) or kind == "merge":
+                raise MatrixError(f"{place}: a key must be a plain name")
+            if kind != "str":
+                raise MatrixError(
+                    f"{place}: key {key_node.value} is read as {_KINDS.get(kind, f'a {kind}')}, not text",
+                    hint=f'Quote it: "{key_node.value}"',
+                )
+            key = _printable(str(key_node.value), place)
+            if first := located.keys.get((*path, key)):
+                raise MatrixError(f"{place}: duplicate key {key!r}; first on line {first.line}")
+            located.keys[(*path, key)] = mark
             mapping[key] = _construct(value_node, (*path, key), loader, located)
         return mapping
     if isinstance(node, yaml.SequenceNode):
@@ -150,25 +158,6 @@ def _construct(node: yaml.Node, path: Key, loader: _Loader, located: Located) ->
     except ValueError as error:  # a date such as 2026-13-45
         shown = located.raw[path][:40]
         raise MatrixError(f"{place}: {shown!r}: {str(error)[:80]}", hint="Quote it if it is text.") from error
-
-
-def _key(node: yaml.Node, path: Key, located: Located) -> str:
-    """The key in `node` of the mapping at `path`; it is text and not yet in `located`."""
-    mark = _mark(node.start_mark)
-    place = f"{located.name}:{mark}"
-    kind = node.tag.rsplit(":", 1)[-1]
-    if not isinstance(node, yaml.ScalarNode) or kind == "merge":
-        raise MatrixError(f"{place}: a key must be a plain name")
-    if kind != "str":
-        raise MatrixError(
-            f"{place}: key {node.value} is read as {_KINDS.get(kind, f'a {kind}')}, not text",
-            hint=f'Quote it: "{node.value}"',
-        )
-    key = _printable(str(node.value), place)
-    if first := located.keys.get((*path, key)):
-        raise MatrixError(f"{place}: duplicate key {key!r}; first on line {first.line}")
-    located.keys[(*path, key)] = mark
-    return key
 
 
 def _printable(text: str, place: str) -> str:

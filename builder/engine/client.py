@@ -16,7 +16,6 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,6 +45,7 @@ class Engine:
 
     def __init__(self, client: docker.DockerClient) -> None:
         self._client = client
+        self._info: EngineInfo | None = None
 
     @property
     def _api(self) -> Any:
@@ -76,16 +76,14 @@ class Engine:
 
     def info(self) -> EngineInfo:
         """The engine's settings, read once: the engine starts several programs for each answer."""
-        return self._info
-
-    @cached_property
-    def _info(self) -> EngineInfo:
+        if self._info:
+            return self._info
         with translated("reading Docker Engine's settings"):
             info = self._client.info()
             version = self._client.version()
         containerd = any("containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or [])
         is_local = _host().startswith("unix://") and Path(info["DockerRootDir"]).is_dir()
-        return EngineInfo(
+        self._info = EngineInfo(
             version=version["Version"],
             store="containerd" if containerd else info["Driver"],
             root=info["DockerRootDir"],
@@ -96,6 +94,7 @@ class Engine:
             is_local=is_local,
             has_nvidia_cdi=_has_nvidia_cdi(info, version, is_local=is_local),
         )
+        return self._info
 
     def _post(
         self, path: str, data: Any, parameters: Mapping[str, Any], *, timeout: float = SILENCE_S
@@ -111,10 +110,6 @@ class Engine:
         )
         self._api._raise_for_status(response)
         return response
-
-    def _messages(self, response: requests.Response) -> Iterator[dict[str, Any]]:
-        messages: Iterator[dict[str, Any]] = self._api._stream_helper(response, decode=True)
-        return messages
 
     def pull(self, reference: str) -> None:
         """Raises EngineError or DiskError, also for an error in the stream of a 200 response."""
@@ -137,7 +132,7 @@ class Engine:
             try:
                 raw = self._api._get_raw_response_socket(response)
                 getattr(raw, "_sock", raw).settimeout(SILENCE_S)
-                for message in self._messages(response):
+                for message in self._api._stream_helper(response, decode=True):
                     _check(action, [message])
                     feed(message)
             finally:
@@ -163,7 +158,8 @@ class Engine:
     def load(self, archive: Iterable[bytes]) -> None:
         """Loads an archive as `docker load` does. Raises EngineError, also for an error in a 200 response."""
         with translated("loading"):
-            _check("loading", self._messages(self._post("/images/load", archive, {"quiet": True})))
+            response = self._post("/images/load", archive, {"quiet": True})
+            _check("loading", self._api._stream_helper(response, decode=True))
 
     def _inspected(self) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
         """Id, attributes and diff ids (lowest first) of every image."""
@@ -307,7 +303,7 @@ class Engine:
 
     def cache_bytes(self) -> int:
         """Size of BuildKit's cache."""
-        return self._disk()[1]
+        return self._disk_usage()[1]
 
     def used_images(self) -> set[str]:
         """Ids of the images of all containers, running or not."""
@@ -316,9 +312,9 @@ class Engine:
 
     def disk_bytes(self) -> int:
         """Bytes of all images and of BuildKit's cache on the engine's disk; shared layers count once."""
-        return sum(self._disk())
+        return sum(self._disk_usage())
 
-    def _disk(self) -> tuple[int, int]:
+    def _disk_usage(self) -> tuple[int, int]:
         """Bytes of all layers, and of BuildKit's cache."""
         with translated("reading the disk usage"):
             usage = self._api.df()
@@ -409,16 +405,11 @@ def _has_nvidia_cdi(info: Mapping[str, Any], version: Mapping[str, Any], *, is_l
         return any(device.get("ID", "").startswith("nvidia.com/gpu=") for device in devices)
     is_podman = any(each.get("Name") == "Podman Engine" for each in version.get("Components") or ())
     folders = info.get("CDISpecDirs", CDI_FOLDERS if is_podman else ()) if is_local else ()
-    files = (path for folder in folders or () for path in sorted(Path(folder).glob("*")))
-    return any(_NVIDIA_CDI.search(_content(path)) for path in files if path.suffix in (".json", ".yaml"))
-
-
-def _content(path: Path) -> bytes:
-    """The bytes of a file; empty if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    for path in (path for folder in folders or () for path in sorted(Path(folder).glob("*"))):
+        with suppress(OSError):  # a file that cannot be read is no reason to fail
+            if path.suffix in (".json", ".yaml") and _NVIDIA_CDI.search(path.read_bytes()):
+                return True
+    return False
 
 
 def _host() -> str:

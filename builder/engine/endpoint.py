@@ -132,15 +132,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v2/":
             self._answer(HTTPStatus.OK, {"Content-Length": "0", "Docker-Distribution-Api-Version": "registry/2.0"})
-        elif served := self._endpoint.find(self.path):
-            self._serve(*served)
-        else:
+            return
+        found = self._endpoint.find(self.path)
+        if not found:
             self._answer(HTTPStatus.NOT_FOUND, {"Content-Length": "0"})
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def _serve(self, digest: str, content: Content) -> None:
+            return
+        digest, content = found
         headers = {"Content-Type": content.media_type, "Docker-Content-Digest": digest, "Accept-Ranges": "bytes"}
         start, end, status = 0, content.size, HTTPStatus.OK
         if match := _RANGE.fullmatch(self.headers.get("Range", "")):
@@ -154,26 +151,20 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{content.size}"
             status = HTTPStatus.PARTIAL_CONTENT
         self._answer(status, {**headers, "Content-Length": str(end - start)})
-        if self.command == "GET":
-            self._send(content, range(start, end))
-
-    def _send(self, content: Content, part: range) -> None:
-        """Writes a part of a content; cuts it off if it cannot be read."""
-        left = len(part)
-        chunks = content.read(part.start)
-        while left and (chunk := self._next(chunks)):
+        left = end - start if self.command == "GET" else 0  # HEAD: the headers only
+        chunks = content.read(start)
+        while left:
+            try:
+                chunk = next(chunks, b"")
+            except (DamagedError, OSError):
+                chunk = b""
+            if not chunk:  # the end, or it cannot be read: the response is cut off, so that the engine notices
+                self._endpoint.is_broken = self.close_connection = True
+                return
             self.wfile.write(chunk[:left])
             left -= min(left, len(chunk))
-        if left:
-            self._endpoint.is_broken = self.close_connection = True
 
-    @staticmethod
-    def _next(chunks: Iterator[bytes]) -> bytes:
-        """The next chunk; empty at the end and where the content cannot be read."""
-        try:
-            return next(chunks, b"")
-        except (DamagedError, OSError):
-            return b""
+    do_HEAD = do_GET  # noqa: N815  http.server finds methods by these names
 
     def _answer(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
         self.send_response_only(status)

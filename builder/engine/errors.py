@@ -19,20 +19,15 @@ def translated(action: str) -> Iterator[None]:
         yield
     except (DockerException, StreamParseError, requests.RequestException, HTTPError, ConnectionError) as error:
         # urllib3 raises its own error for a stream that ends early, docker-py a StreamParseError for a truncated line.
-        raise explain(action, error) from error
-
-
-def explain(action: str, error: Exception) -> EngineError | DiskError:
-    """The error for one of docker-py's."""
-    text = str(getattr(error, "explanation", None) or error)
-    if is_disk_full(text) or (isinstance(error, APIError) and error.status_code is not None):
-        return reported(action, text)
-    first_line = text.splitlines()[0] if text else repr(error)
-    return EngineError(
-        f"{action}: Docker Engine does not answer: {first_line}",
-        hint="Find or start an engine with `builder engine`. Then run the same command again: it continues where it "
-        "stopped.",
-    )
+        text = str(getattr(error, "explanation", None) or error)
+        if is_disk_full(text) or (isinstance(error, APIError) and error.status_code is not None):
+            raise reported(action, text) from error
+        first_line = text.splitlines()[0] if text else repr(error)
+        raise EngineError(
+            f"{action}: Docker Engine does not answer: {first_line}",
+            hint="Find or start an engine with `builder engine`. Then run the same command again: it continues where "
+            "it stopped.",
+        ) from error
 
 
 def reported(action: str, message: str) -> EngineError | DiskError:

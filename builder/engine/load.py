@@ -75,10 +75,23 @@ class Loader:
 
     def _pull(self, image: Image, kind: str, progress: Progress) -> bool:
         """Lets the engine pull the layers, and loads the image; False if the engine did not reach this process."""
-        manifest, contents = self._served(image, is_plain=kind != CONTAINERD)
-        counter = PullProgress("Downloading" if kind == CONTAINERD else "Extracting")
+        is_plain = kind != CONTAINERD
+        # The random label gives the temporary image an id of its own: another run may load the same layers meanwhile.
+        labels = {RUN_LABEL: self._checkout, f"{LABEL}.loading": secrets.token_hex(8)}
+        config = oci.bare_config(image.layers, labels)
+        config_blob = Descriptor(media_type=CONFIG_TYPE, digest=digest.of_bytes(config), size=len(config))
+        manifest = oci.manifest(config_blob, image.layers, is_plain=is_plain)
+        contents = {
+            config_blob.digest: Content.of(config, CONFIG_TYPE),
+            digest.of_bytes(manifest): Content.of(manifest, MANIFEST_TYPE),
+        }
+        for layer in image.layers:
+            blob = layer.plain if is_plain else layer.descriptor
+            read = partial(self._store.chunks if blob.digest == layer.digest else self._store.inflated, layer.digest)
+            contents[blob.digest] = Content(media_type=blob.media_type, size=blob.size, read=read)
+        counter = PullProgress("Extracting" if is_plain else "Downloading")
         with Endpoint(contents) as endpoint:
-            reference = endpoint.reference(manifest)
+            reference = endpoint.reference(digest.of_bytes(manifest))
             are_checked = False
 
             def feed(message: Mapping[str, Any]) -> None:
@@ -95,57 +108,37 @@ class Loader:
                     raise
                 self._say(f"Docker Engine cannot pull from this machine; sending whole archives instead: {error}")
                 return False
+        # The engine has the layers now, and keeps them as long as one of the two images has them.
         try:
             self._engine.load(archive(self._store, image, has_layers=False))
         finally:
             self._engine.remove_image(reference)
         return True
 
-    def _served(self, image: Image, *, is_plain: bool) -> tuple[str, dict[str, Content]]:
-        """The manifest of a temporary image with the layers of `image`, and what the engine pulls for it."""
-        labels = {RUN_LABEL: self._checkout, f"{LABEL}.loading": secrets.token_hex(8)}
-        config = oci.bare_config(image.layers, labels)
-        config_blob = Descriptor(media_type=CONFIG_TYPE, digest=digest.of_bytes(config), size=len(config))
-        manifest = oci.manifest(config_blob, image.layers, is_plain=is_plain)
-        contents = {
-            config_blob.digest: Content.of(config, CONFIG_TYPE),
-            digest.of_bytes(manifest): Content.of(manifest, MANIFEST_TYPE),
-        }
-        for layer in image.layers:
-            blob = layer.plain if is_plain else layer.descriptor
-            read = partial(self._store.chunks if blob.digest == layer.digest else self._store.inflated, layer.digest)
-            contents[blob.digest] = Content(media_type=blob.media_type, size=blob.size, read=read)
-        return digest.of_bytes(manifest), contents
-
     def _check_blobs(self, image: Image) -> None:
-        """Raises DamagedError if the store lacks a blob of the image or removed a damaged one, BuildError for a layer
-        with a wrong record.
+        """Raises DamagedError if the store lacks a blob of the image or removed a damaged one.
+
+        Raises BuildError for a layer whose contents are not those that are recorded, after removing its blob.
         """
         self._store.remove_damaged([image.config.digest, *(layer.digest for layer in image.layers)])
         for blob in images.missing(self._store, image.manifest.digest):
             raise DamagedError(f"blob {blob} is missing from the store", hint=REPAIR, blob=blob)
-        for layer, line in zip(image.layers, image.history or [layer.digest for layer in image.layers], strict=True):
-            self._check_record(layer, line)
-
-    def _check_record(self, layer: Layer, name: str) -> None:
-        """Raises BuildError for a layer whose contents are not those that are recorded, after removing its blob.
-
-        The diff id of a known layer is not computed when the layer is made again.
-        """
-        contents, size = hashlib.sha256(), 0
-        for chunk in self._store.inflated(layer.digest):
-            contents.update(chunk)
-            size += len(chunk)
-        for what, actual, recorded in (
-            ("diff id", f"sha256:{contents.hexdigest()}", layer.diff_id),
-            ("unpacked size", size, layer.unpacked or size),
-        ):
-            if actual != recorded:
-                self._store.discard(layer.digest)
-                raise BuildError(
-                    f"layer {name[:80]} has the {what} {actual}, but {recorded} is recorded",
-                    hint=f"Delete the line with {layer.digest} from {KNOWN_LAYERS}. Then run this again.",
-                )
+        # The diff id of a known layer is not computed when the layer is made again.
+        for layer, name in zip(image.layers, image.history or [layer.digest for layer in image.layers], strict=True):
+            contents, size = hashlib.sha256(), 0
+            for chunk in self._store.inflated(layer.digest):
+                contents.update(chunk)
+                size += len(chunk)
+            for what, actual, recorded in (
+                ("diff id", f"sha256:{contents.hexdigest()}", layer.diff_id),
+                ("unpacked size", size, layer.unpacked or size),
+            ):
+                if actual != recorded:
+                    self._store.discard(layer.digest)
+                    raise BuildError(
+                        f"layer {name[:80]} has the {what} {actual}, but {recorded} is recorded",
+                        hint=f"Delete the line with {layer.digest} from {KNOWN_LAYERS}. Then run this again.",
+                    )
 
 
 def archive(
@@ -156,38 +149,26 @@ def archive(
     It has both formats that engines read: `manifest.json` (overlay2) and an OCI layout (containerd).
     """
     index = {"schemaVersion": 2, "mediaType": oci.INDEX_TYPE, "manifests": [image.manifest.as_data()]}
-    docker = [
-        {
-            "Config": _path(image.config.digest),
-            "RepoTags": None,
-            "Layers": [_path(layer.digest) for layer in image.layers],
-        }
-    ]
+    digests = [image.config.digest, *(layer.digest for layer in image.layers)]
+    config, *layers = ("blobs/" + blob.replace(":", "/") for blob in digests)
+    docker = [{"Config": config, "RepoTags": None, "Layers": layers}]
     documents = {"oci-layout": oci.LAYOUT, "index.json": json.dumps(index), "manifest.json": json.dumps(docker)}
     for name, text in documents.items():
-        yield _header(name, len(text)) + text.encode() + _padding(len(text))
-    layers = [layer.descriptor for layer in image.layers] if has_layers else []
-    for blob in dict.fromkeys([image.manifest, image.config, *layers]):
-        yield _header(_path(blob.digest), blob.size)
+        yield _header(name, len(text)) + text.encode() + bytes(-len(text) % tarfile.BLOCKSIZE)
+    blobs = [image.manifest, image.config, *(layer.descriptor for layer in image.layers if has_layers)]
+    for blob in dict.fromkeys(blobs):  # two layers may be the same blob
+        yield _header("blobs/" + blob.digest.replace(":", "/"), blob.size)
         for chunk in store.chunks(blob.digest):
             yield chunk
             progress(len(chunk))
-        yield _padding(blob.size)
+        yield bytes(-blob.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _path(blob: str) -> str:
-    return "blobs/" + blob.replace(":", "/")
 
 
 def _header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.PAX_FORMAT)
-
-
-def _padding(size: int) -> bytes:
-    return bytes(-size % tarfile.BLOCKSIZE)
 
 
 @dataclass

@@ -43,20 +43,20 @@ def ensure(say: Callable[[str], None]) -> Engine:
 
     Writes nothing to the checkout: under sudo, the files would belong to root.
     """
+    engine = None
     try:
-        return new_enough(Engine.connect())
+        engine = Engine.connect()
     except NoEngineError as absent:
         require_installable(os.environ, os.geteuid(), host.os_release(), absent)
-    if not shutil.which("dockerd"):
-        install(say)
-    start(say)
-    return new_enough(Engine.connect())
-
-
-def new_enough(engine: Engine) -> Engine:
-    """Raises EngineError for an engine that is too old; it is not replaced."""
+    if engine is None:
+        if not shutil.which("dockerd"):
+            SETUP_LOG.write_text("")
+            say("engine: installing Docker Engine from the distribution's packages (about a minute)")
+            install_packages(PACKAGES, MINIMUM)
+        start(say)
+        engine = Engine.connect()
     version = engine.info().version
-    if parse_version(version) < MINIMUM:
+    if parse_version(version) < MINIMUM:  # it is not replaced: others may use it
         raise EngineError(
             f"Docker Engine {version} is too old: {MINIMUM[0]} or newer is required",
             hint="Upgrade its packages.",
@@ -68,7 +68,7 @@ def require_installable(environ: Mapping[str, str], uid: int, release: Mapping[s
     """Raises EngineError unless an engine can be installed on this machine."""
     if environ.get("DOCKER_HOST"):
         raise EngineError(str(absent), hint="Start the engine of DOCKER_HOST, or unset DOCKER_HOST.") from absent
-    if not _has_apt(release):
+    if not {release.get("ID", ""), *release.get("ID_LIKE", "").split()} & {"debian", "ubuntu"}:  # they have apt
         name = release.get("PRETTY_NAME", "this system")
         raise EngineError(
             f"no Docker Engine answers, and builder cannot install one on {name}",
@@ -82,19 +82,39 @@ def require_installable(environ: Mapping[str, str], uid: int, release: Mapping[s
         ) from absent
 
 
-def install(say: Callable[[str], None]) -> None:
-    """Installs the engine's packages; raises EngineError with the end of apt's output."""
-    SETUP_LOG.write_text("")
-    say("engine: installing Docker Engine from the distribution's packages (about a minute)")
-    install_packages(PACKAGES, MINIMUM)
-
-
 def install_packages(packages: Sequence[str], minimum: tuple[int, int]) -> None:
-    """Installs packages of the distribution, or those of Debian's trixie if the first one is older than `minimum`."""
+    """Installs packages of the distribution, or those of Debian's trixie if the first one is older than `minimum`.
+
+    Raises EngineError with the end of apt's output.
+    """
     _apt(UPDATE)
-    with TemporaryDirectory(prefix="builder-engine-") as folder:
-        options = _trixie(Path(folder)) if parse_version(_candidate(packages[0])) < minimum else []
-        _apt([*options, *INSTALL, *(name for name in packages if _candidate(name, options))])
+    with TemporaryDirectory(prefix="builder-engine-") as name:
+        options: list[str] = []
+        if parse_version(_candidate(packages[0])) < minimum:
+            # Adds Debian's trixie for the engine's packages only, in apt files of its own.
+            main = next((source.uri for source in host.read().apt.sources if source.kind == "main"), "")
+            codename = host.os_release().get("VERSION_CODENAME", "")
+            if not main or not codename:
+                raise EngineError(
+                    f"the distribution's Docker Engine is older than {MINIMUM[0]}, and no Debian archive is configured",
+                    hint="Install Docker Engine 23 or newer, start it, and run this again.",
+                )
+            folder = Path(name)
+            (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
+            lines = [f"deb [signed-by={host.KEYRING}] {main} {suite} main\n" for suite in (codename, TRIXIE)]
+            (folder / "sources.list").write_text("".join(lines))
+            (folder / "preferences").write_text(PREFERENCES)
+            settings = {
+                "Dir::Etc::SourceList": folder / "sources.list",
+                "Dir::Etc::SourceParts": "-",
+                "Dir::Etc::Preferences": folder / "preferences",
+                "Dir::State::Lists": folder / "lists",
+                "Dir::Cache::pkgcache": "",
+                "Dir::Cache::srcpkgcache": "",
+            }
+            options = [word for setting, value in settings.items() for word in ("-o", f"{setting}={value}")]
+            _apt([*options, *UPDATE])
+        _apt([*options, *INSTALL, *(package for package in packages if _candidate(package, options))])
 
 
 def start(say: Callable[[str], None]) -> None:
@@ -144,43 +164,11 @@ def parse_version(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _has_apt(release: Mapping[str, str]) -> bool:
-    return bool({release.get("ID", ""), *release.get("ID_LIKE", "").split()} & {"debian", "ubuntu"})
-
-
 def _candidate(package: str, options: Sequence[str] = ()) -> str:
     """The version of a package that apt would install; empty if there is none (on Ubuntu, docker.io has the client)."""
     done = subprocess.run(["apt-cache", *options, "policy", package], capture_output=True, text=True, check=False)
     match = re.search(r"Candidate: (?!\(none\))(\S+)", done.stdout)
     return match[1] if match else ""
-
-
-def _trixie(folder: Path) -> list[str]:
-    """apt options that add Debian's trixie for the engine's packages only, after an update of the lists."""
-    release = host.os_release()
-    sources = host.read().apt.sources
-    main = next((source.uri for source in sources if source.kind == "main"), "")
-    codename = release.get("VERSION_CODENAME", "")
-    if not main or not codename:
-        raise EngineError(
-            f"the distribution's Docker Engine is older than {MINIMUM[0]}, and no Debian archive is configured",
-            hint="Install Docker Engine 23 or newer, start it, and run this again.",
-        )
-    (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
-    lines = [f"deb [signed-by={host.KEYRING}] {main} {suite} main\n" for suite in (codename, TRIXIE)]
-    (folder / "sources.list").write_text("".join(lines))
-    (folder / "preferences").write_text(PREFERENCES)
-    settings = {
-        "Dir::Etc::SourceList": folder / "sources.list",
-        "Dir::Etc::SourceParts": "-",
-        "Dir::Etc::Preferences": folder / "preferences",
-        "Dir::State::Lists": folder / "lists",
-        "Dir::Cache::pkgcache": "",
-        "Dir::Cache::srcpkgcache": "",
-    }
-    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-    _apt([*options, *UPDATE])
-    return options
 
 
 def _apt(arguments: Sequence[str]) -> None:

@@ -41,43 +41,31 @@ class _RetryError(Exception):
 
 
 class _Part:
-    """A file that is being downloaded: its size, its hash, and how many of its bytes were reported as progress."""
+    """A file that is being downloaded: its size, its hash, and how many of its bytes were `reported` as progress."""
 
     def __init__(self, file: BufferedRandom, progress: Callable[[int], None]) -> None:
         """Reads what an earlier attempt wrote."""
         file.seek(0)
-        self._hash = hashlib.file_digest(file, "sha256")
+        self.hash = hashlib.file_digest(file, "sha256")
         self.size = file.tell()
         self.is_resumed = self.size > 0
-        self._file, self._progress, self._reported = file, progress, 0
-
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
+        self.file, self._progress, self._reported = file, progress, 0
 
     def clear(self) -> None:
-        self._file.seek(0)
-        self._file.truncate()
-        self._hash, self.size, self.is_resumed = hashlib.sha256(), 0, False
+        self.file.seek(0)
+        self.file.truncate()
+        self.hash, self.size, self.is_resumed = hashlib.sha256(), 0, False
 
     def append(self, chunk: bytes) -> None:
-        self._file.write(chunk)
-        self._hash.update(chunk)
+        self.file.write(chunk)
+        self.hash.update(chunk)
         self.size += len(chunk)
-        self.report()
+        self.report(self.size)
 
-    def report(self) -> None:
-        """Reports the bytes that were not reported yet."""
-        new, self._reported = self.size - self._reported, self.size
+    def report(self, size: int) -> None:
+        """Reports the bytes up to `size` that were not reported yet; 0 takes back all, after a failure."""
+        new, self._reported = size - self._reported, size
         self._progress(new)
-
-    def retract(self) -> None:
-        """Takes back what was reported, after a failure."""
-        self._progress(-self._reported)
-        self._reported = 0
-
-    def flush(self) -> None:
-        self._file.flush()
 
 
 class Fetcher:
@@ -107,42 +95,39 @@ class Fetcher:
 
     def fetch(self, wheel: Wheel) -> Path:
         """The wheel's file, size and SHA-256 checked. Raises FetchError."""
+        path, part_path = self.path(wheel), self._folder / f"{wheel.sha256}.part"
         try:
-            return self._fetch(wheel)
+            while True:
+                with part_path.open("ab+") as file:
+                    # Another process may download this wheel: waits for it, but not without noticing `stop`.
+                    while True:
+                        try:
+                            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            break
+                        except BlockingIOError:
+                            self._stopped.wait(LOCK_S)
+                            self._check_stopped(wheel)
+                    try:  # whether the open file still has its name
+                        is_named = os.path.samestat(os.fstat(file.fileno()), part_path.stat())
+                    except FileNotFoundError:
+                        is_named = False
+                    if (size := _checked_size(path, wheel.sha256)) is not None:
+                        if is_named:
+                            part_path.unlink()
+                        if wheel.size and size != wheel.size:
+                            raise FetchError(
+                                f"{wheel.file}: size is {size} bytes, but the lock has {wheel.size}",
+                                hint=f"The lock was edited. {_RESOLVE}",
+                            )
+                        self._progress(size)
+                        return path
+                    if is_named:
+                        self._download(wheel, file)
+                        part_path.replace(path)
+                        return path
+                    # Without a name: the other process has downloaded the wheel and removed it again.
         except OSError as error:
             raise store_error(error, self._folder.parent) from error
-
-    def _fetch(self, wheel: Wheel) -> Path:
-        path, part_path = self.path(wheel), self._folder / f"{wheel.sha256}.part"
-        while True:
-            with part_path.open("ab+") as file:
-                self._lock_part(wheel, file)
-                is_named = _is_at(file, part_path)
-                if (size := _checked_size(path, wheel.sha256)) is not None:
-                    if is_named:
-                        part_path.unlink()
-                    if wheel.size and size != wheel.size:
-                        raise FetchError(
-                            f"{wheel.file}: size is {size} bytes, but the lock has {wheel.size}",
-                            hint=f"The lock was edited. {_RESOLVE}",
-                        )
-                    self._progress(size)
-                    return path
-                if not is_named:
-                    continue  # the other process has downloaded the wheel and removed it again
-                self._download(wheel, file)
-                part_path.replace(path)
-                return path
-
-    def _lock_part(self, wheel: Wheel, file: BufferedRandom) -> None:
-        """Waits for another process that downloads this wheel."""
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                self._stopped.wait(LOCK_S)
-                self._check_stopped(wheel)
 
     def stop(self) -> None:
         """Ends all downloads soon and keeps what was downloaded."""
@@ -178,18 +163,31 @@ class Fetcher:
             raise FetchError(f"{wheel.file}: the download was stopped", hint=_KEPT)
 
     def _attempt(self, wheel: Wheel, file: BufferedRandom) -> None:
-        """One attempt, which resumes an earlier one."""
+        """One attempt, which resumes an earlier one. Discards a part that is not the wheel."""
         url = self._find(wheel)
         part = _Part(file, self._progress)
         if wheel.size and part.size > wheel.size:
             part.clear()
         try:
-            if not wheel.size or part.size < wheel.size:
+            if not wheel.size or part.size < wheel.size:  # an unknown size is 0
                 self._receive(wheel, url, part)
-            part.report()
-            _check(wheel, part)
+            part.report(part.size)
+            if part.size < wheel.size:
+                raise _RetryError(f"incomplete: {part.size} of {wheel.size} bytes")
+            sha256 = part.hash.hexdigest()
+            if wheel.size and part.size > wheel.size:
+                fault = f"the index serves more than the {wheel.size} bytes in the lock"
+            elif sha256 != wheel.sha256:
+                fault = f"SHA-256 mismatch: {sha256[:12]}... was downloaded, {wheel.sha256[:12]}... is locked"
+            else:
+                return
+            is_resumed = part.is_resumed
+            part.clear()
+            if is_resumed:  # the bytes from before may be wrong
+                raise _RetryError(fault)
+            raise FetchError(f"{wheel.file}: {fault}", hint=f"The download was discarded. {_DISTRUST}")
         except Exception:
-            part.retract()
+            part.report(0)
             raise
 
     def _receive(self, wheel: Wheel, url: str, part: _Part) -> None:
@@ -206,7 +204,7 @@ class Fetcher:
             response.raise_for_status()
             if response.status_code != requests.codes.partial_content:
                 part.clear()
-            part.report()
+            part.report(part.size)
             try:
                 for chunk in response.iter_content(PIECE):
                     self._check_stopped(wheel)
@@ -214,7 +212,7 @@ class Fetcher:
                     if wheel.size and part.size > wheel.size:
                         break
             finally:
-                part.flush()
+                part.file.flush()
 
     def _find(self, wheel: Wheel) -> str:
         """The address of a wheel. Raises FetchError if the index lists no such file, or another one."""
@@ -241,22 +239,6 @@ class Fetcher:
         return file.url
 
 
-def _check(wheel: Wheel, part: _Part) -> None:
-    """Discards a part that is not the wheel. If it was resumed, the bytes from before may be wrong."""
-    if part.size < wheel.size:  # an unknown size is 0: the hash decides
-        raise _RetryError(f"incomplete: {part.size} of {wheel.size} bytes")
-    if wheel.size and part.size > wheel.size:
-        fault = f"the index serves more than the {wheel.size} bytes in the lock"
-    elif part.sha256 != wheel.sha256:
-        fault = f"SHA-256 mismatch: {part.sha256[:12]}... was downloaded, {wheel.sha256[:12]}... is locked"
-    else:
-        return
-    hint = f"The download was discarded. {_DISTRUST}"
-    error = _RetryError(fault) if part.is_resumed else FetchError(f"{wheel.file}: {fault}", hint=hint)
-    part.clear()
-    raise error
-
-
 def _checked_size(path: Path, sha256: str) -> int | None:
     """The size of a downloaded wheel; None if there is none. A damaged one (after a power failure) is removed."""
     with suppress(FileNotFoundError), path.open("rb") as file:
@@ -264,11 +246,3 @@ def _checked_size(path: Path, sha256: str) -> int | None:
             return file.tell()
         path.unlink(missing_ok=True)
     return None
-
-
-def _is_at(file: BufferedRandom, path: Path) -> bool:
-    """Whether an open file still has the path with which it was opened."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

@@ -175,7 +175,9 @@ def read(environ: Mapping[str, str] | None = None) -> Host:
         settings = index.read(environ, Path.home())
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return Host(index=settings, ca=_ca(settings), proxies=_proxies(environ, settings), read_apt=_apt)
+    proxies = {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy} if settings.proxy else {}
+    proxies |= {name: value for name, value in environ.items() if name.upper() in PROXY_NAMES and value}
+    return Host(index=settings, ca=_ca(settings), proxies=proxies, read_apt=_apt)
 
 
 def of(matrix: Matrix) -> Host:
@@ -183,11 +185,6 @@ def of(matrix: Matrix) -> Host:
     registries = Registries(insecure=tuple(matrix.insecure), create=tuple(matrix.create_repository))
     expired = frozenset(release for release, debian in matrix.debian.items() if debian.ignore_valid_until)
     return replace(read(), registries=registries, expired=expired)
-
-
-def _proxies(environ: Mapping[str, str], settings: IndexSettings) -> dict[str, str]:
-    pip_proxy = {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy} if settings.proxy else {}
-    return pip_proxy | {name: value for name, value in environ.items() if name.upper() in PROXY_NAMES and value}
 
 
 def _ca(settings: IndexSettings) -> bytes:

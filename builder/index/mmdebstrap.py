@@ -1,4 +1,4 @@
-"""Installs mmdebstrap and Debian's keys, and asks it for the addresses of Debian's archives."""
+"""Installs mmdebstrap and Debian's keys, and reads the addresses of Debian's archives from it."""
 
 from __future__ import annotations
 

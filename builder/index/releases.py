@@ -75,21 +75,51 @@ class Index:
     def package(self, name: str) -> Package:
         """Raises FetchError if the index cannot be read; a package that it does not have has no releases."""
         name = canonicalize_name(name)
-        if name not in self._packages:
-            self._packages[name] = _package(name, self._list(name))
+        if name in self._packages:
+            return self._packages[name]
+        by_version: dict[Version, list[DistributionPackage]] = {}
+        for file in self._list(name):
+            if (version := _version(file)) is not None:
+                by_version.setdefault(version, []).append(file)
+        releases = []
+        for version, files in sorted(by_version.items()):
+            required = (text for file in files if _is_printable(text := file.requires_python))
+            release = Release(
+                version=version,
+                wheels=tuple(sorted(file.filename for file in files if file.filename.endswith(".whl"))),
+                requires_python=next(required, ""),
+                is_yanked=all(file.is_yanked for file in files),
+            )
+            releases.append(release)
+        self._packages[name] = Package(name=name, releases=tuple(releases))
         return self._packages[name]
 
     def metadata(self, name: str, version: Version) -> Metadata:
         """From the release's wheel for this platform, else from any. Raises FetchError."""
         name = canonicalize_name(name)
-        if (name, version) not in self._metadata:
-            wheels = [file for file in self._list(name) if file.filename.endswith(".whl") and _version(file) == version]
-            if not wheels:
-                raise FetchError(f"{name} {version}: no wheel on the index", hint=DOCTOR)
-            file = min(wheels, key=lambda file: (not _is_for_platform(file.filename), file.filename))
-            with fetch_errors(file.filename):
-                text = self._metadata_file(file)
-            self._metadata[name, version] = parse(file.filename, text)
+        if (name, version) in self._metadata:
+            return self._metadata[name, version]
+        wheels = [file for file in self._list(name) if file.filename.endswith(".whl") and _version(file) == version]
+        if not wheels:
+            raise FetchError(f"{name} {version}: no wheel on the index", hint=DOCTOR)
+        file = min(wheels, key=lambda file: (not _is_for_platform(file.filename), file.filename))
+        with fetch_errors(file.filename):
+            text = bytearray()
+            if file.has_metadata:  # a file of its own (PEP 658)
+                with self._session.get(file.metadata_url, stream=True) as response:
+                    response.raise_for_status()
+                    for piece in response.iter_content(PIECE):
+                        text += piece
+                        if len(text) > LARGEST:
+                            raise ValueError
+            else:  # read out of the remote wheel
+                with self._session.open_wheel(file.url) as wheel:
+                    infos = [info for info in wheel.infolist() if info.filename.count("/") == 1]
+                    info = next((info for info in infos if info.filename.endswith(".dist-info/METADATA")), None)
+                    if info is None or info.file_size > LARGEST:
+                        raise ValueError
+                    text += wheel.read(info)
+        self._metadata[name, version] = parse(file.filename, bytes(text))
         return self._metadata[name, version]
 
     def _list(self, name: str) -> list[DistributionPackage]:
@@ -97,45 +127,6 @@ class Index:
             with fetch_errors(name):
                 self._files[name] = self._session.files(name)
         return self._files[name]
-
-    def _metadata_file(self, file: DistributionPackage) -> bytes:
-        """METADATA as a file of its own (PEP 658) where the index has it, else read out of the remote wheel."""
-        if file.has_metadata:
-            content = bytearray()
-            with self._session.get(file.metadata_url, stream=True) as response:
-                response.raise_for_status()
-                for piece in response.iter_content(PIECE):
-                    content += piece
-                    if len(content) > LARGEST:
-                        raise ValueError
-            return bytes(content)
-        with self._session.open_wheel(file.url) as wheel:
-            for info in wheel.infolist():
-                if info.filename.count("/") == 1 and info.filename.endswith(".dist-info/METADATA"):
-                    if info.file_size > LARGEST:
-                        raise ValueError
-                    return bytes(wheel.read(info))
-        raise ValueError
-
-
-def _package(name: str, files: list[DistributionPackage]) -> Package:
-    """Files of a package by release. A release is yanked if all of its files are."""
-    by_version: dict[Version, list[DistributionPackage]] = {}
-    for file in files:
-        if (version := _version(file)) is not None:
-            by_version.setdefault(version, []).append(file)
-    releases = [
-        Release(
-            version=version,
-            wheels=tuple(sorted(file.filename for file in by_version[version] if file.filename.endswith(".whl"))),
-            requires_python=next(
-                (text for file in by_version[version] if _is_printable(text := file.requires_python)), ""
-            ),
-            is_yanked=all(file.is_yanked for file in by_version[version]),
-        )
-        for version in sorted(by_version)
-    ]
-    return Package(name=name, releases=tuple(releases))
 
 
 def parse(file: str, text: bytes) -> Metadata:

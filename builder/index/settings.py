@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -74,33 +74,25 @@ def split(url: str) -> SplitResult:
         return SplitResult("", "", "", "", "")
 
 
-def pip_config_files(environ: Mapping[str, str], home: Path) -> list[Path]:
-    """Configuration files in the order in which pip lets later ones override earlier ones.
+def read(environ: Mapping[str, str], home: Path, etc: Path = Path("/etc")) -> IndexSettings:
+    """Settings from the environment, then from files of the user in `home` and of the system in `etc`.
 
-    Source: pip documentation, "Configuration", "Location" (global, user, PIP_CONFIG_FILE).
+    Raises ValueError for a file that is not a configuration file.
     """
-    override = environ.get("PIP_CONFIG_FILE")
-    if override == os.devnull:
-        return []
-    system = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf")]
-    if override and Path(override).is_file():
-        return [*system, Path(override)]  # pip then ignores the files of the user
-    return [*system, home / ".pip/pip.conf", _user_config(environ, home) / "pip/pip.conf"]
-
-
-def _user_config(environ: Mapping[str, str], home: Path) -> Path:
-    return Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-
-
-def read(environ: Mapping[str, str], home: Path) -> IndexSettings:
-    """Settings from the environment, then from files. Raises ValueError for a file that is not a configuration file."""
-    pip = _pip_options(environ, home)
-    url = _first(environ, *UV_INDEX_VARIABLES) or _uv_index(environ, home) or _first(environ, "PIP_INDEX_URL")
+    user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    pip = _pip_options(environ.get("PIP_CONFIG_FILE", ""), home, user, etc)
+    own = environ.get("UV_CONFIG_FILE")
+    uv_files = [Path(own)] if own else [user / "uv/uv.toml", etc / "uv/uv.toml"]
+    url = _first(environ, *UV_INDEX_VARIABLES) or _uv_index(uv_files) or _first(environ, "PIP_INDEX_URL")
     trusted = _first(environ, "UV_INSECURE_HOST", "PIP_TRUSTED_HOST") or pip.get("trusted-host", "")
     proxy = "" if _first(environ, *PROXY_VARIABLES) else _first(environ, "PIP_PROXY") or pip.get("proxy", "")
     url = (url or pip.get("index-url", "")).strip()
-    if not _is_address(url):
-        raise ValueError("the address of the package index is invalid") from None
+    try:
+        is_address = urlsplit(url).port != 0
+    except ValueError:  # its message may contain the address
+        is_address = False
+    if not is_address:
+        raise ValueError("the address of the package index is invalid")
     return IndexSettings(
         url=url,
         ca_bundle=(_first(environ, *CA_VARIABLES) or pip.get("cert", "")).strip(),
@@ -109,23 +101,26 @@ def read(environ: Mapping[str, str], home: Path) -> IndexSettings:
     )
 
 
-def _is_address(url: str) -> bool:
-    try:
-        return urlsplit(url).port != 0
-    except ValueError:  # its message may contain the address
-        return False
-
-
 def _first(environ: Mapping[str, str], *names: str) -> str:
     """The first of these variables that is not empty; empty if all are."""
     return next((environ[name] for name in names if environ.get(name)), "")
 
 
-def _pip_options(environ: Mapping[str, str], home: Path) -> dict[str, str]:
-    """What `pip install` would use of pip's configuration files."""
+def _pip_options(override: str, home: Path, user: Path, etc: Path) -> dict[str, str]:
+    """What `pip install` would use of pip's configuration files; `override` is the file that the environment names.
+
+    Source: pip documentation, "Configuration", "Location" (global, user, PIP_CONFIG_FILE).
+    """
+    files = [etc / "xdg/pip/pip.conf", etc / "pip.conf"]  # later ones override earlier ones
+    if override == os.devnull:
+        files = []
+    elif override and Path(override).is_file():
+        files.append(Path(override))  # pip then ignores the files of the user
+    else:
+        files += [home / ".pip/pip.conf", user / "pip/pip.conf"]
     # pip merges its files section by section; the section of a command takes precedence over [global].
     sections: dict[str, dict[str, str]] = {"global": {}, "install": {}}
-    for path in pip_config_files(environ, home):
+    for path in files:
         parser = configparser.RawConfigParser()
         try:
             parser.read(path, encoding="utf-8")
@@ -137,11 +132,9 @@ def _pip_options(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     return sections["global"] | sections["install"]
 
 
-def _uv_index(environ: Mapping[str, str], home: Path) -> str:
-    """The default index in uv's configuration files, that of the user before that of the system; empty for none."""
-    override = environ.get("UV_CONFIG_FILE")
-    default = [_user_config(environ, home) / "uv/uv.toml", Path("/etc/uv/uv.toml")]
-    for path in [Path(override)] if override else default:
+def _uv_index(files: Sequence[Path]) -> str:
+    """The default index in the first of uv's configuration files that has one; empty for none."""
+    for path in files:
         try:
             settings = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -156,10 +149,10 @@ def _uv_index(environ: Mapping[str, str], home: Path) -> str:
     return ""
 
 
-def main() -> int:
+def main(etc: Path = Path("/etc")) -> int:
     """Prints `export NAME=value` lines for the set-up script."""
     try:
-        settings = read(os.environ, Path.home())
+        settings = read(os.environ, Path.home(), etc)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1

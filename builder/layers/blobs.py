@@ -50,7 +50,7 @@ class Descriptor:
 
 @dataclass
 class NewBlob:
-    """A blob that is being written to `file`; whoever writes it sets `digest`."""
+    """A blob that is being written to `file`; its writer sets `digest`."""
 
     file: BinaryIO
     digest: str = ""
@@ -140,7 +140,8 @@ class Blobs:
     @contextmanager
     def new_blob(self) -> Iterator[NewBlob]:
         """A blob to write in the block, which sets its digest. An exception leaves nothing behind."""
-        handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
+        handle, name = tempfile.mkstemp(dir=self.root / "tmp")
+        temporary = Path(name)
         try:
             with self.disk_errors(), os.fdopen(handle, "wb") as out:
                 fcntl.flock(out, fcntl.LOCK_EX)  # released when this process ends: see remove_leftovers
@@ -149,11 +150,16 @@ class Blobs:
                     yield blob
                     out.flush()
                 os.fsync(out.fileno())
-                Path(temporary).chmod(0o644)
-                Path(temporary).replace(self.path(blob.digest))  # while it is locked
-                _sync_folder(self.path(blob.digest).parent)
+                temporary.chmod(0o644)  # skopeo and other users read it
+                path = self.path(blob.digest)
+                temporary.replace(path)  # while it is locked
+                folder = os.open(path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
         finally:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     def remove_leftovers(self) -> None:
         """Removes temporary files of killed processes: no process holds a lock on them."""
@@ -197,11 +203,3 @@ def _synced(handle: int) -> Iterator[None]:
         thread.join()
     if failures:
         raise failures[0]
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

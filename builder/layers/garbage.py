@@ -178,7 +178,8 @@ def check(stored: Store, read: Callable[[int], None]) -> Check:
         except DamagedError:
             restored = _restore_index(stored)
         blobs = store.sizes((stored.root / "blobs/sha256").iterdir())
-        damaged = tuple(blob for blob in _digests(blobs) if not stored.matches(blob, read))
+        names = (f"sha256:{path.name}" for path in sorted(blobs))
+        damaged = tuple(blob for blob in names if not stored.matches(blob, read))
         for blob in damaged:
             stored.discard(blob)
         faults = incomplete(stored)
@@ -194,7 +195,8 @@ def _restore_index(stored: Store) -> tuple[str, ...]:
     records = [record for record in map(store.read_record, paths) if IMAGE_NAME in record]
     known = {record["digest"] for record in records}
     named = [(str(record[IMAGE_NAME]), record["digest"], record["size"]) for record in records]
-    for blob, count in _digests(store.sizes((stored.root / "blobs/sha256").iterdir())).items():
+    for path, count in sorted(store.sizes((stored.root / "blobs/sha256").iterdir()).items()):
+        blob = f"sha256:{path.name}"
         if blob not in known and count < LARGEST_MANIFEST:
             with suppress(DamagedError):  # not a manifest
                 images.blobs(stored, blob)
@@ -207,7 +209,3 @@ def _restore_index(stored: Store) -> tuple[str, ...]:
     with stored.disk_errors(), stored.locked(fcntl.LOCK_EX, "index.lock"):
         stored.write_index(names)
     return tuple(sorted(names))
-
-
-def _digests(sizes: Mapping[Path, int]) -> dict[str, int]:
-    return {f"sha256:{path.name}": sizes[path] for path in sorted(sizes)}

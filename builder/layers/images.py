@@ -118,16 +118,12 @@ def match(names: Iterable[str], word: str, references: Mapping[str, Sequence[str
     image precedes an untested one of the same name.
     """
     ordered = sorted(names)
-    direct = [name for name in ordered if fnmatchcase(name, word) or fnmatchcase(_tag(name), word)]
+    direct = [name for name in ordered if fnmatchcase(name, word) or fnmatchcase(name.removesuffix(UNTESTED), word)]
     if direct:
         return direct
     tags = {tags[0] for tags in references.values() if any(fnmatchcase(tag, word) for tag in tags)}
     tags |= {references[cell][0] for cell in cells.match(word, references)}
-    return [name for name in ordered if _tag(name) in tags]
-
-
-def _tag(name: str) -> str:
-    return name.removesuffix(UNTESTED)
+    return [name for name in ordered if name.removesuffix(UNTESTED) in tags]
 
 
 # ---- to be compared

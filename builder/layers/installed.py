@@ -55,8 +55,16 @@ class Installed:
                     path = member.name.removeprefix("./")
                     if not member.isdir():
                         self._hide(path)
-                    if member.isreg() and (path == DPKG or _METADATA.fullmatch(path)):
-                        added[path] = _read(path, tar.extractfile(member), member.size)
+                    if not member.isreg() or not (path == DPKG or _METADATA.fullmatch(path)):
+                        continue
+                    if member.size > LARGEST:
+                        raise ValueError(f"{path} has {member.size} bytes")
+                    content = cast("BinaryIO", tar.extractfile(member)).read()
+                    if path == DPKG:
+                        added[path] = debian_packages(content)
+                    else:
+                        headers = BytesHeaderParser().parsebytes(content)
+                        added[path] = {python_package(str(headers["Name"] or ""), str(headers["Version"] or ""))}
         except (tarfile.TarError, EOFError, OSError, InflateError, ValueError) as error:
             raise VerifyError(f"the layer cannot be read: {error}") from error
         self._records |= added
@@ -70,16 +78,6 @@ class Installed:
             path = f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/")
         for other in [other for other in self._records if f"/{other}/".startswith(f"/{path}/" if path else "/")]:
             del self._records[other]
-
-
-def _read(path: str, file: object, size: int) -> set[Package]:
-    if size > LARGEST:
-        raise ValueError(f"{path} has {size} bytes")
-    content = cast("BinaryIO", file).read()
-    if path == DPKG:
-        return debian_packages(content)
-    headers = BytesHeaderParser().parsebytes(content)
-    return {python_package(str(headers["Name"] or ""), str(headers["Version"] or ""))}
 
 
 def debian_packages(status: bytes) -> set[Package]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -91,7 +91,7 @@ def check_layer(planned: PlannedLayer, known: Layer, layer: Layer) -> None:
         ("unpacked size", layer.unpacked, known.unpacked),
     ):
         if actual != recorded:
-            raise _differs(planned.name, planned.inputs, (what, actual, recorded))
+            raise _differs(planned.name, planned.inputs, what, actual, recorded)
 
 
 def check_system(inputs: str, known: OsLayer, system: OsLayer) -> None:
@@ -100,20 +100,16 @@ def check_system(inputs: str, known: OsLayer, system: OsLayer) -> None:
     It is compressed here, and zlib's successors compress to other bytes: its digest may differ.
     """
     if system.diff_id != known.diff_id:
-        raise _differs("os", inputs, ("diff id", system.diff_id, known.diff_id))
+        raise _differs("os", inputs, "diff id", system.diff_id, known.diff_id)
     recorded = vars(known)
     for name, value in vars(replace(system, digest=known.digest, size=known.size)).items():
         if value != recorded[name]:
-            raise _differs("os", inputs, (f"value {name} =", _short(value), _short(recorded[name])))
+            texts = [json.dumps(each) for each in (value, recorded[name])]  # lists of paths may be long
+            actual, expected = (text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
+            raise _differs("os", inputs, f"value {name} =", actual, expected)
 
 
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."
-
-
-def _differs(name: str, key: str, values: tuple[str, str | int, str | int]) -> BuildError:
-    what, actual, known = values
+def _differs(name: str, key: str, what: str, actual: str | int, known: str | int) -> BuildError:
     return BuildError(
         f"layer {name} has the {what} {actual}, but {PATH} records {known}",
         hint="The same inputs must give the same bytes. If the recorded layer is wrong, delete its line from "
@@ -131,12 +127,11 @@ def _read(root: Path) -> _File:
 
 def _dump(file: _File) -> str:
     """The file's text, with one line for each layer, sorted by its inputs."""
-    return f'{{\n "format": {FORMAT},\n "layers": {_block(file.layers)},\n "systems": {_block(file.systems)}\n}}\n'
-
-
-def _block(entries: Mapping[str, Layer]) -> str:
-    lines = [f"{json.dumps(key)}: {json.dumps(vars(entries[key]))}" for key in sorted(entries)]
-    return document.block("{", lines, "}")
+    blocks = []
+    for entries in (file.layers, file.systems):
+        lines = [f"{json.dumps(key)}: {json.dumps(vars(entry))}" for key, entry in sorted(entries.items())]
+        blocks.append(document.block("{", lines, "}"))
+    return f'{{\n "format": {FORMAT},\n "layers": {blocks[0]},\n "systems": {blocks[1]}\n}}\n'
 
 
 def prune(root: Path, inputs: Collection[str], *, check: bool = False) -> bool:

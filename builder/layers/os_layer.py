@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Protocol, Self, cast
+from typing import Annotated, BinaryIO, Self, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -28,7 +28,6 @@ from builder.layers.store import Store
 
 LEVEL = 4  # of zlib: half the time of level 6 and 3 % more bytes, measured for Debian 12 with Python
 MEMBER = 4 << 20  # bytes that are compressed as one
-_ROOT_FOLDER = (0o755, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,45 +55,42 @@ def stored_system(store: Store, inputs: str, known: OsLayer | None) -> OsLayer |
     return None if stored and known and stored.diff_id != known.diff_id else stored
 
 
-def write_system(path: Path, out: BinaryIO) -> OsLayer:
-    """Writes the file system of a tar as a layer; a pure function of its files. Raises tarfile.TarError, OSError."""
+def write_system(path: Path, out: BinaryIO, *, processors: int = 0) -> OsLayer:
+    """Writes the file system of a tar as a layer; a pure function of its files. Raises tarfile.TarError, OSError.
+
+    Compresses in this many threads; 0: one for each processor.
+    """
     with tarfile.open(path) as source:
         files = {name: info for info in source if (name := _plain(info.name))}
         newest = _newest(source, files)
-        packed = _HashedFile(out)
-        with _Packer(packed) as packer:
-            plain = _HashedFile(packer)
-            with tarfile.open(fileobj=cast("BinaryIO", plain), mode="w", format=tarfile.PAX_FORMAT) as tar:
-                # Links last: a hard link needs its target before it.
-                for name in sorted(files, key=lambda name: (files[name].islnk(), name)):
-                    entry = _entry(name, files[name], newest)
-                    tar.addfile(entry, source.extractfile(files[name]) if entry.isreg() else None)
+        with (
+            _GzipFile(out, processors or os.cpu_count() or 1) as packed,
+            tarfile.open(fileobj=cast("BinaryIO", packed), mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            # Links last: a hard link needs its target before it.
+            for name in sorted(files, key=lambda name: (files[name].islnk(), name)):
+                info, entry = files[name], tarfile.TarInfo(name)
+                entry.type = tarfile.REGTYPE if info.isreg() else info.type
+                entry.mode, entry.uid, entry.gid = info.mode & 0o7777, info.uid, info.gid
+                # Folders have the time of the build; dpkg keeps a link to a folder that another version of the package
+                # made.
+                entry.mtime = newest if info.isdir() or info.issym() else min(int(info.mtime), newest)
+                xattrs = {key: value for key, value in info.pax_headers.items() if key.startswith("SCHILY.xattr.")}
+                entry.pax_headers = xattrs
+                entry.devmajor, entry.devminor = info.devmajor, info.devminor
+                entry.size = info.size if info.isreg() else 0
+                entry.linkname = _plain(info.linkname) if info.islnk() else info.linkname
+                tar.addfile(entry, source.extractfile(info) if entry.isreg() else None)
+    folders = {name: (info.mode & 0o7777, info.uid, info.gid) for name, info in files.items() if info.isdir()}
     return OsLayer(
-        digest=packed.digest,
-        diff_id=plain.digest,
+        digest=f"sha256:{packed.hash.hexdigest()}",
+        diff_id=f"sha256:{packed.plain_hash.hexdigest()}",
         size=packed.size,
-        unpacked=plain.size,
+        unpacked=packed.unpacked,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest)),
         taken=tuple(sorted(name for name, info in files.items() if name.startswith("opt/") and not info.isdir())),
-        folders=tuple(sorted(name for name, info in files.items() if _is_special_folder(info))),
+        folders=tuple(sorted(name for name, attributes in folders.items() if attributes != (0o755, 0, 0))),
     )
-
-
-def _is_special_folder(info: tarfile.TarInfo) -> bool:
-    return info.isdir() and (info.mode & 0o7777, info.uid, info.gid) != _ROOT_FOLDER
-
-
-def _entry(name: str, info: tarfile.TarInfo, newest: int) -> tarfile.TarInfo:
-    entry = tarfile.TarInfo(name)
-    entry.type = tarfile.REGTYPE if info.isreg() else info.type
-    entry.mode, entry.uid, entry.gid = info.mode & 0o7777, info.uid, info.gid
-    # Folders have the time of the build; dpkg keeps a link to a folder that another version of the package made.
-    entry.mtime = newest if info.isdir() or info.issym() else min(int(info.mtime), newest)
-    entry.pax_headers = {key: value for key, value in info.pax_headers.items() if key.startswith("SCHILY.xattr.")}
-    entry.devmajor, entry.devminor = info.devmajor, info.devminor
-    entry.size = info.size if info.isreg() else 0
-    entry.linkname = _plain(info.linkname) if info.islnk() else info.linkname
-    return entry
 
 
 def _plain(name: str) -> str:
@@ -114,43 +110,18 @@ def _newest(source: tarfile.TarFile, files: Mapping[str, tarfile.TarInfo]) -> in
     return max(times)
 
 
-class _Writable(Protocol):
-    def write(self, data: bytes, /) -> object: ...
+class _GzipFile:
+    """A gzip file to write to, compressed in several threads: hashes and sizes of both sides are complete at the end.
 
-
-class _HashedFile:
-    """A file to write to, hashed and counted on the way."""
-
-    def __init__(self, out: _Writable) -> None:
-        self._out = out
-        self._hash = hashlib.sha256()
-        self.size = 0
-
-    @property
-    def digest(self) -> str:
-        return f"sha256:{self._hash.hexdigest()}"
-
-    def write(self, data: bytes) -> int:
-        self._hash.update(data)
-        self.size += len(data)
-        self._out.write(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self.size
-
-
-class _Packer:
-    """Compresses what is written to it, with all processors.
-
-    The result is one gzip stream of several members, which has the same bytes on any number of processors. Source: RFC
-    1952, section 2.2.
+    It has several members, so that it has the same bytes on any number of processors. Source: RFC 1952, section 2.2.
     """
 
-    def __init__(self, out: _Writable) -> None:
+    def __init__(self, out: BinaryIO, threads: int) -> None:
+        self.hash, self.plain_hash = hashlib.sha256(), hashlib.sha256()
+        self.size = self.unpacked = 0
         self._out = out
-        self._jobs = os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._jobs, "gzip")
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "gzip")
         self._members: deque[Future[bytes]] = deque()
         self._buffer = bytearray()
 
@@ -160,24 +131,32 @@ class _Packer:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             if kind is None:
-                self._submit(bytes(self._buffer))
-                self._emit(0)
+                self._submit(bytes(self._buffer), waiting=0)
         finally:
             self._pool.shutdown(cancel_futures=True)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
+        self.plain_hash.update(data)
+        self.unpacked += len(data)
         self._buffer += data
         while len(self._buffer) >= MEMBER:
-            self._submit(bytes(self._buffer[:MEMBER]))
+            self._submit(
+                bytes(self._buffer[:MEMBER]), waiting=2 * self._threads
+            )  # no more than these are kept in memory
             del self._buffer[:MEMBER]
+        return len(data)
 
-    def _submit(self, chunk: bytes) -> None:
+    def tell(self) -> int:
+        return self.unpacked
+
+    def _submit(self, chunk: bytes, *, waiting: int) -> None:
+        """Compresses a chunk in the background. Writes earlier members until at most so many are waiting."""
         self._members.append(self._pool.submit(_member, chunk))
-        self._emit(2 * self._jobs)  # no more than these are kept in memory
-
-    def _emit(self, remaining: int) -> None:
-        while len(self._members) > remaining:
-            self._out.write(self._members.popleft().result())
+        while len(self._members) > waiting:
+            data = self._members.popleft().result()
+            self.hash.update(data)
+            self.size += len(data)
+            self._out.write(data)
 
 
 def _member(chunk: bytes) -> bytes:

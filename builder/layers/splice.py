@@ -16,8 +16,7 @@ import struct
 import tarfile
 import threading
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Self, cast
@@ -79,36 +78,49 @@ class Source:
 File = tuple[str, int, int, int]  # path, mode, size and CRC-32 of the content; for a link, CRC-32 of its target
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerFiles:
-    """What a layer has: `sources` are its Python files, `files` its paths without folders."""
-
-    sources: tuple[Source, ...] = ()
-    files: tuple[File, ...] = ()
-
-
 class SpliceError(ValueError):
     """The content of a zip entry does not match the zip's directory."""
 
 
-def write(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -> tuple[Layer, LayerFiles]:
-    """Writes the layer of `entries`, in their order, to `out`. Memory: some 100 MB at most, whatever the sizes.
+def write(
+    entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = ""
+) -> tuple[Layer, tuple[Source, ...], tuple[File, ...]]:
+    """Writes the layer of `entries`, in their order, to `out`; returns it with its Python files and its paths without
+    folders. Memory: some 100 MB at most, whatever the sizes.
 
     Raises SpliceError for an entry whose content does not match its CRC-32 and size, and whatever writing raises. With
     a `diff_id`, deflated content is not inflated, and so not checked: the layer's digest must be compared.
     """
-    with _Tar() if not diff_id else nullcontext() as tar, _Blob(out) as blob:
+    tar_hash, blob_hash = hashlib.sha256(), hashlib.sha256()
+
+    def hash_tar(batch: list[tuple[_Inflater | None, bytes]]) -> None:
+        for inflater, data in batch:
+            if inflater is None:
+                tar_hash.update(data)
+            elif data:
+                for plain in inflater.feed(data):
+                    tar_hash.update(plain)
+            else:
+                inflater.end()
+
+    def write_blob(batch: list[bytes]) -> None:
+        data = b"".join(batch)
+        blob_hash.update(data)
+        out.write(data)
+
+    with nullcontext() if diff_id else _Worker(hash_tar) as tar, _Worker(write_blob) as blob:
         writer = _Writer(tar, blob)
         for entry in entries:
             writer.add(entry)
-        writer.close()
+        writer.plain += bytes(2 * tarfile.BLOCKSIZE)  # the end of a tar
+        writer.flush()
     layer = Layer(
-        digest="sha256:" + blob.hash.hexdigest(),
-        diff_id="sha256:" + tar.hash.hexdigest() if tar else diff_id,
-        size=writer.size,
-        unpacked=writer.unpacked,
+        digest="sha256:" + blob_hash.hexdigest(),
+        diff_id=diff_id or "sha256:" + tar_hash.hexdigest(),
+        size=blob.size,
+        unpacked=writer.unpacked + 2 * tarfile.BLOCKSIZE,
     )
-    return layer, LayerFiles(sources=tuple(writer.sources), files=tuple(writer.files))
+    return layer, tuple(writer.sources), tuple(writer.files)
 
 
 def read_files(layer: BinaryIO) -> Iterator[File]:
@@ -129,82 +141,70 @@ def read_files(layer: BinaryIO) -> Iterator[File]:
 
 
 class _Writer:
-    """Reads entries and lays out both sides: compressed bytes for `blob`, the bytes they inflate to for `tar`."""
+    """Lays out both sides of entries: compressed bytes for `blob`, the bytes they inflate to for `tar`."""
 
-    def __init__(self, tar: _Tar | None, blob: _Blob) -> None:
+    def __init__(self, tar: _Worker | None, blob: _Worker) -> None:
         self._tar = tar
         self._blob = blob
-        self._plain = bytearray()  # tar bytes for the next member of stored blocks
-        self.size = self.unpacked = 0
+        self.plain = bytearray()  # tar bytes for the next member of stored blocks
+        self.unpacked = 0
         self.sources: list[Source] = []
         self.files: list[File] = []
 
     def add(self, entry: Entry) -> None:
         content, size = entry.content, entry.size
         header = _tar_header(entry)
-        self._plain += header
-        self.unpacked += len(header) + size + -size % tarfile.BLOCKSIZE
+        padding = bytes(-size % tarfile.BLOCKSIZE)
+        self.plain += header
+        self.unpacked += len(header) + size + len(padding)
         if entry.link or content is not None:
             crc = content.crc if isinstance(content, Zipped) else zlib.crc32(content or entry.link.encode())
             self.files.append((entry.path, entry.mode, size, crc))
         is_source = entry.path.endswith(SOURCES) and not entry.link and content is not None
-        if is_source or (isinstance(content, Zipped) and content.is_deflated and size):
-            self._flush()
-        start = self.size
-        if isinstance(content, Zipped):
-            self._zipped(content)
-        elif content:
-            self._stored(content)
-        if is_source:
-            self._flush()
-            self.sources.append(Source(path=entry.path, offset=start, length=self.size - start))
-        self._plain += bytes(-size % tarfile.BLOCKSIZE)
-
-    def close(self) -> None:
-        self._plain += bytes(2 * tarfile.BLOCKSIZE)
-        self.unpacked += 2 * tarfile.BLOCKSIZE
-        self._flush()
-
-    def _emit(self, data: bytes) -> None:
-        self._blob.put(data)
-        self.size += len(data)
-
-    def _zipped(self, content: Zipped) -> None:
-        if content.is_deflated:
-            emit = self._emit if content.size else lambda _: None  # an empty file is checked, but has no member
-            emit(GZIP_HEADER)
+        has_member = isinstance(content, Zipped) and content.is_deflated and size > 0
+        if is_source or has_member:  # what was collected so far precedes it
+            self.flush()
+        start = self._blob.size
+        if isinstance(content, Zipped) and content.is_deflated:
+            if has_member:  # an empty file is checked, but has no member
+                self._blob.put(GZIP_HEADER, len(GZIP_HEADER))
             inflater = _Inflater(content)
             for chunk in _chunks(content):
-                emit(chunk)
+                if has_member:
+                    self._blob.put(chunk, len(chunk))
                 if self._tar:
-                    self._tar.put(inflater, chunk)
+                    self._tar.put((inflater, chunk), len(chunk))
             if self._tar:
-                self._tar.put(inflater, b"")
-            emit(struct.pack("<II", content.crc, content.size & 0xFFFFFFFF))
-            return
-        for chunk in _checked_chunks(content):
-            self._stored(chunk)
+                self._tar.put((inflater, b""), 0)  # the end, where the content is checked
+            if has_member:
+                trailer = struct.pack("<II", content.crc, size & 0xFFFFFFFF)
+                self._blob.put(trailer, len(trailer))
+        elif content:
+            for chunk in _checked_chunks(content) if isinstance(content, Zipped) else (content,):
+                self.plain += chunk
+                if len(self.plain) >= CHUNK:
+                    self.flush()
+        if is_source:  # it can be read without what is before and after it
+            self.flush()
+            self.sources.append(Source(path=entry.path, offset=start, length=self._blob.size - start))
+        self.plain += padding
 
-    def _stored(self, content: bytes) -> None:
-        self._plain += content
-        if len(self._plain) >= CHUNK:
-            self._flush()
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Writes the collected bytes as one member of stored blocks."""
-        if not self._plain:
+        if not self.plain:
             return
-        plain = bytes(self._plain)
-        self._plain.clear()
+        plain = bytes(self.plain)
+        self.plain.clear()
         if self._tar:
-            self._tar.put(None, plain)
+            self._tar.put((None, plain), len(plain))
         parts = [GZIP_HEADER]
         for at in range(0, len(plain), _STORED_MAX):
             block = plain[at : at + _STORED_MAX]
             last = at + len(block) == len(plain)
             parts += (struct.pack("<BHH", last, len(block), len(block) ^ 0xFFFF), block)
         parts.append(struct.pack("<II", zlib.crc32(plain), len(plain) & 0xFFFFFFFF))
-        self._emit(b"".join(parts))
+        member = b"".join(parts)
+        self._blob.put(member, len(member))
 
 
 def _chunks(content: Zipped) -> Iterator[bytes]:
@@ -260,20 +260,25 @@ class _Inflater:
         return SpliceError(f"{self._content.name}: inflated content does not match the CRC-32 and size of its entry")
 
 
-class _Worker(ABC):
-    """A thread for work that releases the interpreter's lock. Its failure is raised by `put`, or at the end."""
+class _Worker:
+    """A thread for work that releases the interpreter's lock: calls `work` with batches of the jobs that are put.
 
-    def __init__(self) -> None:
-        self.hash = hashlib.sha256()
+    Its failure is raised by `put`, or at the end. `size` is the sum of the sizes of the jobs.
+    """
+
+    def __init__(self, work: Callable[[list[Any]], None]) -> None:
+        self.size = 0
+        self._work = work
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._room = threading.Semaphore(4)
+        self._room = threading.Semaphore(4)  # batches that may wait: reading must not fill the memory
         self._batch: list[Any] = []
         self._held = 0
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def _send(self, job: Any, size: int) -> None:
-        """Sends jobs in batches of a megabyte: switching threads costs more than a small file."""
+    def put(self, job: Any, size: int) -> None:
+        """Adds a job. Batches have a megabyte: switching threads costs more than a small file."""
+        self.size += size
         self._batch.append(job)
         self._held += size
         if self._held >= CHUNK:
@@ -308,43 +313,6 @@ class _Worker(ABC):
                 except Exception as error:  # noqa: BLE001  raised again by the writer
                     self._failure = error
             self._room.release()
-
-    @abstractmethod
-    def _work(self, batch: list[Any]) -> None:
-        """Handles a batch, in the thread of this worker."""
-
-
-class _Tar(_Worker):
-    """Hashes the tar side."""
-
-    def put(self, inflater: _Inflater | None, data: bytes) -> None:
-        self._send((inflater, data), len(data))
-
-    def _work(self, batch: list[tuple[_Inflater | None, bytes]]) -> None:
-        for inflater, data in batch:
-            if inflater is None:
-                self.hash.update(data)
-            elif data:
-                for plain in inflater.feed(data):
-                    self.hash.update(plain)
-            else:
-                inflater.end()
-
-
-class _Blob(_Worker):
-    """Writes and hashes the compressed side."""
-
-    def __init__(self, out: BinaryIO) -> None:
-        super().__init__()
-        self._out = out
-
-    def put(self, data: bytes) -> None:
-        self._send(data, len(data))
-
-    def _work(self, batch: list[bytes]) -> None:
-        data = b"".join(batch) if len(batch) > 1 else batch[0] if batch else b""
-        self.hash.update(data)
-        self._out.write(data)
 
 
 def _tar_header(entry: Entry) -> bytes:

@@ -113,16 +113,13 @@ class Store(Blobs):
 
     def name(self, image: str, manifest: Descriptor, *, instead_of: str = "") -> None:
         """Sets the name of an image and removes another; `gc` may then free the image that had the name before."""
-        self._rename([image, instead_of], {image: manifest})
+        self.remove_names([instead_of], {image: manifest})
 
-    def remove_names(self, names: Collection[str]) -> None:
-        """Removes names of images, so that `gc` frees what only these images use."""
-        self._rename(names, {})
-
-    def _rename(self, removed: Collection[str], added: Mapping[str, Descriptor]) -> None:
+    def remove_names(self, names: Collection[str], added: Mapping[str, Descriptor] = {}) -> None:
+        """Removes names of images, so that `gc` frees what only these images use, and sets those in `added`."""
         with self.disk_errors(), self.locked(fcntl.LOCK_EX, "index.lock"):
             before = self.images()
-            after = {name: manifest for name, manifest in before.items() if name not in removed} | dict(added)
+            after = {name: manifest for name, manifest in before.items() if name not in names} | dict(added)
             if after != before:
                 self.write_index(after)
 

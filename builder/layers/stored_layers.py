@@ -41,12 +41,12 @@ def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], k
     With a known layer, nothing is inflated: its digest is compared.
     """
     with store.new_blob() as blob:
-        layer, files = splice.write(entries, blob.file, diff_id=known.diff_id if known else "")
+        layer, sources, files = splice.write(entries, blob.file, diff_id=known.diff_id if known else "")
         if known:
             known_layers.check_layer(planned, known, layer)
         blob.digest = layer.digest
-    sources = [[source.path, source.offset, source.length] for source in files.sources]
-    store.put_record(planned.inputs, {**vars(layer), "sources": sources, "files": files.files})
+    rows = [[source.path, source.offset, source.length] for source in sources]
+    store.put_record(planned.inputs, {**vars(layer), "sources": rows, "files": files})
     return layer
 
 
@@ -106,11 +106,12 @@ def check_files(image_id: str, layers: Iterable[tuple[str, Iterable[Sequence[Any
                     f"{image_id}: {first_name} and {layer} have different files for /{path}",
                     hint="Two of their wheels are incompatible: pin other versions in matrix.yaml.",
                 )
+    # A path that is a folder in one layer and a file in another: the higher one would replace all that is below it.
     names = {path: name for path, (name, _) in files.items()} | dict.fromkeys(taken, "the os layer")
     folders: dict[str, str] = {}
     for path, name in names.items():
         folder = path.rpartition("/")[0]
-        while folder and folder not in folders:
+        while folder and folder not in folders:  # the folders above a known one are known too
             folders[folder] = name
             folder = folder.rpartition("/")[0]
     for path in sorted(folders.keys() & names.keys()):

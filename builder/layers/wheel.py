@@ -15,7 +15,7 @@ import io
 import os
 import struct
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -65,16 +65,6 @@ class Place:
     version: str = ""
     link: str = ""
 
-    def scheme(self, name: str, project: str) -> str:
-        """The folder of a `.data` scheme; raises KeyError for an unknown scheme."""
-        return {
-            "purelib": self.site,
-            "platlib": self.site,
-            "headers": f"{self.headers}/{project}",
-            "scripts": f"{self.prefix}/bin",
-            "data": self.prefix,
-        }[name]
-
 
 # As with `--target`: independent of any Python.
 CUDA = Place(prefix="opt/nvidia", site="opt/nvidia", headers="opt/nvidia/include")
@@ -100,8 +90,19 @@ def layer_entries(wheels: Iterable[tuple[str, BinaryIO]], place: Place) -> Itera
     folders: set[str] = set()
     for name, file in wheels:
         for entry in install(name, file, place):
-            if known := seen.get(entry.path):
-                _check_same(known, (entry, name))
+            if entry.path in seen:  # wheels of one namespace may share a file
+                first, first_name = seen[entry.path]
+                both = f"{first_name} and {name} both have /{entry.path}"
+                if first.mode != entry.mode:
+                    raise WheelError(f"{both}, with different modes")
+                try:
+                    is_same = first.size == entry.size and (
+                        splice.sha256(first.content or b"") == splice.sha256(entry.content or b"")
+                    )
+                except SpliceError as error:
+                    raise WheelError(str(error)) from error
+                if not is_same:
+                    raise WheelError(f"{both}, with different bytes")
                 continue
             if entry.path in folders:
                 raise WheelError(f"{name}: /{entry.path} is a file, and a folder in this or an earlier wheel")
@@ -122,34 +123,26 @@ def new_folders(path: str, folders: set[str]) -> Iterator[Entry]:
         name = name.rpartition("/")[0]
     for name in reversed(missing):
         folders.add(name)
-        yield Entry(path=name, mode=_folder_mode(name))
-
-
-def _folder_mode(path: str) -> int:
-    if path in (OVERLAY, f"{OVERLAY}/lib", f"{OVERLAY}/lib/python"):
-        return 0o1775
-    return 0o775 if f"{path}/".startswith(f"{RECORDS}/") else FOLDER_MODE
-
-
-def _check_same(first_of: tuple[Entry, str], second_of: tuple[Entry, str]) -> None:
-    """Raises WheelError unless two wheels (of one namespace) have the same file."""
-    (first, first_name), (second, second_name) = first_of, second_of
-    if first.mode != second.mode:
-        raise WheelError(f"{first_name} and {second_name} both have /{first.path}, with different modes")
-    try:
-        is_same = first.size == second.size and splice.sha256(first.content or b"") == splice.sha256(
-            second.content or b""
-        )
-    except SpliceError as error:
-        raise WheelError(str(error)) from error
-    if not is_same:
-        raise WheelError(f"{first_name} and {second_name} both have /{first.path}, with different bytes")
+        mode = 0o775 if f"{name}/".startswith(f"{RECORDS}/") else FOLDER_MODE
+        if name in (OVERLAY, f"{OVERLAY}/lib", f"{OVERLAY}/lib/python"):
+            mode = 0o1775
+        yield Entry(path=name, mode=mode)
 
 
 def install(name: str, file: BinaryIO, place: Place) -> Iterator[Entry]:
     """Entries of one wheel in the order of its zip, then those that an installer adds. Raises WheelError."""
     try:
-        yield from _Wheel(name, file, place).entries()
+        wheel = _Wheel(name, file, place)
+        written: dict[str, None] = {}
+        for entry in wheel.entries():
+            if entry.path in written:  # the installer would choose the file
+                raise WheelError(f"{name}: two files are installed as /{entry.path}")
+            written[entry.path] = None
+            yield entry
+        info = f"{place.site}/{wheel.info}/"
+        for path in written:
+            if path.startswith(info) and "/" not in path[len(info) :]:
+                yield Entry(path=f"{RECORDS}/{wheel.info}/{path[len(info) :]}", mode=0o777, link=f"/{path}")
     except WheelError:
         raise
     except SpliceError as error:
@@ -160,6 +153,8 @@ def install(name: str, file: BinaryIO, place: Place) -> Iterator[Entry]:
 
 
 class _Wheel:
+    """Installs one wheel; `info` is the name of its .dist-info folder."""
+
     def __init__(self, name: str, file: BinaryIO, place: Place) -> None:
         self._name = name
         self._file = file
@@ -169,75 +164,66 @@ class _Wheel:
         except InvalidWheelFilename as error:
             raise WheelError(f"{name}: invalid file name of a wheel") from error
         self._items = read_items(name, file)
-        self._info = self._find_info()
-        self._written: dict[str, Entry] = {}
-        self._rows: dict[str, tuple[str, str]] = {}  # of the new RECORD
+        tops = {path.split("/")[0] for path in self._items}
+        folders = [top for top in tops if top.endswith(".dist-info")]
+        if len(folders) != 1:
+            raise WheelError(f"{name}: has {len(folders)} .dist-info folders instead of one")
+        [self.info] = folders
+        project, _, version = self.info.removesuffix(".dist-info").partition("-")
+        if not self._is_own(project, version):
+            raise WheelError(f"{name}: {self.info} is of another project or version")
 
     def entries(self) -> Iterator[Entry]:
-        self._check_metadata()
-        record = self._read_record()
+        """The wheel's files in the order of the zip, then INSTALLER, REQUESTED, scripts of entry points, and RECORD."""
+        version = HeaderParser().parsestr(self._text("WHEEL") or "").get("Wheel-Version", "").strip()
+        if version.split(".")[0] != "1":
+            raise WheelError(f"{self._name}: unsupported Wheel-Version {version or 'none'}: must be 1.x")
+        metadata = HeaderParser().parsestr(self._text("METADATA") or "")
+        if metadata and not self._is_own(metadata.get("Name", ""), metadata.get("Version", "")):
+            name = f"{metadata.get('Name', '')} {metadata.get('Version', '')}"
+            raise WheelError(f"{self._name}: METADATA is of another project or version: {name[:100]!r}")
+        text = self._text("RECORD")
+        if text is None:
+            raise WheelError(f"{self._name}: has no RECORD")
+        record = {row[0]: (row[1], row[2]) for row in csv.reader(io.StringIO(text)) if len(row) == 3}
         programs = dict(self._programs())
-        yield from self._shipped(record, programs)
-        yield from self._generated(programs)
-        info = f"{self._place.site}/{self._info}/"
-        for path in [path for path in self._written if path.startswith(info) and "/" not in path[len(info) :]]:
-            name = path[len(info) :]
-            yield self._once(Entry(path=f"{RECORDS}/{self._info}/{name}", mode=0o777, link=f"/{path}"))
 
-    def _shipped(self, record: Mapping[str, tuple[str, str]], programs: Collection[str]) -> Iterator[Entry]:
-        """The files of the wheel, except for those that are generated."""
-        replaced = {f"{self._info}/{part}" for part in ("RECORD", *_ADDED)}
+        rows: dict[str, tuple[str, str]] = {}  # of the new RECORD
+        replaced = {f"{self.info}/{part}" for part in ("RECORD", *_ADDED)}
         for path, item in self._items.items():
             if path in replaced:
                 continue
             target, is_script = self._target(path)
             if target in programs or (is_script and any(target.removesuffix(end) in programs for end in _WRAPPERS)):
                 continue  # a declared entry point overrides a file of its name
-            entry = Entry(
-                path=target, mode=_mode(item, is_script=is_script), content=zipped(self._file, item, self._name)
-            )
+            content: Zipped | bytes
+            content = shipped = zipped(self._file, item, self._name)
             row = record.get(path, ("", ""))
-            if is_script and (fixed := self._with_interpreter(entry)):
-                entry, row = fixed, _row(fixed)
-            self._rows[self._relative(target)] = row
-            yield self._once(entry)
+            if is_script and item.file_size <= MAX_METADATA:  # a larger one is a binary
+                script = splice.read(shipped)
+                if script.startswith(b"#!python"):  # a placeholder for the interpreter of the image
+                    content = b"#!" + self._place.python.encode() + b"\n" + script.partition(b"\n")[2]
+                    row = _row(content)
+            rows[self._relative(target)] = row
+            yield Entry(path=target, mode=_mode(item, is_script=is_script), content=content)
         # A row in the wheel's RECORD for a file that is not in the wheel (a signature, see PEP 427) is kept.
         for path, row in record.items():
             if path not in self._items and path not in replaced:
-                self._rows.setdefault(path, row)
+                rows.setdefault(path, row)
 
-    def _generated(self, programs: Mapping[str, bytes]) -> Iterator[Entry]:
-        """INSTALLER, REQUESTED, scripts of entry points, and RECORD."""
-        info = f"{self._place.site}/{self._info}"
-        added = [Entry(path=f"{info}/{part}", mode=FILE_MODE, content=text) for part, text in _ADDED.items()]
-        added += [Entry(path=path, mode=PROGRAM_MODE, content=text) for path, text in programs.items()]
+        info = f"{self._place.site}/{self.info}"
+        added = [Entry(path=f"{info}/{part}", mode=FILE_MODE, content=data) for part, data in _ADDED.items()]
+        added += [Entry(path=path, mode=PROGRAM_MODE, content=data) for path, data in programs.items()]
         for entry in added:
-            self._rows[self._relative(entry.path)] = _row(entry)
-            yield self._once(entry)
-        self._rows[f"{self._info}/RECORD"] = ("", "")
-        text = io.StringIO()
-        rows = sorted(self._rows.items(), key=lambda row: row[0].encode())
-        csv.writer(text, lineterminator="\n").writerows((path, *row) for path, row in rows)
-        mode = _mode(self._items[f"{self._info}/RECORD"], is_script=False)
-        yield self._once(Entry(path=f"{info}/RECORD", mode=mode, content=text.getvalue().encode()))
-
-    def _once(self, entry: Entry) -> Entry:
-        """The entry. Raises WheelError for a path that is installed twice: the installer would choose the file."""
-        if entry.path in self._written:
-            raise WheelError(f"{self._name}: two files are installed as /{entry.path}")
-        self._written[entry.path] = entry
-        return entry
-
-    def _find_info(self) -> str:
-        tops = {path.split("/")[0] for path in self._items}
-        folders = [top for top in tops if top.endswith(".dist-info")]
-        if len(folders) != 1:
-            raise WheelError(f"{self._name}: has {len(folders)} .dist-info folders instead of one")
-        [info] = folders
-        project, _, version = info.removesuffix(".dist-info").partition("-")
-        if not self._is_own(project, version):
-            raise WheelError(f"{self._name}: {info} is of another project or version")
-        return info
+            assert isinstance(entry.content, bytes)
+            rows[self._relative(entry.path)] = _row(entry.content)
+            yield entry
+        rows[f"{self.info}/RECORD"] = ("", "")
+        out = io.StringIO()
+        ordered = sorted(rows.items(), key=lambda row: row[0].encode())
+        csv.writer(out, lineterminator="\n").writerows((path, *row) for path, row in ordered)
+        mode = _mode(self._items[f"{self.info}/RECORD"], is_script=False)
+        yield Entry(path=f"{info}/RECORD", mode=mode, content=out.getvalue().encode())
 
     def _is_own(self, project: str, version: str) -> bool:
         """Whether a name and a version match the wheel's file name, except for a local version."""
@@ -247,67 +233,45 @@ class _Wheel:
             return False
 
     def _text(self, part: str) -> str | None:
-        item = self._items.get(f"{self._info}/{part}")
+        """A text of .dist-info; None if the wheel lacks it."""
+        item = self._items.get(f"{self.info}/{part}")
         if item is None:
             return None
         if item.file_size > MAX_METADATA:
             raise WheelError(f"{self._name}: {part} is too large: {item.file_size} bytes")
         return splice.read(zipped(self._file, item, self._name)).decode("utf-8")
 
-    def _check_metadata(self) -> None:
-        text = self._text("WHEEL")
-        version = HeaderParser().parsestr(text or "").get("Wheel-Version", "").strip()
-        if version.split(".")[0] != "1":
-            raise WheelError(f"{self._name}: unsupported Wheel-Version {version or 'none'}: must be 1.x")
-        metadata = HeaderParser().parsestr(self._text("METADATA") or "")
-        if metadata and not self._is_own(metadata.get("Name", ""), metadata.get("Version", "")):
-            name = f"{metadata.get('Name', '')} {metadata.get('Version', '')}"
-            raise WheelError(f"{self._name}: METADATA is of another project or version: {name[:100]!r}")
-
-    def _read_record(self) -> dict[str, tuple[str, str]]:
-        text = self._text("RECORD")
-        if text is None:
-            raise WheelError(f"{self._name}: has no RECORD")
-        return {row[0]: (row[1], row[2]) for row in csv.reader(io.StringIO(text)) if len(row) == 3}
-
     def _target(self, path: str) -> tuple[str, bool]:
         """The installed path of a file, and whether the file is a script."""
+        place = self._place
         first, _, rest = path.partition("/")
-        if not first.endswith(".data"):
-            return self._checked(path, f"{self._place.site}/{path}"), False
-        scheme, _, inside = rest.partition("/")
-        if canonicalize_name(first.split("-")[0]) != self._project or not inside:
-            raise WheelError(f"{self._name}: {path} is in no scheme")
-        try:
-            folder = self._place.scheme(scheme, self._project)
-        except KeyError:
-            raise WheelError(f"{self._name}: {path} has unknown scheme {scheme!r}") from None
-        return self._checked(path, f"{folder}/{inside}"), scheme == "scripts"
-
-    def _checked(self, path: str, target: str) -> str:
-        """The target. Raises WheelError if it is below the link, or in the folder for packages of users."""
+        scheme, inside, folder = "", path, place.site
+        if first.endswith(".data"):
+            scheme, _, inside = rest.partition("/")
+            if canonicalize_name(first.split("-")[0]) != self._project or not inside:
+                raise WheelError(f"{self._name}: {path} is in no scheme")
+            folders = {
+                "purelib": place.site,
+                "platlib": place.site,
+                "headers": f"{place.headers}/{self._project}",
+                "scripts": f"{place.prefix}/bin",
+                "data": place.prefix,
+            }
+            if scheme not in folders:
+                raise WheelError(f"{self._name}: {path} has unknown scheme {scheme!r}")
+            folder = folders[scheme]
+        target = f"{folder}/{inside}"
         if f"{target}/".startswith(f"{OVERLAY}/"):
             raise WheelError(f"{self._name}: {path} would be in /{OVERLAY}, which is for packages of users")
-        link = f"{self._place.site}/{self._place.link}"
-        if self._place.link and f"{target}/".startswith(f"{link}/"):
+        link = f"{place.site}/{place.link}"
+        if place.link and f"{target}/".startswith(f"{link}/"):
             raise WheelError(f"{self._name}: {path} would be below /{link}, which is a link to the shared libraries")
-        return target
+        return target, scheme == "scripts"
 
     def _relative(self, target: str) -> str:
         """A path as in RECORD: relative to the parent folder of .dist-info."""
         inside = self._place.site + "/"
         return target[len(inside) :] if target.startswith(inside) else os.path.relpath(target, self._place.site)
-
-    def _with_interpreter(self, entry: Entry) -> Entry | None:
-        """The script with the interpreter of the image in its first line, if that is the placeholder `#!python`."""
-        assert isinstance(entry.content, Zipped)
-        if entry.content.size > MAX_METADATA:
-            return None  # a binary
-        text = splice.read(entry.content)
-        if not text.startswith(b"#!python"):
-            return None
-        fixed = b"#!" + self._place.python.encode() + b"\n" + text.partition(b"\n")[2]
-        return Entry(path=entry.path, mode=entry.mode, content=fixed)
 
     def _programs(self) -> Iterator[tuple[str, bytes]]:
         """Path and text of every console and GUI script."""
@@ -358,7 +322,7 @@ def _mode(item: zipfile.ZipInfo, *, is_script: bool) -> int:
     return PROGRAM_MODE if is_script or (item.external_attr >> 16) & 0o111 else FILE_MODE
 
 
-def _row(entry: Entry) -> tuple[str, str]:
-    assert isinstance(entry.content, bytes)
-    hashed = base64.urlsafe_b64encode(hashlib.sha256(entry.content).digest()).decode().rstrip("=")
-    return f"sha256={hashed}", str(len(entry.content))
+def _row(content: bytes) -> tuple[str, str]:
+    """Hash and size of a file, as in RECORD."""
+    hashed = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+    return f"sha256={hashed}", str(len(content))

@@ -36,25 +36,22 @@ def read_items(wheel: str, file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
         raise WheelError(f"{wheel}: {packed} bytes unpack to {unpacked}, more than {MAX_GROWTH} times as many")
     files: dict[str, zipfile.ZipInfo] = {}
     for item in items:
-        if item.filename.endswith("/"):  # `is_dir` fails for an empty name
+        path = item.filename
+        if path.endswith("/"):  # `is_dir` fails for an empty name
             continue
-        _check(wheel, item)
-        if item.filename in files:
-            raise WheelError(f"{wheel}: duplicate path {item.filename!r}")
-        files[item.filename] = item
+        # No folder above the root, and no path that two programs read as two files.
+        if path.startswith("/") or {"", ".", ".."} & set(path.split("/")) or "\0" in item.orig_filename:
+            raise WheelError(f"{wheel}: invalid path {path!r}")
+        if _has_other_name(item) or any(ord(character) < 32 or ord(character) == 127 for character in path):
+            raise WheelError(f"{wheel}: ambiguous path {path!r}")
+        if item.flag_bits & 0x1:
+            raise WheelError(f"{wheel}: {path!r} is encrypted")
+        if item.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise WheelError(f"{wheel}: {path!r} has a compression method that wheels do not use")
+        if path in files:
+            raise WheelError(f"{wheel}: duplicate path {path!r}")
+        files[path] = item
     return files
-
-
-def _check(wheel: str, item: zipfile.ZipInfo) -> None:
-    path = item.filename
-    if path.startswith("/") or any(part in ("", ".", "..") for part in path.split("/")) or "\0" in item.orig_filename:
-        raise WheelError(f"{wheel}: invalid path {path!r}")
-    if _has_other_name(item) or any(ord(character) < 32 or ord(character) == 127 for character in path):
-        raise WheelError(f"{wheel}: ambiguous path {path!r}")
-    if item.flag_bits & 0x1:
-        raise WheelError(f"{wheel}: {path!r} is encrypted")
-    if item.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise WheelError(f"{wheel}: {path!r} has a compression method that wheels do not use")
 
 
 def _has_other_name(item: zipfile.ZipInfo) -> bool:

@@ -193,7 +193,7 @@ def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]]) 
     try:
         files = [(file, downloads[sha256].result()) for file, sha256 in of.wheels]
         with Path(os.devnull).open("wb") as discarded:
-            derived, _ = splice.write(stored_layers.wheel_entries(files, of.python), discarded)
+            derived, *_ = splice.write(stored_layers.wheel_entries(files, of.python), discarded)
     except (WheelError, SpliceError) as error:
         return "different", str(error)
     except (FetchError, FileNotFoundError) as error:  # another builder may have removed it from the store

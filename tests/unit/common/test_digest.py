@@ -10,7 +10,7 @@ from builder.common import digest
 from builder.common.errors import FileError
 
 
-def test_of_bytes() -> None:
+def test_the_digest_of_bytes_is_their_sha256() -> None:
     assert digest.of_bytes(b"") == "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     assert digest.short(digest.of_bytes(b"")) == "e3b0c44298fc"
 
@@ -91,5 +91,5 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
         (None, False),
     ],
 )
-def test_is_digest(value: object, is_digest: bool) -> None:
+def test_only_a_sha256_in_lower_case_is_a_digest(value: object, is_digest: bool) -> None:
     assert digest.is_digest(value) is is_digest

@@ -60,5 +60,5 @@ def test_a_registry_that_cannot_be_reached_ends_a_collection() -> None:
         ("x", [], ""),
     ],
 )
-def test_did_you_mean(word: str, known: list[str], text: str) -> None:
+def test_the_nearest_known_name_is_suggested(word: str, known: list[str], text: str) -> None:
     assert errors.did_you_mean(word, known) == text

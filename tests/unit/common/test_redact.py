@@ -29,7 +29,7 @@ MIRROR = "https://user:secret@mirror.example.test:8443/simple"
         ("MIRROR.Example.test is down", "<mirror> is down"),
     ],
 )
-def test_hidden(text: str, redacted: str) -> None:
+def test_hosts_and_credentials_are_hidden(text: str, redacted: str) -> None:
     assert Redactor.for_urls([MIRROR])(text) == redacted
 
 

@@ -25,7 +25,9 @@ HEX = "sha256:" + "0a" * 32
         (f"host:1/debian@{HEX}", "host:1", "debian", "", HEX),
     ],
 )
-def test_parse_and_print(text: str, registry: str, repository: str, tag: str, digest: str) -> None:
+def test_a_reference_is_printed_as_it_was_parsed(
+    text: str, registry: str, repository: str, tag: str, digest: str
+) -> None:
     reference = ImageRef.parse(text)
     assert reference == ImageRef(registry=registry, repository=repository, tag=tag, digest=digest)
     assert str(reference) == text
@@ -53,7 +55,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "message"), [(text, message) for message in REFUSED for text in REFUSED[message]])
-def test_refused(text: str, message: str) -> None:
+def test_an_invalid_reference_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageRef.parse(text)
 

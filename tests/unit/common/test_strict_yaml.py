@@ -68,7 +68,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("blob", "where", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_refused(blob: bytes, where: str, message: str) -> None:
+def test_what_is_rarely_meant_is_refused(blob: bytes, where: str, message: str) -> None:
     with pytest.raises(MatrixError) as caught:
         strict_yaml.parse(blob, "m.yaml")
     assert place(caught.value).startswith(where)
@@ -83,12 +83,12 @@ def test_escapes_of_characters_that_are_not_allowed(text: str, escape: str) -> N
     assert place(caught.value).startswith("m.yaml:2")
 
 
-def test_too_large() -> None:
+def test_a_too_large_file_is_refused() -> None:
     with pytest.raises(MatrixError, match=rf"m.yaml: {MAX_BYTES + 1} bytes, more than the {MAX_BYTES} allowed"):
         strict_yaml.parse(b"#" * (MAX_BYTES + 1), "m.yaml")
 
 
-def test_deepest_allowed() -> None:
+def test_the_deepest_nesting_that_is_allowed_is_read() -> None:
     data = strict_yaml.parse(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, "m.yaml").data
     for _ in range(MAX_DEPTH - 1):
         assert len(data) == 1
@@ -103,7 +103,7 @@ def test_raw_keeps_what_was_typed(typed: str) -> None:
     assert located.data["a"][0] != typed
 
 
-def test_places() -> None:
+def test_every_value_has_its_place() -> None:
     located = strict_yaml.parse(b"a:\n  b: [x, {c: y}]\n", "m.yaml")
     assert located.data == {"a": {"b": ["x", {"c": "y"}]}}
     assert located.where(("a", "b", 0)) == "m.yaml:2:7"
@@ -113,7 +113,7 @@ def test_places() -> None:
     assert located.where(()) == "m.yaml:1:1"
 
 
-def test_absent_file(tmp_path: Path) -> None:
+def test_an_absent_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match=r"^matrix.yaml: No such file"):
         strict_yaml.load(tmp_path / "matrix.yaml")
 

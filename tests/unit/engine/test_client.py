@@ -18,7 +18,7 @@ from urllib3.exceptions import ProtocolError
 from builder.common.errors import DiskError, EngineError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine
-from builder.engine.errors import explain
+from builder.engine.errors import translated
 
 RESULT = bytes(range(256)) * 8
 REFERENCE = f"host.example.test/a:t@sha256:{'0' * 64}"
@@ -68,12 +68,16 @@ def engine(**api: Any) -> Engine:
         (ConnectionResetError(), EngineError, "ConnectionResetError", "run the same"),
     ],
 )
-def test_explain(error: Exception, kind: type[Exception], message: str, hint: str) -> None:
-    explained = explain("doing", error)
-    assert type(explained) is kind
-    assert message in str(explained)
-    assert hint in explained.hint
-    assert "\n" not in str(explained)
+def test_errors_of_docker_py_are_errors_of_the_engine_or_its_disk(
+    error: Exception, kind: type[Exception], message: str, hint: str
+) -> None:
+    with pytest.raises((EngineError, DiskError)) as caught, translated("doing"):
+        raise error
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is error
+    assert message in str(caught.value)
+    assert hint in caught.value.hint
+    assert "\n" not in str(caught.value)
 
 
 def test_no_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +379,7 @@ def test_a_command_that_fails_gives_its_status_and_leaves_no_container() -> None
         ({}, "unix:///run/other.sock", "overlay2", True),
     ],
 )
-def test_info(
+def test_the_settings_of_the_engine_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], host: str, store: str, is_local: bool
 ) -> None:
     if host:

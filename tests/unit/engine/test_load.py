@@ -284,7 +284,7 @@ def test_the_engine_does_not_retry_a_damaged_layer(store: Store, monkeypatch: py
     assert after == []
 
 
-def test_a_missing_layer(store: Store) -> None:
+def test_a_missing_layer_is_an_error(store: Store) -> None:
     image = put_image(store, b"b" * 500)
     store.path(image.layers[0].digest).unlink()
     with pytest.raises(DamagedError, match="is missing from the store"):

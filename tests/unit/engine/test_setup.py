@@ -33,7 +33,7 @@ ABSENT = NoEngineError("no Docker Engine answers at tcp://build.example.test")
         ("dev", (0, 0)),
     ],
 )
-def test_parse_version(text: str, version: tuple[int, int]) -> None:
+def test_a_version_is_compared_by_its_first_two_numbers(text: str, version: tuple[int, int]) -> None:
     assert parse_version(text) == version
 
 
@@ -49,7 +49,9 @@ def test_parse_version(text: str, version: tuple[int, int]) -> None:
         ({"DOCKER_HOST": ""}, 1000, MINT, "needs root", "sudo .venv/bin/builder engine"),
     ],
 )
-def test_refused(environ: dict[str, str], uid: int, release: dict[str, str], message: str, hint: str) -> None:
+def test_an_engine_is_only_installed_where_that_is_possible(
+    environ: dict[str, str], uid: int, release: dict[str, str], message: str, hint: str
+) -> None:
     with pytest.raises(EngineError) as caught:
         engine_setup.require_installable(environ, uid, release, ABSENT)
     assert message in str(caught.value)

@@ -348,7 +348,7 @@ def test_a_lock_with_another_size_than_the_downloaded_wheel(setting: Setting) ->
     "url",
     [f"ftp://{HOST}/x.whl", "file:///etc/passwd", "data:,x", "javascript:x", f"httpx://{HOST}/", "http://x:99999/"],
 )
-def test_unsupported_addresses(setting: Setting, url: str) -> None:
+def test_an_unsupported_address_is_refused(setting: Setting, url: str) -> None:
     setting.page = lambda _: html(url=url)
     setting.file = lambda _: pytest.fail("it was requested")
     assert "the index lists an unsupported address" in setting.fails()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,13 @@ A, B, C = (f"https://{name}.example.test/simple" for name in "abc")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home whose files are the only ones."""
-    original = index.pip_config_files
-    monkeypatch.setattr(
-        index,
-        "pip_config_files",
-        lambda environ, home: [path for path in original(environ, home) if path.is_relative_to(tmp_path)],
-    )
+def home(tmp_path: Path) -> Path:
+    """A home; the system's files are in its folder `etc`."""
     return tmp_path
+
+
+def read(environ: Mapping[str, str], home: Path) -> IndexSettings:
+    return index.read(environ, home, home / "etc")
 
 
 def conf(path: Path, text: str) -> str:
@@ -34,8 +33,8 @@ def conf(path: Path, text: str) -> str:
 USER, OLD = ".config/pip/pip.conf", ".pip/pip.conf"
 
 
-def test_nothing(home: Path) -> None:
-    settings = index.read({}, home)
+def test_without_configuration_nothing_is_set(home: Path) -> None:
+    settings = read({}, home)
     assert settings == IndexSettings()
     assert settings.environment() == {}
 
@@ -54,22 +53,35 @@ def test_nothing(home: Path) -> None:
 )
 def test_environment_before_files_and_uv_before_pip(home: Path, environ: dict[str, str], url: str) -> None:
     conf(home / USER, f"[global]\nindex-url = {C}\n")
-    assert index.read(environ, home).url == url
+    assert read(environ, home).url == url
 
 
-def test_later_files_win(home: Path) -> None:
+def test_a_later_file_of_pip_overrides_an_earlier_one(home: Path) -> None:
     conf(home / OLD, f"[global]\nindex-url = {A}\ncert = /a.pem\n")
-    assert index.read({}, home).url == A
+    assert read({}, home).url == A
     conf(home / USER, f"[global]\nindex-url = {B}\n")
-    assert index.read({}, home) == IndexSettings(url=B, ca_bundle="/a.pem")
+    assert read({}, home) == IndexSettings(url=B, ca_bundle="/a.pem")
     own = conf(home / "own.conf", f"[global]\nindex-url = {C}\n")
-    assert index.read({"PIP_CONFIG_FILE": own}, home).url == C
+    assert read({"PIP_CONFIG_FILE": own}, home).url == C
+
+
+def test_files_of_the_user_come_before_those_of_the_system(home: Path) -> None:
+    conf(home / "etc/xdg/pip/pip.conf", f"[global]\nindex-url = {A}\ncert = /a.pem\n")
+    assert read({}, home) == IndexSettings(url=A, ca_bundle="/a.pem")
+    conf(home / "etc/pip.conf", f"[global]\nindex-url = {B}\n")
+    assert read({}, home) == IndexSettings(url=B, ca_bundle="/a.pem")
+    conf(home / USER, f"[global]\nindex-url = {C}\n")
+    assert read({}, home) == IndexSettings(url=C, ca_bundle="/a.pem")
+    conf(home / "etc/uv/uv.toml", f'index-url = "{B}"\n')
+    assert read({}, home).url == B, "uv precedes pip"
+    conf(home / ".config/uv/uv.toml", f'index-url = "{A}"\n')
+    assert read({}, home).url == A
 
 
 def test_another_place_for_configuration(home: Path) -> None:
     conf(home / "xdg/pip/pip.conf", f"[global]\nindex-url = {A}\n")
     conf(home / USER, f"[global]\nindex-url = {B}\n")
-    assert index.read({"XDG_CONFIG_HOME": str(home / "xdg")}, home).url == A
+    assert read({"XDG_CONFIG_HOME": str(home / "xdg")}, home).url == A
 
 
 @pytest.mark.parametrize(
@@ -86,13 +98,13 @@ def test_another_place_for_configuration(home: Path) -> None:
 )
 def test_as_pip_reads_it(home: Path, text: str) -> None:
     conf(home / USER, text)
-    assert index.read({}, home).url == A
+    assert read({}, home).url == A
 
 
 @pytest.mark.parametrize("environ", [{}, {"PIP_EXTRA_INDEX_URL": B, "UV_INDEX": B, "UV_EXTRA_INDEX_URL": B}])
 def test_extra_indexes_are_ignored(home: Path, environ: dict[str, str]) -> None:
     conf(home / USER, f"[global]\nextra-index-url = {B}\nindex-url = {A}\n")
-    settings = index.read(environ, home)
+    settings = read(environ, home)
     assert settings.environment() == {"UV_DEFAULT_INDEX": A, "PIP_INDEX_URL": A}
 
 
@@ -100,9 +112,9 @@ def test_extra_indexes_are_ignored(home: Path, environ: dict[str, str]) -> None:
     ("environ", "ca"),
     [({}, "/c"), ({"PIP_CERT": "/b"}, "/b"), ({"SSL_CERT_FILE": "/a", "PIP_CERT": "/b"}, "/a")],
 )
-def test_certificates(home: Path, environ: dict[str, str], ca: str) -> None:
+def test_the_certificates_of_uv_precede_those_of_pip(home: Path, environ: dict[str, str], ca: str) -> None:
     conf(home / USER, "[global]\ncert = /c\n")
-    settings = index.read(environ, home)
+    settings = read(environ, home)
     assert settings.environment() == {"SSL_CERT_FILE": ca, "PIP_CERT": ca}
 
 
@@ -110,7 +122,7 @@ def test_certificates(home: Path, environ: dict[str, str], ca: str) -> None:
 def test_a_broken_file_is_named(home: Path, text: str) -> None:
     path = conf(home / USER, text)
     with pytest.raises(ValueError, match="is not a pip configuration file") as caught:
-        index.read({}, home)
+        read({}, home)
     assert str(caught.value).startswith(path)
 
 
@@ -129,7 +141,7 @@ def test_a_broken_file_is_named(home: Path, text: str) -> None:
         ("file:///srv/wheels", False, False),
     ],
 )
-def test_addresses(url: str, credentials: bool, loopback: bool) -> None:
+def test_an_address_has_credentials_or_is_on_the_loopback(url: str, credentials: bool, loopback: bool) -> None:
     assert (index.has_credentials(url), index.is_loopback(url)) == (credentials, loopback)
 
 
@@ -139,15 +151,21 @@ def test_main_prints_shell_lines(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PIP_INDEX_URL", "https://a.example.test/$(id)")
     monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
-    for name in ("XDG_CONFIG_HOME", "UV_CONFIG_FILE", *index.CA_VARIABLES, *index.PROXY_VARIABLES):
+    for name in (
+        "XDG_CONFIG_HOME",
+        "UV_CONFIG_FILE",
+        *index.UV_INDEX_VARIABLES,
+        *index.CA_VARIABLES,
+        *index.PROXY_VARIABLES,
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "argv", ["index.py"])
-    assert index.main() == 0
+    assert index.main(home / "etc") == 0
     assert capsys.readouterr().out == (
         "export UV_DEFAULT_INDEX='https://a.example.test/$(id)'\nexport PIP_INDEX_URL='https://a.example.test/$(id)'\n"
     )
     conf(home / USER, "broken")
-    assert index.main() == 1
+    assert index.main(home / "etc") == 1
     assert "is not a pip configuration file" in capsys.readouterr().err
 
 
@@ -167,20 +185,20 @@ UV = ".config/uv/uv.toml"
 )
 def test_the_configuration_of_uv(home: Path, text: str, url: str) -> None:
     conf(home / UV, text)
-    assert index.read({}, home).url == url
+    assert read({}, home).url == url
 
 
 def test_a_broken_uv_configuration(home: Path) -> None:
     conf(home / UV, "index-url = ")
     with pytest.raises(ValueError, match="is not a uv configuration file"):
-        index.read({}, home)
+        read({}, home)
 
 
 def test_a_trusted_host_and_a_proxy(home: Path) -> None:
     """The usual pip.conf of a closed network; uv has other names for it."""
     proxy = "http://proxy.example.test:3128"
     conf(home / USER, f"[global]\nindex-url = {A}\ntrusted-host = a.example.test\n  b.example.test\nproxy = {proxy}\n")
-    settings = index.read({}, home)
+    settings = read({}, home)
     assert settings.for_builds() == {
         "UV_DEFAULT_INDEX": A,
         "PIP_INDEX_URL": A,
@@ -188,4 +206,4 @@ def test_a_trusted_host_and_a_proxy(home: Path) -> None:
         "PIP_TRUSTED_HOST": "a.example.test b.example.test",
     }
     assert settings.environment()["HTTPS_PROXY"] == proxy
-    assert "HTTPS_PROXY" not in index.read({"https_proxy": "http://other.example.test"}, home).environment()
+    assert "HTTPS_PROXY" not in read({"https_proxy": "http://other.example.test"}, home).environment()

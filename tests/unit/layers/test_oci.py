@@ -58,7 +58,7 @@ def test_a_configuration_byte_for_byte() -> None:
     )
 
 
-def test_ports_and_health_check() -> None:
+def test_ports_and_the_health_check_are_as_docker_expects_them() -> None:
     """Docker counts in nanoseconds."""
     settings = Settings(
         env={}, ports=(8888, 6006), command=("x",), labels={}, health=Health(command=("check", "it"), interval=7)
@@ -114,12 +114,12 @@ def test_the_configuration_of_a_temporary_image() -> None:
         ),
     ],
 )
-def test_lines_of_history(layer: PlannedLayer, line: str) -> None:
+def test_each_kind_of_layer_has_its_line_of_history(layer: PlannedLayer, line: str) -> None:
     assert oci.describe(layer) == line
 
 
 @pytest.mark.parametrize("line", ["os", "files", "files: ember bytecode", "", "RUN wheels", "wheels"])
-def test_lines_of_other_layers(line: str) -> None:
+def test_a_line_of_another_layer_names_no_wheels(line: str) -> None:
     assert oci.parse_history(line) is None
 
 

@@ -23,7 +23,7 @@ from isal import isal_zlib
 from builder.common.errors import VerifyError
 from builder.layers import splice, wheel_zip
 from builder.layers.oci import Layer
-from builder.layers.splice import Entry, LayerFiles, SpliceError, Zipped
+from builder.layers.splice import Entry, File, Source, SpliceError, Zipped
 from builder.plan import layer_order
 
 LONG = "/".join(["a-folder-with-a-name"] * 12) + "/file.txt"
@@ -56,18 +56,19 @@ def stored(content: bytes) -> Zipped:
     return zipped(content, content, is_deflated=False)
 
 
-def write(entries: Sequence[Entry]) -> tuple[bytes, Layer, LayerFiles]:
-    """The blob, the layer, which must describe it correctly, and its files."""
+def write(entries: Sequence[Entry]) -> tuple[bytes, Layer, tuple[Source, ...], tuple[File, ...]]:
+    """The blob, the layer, which must describe it correctly, its Python files and its files."""
     out = io.BytesIO()
-    layer, files = splice.write(entries, out)
+    layer, sources, files = splice.write(entries, out)
     blob = out.getvalue()
     assert layer.size == len(blob)
     assert layer.digest == "sha256:" + hashlib.sha256(blob).hexdigest()
     assert layer.diff_id == "sha256:" + hashlib.sha256(gzip.decompress(blob)).hexdigest()
     known = io.BytesIO()
-    assert splice.write(entries, known, diff_id=layer.diff_id) == (layer, files), "it is the same without inflating"
+    again = splice.write(entries, known, diff_id=layer.diff_id)
+    assert again == (layer, sources, files), "it is the same without inflating"
     assert known.getvalue() == blob
-    return blob, layer, files
+    return blob, layer, sources, files
 
 
 def unpack(blob: bytes) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
@@ -135,24 +136,24 @@ def test_entries_can_be_read_back() -> None:
 
 
 def test_the_size_of_the_tar() -> None:
-    blob, layer, _ = write(ENTRIES)
+    blob, layer, *_ = write(ENTRIES)
     assert layer.unpacked == len(gzip.decompress(blob))
 
 
 def test_files_have_size_and_crc_and_no_folders() -> None:
-    files = write(ENTRIES)[2]
+    files = write(ENTRIES)[3]
     link = b"/opt/else where"
-    assert files.files[0] == ("opt/plain.txt", 0o644, 6, zlib.crc32(b"plain\n"))
-    assert files.files[1] == ("opt/deflated.txt", 0o640, len(MODULE), zlib.crc32(MODULE))
-    assert files.files[3] == ("opt/link", 0o777, 0, zlib.crc32(link))
-    assert [path for path, *_ in files.files] == [entry.path for entry in ENTRIES[1:]]
+    assert files[0] == ("opt/plain.txt", 0o644, 6, zlib.crc32(b"plain\n"))
+    assert files[1] == ("opt/deflated.txt", 0o640, len(MODULE), zlib.crc32(MODULE))
+    assert files[3] == ("opt/link", 0o777, 0, zlib.crc32(link))
+    assert [path for path, *_ in files] == [entry.path for entry in ENTRIES[1:]]
 
 
 def test_the_files_of_a_blob_are_those_that_were_recorded() -> None:
     long = Entry(path=LONG, mode=0o755, content=deflated(MODULE))
     link = Entry(path="a/link", mode=0o777, link="../target")
-    blob, _, files = write([Entry(path="a", mode=0o755), Entry(path="a/empty", mode=0o644, content=b""), link, long])
-    assert tuple(splice.read_files(io.BytesIO(blob))) == files.files
+    blob, *_, files = write([Entry(path="a", mode=0o755), Entry(path="a/empty", mode=0o644, content=b""), link, long])
+    assert tuple(splice.read_files(io.BytesIO(blob))) == files
 
 
 @pytest.mark.parametrize(
@@ -166,10 +167,10 @@ def test_the_files_of_a_damaged_blob(blob: bytes) -> None:
 
 
 def test_a_layer_without_entries() -> None:
-    blob, _, files = write([])
+    blob, _, sources, files = write([])
     assert unpack(blob) == {}
     assert gzip.decompress(blob) == bytes(1024)
-    assert (files.sources, files.files) == ((), ())
+    assert (sources, files) == ((), ())
 
 
 @pytest.mark.parametrize("size", [1, 511, 512, 513, 65023, 65024, 65535, 65536, 131070, splice.CHUNK, splice.CHUNK + 1])
@@ -212,12 +213,12 @@ def test_random_entries_can_be_read_back(files: dict[str, tuple[int, bytes, str]
     entries = [Entry(path=path, mode=mode, content=KINDS[how](data)) for path, (mode, data, how) in files.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splice, "CHUNK", chunk)
-        blob, layer, recorded = write(entries)
+        blob, layer, sources, _ = write(entries)
     assert {path: (info.mode, data) for path, (info, data) in unpack(blob).items()} == {
         path: (mode, data) for path, (mode, data, _) in files.items()
     }
     assert layer.diff_id == write(entries)[1].diff_id
-    assert {source.path for source in recorded.sources} == {path for path in files if path.endswith((".py", ".pyc"))}
+    assert {source.path for source in sources} == {path for path in files if path.endswith((".py", ".pyc"))}
 
 
 # ---- the same bytes
@@ -302,13 +303,13 @@ def test_each_python_file_can_be_read_alone() -> None:
         "a/module.pyi": deflated(MODULE),
         "a/end": stored(b"end"),
     }
-    blob, _, files = write([Entry(path=path, mode=0o644, content=content) for path, content in contents.items()])
-    sources = {
+    blob, _, sources, _ = write([Entry(path=path, mode=0o644, content=content) for path, content in contents.items()])
+    read = {
         source.path: gzip.decompress(blob[source.offset : source.offset + source.length])
-        for source in files.sources
+        for source in sources
         if source.length
     }
-    assert sources == {
+    assert read == {
         "a/deflated.py": MODULE,
         "a/stored.py": b"stored = 1\n",
         "a/plain.py": b"plain = 1\n",
@@ -319,13 +320,13 @@ def test_each_python_file_can_be_read_alone() -> None:
 
 @pytest.mark.parametrize("empty", [b"", stored(b""), deflated(b"")], ids=["plain", "stored", "deflated"])
 def test_an_empty_python_file_has_no_bytes(empty: Zipped | bytes) -> None:
-    files = write([Entry(path="a.txt", mode=0o644, content=b"a"), Entry(path="a.py", mode=0o644, content=empty)])[2]
-    assert [(source.path, source.length) for source in files.sources] == [("a.py", 0)]
+    sources = write([Entry(path="a.txt", mode=0o644, content=b"a"), Entry(path="a.py", mode=0o644, content=empty)])[2]
+    assert [(source.path, source.length) for source in sources] == [("a.py", 0)]
 
 
 def test_links_and_folders_are_not_sources() -> None:
     entries = [Entry(path="folder.py", mode=0o755), Entry(path="link.py", mode=0o777, link="x.py")]
-    assert write(entries)[2].sources == ()
+    assert write(entries)[2] == ()
 
 
 # ---- damaged entries

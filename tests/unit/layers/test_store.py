@@ -157,7 +157,7 @@ def test_an_interrupted_prepare_can_be_repeated(
 # ---- blobs
 
 
-def test_put_then_read(store: Store) -> None:
+def test_what_is_put_can_be_read(store: Store) -> None:
     blob = store.put(b"hello", CONFIG_TYPE)
     assert blob == Descriptor(media_type=CONFIG_TYPE, digest=digest_of(b"hello"), size=5)
     assert blob.as_data() == {"mediaType": CONFIG_TYPE, "digest": digest_of(b"hello"), "size": 5}
@@ -270,7 +270,9 @@ def test_a_failed_sync_during_a_write_is_an_error(store: Store, monkeypatch: pyt
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["os.fsync", "pathlib.Path.replace"])
-def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch, code: int, call: str) -> None:
+def test_a_full_disk_is_reported_with_the_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int, call: str
+) -> None:
     before = files(store)
     monkeypatch.setattr(call, failing(OSError(code, os.strerror(code))))
     with pytest.raises(DiskError, match="the disk of the store is full") as caught:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from builder.common.errors import BuildError, FetchError
 from builder.index.wheels import Wheel
@@ -39,20 +42,30 @@ def make(store: Store) -> Make:
     return run
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "taken"),
-    [
-        ({"a/x": "1"}, {"a/y": "1"}, set()),
-        ({"a/x": "1"}, {"a/x": "1"}, set()),
-        ({"a/l": "->b"}, {"a/l": "->b"}, set()),
-        ({"a/x": "1"}, {"a/xy/z": "1"}, {"a/b", "b"}),
-        ({}, {}, {"a"}),
-    ],
-)
-def test_layers_without_conflicts(
-    store: Store, make: Make, first: dict[str, str], second: dict[str, str], taken: set[str]
+# Few names, so that paths often agree, and one is often a folder of another.
+PATHS = st.lists(st.sampled_from(["a", "b", "ab"]), min_size=1, max_size=3).map("/".join)
+FILES = st.dictionaries(PATHS, st.tuples(st.sampled_from([0o644, 0o755]), st.integers(0, 1)), max_size=3)
+
+
+@given(FILES, FILES, st.sets(PATHS, max_size=2))
+def test_layers_conflict_if_a_path_has_two_files_or_is_a_file_and_a_folder(
+    first: dict[str, tuple[int, int]], second: dict[str, tuple[int, int]], taken: set[str]
 ) -> None:
-    stored_layers.check_paths(store, "image", [make("one", first), make("two", second)], taken)
+    """Wheels of one namespace may share a file."""
+    paths = {*first, *second, *taken}
+    is_conflict = (
+        bool(taken & {*first, *second})
+        or any(first[path] != second[path] for path in first.keys() & second.keys())
+        or any(path.startswith(f"{other}/") for path in paths for other in paths)
+    )
+    layers = [(name, [[path, *file] for path, file in files.items()]) for name, files in (("1", first), ("2", second))]
+    with pytest.raises(BuildError) if is_conflict else nullcontext():
+        stored_layers.check_files("image", layers, taken)
+
+
+def test_layers_may_share_equal_files_and_links(store: Store, make: Make) -> None:
+    files = {"a/x": "1", "a/l": "->b"}
+    stored_layers.check_paths(store, "image", [make("one", files), make("two", files)], {"b"})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +82,7 @@ def test_layers_without_conflicts(
         ({"bin": "1"}, {}, {"bin/python"}, "/bin is a folder in the os layer and something else in one"),
     ],
 )
-def test_layers_with_conflicts(
+def test_a_conflict_names_both_layers_and_the_path(
     store: Store, make: Make, first: dict[str, str], second: dict[str, str], taken: set[str], message: str
 ) -> None:
     layers = [make("one", first), make("two", second)]

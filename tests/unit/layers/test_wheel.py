@@ -157,7 +157,7 @@ def test_a_second_record_links_to_the_first(place: Place, site: str) -> None:
     }
 
 
-def test_schemes() -> None:
+def test_each_scheme_has_its_folder() -> None:
     files = {
         f"{DATA}/purelib/pure/a.py": b"pure",
         f"{DATA}/platlib/plat/b.so": b"plat",
@@ -196,7 +196,7 @@ def test_schemes_of_the_shared_libraries() -> None:
     assert {"share/x", "bin/run", "nvidia/lib/x.so"} <= set(record(pack(files, points=points), wheel.CUDA))
 
 
-def test_modes() -> None:
+def test_only_the_executable_bit_of_a_file_is_kept() -> None:
     modes = {
         "a": 0o644, "b": 0o755, "c": 0o600, "d": 0o100, "e": 0o4755, "f": 0o001, "g": 0o666, "h": 0o777,
         f"{DATA}/scripts/s": 0o644, f"{DATA}/data/t": 0o744,
@@ -395,7 +395,7 @@ def test_other_paths_are_valid_on_linux(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["a.py", f"{INFO}/METADATA", f"{INFO}/RECORD"])
-def test_one_path_twice(path: str) -> None:
+def test_one_path_twice_is_refused(path: str) -> None:
     out = io.BytesIO(pack({"a.py": b"1"}).content)
     with zipfile.ZipFile(out, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr(path, b"2")
@@ -473,7 +473,7 @@ def test_paths_in_the_folder_for_packages_of_users(path: str) -> None:
         (pack({}, name="tiny_pkg-one-py3-none-any.whl"), "invalid file name of a wheel"),
     ],
 )
-def test_invalid_metadata(packed: Wheel, message: str) -> None:
+def test_invalid_metadata_is_refused(packed: Wheel, message: str) -> None:
     assert message in refusal(packed)
 
 
@@ -482,7 +482,7 @@ def test_other_spellings_of_the_project(info: str) -> None:
     assert f"{SITE}/{info}/INSTALLER" in entries(pack({}, info=info))
 
 
-def test_too_large_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_metadata_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel, "MAX_METADATA", 1000)
     for part in ("WHEEL", "RECORD", "entry_points.txt"):
         assert f"{part} is too large: 1001 bytes" in refusal(pack({}, parts={part: b"\n" * 1001}))
@@ -532,7 +532,7 @@ def test_valid_names_of_scripts(name: str) -> None:
         "tiny:run [extra", "tiny:a-b", "ti-ny:run",
     ],
 )  # fmt: skip
-def test_invalid_functions(value: str) -> None:
+def test_an_invalid_function_of_a_script_is_refused(value: str) -> None:
     assert "has an invalid function" in refusal(pack({}, points=f"[console_scripts]\nrun = {value}\n"))
 
 
@@ -557,7 +557,7 @@ def test_a_value_of_several_lines(end: str, section: str) -> None:
 # ---- refused: zip files
 
 
-def test_an_encrypted_entry() -> None:
+def test_an_encrypted_entry_is_refused() -> None:
     content = bytearray(pack({"a.py": b"x"}).content)
     content[6] |= 1
     content[content.index(b"PK\x01\x02") + 8] |= 1
@@ -565,7 +565,7 @@ def test_an_encrypted_entry() -> None:
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=["bzip2", "lzma"])
-def test_other_compressions(method: int) -> None:
+def test_another_compression_is_refused(method: int) -> None:
     assert "has a compression method that wheels do not use" in refusal(pack({"a.py": b"x"}, method=method))
 
 
@@ -588,7 +588,7 @@ def test_a_local_header_of_another_compression() -> None:
     assert "'a-module.py' differs from its local header" in refusal(Wheel(name=NAME, content=bytes(content)))
 
 
-def test_overlapping_entries() -> None:
+def test_overlapping_entries_are_refused() -> None:
     """As in a zip bomb of many files that share their data."""
     inner = pack({"inner.py": b"x" * 99}, method=zipfile.ZIP_STORED).content
     inner = inner[: inner.index(b"PK\x03\x04", 4)]
@@ -737,7 +737,7 @@ def test_a_layer_of_a_wheel_is_these_bytes() -> None:
         points="[console_scripts]\nrun = tiny:run\n[gui_scripts]\nwindow = tiny.gui:App.run\n",
         method=zipfile.ZIP_STORED,
     )
-    written, _ = splice.write(wheel.layer_entries([packed.open()], PLACE), io.BytesIO())
+    written, *_ = splice.write(wheel.layer_entries([packed.open()], PLACE), io.BytesIO())
     assert layer_order.LAYER_FORMAT == 4
     assert written.digest == "sha256:eae85e1f0aff42e69f9dcf5968d195ee090093341629f8184aee93332a7fbf4c"
     assert written.diff_id == "sha256:713862eae54b7e04a9709468e8aa01235df0cb5f3bbd34e35e2742a65845993c"

@@ -50,7 +50,7 @@ class Layer:
 def of_wheels(*packed: test_wheel.Wheel, python: str = "3.11") -> Layer:
     """The layer that is built from these wheels."""
     place = wheel.environment(python) if python else wheel.CUDA
-    written, _ = splice.write(wheel.layer_entries([each.open() for each in packed], place), io.BytesIO())
+    written, *_ = splice.write(wheel.layer_entries([each.open() for each in packed], place), io.BytesIO())
     wheels = tuple(
         Wheel(component="x", name="x", version="1", file=each.name, size=1, sha256=sha256(each.content))
         for each in packed
