@@ -21,7 +21,7 @@ from builder.index.wheels import PLATFORM
 from builder.lock.lockfile import TOOLKIT
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
-from builder.matrix.schema import FrameworkVersion, Matrix
+from builder.matrix.schema import FrameworkVersion, Matrix, cuda_major
 
 MAX_DEPTH = 3  # plugins of plugins; real ones are one deep
 LONGEST = 2000  # characters of a Requires-Dist; real ones have less than 300
@@ -98,7 +98,7 @@ class FrameworkRelease:
             if cuda in runtime.cudas:
                 return (
                     f"{self} has CUDA {cuda} only with its extra {extra}: set "
-                    f'frameworks.{self.cell.framework}.package_on."{_major(cuda)}" to {self.requirement.name}[{extra}]'
+                    f'frameworks.{self.cell.framework}.package_on."{cuda_major(cuda)}" to {self.requirement.name}[{extra}]'
                 )
         runtimes = "; ".join(f"with [{extra}], {runtime}" for extra, runtime in self._optional_runtimes.items())
         return f"{self} has no extra for CUDA {cuda}: {runtimes}"
@@ -110,7 +110,7 @@ class FrameworkRelease:
         if not _is_later_minor(cuda, compiled):
             return (
                 f"{self} requires no CUDA wheels and was compiled for CUDA {compiled} (builder/matrix/facts.yaml): "
-                f"it needs {compiled} or a later {_major(compiled)}.x, not {cuda}"
+                f"it needs {compiled} or a later {cuda_major(compiled)}.x, not {cuda}"
             )
         if not self.entry().components:
             return f"{self} requires no CUDA wheels, and no component of matrix.yaml has those of CUDA {cuda}"
@@ -135,7 +135,7 @@ class FrameworkRelease:
         siblings = [
             (abs(Version(line).minor - Version(cell.line).minor), line)
             for line, entry in versions.items()
-            if any(_major(cuda) == _major(cell.cuda) for cuda in entry.cuda)
+            if any(cuda_major(cuda) == cuda_major(cell.cuda) for cuda in entry.cuda)
         ]
         sibling = versions[min(siblings)[1]] if siblings else None
         return FrameworkVersion(
@@ -255,10 +255,6 @@ def _parse(text: str) -> Requirement | None:
 
 def _minor(version: Version) -> str:
     return f"{version.major}.{version.minor}"
-
-
-def _major(cuda: str) -> str:
-    return cuda.split(".", maxsplit=1)[0]
 
 
 def _is_later_minor(cuda: str, compiled: str) -> bool:

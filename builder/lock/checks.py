@@ -15,7 +15,7 @@ from builder.index.wheels import Entry, is_cuda_wheel
 from builder.lock.os_lock import OsLock
 from builder.matrix import facts
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import Matrix, cuda_major
 
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
 _MAJOR = re.compile(r"nvidia-[a-z0-9-]+-cu(\d+)", re.ASCII)
@@ -48,7 +48,7 @@ def _cuda_faults(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -
 
     A variant may have a compiler, which requires a runtime too: only one in `shared` shows that the framework has one.
     """
-    expected = int(cell.cuda.split(".", maxsplit=1)[0])
+    expected = int(cuda_major(cell.cuda))
     runtimes = [wheel for wheel in wheels if _RUNTIME.fullmatch(wheel.name)]
     if not any(wheel.name in shared for wheel in runtimes):
         yield LockError(

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from builder.common import strict_yaml, validation
 from builder.common.errors import FileError
-from builder.matrix.schema import StrictModel
+from builder.matrix.schema import StrictModel, cuda_major
 
 FILE = Path(__file__).with_name("facts.yaml")
 
@@ -131,7 +131,7 @@ class Facts(StrictModel):
 
     def driver(self, cuda: str) -> str:
         """The oldest driver for CUDA `cuda`; empty if unknown."""
-        driver = self.drivers.get(cuda.split(".", maxsplit=1)[0])
+        driver = self.drivers.get(cuda_major(cuda))
         return driver.minimum if driver else ""
 
     def toolkit_driver(self, cuda: str) -> str:
@@ -144,7 +144,7 @@ class Facts(StrictModel):
 
     def compiled_package(self, package: str, cuda: str) -> str:
         """The package whose wheel has the GPU code of `package`."""
-        return self.plugins.get(package, {}).get(cuda.split(".", maxsplit=1)[0], package)
+        return self.plugins.get(package, {}).get(cuda_major(cuda), package)
 
     def capability(self, name: str) -> str:
         """Compute capability of a GPU by its name in this file; empty if unknown."""

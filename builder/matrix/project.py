@@ -72,15 +72,11 @@ class Project:
             file.truncate()
             json.dump({"pid": os.getpid(), "command": command, "since": time.strftime("%H:%M:%S")}, file)
             file.flush()
-            self._sweep()
+            shutil.rmtree(self.state / "tmp", ignore_errors=True)
+            for folder in ("locks", "images", ".builder/evidence", ".builder/built"):
+                for path in (self.root / folder).rglob(f".*{atomic.SUFFIX}"):
+                    path.unlink()
             yield
-
-    def _sweep(self) -> None:
-        """Removes temporary files of runs that were killed."""
-        shutil.rmtree(self.state / "tmp", ignore_errors=True)
-        for folder in ("locks", "images", ".builder/evidence", ".builder/built"):
-            for path in (self.root / folder).rglob(f".*{atomic.SUFFIX}"):
-                path.unlink()
 
     @cached_property
     def matrix(self) -> Matrix:
