@@ -96,9 +96,10 @@ class FrameworkRelease:
         cuda = self.cell.cuda
         for extra, runtime in self._optional_runtimes.items():
             if cuda in runtime.cudas:
+                setting = f'frameworks.{self.cell.framework}.package_on."{cuda_major(cuda)}"'
                 return (
-                    f"{self} has CUDA {cuda} only with its extra {extra}: set "
-                    f'frameworks.{self.cell.framework}.package_on."{cuda_major(cuda)}" to {self.requirement.name}[{extra}]'
+                    f"{self} has CUDA {cuda} only with its extra {extra}: set {setting} to "
+                    f"{self.requirement.name}[{extra}]"
                 )
         runtimes = "; ".join(f"with [{extra}], {runtime}" for extra, runtime in self._optional_runtimes.items())
         return f"{self} has no extra for CUDA {cuda}: {runtimes}"
