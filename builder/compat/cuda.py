@@ -87,12 +87,14 @@ class FrameworkRelease:
         if missing := self._extras - set(self.metadata.extras):
             extras = ", ".join(extra for extra in self.metadata.extras if "cuda" in extra) or "none for CUDA"
             return f"{self} has no extra {', '.join(sorted(missing))} (it has {extras}): it would be CPU only"
+        cuda = self.cell.cuda
         if self.runtime:
-            fits = not self.runtime.cudas or self.cell.cuda in self.runtime.cudas
-            return "" if fits else f"{self.runtime}, not CUDA {self.cell.cuda}"
+            fits = not self.runtime.cudas or cuda in self.runtime.cudas
+            return "" if fits else f"{self.runtime}, not CUDA {cuda}"
         return self._extra_fault() if self._optional_runtimes else self._compiled_fault()
 
     def _extra_fault(self) -> str:
+        """Why a release without CUDA is a fault if extras of it have CUDA."""
         cuda = self.cell.cuda
         for extra, runtime in self._optional_runtimes.items():
             if cuda in runtime.cudas:
@@ -105,10 +107,12 @@ class FrameworkRelease:
         return f"{self} has no extra for CUDA {cuda}: {runtimes}"
 
     def _compiled_fault(self) -> str:
+        """Why it does not run with CUDA wheels that it does not require itself."""
         compiled, cuda = self._compiled, self.cell.cuda
         if not compiled:
             return f"{self} requires no CUDA wheels, and builder/matrix/facts.yaml lacks its CUDA version"
-        if not _is_later_minor(cuda, compiled):
+        mine, its = Version(cuda), Version(compiled)
+        if mine.major != its.major or mine.minor < its.minor:  # minor versions of CUDA are compatible with older ones
             return (
                 f"{self} requires no CUDA wheels and was compiled for CUDA {compiled} (builder/matrix/facts.yaml): "
                 f"it needs {compiled} or a later {cuda_major(compiled)}.x, not {cuda}"
@@ -150,9 +154,8 @@ class FrameworkRelease:
     def _bounds(self) -> Iterator[str]:
         """Bounds on other packages that only facts.yaml has, for the release and for what it requires."""
         package = Requirement(self.matrix.frameworks[self.cell.framework].package).name
-        required: dict[str, Requirement] = {
-            canonicalize_name(item.name): item for item in self._active(self.metadata, self._extras)
-        }
+        active = self._active(self.metadata, self._extras)
+        required: dict[str, Requirement] = {canonicalize_name(item.name): item for item in active}
         for trap in self.facts.traps:
             version = None
             if trap.package in {canonicalize_name(package), canonicalize_name(self.requirement.name)}:
@@ -197,7 +200,9 @@ class FrameworkRelease:
         by = f"{metadata.name} {metadata.version}"
         for item in requirements:
             if _RUNTIME.fullmatch(canonicalize_name(item.name)):
-                return Runtime(by=by, requirement=item, cudas=self._cudas_of(item))
+                pins = [pin.version for pin in item.specifier if pin.operator == "==" and not pin.version.endswith("*")]
+                versions = [Version(pins[0])] if pins else [release.version for release in self._admitted(item)]
+                return Runtime(by=by, requirement=item, cudas=tuple(dict.fromkeys(map(_minor, versions))))
         for item in requirements:
             if depth < MAX_DEPTH and re.match(rf"{re.escape(metadata.name)}-cuda\d+-", canonicalize_name(item.name)):
                 release = self._newest(item)
@@ -206,12 +211,6 @@ class FrameworkRelease:
                 plugin = self.catalogue.metadata(item.name, release.version)
                 return self._runtime(plugin, map(canonicalize_name, item.extras), depth + 1)
         return None
-
-    def _cudas_of(self, requirement: Requirement) -> tuple[str, ...]:
-        """The CUDA versions of all stable releases that a requirement admits; of a pin its own."""
-        pins = [pin.version for pin in requirement.specifier if pin.operator == "==" and not pin.version.endswith("*")]
-        versions = [Version(pins[0])] if pins else [release.version for release in self._admitted(requirement)]
-        return tuple(dict.fromkeys(map(_minor, versions)))
 
     def _newest(self, requirement: Requirement) -> Release | None:
         return next(reversed(self._admitted(requirement)), None)
@@ -256,9 +255,3 @@ def _parse(text: str) -> Requirement | None:
 
 def _minor(version: Version) -> str:
     return f"{version.major}.{version.minor}"
-
-
-def _is_later_minor(cuda: str, compiled: str) -> bool:
-    """Whether `cuda` runs what was compiled for `compiled`: of the same major version, it is not older."""
-    mine, its = Version(cuda), Version(compiled)
-    return mine.major == its.major and mine.minor >= its.minor

@@ -80,16 +80,6 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     )
 
 
-def _visible(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names by index or start of a UUID; all if it is not set."""
-    value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return gpus
-    words = [word.strip() for word in value.split(",")]
-    uuids = tuple(word for word in words if word.startswith("GPU-"))
-    return tuple(gpu for gpu in gpus if str(gpu.index) in words or gpu.uuid.startswith(uuids))
-
-
 class Pool:
     """Leases this machine's GPUs to image tests, each GPU to one image at a time. Thread-safe.
 
@@ -108,9 +98,14 @@ class Pool:
         self._change = threading.Condition()
 
     def read(self) -> tuple[str, tuple[Gpu, ...]]:
-        """Driver version and visible GPUs at this moment."""
+        """Driver version at this moment, and the GPUs that CUDA_VISIBLE_DEVICES names; all if it is not set."""
         driver, gpus = (self._probe or read)()
-        return driver, _visible(gpus)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # indices, or the starts of UUIDs
+        if visible is not None:
+            words = [word.strip() for word in visible.split(",")]
+            uuids = tuple(word for word in words if word.startswith("GPU-"))
+            gpus = tuple(gpu for gpu in gpus if str(gpu.index) in words or gpu.uuid.startswith(uuids))
+        return driver, gpus
 
     def why_not(self) -> str:
         """Why no test can run on a GPU, now or after the other tests of this run; empty if one can."""
@@ -135,16 +130,8 @@ class Pool:
 
         Empty if no GPU has room and none is leased, or if `stopped` became true.
         """
-        gpus = self._take(fits, stopped)
-        try:
-            yield gpus
-        finally:
-            with self._change:
-                self._leased -= {gpu.index for gpu in gpus}
-                self._change.notify_all()
-
-    def _take(self, fits: Callable[[Gpu], bool], stopped: Callable[[], bool]) -> tuple[Gpu, ...]:
         patience = PATIENCE
+        taken: tuple[Gpu, ...] = ()
         with self._change:
             while not stopped():
                 gpus = [gpu for gpu in self.read()[1] if fits(gpu)]
@@ -155,10 +142,16 @@ class Pool:
                     taken = tuple(sorted(free, key=lambda gpu: -gpu.free)[:share])
                     self._leased |= {gpu.index for gpu in taken}
                     self._was_leased = True
-                    return taken
+                    break
                 if not self._leased:
+                    # A test that has just ended may not have freed its memory yet.
                     if not (self._was_leased and patience):
                         break
                     patience -= 1
                 self._change.wait(self._poll)
-        return ()
+        try:
+            yield taken
+        finally:
+            with self._change:
+                self._leased -= {gpu.index for gpu in taken}
+                self._change.notify_all()

@@ -27,7 +27,7 @@ def check(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -> None:
 
     `shared` are the names of those wheels that every image of the group has.
     """
-    faults = []
+    faults: list[LockError] = []
     if not cell.is_cpu:
         faults += _cuda_faults(cell, wheels, shared)
     elif cuda := [wheel for wheel in wheels if is_cuda_wheel(wheel.file)]:
