@@ -91,28 +91,21 @@ class FrameworkRelease:
         if self.runtime:
             fits = not self.runtime.cudas or cuda in self.runtime.cudas
             return "" if fits else f"{self.runtime}, not CUDA {cuda}"
-        return self._extra_fault() if self._optional_runtimes else self._compiled_fault()
-
-    def _extra_fault(self) -> str:
-        """Why a release without CUDA is a fault if extras of it have CUDA."""
-        cuda = self.cell.cuda
+        setting = f'frameworks.{self.cell.framework}.package_on."{cuda_major(cuda)}"'
         for extra, runtime in self._optional_runtimes.items():
             if cuda in runtime.cudas:
-                setting = f'frameworks.{self.cell.framework}.package_on."{cuda_major(cuda)}"'
                 return (
                     f"{self} has CUDA {cuda} only with its extra {extra}: set {setting} to "
                     f"{self.requirement.name}[{extra}]"
                 )
-        runtimes = "; ".join(f"with [{extra}], {runtime}" for extra, runtime in self._optional_runtimes.items())
-        return f"{self} has no extra for CUDA {cuda}: {runtimes}"
-
-    def _compiled_fault(self) -> str:
-        """Why it does not run with CUDA wheels that it does not require itself."""
-        compiled, cuda = self._compiled, self.cell.cuda
-        if not compiled:
+        if self._optional_runtimes:
+            runtimes = "; ".join(f"with [{extra}], {runtime}" for extra, runtime in self._optional_runtimes.items())
+            return f"{self} has no extra for CUDA {cuda}: {runtimes}"
+        # Its metadata does not name CUDA: components of matrix.yaml must have what it was compiled for.
+        if not (compiled := self._compiled):
             return f"{self} requires no CUDA wheels, and builder/matrix/facts.yaml lacks its CUDA version"
         mine, its = Version(cuda), Version(compiled)
-        if mine.major != its.major or mine.minor < its.minor:  # minor versions of CUDA are compatible with older ones
+        if mine.major != its.major or mine.minor < its.minor:  # a later minor version runs what an older one compiled
             return (
                 f"{self} requires no CUDA wheels and was compiled for CUDA {compiled} (builder/matrix/facts.yaml): "
                 f"it needs {compiled} or a later {cuda_major(compiled)}.x, not {cuda}"

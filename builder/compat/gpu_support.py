@@ -97,16 +97,19 @@ def find_gpu(text: str, facts: Facts) -> Device:
     if match := _CAPABILITY.fullmatch(text.strip().lower()):
         capability = ".".join(match.groups())
         return Device(name=capability, capability=capability)
-    names = {_chip(name): name for group in facts.gpus.values() for name in group.names + group.arm}
+    devices = {
+        _chip(name): Device(name=name, capability=capability)
+        for capability, group in facts.gpus.items()
+        for name in group.names + group.arm
+    }
     chip = _chip(text)
-    name = names.get(chip) or names.get(f"rtx{chip}")
-    if name is None:
-        similar = [names[key] for key in difflib.get_close_matches(chip, names, n=5, cutoff=0.5)]
-        raise UsageError(
-            f"unknown GPU {text!r}" + (f"; similar: {', '.join(similar)}" if similar else ""),
-            hint="Or use its compute capability, e.g. 12.0: `nvidia-smi --query-gpu=compute_cap --format=csv`.",
-        )
-    return Device(name=name, capability=facts.capability(name))
+    if device := devices.get(chip) or devices.get(f"rtx{chip}"):
+        return device
+    similar = [devices[key].name for key in difflib.get_close_matches(chip, devices, n=5, cutoff=0.5)]
+    raise UsageError(
+        f"unknown GPU {text!r}" + (f"; similar: {', '.join(similar)}" if similar else ""),
+        hint="Or use its compute capability, e.g. 12.0: `nvidia-smi --query-gpu=compute_cap --format=csv`.",
+    )
 
 
 def judge(gpu: Device, driver: str, image: ImageNeeds, facts: Facts) -> Verdict:
@@ -131,7 +134,7 @@ def judge(gpu: Device, driver: str, image: ImageNeeds, facts: Facts) -> Verdict:
     named = gpu.description + (f" ({gpu.capability})" if gpu.name != gpu.capability else "")
     drivers = [
         (by_cuda, f"CUDA {image.cuda}"),
-        (facts.first_driver(gpu.capability), named),
+        (facts.toolkit_driver(generation.cuda) if generation else "", named),
         (by_ptx, f"its PTX (CUDA {compiler})"),
     ]
     oldest, because = max(filter(lambda item: item[0], drivers), key=lambda item: _numbers(item[0]), default=("", ""))
@@ -147,8 +150,10 @@ def judge(gpu: Device, driver: str, image: ImageNeeds, facts: Facts) -> Verdict:
         given = _numbers(driver)
         if oldest and given < _numbers(oldest)[: len(given)]:
             faults.append(f"driver {driver} is too old: {because} needs {oldest} or newer")
-        if (last := facts.last_branch(gpu.capability)) and given[0] > int(last):
-            faults.append(f"driver {driver} is too new: {last} is the last branch that supports {gpu.description}")
+        if generation and generation.last and given[0] > int(generation.last):
+            faults.append(
+                f"driver {driver} is too new: {generation.last} is the last branch that supports {gpu.description}"
+            )
     if faults:
         return Verdict(runs=False, reasons=tuple(faults))
 

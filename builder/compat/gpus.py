@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from builder.compat.gpu_support import Device
 
@@ -55,29 +54,26 @@ def read() -> tuple[str, tuple[Gpu, ...]]:
     try:
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            with contextlib.suppress(pynvml.NVMLError):  # a GPU that fell off the bus; the others are usable
-                gpus.append(_gpu(pynvml, index))
+            with suppress(pynvml.NVMLError):  # a GPU that fell off the bus; the others are usable
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                capability, memory, free = "", 0, 0
+                with suppress(pynvml.NVMLError):  # a driver before 384 has no such function
+                    capability = "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+                with suppress(pynvml.NVMLError):  # not supported on GPUs that share the memory of the CPU
+                    info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                    memory, free = int(info.total), int(info.free)
+                gpu = Gpu(
+                    name=pynvml.nvmlDeviceGetName(handle),
+                    capability=capability,
+                    memory=memory,
+                    free=free,
+                    index=index,
+                    uuid=pynvml.nvmlDeviceGetUUID(handle),
+                )
+                gpus.append(gpu)
         return pynvml.nvmlSystemGetDriverVersion(), tuple(gpus)
     finally:
         pynvml.nvmlShutdown()
-
-
-def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    capability, memory, free = "", 0, 0
-    with contextlib.suppress(nvml.NVMLError):  # a driver before 384 has no such function
-        capability = "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    with contextlib.suppress(nvml.NVMLError):  # not supported on GPUs that share the memory of the CPU
-        info = nvml.nvmlDeviceGetMemoryInfo(handle)
-        memory, free = int(info.total), int(info.free)
-    return Gpu(
-        name=nvml.nvmlDeviceGetName(handle),
-        capability=capability,
-        memory=memory,
-        free=free,
-        index=index,
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-    )
 
 
 class Pool:

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +60,10 @@ class Project:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = _holder(Path(file.name))
+                holder = "a process that has just started"
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    data = json.loads(Path(file.name).read_text(encoding="utf-8"))
+                    holder = f"`{data['command']}` (pid {data['pid']}, since {data['since']})"
                 if not wait:
                     raise BusyError(
                         f"another builder is using this checkout: {holder}",
@@ -96,11 +99,3 @@ class Project:
 
     def select(self, patterns: Sequence[str]) -> tuple[Cell, ...]:
         return cells.select(self.matrix, self.cells, patterns)
-
-
-def _holder(lock: Path) -> str:
-    try:
-        data = json.loads(lock.read_text(encoding="utf-8"))
-        return f"`{data['command']}` (pid {data['pid']}, since {data['since']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "a process that has just started"
