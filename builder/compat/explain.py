@@ -174,12 +174,11 @@ class Explainer:
 
     def _faults(self, cell: Cell) -> list[str]:
         """The reasons that uv does not report."""
-        excluded = (
-            f"excluded by matrix.yaml: {item.reason}"
-            for item in self.matrix.exclude
-            if cells.match(item.cells, [cell.id])
-        )
-        return list(filter(None, [next(excluded, ""), self.release(cell).fault()]))
+        excluded = (item.reason for item in self.matrix.exclude if cells.match(item.cells, [cell.id]))
+        faults = [f"excluded by matrix.yaml: {reason}" for reason in excluded][:1]
+        if fault := self.release(cell).fault():
+            faults.append(fault)
+        return faults
 
     def _conflict(self, cell: Cell) -> list[str]:
         """The reason of uv, if any."""

@@ -1,4 +1,4 @@
-"""Asks Debian's archives which packages an operating system gets, with apt, in a folder of its own.
+"""Resolves the Debian packages of an operating system with apt, in a folder of its own.
 
 apt resolves for an empty system what mmdebstrap and the image's own apt install: the release's essential and required
 packages, and the requested ones without recommendations. Needs no root. Source: apt-get(8), apt.conf(5).

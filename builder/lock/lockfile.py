@@ -67,7 +67,7 @@ class Lock:
 
     @cached_property
     def by_component(self) -> dict[tuple[str, bool], list[Wheel]]:
-        """The wheels of each component of a cell; `True` stands for one of `cells.foundation`, whose CUDA is shared.
+        """Component, and whether it is one of `cells.foundation`, whose CUDA wheels are shared -> its wheels.
 
         Computed once: a group may have thousands of cells.
         """

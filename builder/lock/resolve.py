@@ -1,7 +1,7 @@
 """From requirements to exact wheels, with uv against the configured index.
 
-Only this step asks which versions exist. Each group is resolved by itself, so that adding to the matrix never changes
-the lock of another group. Groups share wheels because each prefers the versions of the others.
+Only this step looks up which versions exist. Each group is resolved by itself, so that adding to the matrix never
+changes the lock of another group. Groups share wheels because each prefers the versions of the others.
 """
 
 from __future__ import annotations

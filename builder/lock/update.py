@@ -30,7 +30,12 @@ def check(project: Project, chosen: Sequence[Cell]) -> None:
         lock = lockfile.read(project.root, group)
         if reason := lockfile.stale_reason(project.matrix, lock, cells, project.groups[group]):
             faults.append(f"locks/{group}.json: {reason}")
-    faults += os_faults(project, chosen)
+    for request in _requests(project, chosen):
+        try:
+            if os_lock.read(project.root, request) is None:
+                faults.append(f"{request.path}: missing")
+        except LockError as error:
+            faults.append(str(error))
     faults += [f"{name}: belongs to no cell" for name in _strays(project)]
     if faults:
         lines = "\n".join(f"  {fault}" for fault in faults[:20])
@@ -119,18 +124,6 @@ def _update_wheels(
 
 
 # ---- operating systems
-
-
-def os_faults(project: Project, chosen: Iterable[Cell]) -> list[str]:
-    """A line for each missing or damaged lock of these cells."""
-    lines = []
-    for request in _requests(project, chosen):
-        try:
-            if os_lock.read(project.root, request) is None:
-                lines.append(f"{request.path}: missing")
-        except LockError as error:
-            lines.append(str(error))
-    return lines
 
 
 def update_systems(

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from builder.common import atomic
+from builder.common import atomic, strict_yaml
 from builder.common.errors import BusyError, UsageError
 from builder.matrix import cells, reader
 from builder.matrix.cells import Cell
@@ -83,7 +83,7 @@ class Project:
 
     @cached_property
     def matrix(self) -> Matrix:
-        return reader.load(self.root / "matrix.yaml")
+        return reader.check(strict_yaml.load(self.root / "matrix.yaml"))
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

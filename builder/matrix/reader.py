@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 from pydantic import ValidationError
 
-from builder.common import strict_yaml, validation
+from builder.common import validation
 from builder.common.errors import MatrixError, did_you_mean
 from builder.common.strict_yaml import Key, Located
 from builder.matrix.schema import CPU, Matrix, cuda_major
 
 _Name = tuple[Key, str, Collection[str], str]
-
-
-def load(path: Path) -> Matrix:
-    """Reads and checks a matrix; raises MatrixError."""
-    return check(strict_yaml.load(path))
 
 
 def check(located: Located) -> Matrix:
