@@ -134,6 +134,7 @@ def stale_reason(matrix: Matrix, lock: Lock | None, chosen: Iterable[Cell], grou
     """
     if lock is None:
         return "missing"
+    # The basis is the same for all cells of the group, so any of them shows whether it changed.
     chosen = list(chosen)
     if chosen:
         now, before = vars(basis(matrix, chosen[0])), vars(lock.basis)

@@ -80,6 +80,7 @@ class Resolver:
         cell = group[0]
         needs, basis = lockfile.group_requirements(self._matrix, group), lockfile.basis(self._matrix, cell)
         preferred = {**prefer, **(present.versions if present else {})}
+        # What is locked stays as it is where it can: a new variant must not change the wheels of other images.
         parts: dict[str, Part] = {}
         wheels: dict[str, Entry] = {}
         if present and present.basis == basis:
@@ -102,6 +103,8 @@ class Resolver:
                 self._say(f"{cell.group}: no versions of {names} fit the locked wheels; resolving all again: {reason}")
                 parts, wheels, new = {}, {}, list(needs)
                 versions = self._versions(cell, needs, basis, preferred=preferred)
+            # The versions are chosen for all components together. Each then has a list of its own, so that an image has
+            # the wheels of its components and no others.
             added: _Closure = {}
             for component in new:
                 closure = self._closure(cell, needs[component], versions)

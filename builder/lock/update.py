@@ -88,6 +88,7 @@ def _update_wheels(
     for group in project.groups:
         with suppress(LockError):  # a damaged lock is made again
             present[group] = lockfile.read(project.root, group)
+    # A group is resolved as a whole, also if only some of its cells are chosen: they share the lock.
     stale = [
         group
         for group in dict.fromkeys(cell.group for cell in chosen)
@@ -101,7 +102,8 @@ def _update_wheels(
     failures: list[LockError] = []
     for group in stale:
         cells = project.groups[group]
-        # The versions of the first group of the same Python, or CUDA for CUDA wheels, which are for any Python.
+        # The same wheels are the same layers: prefer the versions of the first group of the same Python, or of the same
+        # CUDA for CUDA wheels, which are for any Python.
         preferred: dict[str, str] = {}
         for other in (*locks, *new):
             has_cuda, has_python = other.basis.cuda == cells[0].cuda, other.basis.python == cells[0].python

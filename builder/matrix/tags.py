@@ -36,7 +36,7 @@ def compute(matrix: Matrix, cells: Iterable[Cell]) -> Mapping[str, tuple[ImageRe
         framework = matrix.frameworks[cell.framework]
         entry = framework.versions[cell.line]
         repository = f"{matrix.namespace}/{framework.image_for(cell.cuda)}"
-        # The name of the image already has the cpu.
+        # Aliases leave out defaults; on the cpu also the cpu, which the name of the image already has.
         cuda = "" if cell.is_cpu or cell.cuda == entry.cuda[0] else f"-{cell.cuda_tag}"
         python = "" if cell.python == entry.python[0] else f"-{cell.python_tag}"
         all_axes = f"-{cell.cuda_tag}-{cell.python_tag}"

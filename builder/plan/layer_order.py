@@ -93,6 +93,7 @@ def _wheel_layers(
     wheels: Sequence[Wheel], python: str, compiler: str, *, cuda_name: str, name: str
 ) -> list[PlannedLayer]:
     """Layers of CUDA wheels, in /opt/nvidia for every Python, then of Python wheels, then of the bytecode of these."""
+    # In a fixed order, whatever that of the lock: images on the same CUDA share the layers below the first difference.
     of_cuda = [wheel for wheel in wheels if wheel.is_cuda]
     of_cuda.sort(key=lambda wheel: (any(part in wheel.name for part in _NOT_FOR_ALL), wheel.name))
     of_python = sorted((wheel for wheel in wheels if not wheel.is_cuda), key=attrgetter("name"))
