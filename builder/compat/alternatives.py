@@ -34,10 +34,21 @@ def rank(asked: Cell, listed: Iterable[Cell], others: Iterable[Cell]) -> list[Ne
     for cell, is_listed in candidates.values():
         # Cells of another variant count only if none has the same variant.
         has_variant = cell.variant == asked.variant or replace(cell, variant=asked.variant).id not in candidates
-        if cell.framework == asked.framework and cell.id != asked.id and has_variant:
-            differences = dict(_differences(asked, cell))
-            near = Near(cell=cell, differences=tuple(differences), is_listed=is_listed)
-            ranked.append((len(differences), sum(differences.values()), not is_listed, near))
+        if cell.framework != asked.framework or cell.id == asked.id or not has_variant:
+            continue
+        differences: dict[str, float] = {}  # each axis that differs, and by how much
+        if cell.line != asked.line and cell.release != asked.release:
+            differences[f"release {cell.release}"] = _distance(asked.release or asked.line, cell.release)
+        if cell.cuda != asked.cuda:
+            name = "no CUDA" if cell.is_cpu else f"CUDA {cell.cuda}"
+            has_cpu = cell.is_cpu or asked.is_cpu
+            differences[name] = CPU_DISTANCE if has_cpu else _distance(asked.cuda, cell.cuda)
+        if cell.python != asked.python:
+            differences[f"Python {cell.python}"] = _distance(asked.python, cell.python)
+        if cell.variant != asked.variant:
+            differences[f"variant {cell.variant}"] = 1
+        near = Near(cell=cell, differences=tuple(differences), is_listed=is_listed)
+        ranked.append((len(differences), sum(differences.values()), not is_listed, near))
     ranked.sort(key=lambda item: item[:3])
     close = [item for item in ranked if item[0] < 3] or ranked
     return [near for *_, near in close]
@@ -48,20 +59,6 @@ def apart(asked: Version, version: Version) -> tuple[int, int]:
     if version.major == asked.major:
         return 0, abs(version.minor - asked.minor)
     return abs(version.major - asked.major), version.minor if version.major > asked.major else -version.minor
-
-
-def _differences(asked: Cell, cell: Cell) -> Iterable[tuple[str, float]]:
-    """Each axis that differs, and by how much."""
-    if cell.line != asked.line and cell.release != asked.release:
-        yield f"release {cell.release}", _distance(asked.release or asked.line, cell.release)
-    if cell.cuda != asked.cuda:
-        is_cpu = cell.is_cpu or asked.is_cpu
-        name = "no CUDA" if cell.is_cpu else f"CUDA {cell.cuda}"
-        yield name, CPU_DISTANCE if is_cpu else _distance(asked.cuda, cell.cuda)
-    if cell.python != asked.python:
-        yield f"Python {cell.python}", _distance(asked.python, cell.python)
-    if cell.variant != asked.variant:
-        yield f"variant {cell.variant}", 1
 
 
 def _distance(version: str, other: str) -> float:

@@ -21,7 +21,7 @@ from builder.index.wheels import PLATFORM
 from builder.lock.lockfile import TOOLKIT
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
-from builder.matrix.schema import FrameworkVersion, Matrix
+from builder.matrix.schema import FrameworkVersion, Matrix, cuda_major
 
 MAX_DEPTH = 3  # plugins of plugins; real ones are one deep
 LONGEST = 2000  # characters of a Requires-Dist; real ones have less than 300
@@ -87,30 +87,28 @@ class FrameworkRelease:
         if missing := self._extras - set(self.metadata.extras):
             extras = ", ".join(extra for extra in self.metadata.extras if "cuda" in extra) or "none for CUDA"
             return f"{self} has no extra {', '.join(sorted(missing))} (it has {extras}): it would be CPU only"
-        if self.runtime:
-            fits = not self.runtime.cudas or self.cell.cuda in self.runtime.cudas
-            return "" if fits else f"{self.runtime}, not CUDA {self.cell.cuda}"
-        return self._extra_fault() if self._optional_runtimes else self._compiled_fault()
-
-    def _extra_fault(self) -> str:
         cuda = self.cell.cuda
+        if self.runtime:
+            fits = not self.runtime.cudas or cuda in self.runtime.cudas
+            return "" if fits else f"{self.runtime}, not CUDA {cuda}"
+        setting = f'frameworks.{self.cell.framework}.package_on."{cuda_major(cuda)}"'
         for extra, runtime in self._optional_runtimes.items():
             if cuda in runtime.cudas:
                 return (
-                    f"{self} has CUDA {cuda} only with its extra {extra}: set "
-                    f'frameworks.{self.cell.framework}.package_on."{_major(cuda)}" to {self.requirement.name}[{extra}]'
+                    f"{self} has CUDA {cuda} only with its extra {extra}: set {setting} to "
+                    f"{self.requirement.name}[{extra}]"
                 )
-        runtimes = "; ".join(f"with [{extra}], {runtime}" for extra, runtime in self._optional_runtimes.items())
-        return f"{self} has no extra for CUDA {cuda}: {runtimes}"
-
-    def _compiled_fault(self) -> str:
-        compiled, cuda = self._compiled, self.cell.cuda
-        if not compiled:
+        if self._optional_runtimes:
+            runtimes = "; ".join(f"with [{extra}], {runtime}" for extra, runtime in self._optional_runtimes.items())
+            return f"{self} has no extra for CUDA {cuda}: {runtimes}"
+        # Its metadata does not name CUDA: components of matrix.yaml must have what it was compiled for.
+        if not (compiled := self._compiled):
             return f"{self} requires no CUDA wheels, and builder/matrix/facts.yaml lacks its CUDA version"
-        if not _is_later_minor(cuda, compiled):
+        mine, its = Version(cuda), Version(compiled)
+        if mine.major != its.major or mine.minor < its.minor:  # a later minor version runs what an older one compiled
             return (
                 f"{self} requires no CUDA wheels and was compiled for CUDA {compiled} (builder/matrix/facts.yaml): "
-                f"it needs {compiled} or a later {_major(compiled)}.x, not {cuda}"
+                f"it needs {compiled} or a later {cuda_major(compiled)}.x, not {cuda}"
             )
         if not self.entry().components:
             return f"{self} requires no CUDA wheels, and no component of matrix.yaml has those of CUDA {cuda}"
@@ -135,7 +133,7 @@ class FrameworkRelease:
         siblings = [
             (abs(Version(line).minor - Version(cell.line).minor), line)
             for line, entry in versions.items()
-            if any(_major(cuda) == _major(cell.cuda) for cuda in entry.cuda)
+            if any(cuda_major(cuda) == cuda_major(cell.cuda) for cuda in entry.cuda)
         ]
         sibling = versions[min(siblings)[1]] if siblings else None
         return FrameworkVersion(
@@ -149,9 +147,8 @@ class FrameworkRelease:
     def _bounds(self) -> Iterator[str]:
         """Bounds on other packages that only facts.yaml has, for the release and for what it requires."""
         package = Requirement(self.matrix.frameworks[self.cell.framework].package).name
-        required: dict[str, Requirement] = {
-            canonicalize_name(item.name): item for item in self._active(self.metadata, self._extras)
-        }
+        active = self._active(self.metadata, self._extras)
+        required: dict[str, Requirement] = {canonicalize_name(item.name): item for item in active}
         for trap in self.facts.traps:
             version = None
             if trap.package in {canonicalize_name(package), canonicalize_name(self.requirement.name)}:
@@ -196,7 +193,9 @@ class FrameworkRelease:
         by = f"{metadata.name} {metadata.version}"
         for item in requirements:
             if _RUNTIME.fullmatch(canonicalize_name(item.name)):
-                return Runtime(by=by, requirement=item, cudas=self._cudas_of(item))
+                pins = [pin.version for pin in item.specifier if pin.operator == "==" and not pin.version.endswith("*")]
+                versions = [Version(pins[0])] if pins else [release.version for release in self._admitted(item)]
+                return Runtime(by=by, requirement=item, cudas=tuple(dict.fromkeys(map(_minor, versions))))
         for item in requirements:
             if depth < MAX_DEPTH and re.match(rf"{re.escape(metadata.name)}-cuda\d+-", canonicalize_name(item.name)):
                 release = self._newest(item)
@@ -205,12 +204,6 @@ class FrameworkRelease:
                 plugin = self.catalogue.metadata(item.name, release.version)
                 return self._runtime(plugin, map(canonicalize_name, item.extras), depth + 1)
         return None
-
-    def _cudas_of(self, requirement: Requirement) -> tuple[str, ...]:
-        """The CUDA versions of all stable releases that a requirement admits; of a pin its own."""
-        pins = [pin.version for pin in requirement.specifier if pin.operator == "==" and not pin.version.endswith("*")]
-        versions = [Version(pins[0])] if pins else [release.version for release in self._admitted(requirement)]
-        return tuple(dict.fromkeys(map(_minor, versions)))
 
     def _newest(self, requirement: Requirement) -> Release | None:
         return next(reversed(self._admitted(requirement)), None)
@@ -255,13 +248,3 @@ def _parse(text: str) -> Requirement | None:
 
 def _minor(version: Version) -> str:
     return f"{version.major}.{version.minor}"
-
-
-def _major(cuda: str) -> str:
-    return cuda.split(".", maxsplit=1)[0]
-
-
-def _is_later_minor(cuda: str, compiled: str) -> bool:
-    """Whether `cuda` runs what was compiled for `compiled`: of the same major version, it is not older."""
-    mine, its = Version(cuda), Version(compiled)
-    return mine.major == its.major and mine.minor >= its.minor

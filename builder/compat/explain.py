@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
@@ -115,15 +115,26 @@ class Explainer:
 
     def explain(self, asked: Cell) -> Explanation:
         """Whether and why a cell works, from `parse`. Raises FetchError if the index cannot be read."""
-        package = self._package(asked)
+        # The package that decides which lines exist; that for the cell's CUDA may be another.
+        package = self.catalogue.package(Requirement(self.matrix.frameworks[asked.framework].package).name)
         prefix = Version(asked.release or asked.line).release
         releases = [item for item in package.releases if item.version.release[: len(prefix)] == prefix]
         stable = [item for item in releases if item.is_stable]
         if not stable:
-            return self._refused(asked, [_no_release(package, asked.line, releases)], self._on_nearest_release(asked))
+            return self._no_release(asked, package, releases)
         cell = replace(asked, release=asked.release or str(stable[-1].version))
-        if reasons := self._reasons(cell):
-            return self._refused(cell, reasons, self._others(cell))
+        # uv takes seconds: it runs if nothing else refuses the cell, and if a wheel is missing, which it explains best.
+        reasons = self._faults(cell)
+        is_new_python = cell.python not in self.matrix.python
+        conflict = [] if (reasons or is_new_python) and self._has_wheel(cell) else self._conflict(cell)
+        if is_new_python and not conflict:
+            pythons = ", ".join(f"{python} on {entry.debian}" for python, entry in self.matrix.python.items())
+            reasons.append(
+                f"matrix.yaml has no Python {cell.python} (it has {pythons}); to use uv's, add under python: "
+                f'"{cell.python}": {{debian: {self._debian(cell.python)}, uv: <full version>}}'
+            )
+        if conflict or reasons:
+            return self._refused(cell, [*conflict, *reasons], self._others(cell))
         because = f"resolves for Python {cell.python}; {self.release(cell).evidence()}"
         return Explanation(id=cell.id, works=True, because=(because,), add=tuple(self._to_add(cell)))
 
@@ -137,49 +148,74 @@ class Explainer:
         """What the index and facts.yaml have on a cell's release."""
         return FrameworkRelease(matrix=self.matrix, catalogue=self.catalogue, facts=self.facts, cell=cell)
 
-    def _package(self, cell: Cell) -> Package:
-        """The package that decides which lines exist; that for the cell's CUDA may be another."""
-        return self.catalogue.package(Requirement(self.matrix.frameworks[cell.framework].package).name)
-
-    def _reasons(self, cell: Cell) -> list[str]:
-        """Why a cell does not work. uv is asked unless the cell is refused already, and if it lacks a wheel."""
-        reasons = self._faults(cell)
-        is_new_python = cell.python not in self.matrix.python
-        conflict = [] if (reasons or is_new_python) and self._has_wheel(cell) else self._conflict(cell)
-        if is_new_python and not conflict:
-            pythons = ", ".join(f"{python} on {entry.debian}" for python, entry in self.matrix.python.items())
-            reasons.append(
-                f"matrix.yaml has no Python {cell.python} (it has {pythons}); to use uv's, add under python: "
-                f'"{cell.python}": {{debian: {self._debian(cell.python)}, uv: <full version>}}'
+    def _no_release(self, asked: Cell, package: Package, unstable: Sequence[Release]) -> Explanation:
+        """Why there is no release to install; `unstable` are pre-releases and yanked ones of the line."""
+        # The newest first, so that it precedes one at the same distance.
+        stable = [release.version for release in reversed(package.releases) if release.is_stable]
+        nearest = sorted(stable, key=lambda version: alternatives.apart(Version(asked.line), version))
+        if unstable:
+            names = ", ".join(f"{item.version}{' (yanked)' if item.is_yanked else ''}" for item in unstable[-SHOWN:])
+            reason = f"{package.name} {asked.line} has only pre-releases or yanked releases: {names}"
+        elif stable:
+            names = ", ".join(map(str, nearest[:SHOWN]))
+            reason = (
+                f"{package.name} has no release {asked.line} on the index: nearest are {names}; "
+                f"the newest is {stable[0]}"
             )
-        return [*conflict, *reasons]
+        else:
+            reason = f"the index has no stable release of {package.name}"
+        others: list[Cell] = []
+        if nearest:
+            line = f"{nearest[0].major}.{nearest[0].minor}"
+            if line not in self.matrix.frameworks[asked.framework].versions:  # else its cells are in the matrix
+                cell = replace(asked, line=line, release=str(nearest[0]))
+                others = [cell, *self._others(cell)]
+        return self._refused(asked, [reason], others)
 
     def _faults(self, cell: Cell) -> list[str]:
         """The reasons that uv does not report."""
-        excluded = (
-            f"excluded by matrix.yaml: {item.reason}"
-            for item in self.matrix.exclude
-            if cells.match(item.cells, [cell.id])
-        )
-        return list(filter(None, [next(excluded, ""), self.release(cell).fault()]))
+        excluded = (item.reason for item in self.matrix.exclude if cells.match(item.cells, [cell.id]))
+        faults = [f"excluded by matrix.yaml: {reason}" for reason in excluded][:1]
+        if fault := self.release(cell).fault():
+            faults.append(fault)
+        return faults
 
     def _conflict(self, cell: Cell) -> list[str]:
         """The reason of uv, if any."""
-        matrix, reason = self._with_cell(cell), ""
+        release, framework = self.release(cell), self.matrix.frameworks[cell.framework]
+        framework = framework.model_copy(update={"versions": {**framework.versions, cell.line: release.entry()}})
+        cuda, python = dict(self.matrix.cuda), dict(self.matrix.python)
+        if cell.cuda not in cuda:
+            cuda[cell.cuda] = Cuda(toolkit=release.toolkit() or None)
+        python.setdefault(cell.python, Python(debian=self._debian(cell.python)))
+        with_cell = {
+            "frameworks": {**self.matrix.frameworks, cell.framework: framework},
+            "cuda": cuda,
+            "python": python,
+        }
+        matrix, reason = self.matrix.model_copy(update=with_cell), ""
         if not self._has_wheel(cell):  # the framework alone fails, and faster
             components = {name: item.model_copy(update={"packages": []}) for name, item in matrix.components.items()}
-            cuda = {**matrix.cuda, cell.cuda: Cuda()}
-            reason = self.resolve(matrix.model_copy(update={"components": components, "cuda": cuda}), cell)
+            alone = {"components": components, "cuda": {**cuda, cell.cuda: Cuda()}}
+            reason = self.resolve(matrix.model_copy(update=alone), cell)
         reason = reason or self.resolve(matrix, cell)
         return summarize(reason) if reason else []
 
     def _has_wheel(self, cell: Cell) -> bool:
         """Whether an installer would take a wheel of the framework's release."""
         release = self.release(cell).release
-        if release is None or not _admits(release, cell.python):
+        if release is None:
             return False
+        with suppress(InvalidSpecifier):  # an invalid Requires-Python is ignored
+            if not SpecifierSet(release.requires_python).contains(cell.python):
+                return False
         glibc = self.matrix.debian[self._debian(cell.python)].glibc
-        return not resolve.tag_ranks(cell.python, glibc).keys().isdisjoint(_tags(release))
+        ranks = resolve.tag_ranks(cell.python, glibc)
+        for file in release.wheels:
+            with suppress(InvalidWheelFilename):
+                if len(file) <= LONGEST and not ranks.keys().isdisjoint(parse_wheel_filename(file)[3]):
+                    return True
+        return False
 
     def _debian(self, python: str) -> str:
         """The Debian release of a Python; the newest for a Python that is not in the matrix."""
@@ -187,34 +223,21 @@ class Explainer:
             return entry.debian
         return max(self.matrix.debian, key=lambda name: Version(self.matrix.debian[name].glibc))
 
-    def _with_cell(self, cell: Cell) -> Matrix:
-        """The matrix as it would be with the cell."""
-        release, framework = self.release(cell), self.matrix.frameworks[cell.framework]
-        cuda, python = dict(self.matrix.cuda), dict(self.matrix.python)
-        if cell.cuda not in cuda:
-            cuda[cell.cuda] = Cuda(toolkit=release.toolkit() or None)
-        python.setdefault(cell.python, Python(debian=self._debian(cell.python)))
-        framework = framework.model_copy(update={"versions": {**framework.versions, cell.line: release.entry()}})
-        frameworks = {**self.matrix.frameworks, cell.framework: framework}
-        return self.matrix.model_copy(update={"frameworks": frameworks, "cuda": cuda, "python": python})
-
     def _refused(self, cell: Cell, reasons: Iterable[str], others: Iterable[Cell]) -> Explanation:
-        return Explanation(id=cell.id, works=False, because=tuple(reasons), near=tuple(self._near(cell, others)))
-
-    def _near(self, cell: Cell, others: Iterable[Cell]) -> Iterator[Near]:
-        """The nearest few that work. Cells of the matrix do; others are resolved first, but only a few."""
-        shown = tried = 0
-        for near in alternatives.rank(cell, self.known, others):
-            if shown == SHOWN:
-                return
-            if not near.is_listed:
-                if tried == TRIED or not self._has_wheel(near.cell) or self._faults(near.cell):
+        """With the nearest few that work. Cells of the matrix do; others are resolved first, but only a few."""
+        near: list[Near] = []
+        tried = 0
+        for candidate in alternatives.rank(cell, self.known, others):
+            if len(near) == SHOWN:
+                break
+            if not candidate.is_listed:
+                if tried == TRIED or not self._has_wheel(candidate.cell) or self._faults(candidate.cell):
                     continue
                 tried += 1
-                if self._conflict(near.cell):
+                if self._conflict(candidate.cell):
                     continue
-            shown += 1
-            yield near
+            near.append(candidate)
+        return Explanation(id=cell.id, works=False, because=tuple(reasons), near=tuple(near))
 
     def _others(self, cell: Cell) -> list[Cell]:
         """Cells of the same release that are not in the matrix: each CUDA of the matrix, and the one that it pins."""
@@ -224,16 +247,6 @@ class Explainer:
         pairs = itertools.product(dict.fromkeys([*self.matrix.cuda, *pinned]), self.matrix.python)
         others = [replace(cell, cuda=cuda, python=python) for cuda, python in pairs]
         return [other for other in others if other.id not in listed]
-
-    def _on_nearest_release(self, asked: Cell) -> list[Cell]:
-        """The cell on the nearest stable release, and its neighbours; none if that release is in the matrix."""
-        # Of releases at the same distance the newest: the last.
-        stable = [release.version for release in reversed(self._package(asked).releases) if release.is_stable]
-        best = min(stable, key=lambda version: alternatives.apart(Version(asked.line), version), default=None)
-        if best is None or (line := f"{best.major}.{best.minor}") in self.matrix.frameworks[asked.framework].versions:
-            return []
-        cell = replace(asked, line=line, release=str(best))
-        return [cell, *self._others(cell)]
 
     def _to_add(self, cell: Cell) -> Iterator[str]:
         """The lines for matrix.yaml."""
@@ -263,36 +276,6 @@ def matrix_line(line: str, entry: FrameworkVersion) -> str:
 def _listed(values: Iterable[str]) -> str:
     """Items of a YAML list in brackets. Versions are quoted, and what has characters of such lists."""
     return ", ".join(f'"{value}"' if value[0].isdigit() or set(value) & set(",[]{}") else value for value in values)
-
-
-def _no_release(package: Package, line: str, unstable: Sequence[Release]) -> str:
-    """Why there is no release to install; `unstable` are pre-releases and yanked ones of the line."""
-    if unstable:
-        names = ", ".join(f"{item.version}{' (yanked)' if item.is_yanked else ''}" for item in unstable[-SHOWN:])
-        return f"{package.name} {line} has only pre-releases or yanked releases: {names}"
-    # The newest first, so that it precedes one at the same distance.
-    stable = [release.version for release in reversed(package.releases) if release.is_stable]
-    if not stable:
-        return f"the index has no stable release of {package.name}"
-    nearest = sorted(stable, key=lambda version: alternatives.apart(Version(line), version))[:SHOWN]
-    names = ", ".join(map(str, nearest))
-    return f"{package.name} has no release {line} on the index: nearest are {names}; the newest is {stable[0]}"
-
-
-def _admits(release: Release, python: str) -> bool:
-    """Whether Requires-Python admits a Python; an invalid one is ignored."""
-    try:
-        return SpecifierSet(release.requires_python).contains(python)
-    except InvalidSpecifier:
-        return True
-
-
-def _tags(release: Release) -> Iterator[Tag]:
-    for file in release.wheels:
-        try:
-            yield from parse_wheel_filename(file)[3] if len(file) <= LONGEST else ()
-        except InvalidWheelFilename:
-            continue
 
 
 def summarize(reason: str) -> list[str]:

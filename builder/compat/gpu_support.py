@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,16 +97,19 @@ def find_gpu(text: str, facts: Facts) -> Device:
     if match := _CAPABILITY.fullmatch(text.strip().lower()):
         capability = ".".join(match.groups())
         return Device(name=capability, capability=capability)
-    names = {_chip(name): name for group in facts.gpus.values() for name in group.names + group.arm}
+    devices = {
+        _chip(name): Device(name=name, capability=capability)
+        for capability, group in facts.gpus.items()
+        for name in group.names + group.arm
+    }
     chip = _chip(text)
-    name = names.get(chip) or names.get(f"rtx{chip}")
-    if name is None:
-        similar = [names[key] for key in difflib.get_close_matches(chip, names, n=5, cutoff=0.5)]
-        raise UsageError(
-            f"unknown GPU {text!r}" + (f"; similar: {', '.join(similar)}" if similar else ""),
-            hint="Or use its compute capability, e.g. 12.0: `nvidia-smi --query-gpu=compute_cap --format=csv`.",
-        )
-    return Device(name=name, capability=facts.capability(name))
+    if device := devices.get(chip) or devices.get(f"rtx{chip}"):
+        return device
+    similar = [devices[key].name for key in difflib.get_close_matches(chip, devices, n=5, cutoff=0.5)]
+    raise UsageError(
+        f"unknown GPU {text!r}" + (f"; similar: {', '.join(similar)}" if similar else ""),
+        hint="Or use its compute capability, e.g. 12.0: `nvidia-smi --query-gpu=compute_cap --format=csv`.",
+    )
 
 
 def judge(gpu: Device, driver: str, image: ImageNeeds, facts: Facts) -> Verdict:
@@ -118,28 +121,68 @@ def judge(gpu: Device, driver: str, image: ImageNeeds, facts: Facts) -> Verdict:
         raise UsageError(f"invalid driver version {driver!r}: use e.g. 570.124.06", hint="`nvidia-smi` shows it.")
     if not image.cuda:
         return Verdict(runs=None, reasons=("its labels name no CUDA version",))
-    if _has_arm_host(gpu, facts):
+    generation = facts.gpus.get(gpu.capability)
+    # Some GPUs of a compute capability exist only with an ARM CPU: then the name decides.
+    if generation and (not generation.names or _chip(gpu.name) in map(_chip, generation.arm)):
         return Verdict(runs=False, reasons=(f"{gpu.description} exists only with an ARM CPU; the image is for x86_64",))
     if image.cuda == CPU:
         return Verdict(runs=True, reasons=("a CPU image needs no GPU",))
+
     code = _code(gpu, image)
-    oldest, because = max(_drivers(gpu, image, facts, code), key=lambda item: _numbers(item[0]), default=("", ""))
-    if faults := [*_code_faults(gpu, image, code), *_driver_faults(gpu, driver, oldest, because, facts)]:
+    compiler = image.compiled or image.cuda  # the CUDA that made the PTX
+    by_cuda, by_ptx = image.driver or facts.driver(image.cuda), facts.toolkit_driver(compiler) if code == "ptx" else ""
+    named = gpu.description + (f" ({gpu.capability})" if gpu.name != gpu.capability else "")
+    drivers = [
+        (by_cuda, f"CUDA {image.cuda}"),
+        (facts.toolkit_driver(generation.cuda) if generation else "", named),
+        (by_ptx, f"its PTX (CUDA {compiler})"),
+    ]
+    oldest, because = max(filter(lambda item: item[0], drivers), key=lambda item: _numbers(item[0]), default=("", ""))
+
+    faults = []
+    if code == "none":
+        name = f" ({gpu.name})" if gpu.name != gpu.capability else ""
+        faults.append(
+            f"neither machine code nor PTX for compute capability {gpu.capability}{name}: "
+            f"only {' '.join(image.architectures)}"
+        )
+    if driver:
+        given = _numbers(driver)
+        if oldest and given < _numbers(oldest)[: len(given)]:
+            faults.append(f"driver {driver} is too old: {because} needs {oldest} or newer")
+        if generation and generation.last and given[0] > int(generation.last):
+            faults.append(
+                f"driver {driver} is too new: {generation.last} is the last branch that supports {gpu.description}"
+            )
+    if faults:
         return Verdict(runs=False, reasons=tuple(faults))
-    if unknown := tuple(_unknown(gpu, image, facts, code)):
-        return Verdict(runs=None, reasons=unknown)
+
+    unknown = []
+    if not by_cuda:
+        unknown.append(f"the oldest driver for CUDA {image.cuda} is unknown")
+    if gpu.capability and not generation:
+        unknown.append(f"the drivers that support compute capability {gpu.capability} are unknown")
+    if not image.architectures:
+        unknown.append("the GPUs that its framework was compiled for are unknown")
+    elif not gpu.capability:
+        unknown.append(f"the compute capability of {gpu.name} is unknown")
+    if code == "ptx":
+        if (first := facts.first_cuda(gpu.capability)) and _numbers(image.cuda) < _numbers(first):
+            unknown.append(
+                f"CUDA {image.cuda} is older than {gpu.description} (supported since CUDA {first}): "
+                "whether its libraries run there is unknown"
+            )
+        if not by_ptx:
+            unknown.append(f"the driver that its PTX (CUDA {compiler}) needs is unknown")
+    if unknown:
+        return Verdict(runs=None, reasons=tuple(unknown))
+
     notes = []
     if code == "ptx":
         notes.append("PTX but no machine code for this GPU: the first start compiles it, which takes minutes")
     if oldest and not driver:
         notes.append(f"needs driver {oldest} or newer")
     return Verdict(runs=True, reasons=(*notes, *facts.caveats_of(image.framework, image.cuda, gpu.capability)))
-
-
-def _has_arm_host(gpu: Device, facts: Facts) -> bool:
-    """By name if other GPUs of its compute capability exist with other CPUs."""
-    group = facts.gpus.get(gpu.capability)
-    return group is not None and (not group.names or _chip(gpu.name) in map(_chip, group.arm))
 
 
 _Code = Literal["machine", "ptx", "none", "unknown"]
@@ -155,74 +198,16 @@ def _code(gpu: Device, image: ImageNeeds) -> _Code:
         return "unknown"
     mine = _numbers(gpu.capability)
     code: _Code = "none"
-    for kind, major, minor, suffix in _parsed(image.architectures):
-        its = [major, minor]
-        if kind == "sm" and (mine == its if suffix == "a" else major == mine[0] and mine >= its):
+    for text in image.architectures:
+        if not (match := _ARCHITECTURE.fullmatch(text)):
+            continue
+        kind, major, minor, suffix = match.groups()
+        its = [int(major), int(minor)]
+        if kind == "sm" and (mine == its if suffix == "a" else mine[0] == its[0] and mine >= its):
             return "machine"
         if kind == "compute" and not suffix and mine >= its:
             code = "ptx"
     return code
-
-
-def _parsed(architectures: tuple[str, ...]) -> Iterator[tuple[str, int, int, str]]:
-    for text in architectures:
-        if match := _ARCHITECTURE.fullmatch(text):
-            kind, major, minor, suffix = match.groups()
-            yield kind, int(major), int(minor), suffix
-
-
-def _drivers(gpu: Device, image: ImageNeeds, facts: Facts, code: _Code) -> Iterator[tuple[str, str]]:
-    """The oldest drivers that image and GPU need, each with what needs it."""
-    if oldest := image.driver or facts.driver(image.cuda):
-        yield oldest, f"CUDA {image.cuda}"
-    if oldest := facts.first_driver(gpu.capability):
-        yield oldest, gpu.description + (f" ({gpu.capability})" if gpu.name != gpu.capability else "")
-    if code == "ptx" and (oldest := facts.toolkit_driver(_compiler(image))):
-        yield oldest, f"its PTX (CUDA {_compiler(image)})"
-
-
-def _compiler(image: ImageNeeds) -> str:
-    """The CUDA that made the image's PTX."""
-    return image.compiled or image.cuda
-
-
-def _code_faults(gpu: Device, image: ImageNeeds, code: _Code) -> Iterator[str]:
-    if code == "none":
-        name = f" ({gpu.name})" if gpu.name != gpu.capability else ""
-        yield (
-            f"neither machine code nor PTX for compute capability {gpu.capability}{name}: "
-            f"only {' '.join(image.architectures)}"
-        )
-
-
-def _driver_faults(gpu: Device, driver: str, oldest: str, because: str, facts: Facts) -> Iterator[str]:
-    if not driver:
-        return
-    given = _numbers(driver)
-    if oldest and given < _numbers(oldest)[: len(given)]:
-        yield f"driver {driver} is too old: {because} needs {oldest} or newer"
-    if (last := facts.last_branch(gpu.capability)) and given[0] > int(last):
-        yield f"driver {driver} is too new: {last} is the last branch that supports {gpu.description}"
-
-
-def _unknown(gpu: Device, image: ImageNeeds, facts: Facts, code: _Code) -> Iterator[str]:
-    if not image.driver and not facts.driver(image.cuda):
-        yield f"the oldest driver for CUDA {image.cuda} is unknown"
-    if gpu.capability and gpu.capability not in facts.gpus:
-        yield f"the drivers that support compute capability {gpu.capability} are unknown"
-    if not image.architectures:
-        yield "the GPUs that its framework was compiled for are unknown"
-    elif not gpu.capability:
-        yield f"the compute capability of {gpu.name} is unknown"
-    if code != "ptx":
-        return
-    if (first := facts.first_cuda(gpu.capability)) and _numbers(image.cuda) < _numbers(first):
-        yield (
-            f"CUDA {image.cuda} is older than {gpu.description} (supported since CUDA {first}): "
-            "whether its libraries run there is unknown"
-        )
-    if not facts.toolkit_driver(_compiler(image)):
-        yield f"the driver that its PTX (CUDA {_compiler(image)}) needs is unknown"
 
 
 def _numbers(version: str) -> list[int]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from builder.compat.gpu_support import Device
 
@@ -55,39 +54,26 @@ def read() -> tuple[str, tuple[Gpu, ...]]:
     try:
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            with contextlib.suppress(pynvml.NVMLError):  # a GPU that fell off the bus; the others are usable
-                gpus.append(_gpu(pynvml, index))
+            with suppress(pynvml.NVMLError):  # a GPU that fell off the bus; the others are usable
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                capability, memory, free = "", 0, 0
+                with suppress(pynvml.NVMLError):  # a driver before 384 has no such function
+                    capability = "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+                with suppress(pynvml.NVMLError):  # not supported on GPUs that share the memory of the CPU
+                    info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                    memory, free = int(info.total), int(info.free)
+                gpu = Gpu(
+                    name=pynvml.nvmlDeviceGetName(handle),
+                    capability=capability,
+                    memory=memory,
+                    free=free,
+                    index=index,
+                    uuid=pynvml.nvmlDeviceGetUUID(handle),
+                )
+                gpus.append(gpu)
         return pynvml.nvmlSystemGetDriverVersion(), tuple(gpus)
     finally:
         pynvml.nvmlShutdown()
-
-
-def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    capability, memory, free = "", 0, 0
-    with contextlib.suppress(nvml.NVMLError):  # a driver before 384 has no such function
-        capability = "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    with contextlib.suppress(nvml.NVMLError):  # not supported on GPUs that share the memory of the CPU
-        info = nvml.nvmlDeviceGetMemoryInfo(handle)
-        memory, free = int(info.total), int(info.free)
-    return Gpu(
-        name=nvml.nvmlDeviceGetName(handle),
-        capability=capability,
-        memory=memory,
-        free=free,
-        index=index,
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-    )
-
-
-def _visible(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names by index or start of a UUID; all if it is not set."""
-    value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return gpus
-    words = [word.strip() for word in value.split(",")]
-    uuids = tuple(word for word in words if word.startswith("GPU-"))
-    return tuple(gpu for gpu in gpus if str(gpu.index) in words or gpu.uuid.startswith(uuids))
 
 
 class Pool:
@@ -108,9 +94,14 @@ class Pool:
         self._change = threading.Condition()
 
     def read(self) -> tuple[str, tuple[Gpu, ...]]:
-        """Driver version and visible GPUs at this moment."""
+        """Driver version at this moment, and the GPUs that CUDA_VISIBLE_DEVICES names; all if it is not set."""
         driver, gpus = (self._probe or read)()
-        return driver, _visible(gpus)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # indices, or the starts of UUIDs
+        if visible is not None:
+            words = [word.strip() for word in visible.split(",")]
+            uuids = tuple(word for word in words if word.startswith("GPU-"))
+            gpus = tuple(gpu for gpu in gpus if str(gpu.index) in words or gpu.uuid.startswith(uuids))
+        return driver, gpus
 
     def why_not(self) -> str:
         """Why no test can run on a GPU, now or after the other tests of this run; empty if one can."""
@@ -135,16 +126,8 @@ class Pool:
 
         Empty if no GPU has room and none is leased, or if `stopped` became true.
         """
-        gpus = self._take(fits, stopped)
-        try:
-            yield gpus
-        finally:
-            with self._change:
-                self._leased -= {gpu.index for gpu in gpus}
-                self._change.notify_all()
-
-    def _take(self, fits: Callable[[Gpu], bool], stopped: Callable[[], bool]) -> tuple[Gpu, ...]:
         patience = PATIENCE
+        taken: tuple[Gpu, ...] = ()
         with self._change:
             while not stopped():
                 gpus = [gpu for gpu in self.read()[1] if fits(gpu)]
@@ -155,10 +138,16 @@ class Pool:
                     taken = tuple(sorted(free, key=lambda gpu: -gpu.free)[:share])
                     self._leased |= {gpu.index for gpu in taken}
                     self._was_leased = True
-                    return taken
+                    break
                 if not self._leased:
+                    # A test that has just ended may not have freed its memory yet.
                     if not (self._was_leased and patience):
                         break
                     patience -= 1
                 self._change.wait(self._poll)
-        return ()
+        try:
+            yield taken
+        finally:
+            with self._change:
+                self._leased -= {gpu.index for gpu in taken}
+                self._change.notify_all()

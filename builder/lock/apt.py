@@ -1,4 +1,4 @@
-"""Asks Debian's archives which packages an operating system gets, with apt, in a folder of its own.
+"""Resolves the Debian packages of an operating system with apt, in a folder of its own.
 
 apt resolves for an empty system what mmdebstrap and the image's own apt install: the release's essential and required
 packages, and the requested ones without recommendations. Needs no root. Source: apt-get(8), apt.conf(5).
@@ -45,24 +45,18 @@ Acquire::Retries "3";
 """
 
 
-def reason_not(host: Host) -> str:
-    """Why this machine cannot ask Debian's archives for packages; empty if it can."""
-    if not shutil.which("apt-get"):
-        return "apt-get is not installed"
-    if not Path(KEYRING).exists():
-        return f"{KEYRING} is missing"
-    kinds = {source.kind for source in host.apt.sources}
-    if not kinds:
-        return "" if mmdebstrap.is_installed() else "mmdebstrap is not installed"
-    missing = [kind for kind in ("main", "security") if kind not in kinds]
-    return f"its apt does not use Debian's archive `{missing[0]}`" if missing else ""
-
-
 class Archive:
     """The packages that the archives of a Debian release have now."""
 
-    def __init__(self, release: str, host: Host, folder: Path) -> None:
-        """Downloads the lists of packages. Raises LockError."""
+    def __init__(
+        self,
+        release: str,
+        host: Host,
+        folder: Path,
+        run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
+    ) -> None:
+        """Downloads the lists of packages; `run` runs apt. Raises LockError."""
+        self._run = run
         self._release = release
         self._host = host
         self._environment = {
@@ -87,11 +81,11 @@ class Archive:
         (folder / "status").touch()
         for name in ("lists/partial", "cache/archives/partial"):
             (folder / name).mkdir(parents=True)
-        self._run("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
+        self._apt("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
 
     def resolve(self, request: OsRequest, time: str) -> OsLock:
         """The newest packages for a request, at this time. Raises LockError, e.g. if there is no such package."""
-        output = self._run("apt-get", "install", "-s", "-q", *_RELEASE, *request.packages)
+        output = self._apt("apt-get", "install", "-s", "-q", *_RELEASE, *request.packages)
         versions = dict(_INSTALL.findall(output))
         packages = self._packages(versions)
         if unknown := versions.keys() - packages.keys():
@@ -122,7 +116,7 @@ class Archive:
 
     def _packages(self, versions: Mapping[str, str]) -> dict[str, Package]:
         """Packages of these versions by name, without those that the archives do not have."""
-        output = self._run(
+        output = self._apt(
             "apt-cache", "show", *(f"{name}={version}" for name, version in versions.items()), check=False
         )
         packages = {}
@@ -138,9 +132,9 @@ class Archive:
             )
         return packages
 
-    def _run(self, *command: str, check: bool = True) -> str:
+    def _apt(self, *command: str, check: bool = True) -> str:
         try:
-            done = subprocess.run(
+            done = self._run(
                 command, capture_output=True, text=True, env=self._environment, timeout=TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
@@ -162,8 +156,19 @@ def archive(release: str, host: Host, say: Callable[[str], None]) -> Iterator[Ar
 
     On a distribution other than Debian, mmdebstrap is needed, and installed for root.
     """
-    problem = "" if host.apt.sources else host.hide(mmdebstrap.install(say))
-    if reason := problem or reason_not(host):
+    kinds = {source.kind for source in host.apt.sources}
+    missing = [kind for kind in ("main", "security") if kind not in kinds]
+    reason = "" if kinds else host.hide(mmdebstrap.install(say))
+    if not reason:
+        if not shutil.which("apt-get"):
+            reason = "apt-get is not installed"
+        elif not Path(KEYRING).exists():
+            reason = f"{KEYRING} is missing"
+        elif kinds and missing:
+            reason = f"its apt does not use Debian's archive `{missing[0]}`"
+        elif not kinds and not mmdebstrap.is_installed():
+            reason = "mmdebstrap is not installed"
+    if reason:
         raise LockError(
             f"Debian packages cannot be locked on this machine: {reason}",
             hint="On Debian: add the archive to apt's sources. On Ubuntu, as root: apt-get install mmdebstrap "

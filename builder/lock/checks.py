@@ -15,7 +15,7 @@ from builder.index.wheels import Entry, is_cuda_wheel
 from builder.lock.os_lock import OsLock
 from builder.matrix import facts
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import Matrix, cuda_major
 
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
 _MAJOR = re.compile(r"nvidia-[a-z0-9-]+-cu(\d+)", re.ASCII)
@@ -27,20 +27,35 @@ def check(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -> None:
 
     `shared` are the names of those wheels that every image of the group has.
     """
-    of_cuda = _cpu_faults(cell, wheels) if cell.is_cpu else _cuda_faults(cell, wheels, shared)
-    faults = [*of_cuda, *_version_faults(cell, wheels)]
+    faults: list[LockError] = []
+    if not cell.is_cpu:
+        faults += _cuda_faults(cell, wheels, shared)
+    elif cuda := [wheel for wheel in wheels if is_cuda_wheel(wheel.file)]:
+        others = f" and {len(cuda) - 1} more" if len(cuda) > 1 else ""
+        faults.append(
+            LockError(
+                f"{cell.id}: {cell.framework} {cell.release} on this index is not a CPU build: "
+                f"it requires CUDA wheels ({cuda[0].name}{others})",
+                hint=f"Name a CPU package in frameworks.{cell.framework}.package_on, or remove `cpu` from this line.",
+            )
+        )
+    faults += [
+        LockError(
+            f"{cell.id}: {wheel.name} {wheel.version} is a pre-release",
+            hint="Pin a release that has wheels for this Python, or remove this Python.",
+        )
+        for wheel in wheels
+        if Version(wheel.version).is_prerelease
+    ]
+    faults += [
+        LockError(
+            f"{cell.id}: {violation}",
+            hint=f'Add the bound to frameworks.{cell.framework}.versions."{cell.line}".constraints.',
+        )
+        for violation in facts.load().violations({wheel.name: wheel.version for wheel in wheels})
+    ]
     if faults:
         raise join(faults, f"faults in the wheels of {cell.id}")
-
-
-def _cpu_faults(cell: Cell, wheels: Sequence[Entry]) -> Iterator[LockError]:
-    if cuda := [wheel for wheel in wheels if is_cuda_wheel(wheel.file)]:
-        others = f" and {len(cuda) - 1} more" if len(cuda) > 1 else ""
-        yield LockError(
-            f"{cell.id}: {cell.framework} {cell.release} on this index is not a CPU build: "
-            f"it requires CUDA wheels ({cuda[0].name}{others})",
-            hint=f"Name a CPU package in frameworks.{cell.framework}.package_on, or remove `cpu` from this line.",
-        )
 
 
 def _cuda_faults(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -> Iterator[LockError]:
@@ -48,7 +63,7 @@ def _cuda_faults(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -
 
     A variant may have a compiler, which requires a runtime too: only one in `shared` shows that the framework has one.
     """
-    expected = int(cell.cuda.split(".", maxsplit=1)[0])
+    expected = int(cuda_major(cell.cuda))
     runtimes = [wheel for wheel in wheels if _RUNTIME.fullmatch(wheel.name)]
     if not any(wheel.name in shared for wheel in runtimes):
         yield LockError(
@@ -74,20 +89,6 @@ def _cuda_faults(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -
             f"{cell.id}: {majors[major]} is for CUDA {major}: wheels of two CUDA majors overwrite each other's files "
             "(libcudnn, libnccl and others have the same path in both)",
             hint=f"Find the package that requires it: it is not built for CUDA {cell.cuda}.",
-        )
-
-
-def _version_faults(cell: Cell, wheels: Sequence[Entry]) -> Iterator[LockError]:
-    for wheel in wheels:
-        if Version(wheel.version).is_prerelease:
-            yield LockError(
-                f"{cell.id}: {wheel.name} {wheel.version} is a pre-release",
-                hint="Pin a release that has wheels for this Python, or remove this Python.",
-            )
-    for violation in facts.load().violations({wheel.name: wheel.version for wheel in wheels}):
-        yield LockError(
-            f"{cell.id}: {violation}",
-            hint=f'Add the bound to frameworks.{cell.framework}.versions."{cell.line}".constraints.',
         )
 
 

@@ -91,10 +91,6 @@ class Change:
         old, new = (package.size if package else 0 for package in (self.old, self.new))
         return None if old is None or new is None else new - old
 
-    def as_data(self) -> dict[str, Any]:
-        old, new = (package and asdict(package) for package in (self.old, self.new))
-        return {"name": self.name, "change": self.kind, "old": old, "new": new, "bytes": self.difference}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
@@ -140,7 +136,16 @@ class Diff:
         return {
             "old": self.old.as_data(),
             "new": self.new.as_data(),
-            "packages": [change.as_data() for change in self.changes],
+            "packages": [
+                {
+                    "name": change.name,
+                    "change": change.kind,
+                    "old": change.old and asdict(change.old),
+                    "new": change.new and asdict(change.new),
+                    "bytes": change.difference,
+                }
+                for change in self.changes
+            ],
             "debian": [asdict(change) for change in self.debian],
             "unchanged": self.unchanged,
             "unit": self.unit,

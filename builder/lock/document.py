@@ -36,18 +36,14 @@ def validate(adapter: TypeAdapter[_Lock], text: str, name: str, expected: int, h
     try:
         return adapter.validate_json(text)
     except ValidationError as error:
-        if (version := _format(text)) not in (None, expected):
+        try:
+            version = json.loads(text).get("format")
+        except (ValueError, AttributeError, RecursionError):
+            version = None
+        if version not in (None, expected):
             raise LockError(
                 f"{name} has lock format {version}; this builder reads format {expected}", hint=hint
             ) from error
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "file"
         raise LockError(f"{name} is damaged: {place}: {first['msg']}", hint=hint) from error
-
-
-def _format(text: str) -> object:
-    """The `format` of a lock; None if it has none."""
-    try:
-        return json.loads(text).get("format")
-    except (ValueError, AttributeError, RecursionError):
-        return None

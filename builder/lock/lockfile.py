@@ -67,7 +67,7 @@ class Lock:
 
     @cached_property
     def by_component(self) -> dict[tuple[str, bool], list[Wheel]]:
-        """The wheels of each component of a cell; `True` stands for one of `cells.foundation`, whose CUDA is shared.
+        """Component, and whether it is one of `cells.foundation`, whose CUDA wheels are shared -> its wheels.
 
         Computed once: a group may have thousands of cells.
         """
@@ -134,46 +134,34 @@ def stale_reason(matrix: Matrix, lock: Lock | None, chosen: Iterable[Cell], grou
     """
     if lock is None:
         return "missing"
-    cells = list(chosen)
-    if reason := _basis_difference(matrix, cells[0], lock) if cells else "":
-        return reason
-    if reason := next((reason for cell in cells if (reason := _difference(matrix, cell, lock))), ""):
-        return reason
+    # The basis is the same for all cells of the group, so any of them shows whether it changed.
+    chosen = list(chosen)
+    if chosen:
+        now, before = vars(basis(matrix, chosen[0])), vars(lock.basis)
+        if changed := next((name for name, value in now.items() if value != before[name]), ""):
+            return f"{changed}: matrix.yaml has {_short(now[changed])}, the lock {_short(before[changed])}"
+    for cell in chosen:
+        for component, packages in requirements(matrix, cell).items():
+            part = lock.components.get(component)
+            if part is None:
+                return f"the component {component} is new"
+            if part.requirements != packages:
+                return f"{component}: matrix.yaml requires {_short(packages)}, the lock has {_short(part.requirements)}"
     unused = lock.components.keys() - group_requirements(matrix, group).keys() if group else set()
     return f"no cell has the component {min(unused)}" if unused else ""
 
 
-def _basis_difference(matrix: Matrix, cell: Cell, lock: Lock) -> str:
-    """How the basis of the cell's group differs from that of its lock; empty if it does not."""
-    now, before = vars(basis(matrix, cell)), vars(lock.basis)
-    if changed := [name for name, value in now.items() if value != before[name]]:
-        return f"{changed[0]}: matrix.yaml has {_short(now[changed[0]])}, the lock {_short(before[changed[0]])}"
-    return ""
-
-
-def _difference(matrix: Matrix, cell: Cell, lock: Lock) -> str:
-    """How the requirements of the cell differ from those in its group's lock; empty if they do not."""
-    for component, packages in requirements(matrix, cell).items():
-        part = lock.components.get(component)
-        if part is None:
-            return f"the component {component} is new"
-        if part.requirements != packages:
-            return f"{component}: matrix.yaml requires {_short(packages)}, the lock has {_short(part.requirements)}"
-    return ""
-
-
 def _short(value: object) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text or "nothing"
+    return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) or "nothing"
 
 
 def of_cell(matrix: Matrix, cell: Cell, lock: Lock) -> Locked:
     """The part of its group's lock that a cell needs. Raises StaleError if the lock lacks one of its components."""
-    foundation = cells.foundation(matrix, cell)
-    wheels: dict[str, Wheel] = {}
     needs = requirements(matrix, cell)
     if missing := [component for component in needs if component not in lock.components]:
         raise StaleError(f"locks/{lock.group}.json has no component {missing[0]}", hint=resolve_hint(lock.group))
+    foundation = cells.foundation(matrix, cell)
+    wheels: dict[str, Wheel] = {}
     for component in needs:
         for wheel in lock.by_component[component, component in foundation]:
             wheels.setdefault(wheel.name, wheel)
@@ -218,27 +206,21 @@ def _faults(lock: Lock) -> Iterator[str]:
     if names != sorted(set(names)):
         yield "wheels are not sorted, or one is duplicated"
     for wheel in lock.wheels:
-        if not _matches_file_name(wheel):
+        # Source: PyPA specifications, "Binary distribution format", "File name convention".
+        parts = wheel.file.split("-")
+        try:
+            is_named = (
+                len(parts) > 4
+                and canonicalize_name(parts[0]) == wheel.name
+                and (parts[1] == wheel.version or Version(parts[1]) == Version(wheel.version))
+            )
+        except InvalidVersion:
+            is_named = False
+        if not is_named:
             yield f"{wheel.file} is not {wheel.name} {wheel.version}"
     needed = {name for part in lock.components.values() for name in part.wheels}
     for name in sorted(needed ^ set(names)):
         yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"
-
-
-def _matches_file_name(wheel: Entry) -> bool:
-    """Whether a wheel's file name is that of its name and version.
-
-    Source: PyPA specifications, "Binary distribution format", "File name convention".
-    """
-    parts = wheel.file.split("-")
-    try:
-        return (
-            len(parts) > 4
-            and canonicalize_name(parts[0]) == wheel.name
-            and (parts[1] == wheel.version or Version(parts[1]) == Version(wheel.version))
-        )
-    except InvalidVersion:
-        return False
 
 
 _LOCK = TypeAdapter(Lock)

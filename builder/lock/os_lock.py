@@ -7,7 +7,7 @@ changes the packages of no other image. `builder.lock.apt` makes locks. They con
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,8 +28,8 @@ from builder.matrix.schema import AptPackage, Matrix, matches
 
 FORMAT: Literal[1] = 1
 PREFIX = "os-"  # begins the file name; groups begin with a framework and a version
-REFRESH = "builder lock --os"
 Architecture = Literal["amd64", "all"]
+_HINT = "Restore it with git, or make it again: builder lock --os"
 
 
 def _check_source(value: str) -> str:
@@ -139,18 +139,12 @@ def parse(text: str, request: OsRequest) -> OsLock:
     lock = document.validate(_LOCK, text, request.path, FORMAT, _HINT)
     if dump(lock) != text or (lock.debian, lock.requested) != (request.debian, request.packages):
         raise LockError(f"{request.path} was edited by hand or is incomplete", hint=_HINT)
-    if fault := next(_faults(lock), ""):
-        raise LockError(f"{request.path} was edited by hand: {fault}", hint=_HINT)
-    return lock
-
-
-def _faults(lock: OsLock) -> Iterator[str]:
     names = [package.name for package in lock.packages]
     if names != sorted(set(names)):
-        yield "packages are not sorted, or one is duplicated"
-    for name in lock.requested:
-        if name not in lock.versions:
-            yield f"missing package {name}"
+        raise LockError(f"{request.path} was edited by hand: packages are not sorted, or one is duplicated", hint=_HINT)
+    if missing := [name for name in lock.requested if name not in lock.versions]:
+        raise LockError(f"{request.path} was edited by hand: missing package {missing[0]}", hint=_HINT)
+    return lock
 
 
 def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[DebianChange]:
@@ -174,4 +168,3 @@ def changes(before: Mapping[OsRequest, OsLock | None], after: Mapping[OsRequest,
 
 
 _LOCK = TypeAdapter(OsLock)
-_HINT = f"Restore it with git, or make it again: {REFRESH}"

@@ -1,7 +1,7 @@
 """From requirements to exact wheels, with uv against the configured index.
 
-Only this step asks which versions exist. Each group is resolved by itself, so that adding to the matrix never changes
-the lock of another group. Groups share wheels because each prefers the versions of the others.
+Only this step looks up which versions exist. Each group is resolved by itself, so that adding to the matrix never
+changes the lock of another group. Groups share wheels because each prefers the versions of the others.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class Resolver:
         say: Callable[[str], None],
         matrix: Matrix | None = None,
         sizes: Mapping[str, int] | None = None,
+        run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
     ) -> None:
-        """`matrix` replaces that of the project; `sizes` are known sizes of wheels, by SHA-256."""
+        """`matrix` replaces that of the project; `sizes` are known sizes of wheels, by SHA-256; `run` runs uv."""
         self._project = project
         self._matrix = matrix or project.matrix
         self._index = host.index
@@ -66,6 +67,7 @@ class Resolver:
         self._environ = {**environ, **host.index.environment()}
         self._say = say
         self._hide = host.hide
+        self._run = run
         self._sizes: dict[str, int] = dict(sizes or {})
         self._toolkits: dict[tuple[str, str], Mapping[str, str]] = {}
 
@@ -76,15 +78,23 @@ class Resolver:
         is resolved, with the versions in `prefer` and in `present` where they still fit. Raises LockError.
         """
         cell = group[0]
-        needs = lockfile.group_requirements(self._matrix, group)
+        needs, basis = lockfile.group_requirements(self._matrix, group), lockfile.basis(self._matrix, cell)
         preferred = {**prefer, **(present.versions if present else {})}
-        parts, wheels = self._kept(cell, needs, present)
+        # What is locked stays as it is where it can: a new variant must not change the wheels of other images.
+        parts: dict[str, Part] = {}
+        wheels: dict[str, Entry] = {}
+        if present and present.basis == basis:
+            still_needed = {component: part for component, part in present.components.items() if component in needs}
+            if all(part.requirements == needs[component] for component, part in still_needed.items()):
+                parts = still_needed
+                kept = {name for part in parts.values() for name in part.wheels}
+                wheels = {wheel.name: wheel for wheel in present.wheels if wheel.name in kept}
         if parts.keys() != needs.keys():
             self._say(f"{cell.group}: resolving {counted(sum(map(len, needs.values())), 'requirement')}")
             new = [component for component in needs if component not in parts]
             try:
                 pins = {name: wheel.version for name, wheel in wheels.items()}
-                versions = self._versions(cell, needs, pins=pins, preferred=preferred)
+                versions = self._versions(cell, needs, basis, pins=pins, preferred=preferred)
             except LockError as error:
                 if not parts or isinstance(error, UnreachableError):
                     raise
@@ -92,7 +102,9 @@ class Resolver:
                 names = ", ".join(new)
                 self._say(f"{cell.group}: no versions of {names} fit the locked wheels; resolving all again: {reason}")
                 parts, wheels, new = {}, {}, list(needs)
-                versions = self._versions(cell, needs, preferred=preferred)
+                versions = self._versions(cell, needs, basis, preferred=preferred)
+            # The versions are chosen for all components together. Each then has a list of its own, so that an image has
+            # the wheels of its components and no others.
             added: _Closure = {}
             for component in new:
                 closure = self._closure(cell, needs[component], versions)
@@ -102,22 +114,10 @@ class Resolver:
         self._check(cell, {component: part.wheels for component, part in parts.items()}, wheels)
         return Lock(
             group=cell.group,
-            basis=lockfile.basis(self._matrix, cell),
+            basis=basis,
             components={component: parts[component] for component in needs},
             wheels=tuple(wheels[name] for name in sorted(wheels)),
         )
-
-    def _kept(
-        self, cell: Cell, needs: Mapping[str, list[str]], present: Lock | None
-    ) -> tuple[dict[str, Part], dict[str, Entry]]:
-        """Components of the present lock that are still needed, and their wheels; none if any requirement changed."""
-        if present is None or present.basis != lockfile.basis(self._matrix, cell):
-            return {}, {}
-        parts = {component: part for component, part in present.components.items() if component in needs}
-        if any(part.requirements != needs[component] for component, part in parts.items()):
-            return {}, {}
-        names = {name for part in parts.values() for name in part.wheels}
-        return parts, {wheel.name: wheel for wheel in present.wheels if wheel.name in names}
 
     def reason(self, cell: Cell) -> str:
         """Why a cell, in the matrix or not, does not resolve to wheels; empty if it does.
@@ -138,7 +138,7 @@ class Resolver:
     def _failure(self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis) -> str:
         """Why requirements do not resolve; empty if they do."""
         try:
-            versions = self._versions(cell, needs, basis=basis)
+            versions = self._versions(cell, needs, basis)
             closures = {name: self._closure(cell, packages, versions) for name, packages in needs.items()}
             wheels = {name: wheel for closure in closures.values() for name, (wheel, _) in closure.items()}
             self._check(cell, closures, wheels)
@@ -178,32 +178,26 @@ class Resolver:
         self,
         cell: Cell,
         needs: Mapping[str, list[str]],
+        basis: Basis,
         *,
         pins: Mapping[str, str] | None = None,
         preferred: Mapping[str, str] | None = None,
-        basis: Basis | None = None,
     ) -> dict[str, str]:
         """Name -> version for all that these components need.
 
         `pins` are versions that must stay, `preferred` those to take where they fit. So are the versions of the release
         of `cuda-toolkit` in matrix.yaml: they fill what no framework pins, and never override one.
         """
-        basis = basis or lockfile.basis(self._matrix, cell)
+        versions = dict(preferred or {})
+        if basis.toolkit:
+            key = basis.toolkit, basis.python
+            if key not in self._toolkits:
+                text = self._compile(cell, [f"{lockfile.TOOLKIT}[all]=={basis.toolkit}"], (), {})
+                self._toolkits[key] = _parse_versions(text)
+            versions |= self._toolkits[key]
         packages = sorted({package for packages in needs.values() for package in packages})
         constraints = [*basis.constraints, *_pinned(pins or {})]
-        return _parse_versions(
-            self._compile(cell, packages, constraints, {**(preferred or {}), **self._toolkit(cell, basis)})
-        )
-
-    def _toolkit(self, cell: Cell, basis: Basis) -> Mapping[str, str]:
-        """Name -> version for all that a release of NVIDIA's metapackage pins."""
-        if not basis.toolkit:
-            return {}
-        key = basis.toolkit, basis.python
-        if key not in self._toolkits:
-            text = self._compile(cell, [f"{lockfile.TOOLKIT}[all]=={basis.toolkit}"], (), {})
-            self._toolkits[key] = _parse_versions(text)
-        return self._toolkits[key]
+        return _parse_versions(self._compile(cell, packages, constraints, versions))
 
     def _closure(self, cell: Cell, packages: Sequence[str], versions: Mapping[str, str]) -> _Closure:
         """The wheels for all that some requirements need."""
@@ -225,7 +219,7 @@ class Resolver:
         preferred: Mapping[str, str] | None = None,
     ) -> str:
         """Output of `uv pip compile`: `name==version` lines, or wheels as pylock.toml if no versions are preferred."""
-        glibc = self._glibc(cell)
+        beside = Path(sys.executable).parent / "uv"  # the locked uv, where there is one
         with self._project.scratch() as scratch:
             here = Path(scratch)
             (here / "in.txt").write_text(_lines(packages))
@@ -234,39 +228,39 @@ class Resolver:
             if preferred is not None:
                 out.write_text(_lines(_pinned(preferred)))
             command = [
-                _uv(), "pip", "compile", str(here / "in.txt"), "-o", str(out), "--no-header", "--no-config",
+                str(beside) if beside.exists() else "uv", "pip", "compile", str(here / "in.txt"), "-o", str(out),
+                "--no-header", "--no-config",
                 "--only-binary", ":all:", "--prerelease", "disallow", "--no-annotate", "--color", "never",
                 "--python-version", cell.python, "--no-sources", "--no-python-downloads",
-                "--python-platform", f"{PLATFORM}-manylinux_{glibc.replace('.', '_')}",
+                "--python-platform", f"{PLATFORM}-manylinux_{self._glibc(cell).replace('.', '_')}",
                 "--constraint", str(here / "bounds.txt"),
             ]  # fmt: skip
-            self._run(cell, command, here)
+            try:
+                done = self._run(
+                    command,
+                    env=self._environ,
+                    cwd=here,
+                    capture_output=True,
+                    text=True,
+                    timeout=TIMEOUT_S,
+                    check=False,
+                    preexec_fn=_end_with_parent,  # no other thread runs yet
+                )
+            except subprocess.TimeoutExpired as error:
+                raise UnreachableError(
+                    f"{cell.id}: uv timed out after {TIMEOUT_S} s", hint=f"Run again. {DOCTOR}"
+                ) from error
+            output = self._hide(done.stderr).strip()
+            if done.returncode:
+                kind = UnreachableError if _UNREACHABLE.search(output) else LockError
+                lines = [re.sub(r"^[^A-Za-z`<(]+", "", line) for line in output.splitlines()]  # uv draws a tree
+                explanation = "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))
+                raise kind(f"{cell.id}: cannot be resolved to wheels\n{explanation}", hint=_hint(output))
+            if yanked := re.search(r"`([^\s`]+)` (is yanked[^\n]*)", output):
+                raise LockError(
+                    f"{cell.id}: {yanked[1]} {yanked[2]}", hint="It was withdrawn: pin another version in matrix.yaml."
+                )
             return out.read_text(encoding="utf-8")
-
-    def _run(self, cell: Cell, command: Sequence[str], cwd: Path) -> None:
-        try:
-            done = subprocess.run(
-                command,
-                env=self._environ,
-                cwd=cwd,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_S,
-                check=False,
-                preexec_fn=_end_with_parent,  # no other thread runs yet
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UnreachableError(
-                f"{cell.id}: uv timed out after {TIMEOUT_S} s", hint=f"Run again. {DOCTOR}"
-            ) from error
-        output = self._hide(done.stderr).strip()
-        if done.returncode:
-            kind = UnreachableError if _UNREACHABLE.search(output) else LockError
-            raise kind(f"{cell.id}: cannot be resolved to wheels\n{_explain(output)}", hint=_hint(output))
-        if yanked := re.search(r"`([^\s`]+)` (is yanked[^\n]*)", output):
-            raise LockError(
-                f"{cell.id}: {yanked[1]} {yanked[2]}", hint="It was withdrawn: pin another version in matrix.yaml."
-            )
 
     def _with_sizes(self, cell: Cell, closure: _Closure) -> dict[str, Entry]:
         """Wheels by name, with sizes from the index where they are not known yet."""
@@ -295,12 +289,6 @@ def _parse_versions(text: str) -> dict[str, str]:
 def _end_with_parent() -> None:
     """Called in the child: uv must not outlive a builder that is killed."""
     _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, linux/prctl.h
-
-
-def _uv() -> str:
-    """The locked uv beside this Python, else the one on PATH."""
-    beside = Path(sys.executable).parent / "uv"
-    return str(beside) if beside.exists() else "uv"
 
 
 def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mapping[Tag, int]) -> tuple[Entry, str]:
@@ -372,12 +360,6 @@ def _size(cell: Cell, session: IndexSession, url: str) -> int:
             f"{cell.id}: the index does not serve {_file_name(url)}: {reason}",
             hint="Run again. If it fails again, the index lists a file that it does not have.",
         ) from error
-
-
-def _explain(output: str) -> str:
-    """uv's explanation, without its decoration."""
-    lines = [re.sub(r"^[^A-Za-z`<(]+", "", line) for line in output.splitlines()]
-    return "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))
 
 
 def _hint(output: str) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
-from pathlib import Path
-from typing import TypeVar
 
 from builder.common import atomic
 from builder.common.errors import LockError, MatrixError, StaleError, for_cells, join
@@ -23,9 +21,6 @@ from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
 
-_Key = TypeVar("_Key")
-_Lock = TypeVar("_Lock")
-
 
 def check(project: Project, chosen: Sequence[Cell]) -> None:
     """Raises StaleError with every lock that is missing, out of date for these cells, or of no group."""
@@ -35,7 +30,12 @@ def check(project: Project, chosen: Sequence[Cell]) -> None:
         lock = lockfile.read(project.root, group)
         if reason := lockfile.stale_reason(project.matrix, lock, cells, project.groups[group]):
             faults.append(f"locks/{group}.json: {reason}")
-    faults += os_faults(project, chosen)
+    for request in _requests(project, chosen):
+        try:
+            if os_lock.read(project.root, request) is None:
+                faults.append(f"{request.path}: missing")
+        except LockError as error:
+            faults.append(str(error))
     faults += [f"{name}: belongs to no cell" for name in _strays(project)]
     if faults:
         lines = "\n".join(f"  {fault}" for fault in faults[:20])
@@ -58,7 +58,14 @@ def update(
     errors are raised together at the end.
     """
     systems, os_failures = update_systems(project, chosen, host, refresh=refresh, say=say)
-    faults = _system_faults(project, chosen)
+    # What matrix.yaml has wrong about a Python and its Debian release. All cells of a Python have its packages and the
+    # same release, so the lock of one of them is enough.
+    faults: dict[str, list[MatrixError]] = {}
+    for python, cell in {cell.python: cell for cell in chosen}.items():
+        with suppress(LockError):  # a lock that could not be made is among the failures
+            lock = os_lock.read(project.root, os_lock.request_of_cell(project.matrix, cell))
+            if lock and (of_python := list(checks.system_faults(project.matrix, python, lock))):
+                faults[python] = of_python
     sound = [cell for cell in chosen if cell.python not in faults]
     changed, wheel_failures = _update_wheels(project, sound, host, upgrade=upgrade, say=say)
     unique = {str(fault): fault for of_python in faults.values() for fault in of_python}
@@ -77,74 +84,48 @@ def _update_wheels(
 
     Each group is resolved by itself, and prefers versions that groups of the same Python or CUDA have.
     """
-    present = {group: _undamaged(lockfile.read, project, group) for group in project.groups}
+    present: dict[str, Lock | None] = dict.fromkeys(project.groups)
+    for group in project.groups:
+        with suppress(LockError):  # a damaged lock is made again
+            present[group] = lockfile.read(project.root, group)
+    # A group is resolved as a whole, also if only some of its cells are chosen: they share the lock.
     stale = [
         group
         for group in dict.fromkeys(cell.group for cell in chosen)
         if upgrade
         or lockfile.stale_reason(project.matrix, present[group], project.groups[group], project.groups[group])
     ]
+    locks = [lock for group, lock in present.items() if lock and group not in stale]
     sizes = diff.sizes(diff.of_lock(lock) for lock in present.values() if lock)
     resolver = Resolver(project, host, say=say, sizes=sizes)
-    new, failures = _resolve(project, resolver, stale, present, upgrade=upgrade)
-    for line in diff.upgrades(present, new):
-        say(line)
-    return [name for lock in new if (name := _write(project, lock))], failures
-
-
-def _resolve(
-    project: Project, resolver: Resolver, stale: Sequence[str], present: Mapping[str, Lock | None], *, upgrade: bool
-) -> tuple[list[Lock], list[LockError]]:
-    """New locks for the groups in `stale`, and the errors of those that fail."""
-    current = [lock for group, lock in present.items() if lock and group not in stale]
     new: list[Lock] = []
     failures: list[LockError] = []
     for group in stale:
         cells = project.groups[group]
+        # The same wheels are the same layers: prefer the versions of the first group of the same Python, or of the same
+        # CUDA for CUDA wheels, which are for any Python.
+        preferred: dict[str, str] = {}
+        for other in (*locks, *new):
+            has_cuda, has_python = other.basis.cuda == cells[0].cuda, other.basis.python == cells[0].python
+            for wheel in other.wheels:
+                if has_cuda if is_cuda_wheel(wheel.file) else has_python:
+                    preferred.setdefault(wheel.name, wheel.version)
         try:
-            lock = resolver.resolve(cells, None if upgrade else present[group], _preferred(cells[0], [*current, *new]))
+            new.append(resolver.resolve(cells, None if upgrade else present[group], preferred))
         except LockError as error:
             failures.append(error)
-        else:
-            new.append(lock)
-    return new, failures
-
-
-def _preferred(cell: Cell, locks: Iterable[Lock]) -> dict[str, str]:
-    """Versions in groups of the same Python or CUDA, the first group first, so that groups share wheels.
-
-    CUDA wheels are for any Python.
-    """
-    preferred: dict[str, str] = {}
-    for lock in locks:
-        for wheel in lock.wheels:
-            if lock.basis.cuda == cell.cuda if is_cuda_wheel(wheel.file) else lock.basis.python == cell.python:
-                preferred.setdefault(wheel.name, wheel.version)
-    return preferred
-
-
-def _write(project: Project, lock: Lock) -> str:
-    """The path of the lock if it changed."""
-    path, text = lockfile.path(project.root, lock.group), lockfile.dump(lock)
-    if path.exists() and path.read_bytes() == text.encode():
-        return ""
-    atomic.write_text(path, text)
-    return path.relative_to(project.root).as_posix()
+    for line in diff.upgrades(present, new):
+        say(line)
+    changed = []
+    for lock in new:
+        path, text = lockfile.path(project.root, lock.group), lockfile.dump(lock)
+        if not path.exists() or path.read_bytes() != text.encode():
+            atomic.write_text(path, text)
+            changed.append(path.relative_to(project.root).as_posix())
+    return changed, failures
 
 
 # ---- operating systems
-
-
-def os_faults(project: Project, chosen: Iterable[Cell]) -> list[str]:
-    """A line for each missing or damaged lock of these cells."""
-    lines = []
-    for request in _requests(project, chosen):
-        try:
-            if os_lock.read(project.root, request) is None:
-                lines.append(f"{request.path}: missing")
-        except LockError as error:
-            lines.append(str(error))
-    return lines
 
 
 def update_systems(
@@ -154,7 +135,10 @@ def update_systems(
 
     Releases that fail do not stop the others.
     """
-    present = {request: _undamaged(os_lock.read, project, request) for request in _requests(project, chosen)}
+    present: dict[OsRequest, OsLock | None] = dict.fromkeys(_requests(project, chosen))
+    for request in present:
+        with suppress(LockError):  # a damaged lock is made again
+            present[request] = os_lock.read(project.root, request)
     stale = [request for request, lock in present.items() if refresh or lock is None]
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
@@ -162,8 +146,16 @@ def update_systems(
     for release, requests in groupby(sorted(stale), key=lambda request: request.debian):
         say(f"Debian {release}: reading the lists of packages")
         address = project.matrix.debian[release].snapshot
-        archives = apt.archive(release, host.with_snapshot(address, now, is_past=False) if address else host, say)
-        failures += _resolve_systems(project.matrix, archives, requests, now, new)
+        at = host.with_snapshot(address, now, is_past=False) if address else host
+        try:
+            with apt.archive(release, at, say) as archive:
+                for request in requests:
+                    try:
+                        new[request] = _resolve_system(project.matrix, archive, request, now)
+                    except LockError as error:
+                        failures.append(error)
+        except LockError as error:  # of the archive itself
+            failures.append(error)
     for request, lock in new.items():
         if present[request] is None:
             say(f"{request.path}: {counted(len(lock.packages), 'package')}, the newest versions")
@@ -209,56 +201,30 @@ def current_locks_of_stale(
                             )
                         )
                     elif missing:
-                        failures += _resolve_systems(project.matrix, nullcontext(archive), [request], now, new)
+                        try:
+                            new[request] = _resolve_system(project.matrix, archive, request, now)
+                        except LockError as error:
+                            failures.append(error)
         except LockError as error:
             say(f"Debian {release}: cannot look up the locked packages; going on with them: {error}")
     return new, failures
 
 
-def _system_faults(project: Project, chosen: Iterable[Cell]) -> dict[str, list[MatrixError]]:
-    """What matrix.yaml has wrong about the Pythons of `chosen` and their Debian releases, by Python.
-
-    All cells of a Python have its packages and the same release, so the lock of one of them is enough.
-    """
-    faults = {}
-    for python, cell in {cell.python: cell for cell in chosen}.items():
-        lock = _undamaged(os_lock.read, project, os_lock.request_of_cell(project.matrix, cell))
-        if lock and (of_python := list(checks.system_faults(project.matrix, python, lock))):
-            faults[python] = of_python
-    return faults
-
-
-def _resolve_systems(
-    matrix: Matrix,
-    archives: AbstractContextManager[apt.Archive],
-    requests: Iterable[OsRequest],
-    now: str,
-    new: dict[OsRequest, OsLock],
-) -> Iterator[LockError]:
-    """Adds the locks of requests for one Debian release to `new`; yields the errors of those that fail."""
+def _resolve_system(matrix: Matrix, archive: apt.Archive, request: OsRequest, now: str) -> OsLock:
+    """A new lock. Raises LockError, with the places in matrix.yaml of the requested packages that it names."""
     try:
-        with archives as archive:
-            for request in requests:
-                try:
-                    new[request] = archive.resolve(request, now)
-                except LockError as error:
-                    yield _with_places(matrix, request, error)
+        return archive.resolve(request, now)
     except LockError as error:
-        yield error
-
-
-def _with_places(matrix: Matrix, request: OsRequest, error: LockError) -> LockError:
-    """The error, with the places in matrix.yaml of the requested packages that it names."""
-    named = set(re.findall(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+]", str(error))) & set(request.packages)
-    lists = {("components", name): component.apt for name, component in matrix.components.items()}
-    lists |= {("python", name): python.apt or [] for name, python in matrix.python.items()}
-    lines = [
-        f"  {matrix.where(*path, 'apt', number)}: {'.'.join(path)}.apt: {package}"
-        for path, packages in lists.items()
-        for number, package in enumerate(packages)
-        if package in named
-    ]
-    return LockError("\n".join([str(error), *lines]), hint=error.hint)
+        named = set(re.findall(r"[a-z0-9][a-z0-9+.-]*[a-z0-9+]", str(error))) & set(request.packages)
+        lists = {("components", name): component.apt for name, component in matrix.components.items()}
+        lists |= {("python", name): python.apt or [] for name, python in matrix.python.items()}
+        lines = [
+            f"  {matrix.where(*path, 'apt', number)}: {'.'.join(path)}.apt: {package}"
+            for path, packages in lists.items()
+            for number, package in enumerate(packages)
+            if package in named
+        ]
+        raise LockError("\n".join([str(error), *lines]), hint=error.hint) from error
 
 
 def _requests(project: Project, chosen: Iterable[Cell]) -> Mapping[OsRequest, None]:
@@ -275,11 +241,3 @@ def _strays(project: Project) -> list[str]:
     groups = {f"locks/{group}.json" for group in project.groups}
     systems = {request.path for request in _requests(project, project.cells)}
     return sorted(files - groups - systems - {document.KNOWN_LAYERS})
-
-
-def _undamaged(read: Callable[[Path, _Key], _Lock | None], project: Project, key: _Key) -> _Lock | None:
-    """The lock of a group or of an operating system; None if it is missing or damaged."""
-    try:
-        return read(project.root, key)
-    except LockError:
-        return None

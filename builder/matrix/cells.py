@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
-from math import prod
 from typing import TypeVar
 
 from packaging.version import Version
 
 from builder.common.errors import MatrixError, UsageError, did_you_mean
-from builder.matrix.schema import CPU, Component, Framework, Matrix
+from builder.matrix.schema import CPU, Matrix, cuda_major
 
 CUDA = "cuda"  # the component with NVIDIA's libraries
 ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", re.ASCII)
@@ -72,8 +71,28 @@ def _python_tag(version: str) -> str:
 
 
 def expand(matrix: Matrix) -> tuple[Cell, ...]:
-    """All cells, in a stable order; raises MatrixError for exclusions, inclusions and budgets without effect."""
-    cells = {cell.id: cell for cell in _product(matrix)}
+    """All cells, in a stable order; raises MatrixError for exclusions, inclusions and budgets without effect.
+
+    Frameworks and variants have the order of the matrix, versions that of versions (12.10 after 12.9); the cpu is last.
+    """
+    lines = [
+        (name, line, entry)
+        for name, framework in matrix.frameworks.items()
+        for line, entry in framework.versions.items()
+    ]
+    # Counted before they are made: a long list in each axis would fill the memory.
+    total = sum(len(entry.cuda) * len(entry.python) for _, _, entry in lines) * len(matrix.variants)
+    if total > MAX_CELLS:
+        where = matrix.where("frameworks")
+        raise MatrixError(
+            f"{where}: the matrix has {total} cells; the limit is {MAX_CELLS}",
+            hint="Remove versions or variants from matrix.yaml.",
+        )
+    cells: dict[str, Cell] = {}
+    for name, line, entry in lines:
+        for cuda, python, variant in product(entry.cuda, entry.python, matrix.variants):
+            cell = _cell(matrix, name, line, cuda, python, variant)
+            cells[cell.id] = cell
     for number, inclusion in enumerate(matrix.include):
         where = matrix.where("include", number, "cell")
         cell = parse(matrix, inclusion.cell, where)
@@ -87,7 +106,17 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
             del cells[hit]
     if not cells:
         raise MatrixError(f"{matrix.where('exclude')}: every cell is excluded; there is nothing to build")
-    return tuple(sorted(cells.values(), key=_order(matrix)))
+
+    frameworks = {name: place for place, name in enumerate(matrix.frameworks)}
+    variants = {name: place for place, name in enumerate(matrix.variants)}
+    version = cache(Version)  # thousands of cells have a few versions
+
+    def order(cell: Cell) -> tuple[int, Version, bool, Version, Version, int]:
+        cuda = version("0" if cell.is_cpu else cell.cuda)
+        versions = (version(cell.line), cell.is_cpu, cuda, version(cell.python))
+        return (frameworks[cell.framework], *versions, variants[cell.variant])
+
+    return tuple(sorted(cells.values(), key=order))
 
 
 def _hits(where: str, pattern: str, ids: Iterable[str]) -> list[str]:
@@ -106,37 +135,44 @@ def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
     On the cpu there is no `cuda` component, and nothing of the line that needs it. Components with `only_on` are left
     out elsewhere.
     """
-    return _with_needs(matrix, cell, [*_roots(matrix, cell), *matrix.variants[cell.variant]])
+    return _with_needs(matrix, cell, matrix.variants[cell.variant])
 
 
 def foundation(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
     """The components of every cell of the group: those of the framework and of its line."""
-    return _with_needs(matrix, cell, _roots(matrix, cell))
+    return _with_needs(matrix, cell, ())
 
 
-def _roots(matrix: Matrix, cell: Cell) -> list[str]:
+def _with_needs(matrix: Matrix, cell: Cell, variant: Sequence[str]) -> tuple[str, ...]:
+    """The components of the foundation and of a variant, with all that they need."""
     line = matrix.frameworks[cell.framework].versions[cell.line]
-    return [
-        cell.framework,
-        *(name for name in line.components if not (cell.is_cpu and CUDA in matrix.with_needs[name])),
-    ]
-
-
-def _with_needs(matrix: Matrix, cell: Cell, names: Iterable[str]) -> tuple[str, ...]:
+    of_line = [name for name in line.components if not (cell.is_cpu and CUDA in matrix.with_needs[name])]
+    names = (cell.framework, *of_line, *variant)
     ordered = dict.fromkeys(chain.from_iterable(matrix.with_needs[name] for name in names))
+    major = cuda_major(cell.cuda)
     return tuple(
-        name for name in ordered if not (name == CUDA and cell.is_cpu) and _is_on(matrix.components[name], cell.cuda)
+        name
+        for name in ordered
+        if not (name == CUDA and cell.is_cpu)
+        and (not matrix.components[name].only_on or major in matrix.components[name].only_on)
     )
 
 
-def _is_on(component: Component, cuda: str) -> bool:
-    return not component.only_on or cuda.split(".", maxsplit=1)[0] in component.only_on
-
-
 def match(pattern: str, ids: Iterable[str]) -> list[str]:
-    """The ids that a shell pattern with braces matches."""
-    alternatives = _alternatives(pattern)
-    return [id_ for id_ in ids if any(fnmatch.fnmatchcase(id_, alternative) for alternative in alternatives)]
+    """The ids that a shell pattern with braces matches; raises UsageError for one with too many alternatives.
+
+    Braces are those of cibuildwheel's selectors: `a{b,c}` is `ab` and `ac`.
+    """
+    patterns = [pattern]
+    while any(braces := [_BRACE.search(text) for text in patterns]):
+        patterns = [
+            text if brace is None else text[: brace.start()] + option + text[brace.end() :]
+            for text, brace in zip(patterns, braces, strict=True)
+            for option in (brace[1].split(",") if brace else [""])
+        ]
+        if len(patterns) > MAX_ALTERNATIVES:
+            raise UsageError(f"{pattern!r} expands to more than {MAX_ALTERNATIVES} patterns")
+    return [id_ for id_ in ids if any(fnmatch.fnmatchcase(id_, text) for text in patterns)]
 
 
 def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
@@ -150,22 +186,16 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
         if pattern in matrix.sets:
             for number, member in enumerate(matrix.sets[pattern]):
                 selected.update(_hits(matrix.where("sets", pattern, number), member, by_id))
-            continue
-        hits = match(pattern, by_id)
-        if not hits:
-            raise _no_cell(matrix, pattern, by_id)
-        selected.update(hits)
+        elif hits := match(pattern, by_id):
+            selected.update(hits)
+        elif exclusion := next((item for item in matrix.exclude if match(item.cells, [pattern])), None):
+            raise UsageError(f"{pattern} is excluded: {exclusion.reason}")
+        else:
+            raise UsageError(
+                f"no cell matches {pattern!r}{did_you_mean(pattern, [*matrix.sets, *by_id])}",
+                hint="`builder plan '*'` lists every cell.",
+            )
     return tuple(cell for cell in cells if cell.id in selected)
-
-
-def _no_cell(matrix: Matrix, pattern: str, ids: Iterable[str]) -> UsageError:
-    for exclusion in matrix.exclude:
-        if match(exclusion.cells, [pattern]):
-            return UsageError(f"{pattern} is excluded: {exclusion.reason}")
-    return UsageError(
-        f"no cell matches {pattern!r}{did_you_mean(pattern, [*matrix.sets, *ids])}",
-        hint="`builder plan '*'` lists every cell.",
-    )
 
 
 def parse(matrix: Matrix, cell_id: str, where: str) -> Cell:
@@ -181,65 +211,21 @@ def parse(matrix: Matrix, cell_id: str, where: str) -> Cell:
         return known[key]
 
     name = find(short, {framework.short: name for name, framework in matrix.frameworks.items()}, "framework")
-    framework = matrix.frameworks[name]
-    find(line, framework.versions, f"{name} version")
+    find(line, matrix.frameworks[name].versions, f"{name} version")
     cuda = find(cuda_tag, {_cuda_tag(version): version for version in matrix.cuda}, "CUDA version")
     python = find(python_tag, {_python_tag(version): version for version in matrix.python}, "Python version")
     find(variant, matrix.variants, "variant")
-    return _cell(name, framework, line, (cuda, python, variant))
+    return _cell(matrix, name, line, cuda, python, variant)
 
 
-def _cell(name: str, framework: Framework, line: str, axes: tuple[str, str, str]) -> Cell:
-    cuda, python, variant = axes
-    release = framework.versions[line].release
+def _cell(matrix: Matrix, framework: str, line: str, cuda: str, python: str, variant: str) -> Cell:
+    entry = matrix.frameworks[framework]
     return Cell(
-        framework=name, short=framework.short, line=line, release=release, cuda=cuda, python=python, variant=variant
+        framework=framework,
+        short=entry.short,
+        line=line,
+        release=entry.versions[line].release,
+        cuda=cuda,
+        python=python,
+        variant=variant,
     )
-
-
-def _product(matrix: Matrix) -> list[Cell]:
-    lines = [
-        (name, framework, line, (entry.cuda, entry.python, list(matrix.variants)))
-        for name, framework in matrix.frameworks.items()
-        for line, entry in framework.versions.items()
-    ]
-    total = sum(prod(map(len, axes)) for _, _, _, axes in lines)
-    if total > MAX_CELLS:
-        where = matrix.where("frameworks")
-        raise MatrixError(
-            f"{where}: the matrix has {total} cells; the limit is {MAX_CELLS}",
-            hint="Remove versions or variants from matrix.yaml.",
-        )
-    return [_cell(name, framework, line, values) for name, framework, line, axes in lines for values in product(*axes)]
-
-
-_Order = tuple[int, Version, bool, Version, Version, int]
-
-
-def _order(matrix: Matrix) -> Callable[[Cell], _Order]:
-    """Frameworks and variants in the order of the matrix, versions as versions (12.10 after 12.9), the cpu last."""
-    frameworks, variants = (
-        {name: place for place, name in enumerate(names)} for names in (matrix.frameworks, matrix.variants)
-    )
-    version = cache(Version)
-
-    def key(cell: Cell) -> _Order:
-        cuda = version("0" if cell.is_cpu else cell.cuda)
-        versions = (version(cell.line), cell.is_cpu, cuda, version(cell.python))
-        return (frameworks[cell.framework], *versions, variants[cell.variant])
-
-    return key
-
-
-def _alternatives(pattern: str) -> list[str]:
-    """`a{b,c}` to `ab`, `ac`, as in cibuildwheel's selectors; raises UsageError for too many."""
-    patterns = [pattern]
-    while any(braces := [_BRACE.search(pattern) for pattern in patterns]):
-        patterns = [
-            pattern if brace is None else pattern[: brace.start()] + option + pattern[brace.end() :]
-            for pattern, brace in zip(patterns, braces, strict=True)
-            for option in (brace[1].split(",") if brace else [""])
-        ]
-        if len(patterns) > MAX_ALTERNATIVES:
-            raise UsageError(f"{pattern!r} expands to more than {MAX_ALTERNATIVES} patterns")
-    return patterns

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from builder.common import strict_yaml, validation
 from builder.common.errors import FileError
-from builder.matrix.schema import StrictModel
+from builder.matrix.schema import StrictModel, cuda_major
 
 FILE = Path(__file__).with_name("facts.yaml")
 
@@ -92,18 +92,6 @@ class Trap(StrictModel):
     reason: Line
     source: Line
 
-    def violation(self, versions: Mapping[str, str]) -> str:
-        """The conflict in these packages, in one line; empty if there is none."""
-        version, other = versions.get(self.package), versions.get(self.other)
-        if version is None or not SpecifierSet(self.affected).contains(version, prereleases=True):
-            return ""
-        needs = f"{self.package} {version} needs {self.other}{self.wants}"
-        if other is None:
-            return f"{needs}: {self.reason}" if self.required else ""
-        if SpecifierSet(self.wants).contains(other, prereleases=True):
-            return ""
-        return f"{needs}, not {other}: {self.reason}"
-
 
 class Caveat(StrictModel):
     """A flaw of images that run: of a `framework` in the matrix, by `cuda` and by `capabilities` of the GPU."""
@@ -131,7 +119,7 @@ class Facts(StrictModel):
 
     def driver(self, cuda: str) -> str:
         """The oldest driver for CUDA `cuda`; empty if unknown."""
-        driver = self.drivers.get(cuda.split(".", maxsplit=1)[0])
+        driver = self.drivers.get(cuda_major(cuda))
         return driver.minimum if driver else ""
 
     def toolkit_driver(self, cuda: str) -> str:
@@ -144,27 +132,13 @@ class Facts(StrictModel):
 
     def compiled_package(self, package: str, cuda: str) -> str:
         """The package whose wheel has the GPU code of `package`."""
-        return self.plugins.get(package, {}).get(cuda.split(".", maxsplit=1)[0], package)
-
-    def capability(self, name: str) -> str:
-        """Compute capability of a GPU by its name in this file; empty if unknown."""
-        return next((capability for capability, gpus in self.gpus.items() if name in gpus.names + gpus.arm), "")
+        return self.plugins.get(package, {}).get(cuda_major(cuda), package)
 
     def first_cuda(self, capability: str) -> str:
         """The oldest CUDA whose machine code runs on this compute capability, or empty."""
         newest = Version(capability or "0")
         older = [key for key in self.gpus if Version(key).major == newest.major and Version(key) <= newest]
         return min((self.gpus[key].cuda for key in older), key=Version, default="")
-
-    def first_driver(self, capability: str) -> str:
-        """The oldest driver for GPUs of this compute capability; empty if unknown."""
-        gpus = self.gpus.get(capability)
-        return self.toolkit_driver(gpus.cuda) if gpus else ""
-
-    def last_branch(self, capability: str) -> str:
-        """The last driver branch for GPUs of this compute capability, such as 580; empty if it is still supported."""
-        gpus = self.gpus.get(capability)
-        return gpus.last if gpus else ""
 
     def caveats_of(self, framework: str, cuda: str, capability: str) -> list[str]:
         """Known flaws of a framework with this CUDA on GPUs of this compute capability, as lines."""
@@ -178,7 +152,17 @@ class Facts(StrictModel):
 
     def violations(self, versions: Mapping[str, str]) -> list[str]:
         """Conflicts between packages that no metadata has, as lines; `versions` by canonical name."""
-        return [violation for trap in self.traps if (violation := trap.violation(versions))]
+        lines = []
+        for trap in self.traps:
+            version, other = versions.get(trap.package), versions.get(trap.other)
+            if version is None or not SpecifierSet(trap.affected).contains(version, prereleases=True):
+                continue
+            if other is None and not trap.required:
+                continue
+            if other is None or not SpecifierSet(trap.wants).contains(other, prereleases=True):
+                found = "" if other is None else f", not {other}"
+                lines.append(f"{trap.package} {version} needs {trap.other}{trap.wants}{found}: {trap.reason}")
+        return lines
 
 
 def read(path: Path) -> Facts:

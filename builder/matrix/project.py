@@ -8,13 +8,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from builder.common import atomic
+from builder.common import atomic, strict_yaml
 from builder.common.errors import BusyError, UsageError
 from builder.matrix import cells, reader
 from builder.matrix.cells import Cell
@@ -60,7 +60,10 @@ class Project:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = _holder(Path(file.name))
+                holder = "a process that has just started"
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    data = json.loads(Path(file.name).read_text(encoding="utf-8"))
+                    holder = f"`{data['command']}` (pid {data['pid']}, since {data['since']})"
                 if not wait:
                     raise BusyError(
                         f"another builder is using this checkout: {holder}",
@@ -72,19 +75,15 @@ class Project:
             file.truncate()
             json.dump({"pid": os.getpid(), "command": command, "since": time.strftime("%H:%M:%S")}, file)
             file.flush()
-            self._sweep()
+            shutil.rmtree(self.state / "tmp", ignore_errors=True)
+            for folder in ("locks", "images", ".builder/evidence", ".builder/built"):
+                for path in (self.root / folder).rglob(f".*{atomic.SUFFIX}"):
+                    path.unlink()
             yield
-
-    def _sweep(self) -> None:
-        """Removes temporary files of runs that were killed."""
-        shutil.rmtree(self.state / "tmp", ignore_errors=True)
-        for folder in ("locks", "images", ".builder/evidence", ".builder/built"):
-            for path in (self.root / folder).rglob(f".*{atomic.SUFFIX}"):
-                path.unlink()
 
     @cached_property
     def matrix(self) -> Matrix:
-        return reader.load(self.root / "matrix.yaml")
+        return reader.check(strict_yaml.load(self.root / "matrix.yaml"))
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -100,11 +99,3 @@ class Project:
 
     def select(self, patterns: Sequence[str]) -> tuple[Cell, ...]:
         return cells.select(self.matrix, self.cells, patterns)
-
-
-def _holder(lock: Path) -> str:
-    try:
-        data = json.loads(lock.read_text(encoding="utf-8"))
-        return f"`{data['command']}` (pid {data['pid']}, since {data['since']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "a process that has just started"

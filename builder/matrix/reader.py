@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 from pydantic import ValidationError
 
-from builder.common import strict_yaml, validation
+from builder.common import validation
 from builder.common.errors import MatrixError, did_you_mean
 from builder.common.strict_yaml import Key, Located
-from builder.matrix.schema import CPU, Matrix
+from builder.matrix.schema import CPU, Matrix, cuda_major
 
 _Name = tuple[Key, str, Collection[str], str]
-
-
-def load(path: Path) -> Matrix:
-    """Reads and checks a matrix; raises MatrixError."""
-    return check(strict_yaml.load(path))
 
 
 def check(located: Located) -> Matrix:
@@ -34,7 +28,8 @@ def check(located: Located) -> Matrix:
     except ValidationError as error:
         raise MatrixError(validation.explain(error, Matrix, located)) from None
     matrix.locate(located)
-    if faults := [fault for find in _CHECKS for fault in find(matrix)]:
+    faults = [*_name_faults(matrix), *_axis_faults(matrix), *_image_faults(matrix), *_component_faults(matrix)]
+    if faults:
         raise MatrixError(validation.listed(faults))
     return matrix
 
@@ -43,7 +38,7 @@ def _names(matrix: Matrix) -> Iterator[_Name]:
     """Every name of another part: its path, the name, the names that exist, and what they are."""
     for version, python in matrix.python.items():
         yield ("python", version, "debian"), python.debian, matrix.debian, "Debian release"
-    majors = list(dict.fromkeys(version.split(".", maxsplit=1)[0] for version in matrix.cuda))
+    majors = list(dict.fromkeys(map(cuda_major, matrix.cuda)))
     for name, framework in matrix.frameworks.items():
         yield ("frameworks", name), name, matrix.components, "component"
         for major in framework.package_on:
@@ -65,15 +60,12 @@ def _items(path: Key, values: Iterable[str], known: Collection[str], kind: str) 
         yield (*path, index), value, known, kind
 
 
-def _unknown_names(matrix: Matrix) -> Iterator[str]:
+def _name_faults(matrix: Matrix) -> Iterator[str]:
+    """Names that do not exist, then items that a list has twice."""
     for path, value, known, kind in _names(matrix):
         if value not in known:
             label = ".".join(map(str, path))
             yield f"{matrix.where(*path)}: {label}: no {kind} {value!r}{did_you_mean(value, known)}"
-
-
-def _repeated_names(matrix: Matrix) -> Iterator[str]:
-    """Items that a list has twice."""
     seen: set[tuple[Key, str]] = set()
     for path, value, _, _ in _names(matrix):
         item = path[:-1], value
@@ -82,8 +74,8 @@ def _repeated_names(matrix: Matrix) -> Iterator[str]:
         seen.add(item)
 
 
-def _releases(matrix: Matrix) -> Iterator[str]:
-    """Releases of another version than the one that they are listed under."""
+def _axis_faults(matrix: Matrix) -> Iterator[str]:
+    """Versions of Python and CUDA with the release of another version, without a source, or with the tag of another."""
     for version, python in matrix.python.items():
         if python.uv and not python.uv.startswith(f"{version}."):
             yield f"{matrix.where('python', version, 'uv')}: {python.uv} is not a release of Python {version}"
@@ -91,9 +83,6 @@ def _releases(matrix: Matrix) -> Iterator[str]:
         if cuda.toolkit and not cuda.toolkit.startswith(f"{version}."):
             where = matrix.where("cuda", version, "toolkit")
             yield f"{where}: cuda-toolkit {cuda.toolkit} is not a release of CUDA {version}"
-
-
-def _empty_pythons(matrix: Matrix) -> Iterator[str]:
     for version, python in matrix.python.items():
         if not python.packages and not python.uv:
             where = matrix.where("python", version, "apt")
@@ -101,9 +90,6 @@ def _empty_pythons(matrix: Matrix) -> Iterator[str]:
                 f"{where}: python.{version}.apt: Python {version} has no packages: delete `apt`, or add `uv` with a "
                 "full release"
             )
-
-
-def _ambiguous_versions(matrix: Matrix) -> Iterator[str]:
     for axis, versions in (("cuda", matrix.cuda), ("python", matrix.python)):
         tags: dict[str, str] = {}
         for version in versions:
@@ -113,17 +99,13 @@ def _ambiguous_versions(matrix: Matrix) -> Iterator[str]:
                 yield f"{where}: {version} and {other} differ only in their dots; ids and tags would collide"
 
 
-def _cpu_images(matrix: Matrix) -> Iterator[str]:
-    """Lines on the cpu whose images have no name: `quartz-cuda:0.5-cpu` would contradict itself."""
+def _image_faults(matrix: Matrix) -> Iterator[str]:
+    """Images for the cpu without a name; names in ids and tags that two frameworks, or the two images of one, share."""
     for name, framework in matrix.frameworks.items():
         for line, entry in framework.versions.items():
-            if CPU in entry.cuda and not framework.cpu_image:
+            if CPU in entry.cuda and not framework.cpu_image:  # `quartz-cuda:0.5-cpu` would contradict itself
                 where = matrix.where("frameworks", name, "versions", line, "cuda")
                 yield f"{where}: {name} {line} has no image name for the cpu: add `cpu_image:` to frameworks.{name}"
-
-
-def _image_names(matrix: Matrix) -> Iterator[str]:
-    """Names in ids and tags that two frameworks, or the two images of one, share."""
     owners: dict[tuple[bool, str], str] = {}
     for name, framework in matrix.frameworks.items():
         for field in ("short", "image", "cpu_image"):
@@ -135,8 +117,8 @@ def _image_names(matrix: Matrix) -> Iterator[str]:
             owners[field == "short", value] = name
 
 
-def _ports(matrix: Matrix) -> Iterator[str]:
-    """Variants with two components on one port: only one of them could listen."""
+def _component_faults(matrix: Matrix) -> Iterator[str]:
+    """Variants with two components on one port, of which only one could listen; no variant `plain`; circular needs."""
     for name, members in matrix.variants.items():
         owners: dict[int, str] = {}
         for index, member in enumerate(members):
@@ -146,33 +128,14 @@ def _ports(matrix: Matrix) -> Iterator[str]:
                 if owner != member:
                     where = matrix.where("variants", name, index)
                     yield f"{where}: variants.{name}: {owner} and {member} both use port {component.port}"
-
-
-def _plain(matrix: Matrix) -> Iterator[str]:
     if "plain" not in matrix.variants:
         yield f"{matrix.where('variants')}: variants: 'plain' is missing; it is the variant without additions"
-
-
-def _cycles(matrix: Matrix) -> Iterator[str]:
     try:
         TopologicalSorter({name: component.needs for name, component in matrix.components.items()}).prepare()
     except CycleError as error:
+        # graphlib repeats the first node at the end, and may begin anywhere: the message begins where the file does.
         cycle = error.args[1][:0:-1]
         first = min(cycle, key=list(matrix.components).index)
         start = cycle.index(first)
         chain = " -> ".join([*cycle[start:], *cycle[:start], first])
         yield f"{matrix.where('components', first)}: circular needs: {chain}"
-
-
-_CHECKS = (
-    _unknown_names,
-    _repeated_names,
-    _releases,
-    _empty_pythons,
-    _ambiguous_versions,
-    _cpu_images,
-    _image_names,
-    _ports,
-    _plain,
-    _cycles,
-)

@@ -22,6 +22,11 @@ SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
 _DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
 
 
+def cuda_major(cuda: str) -> str:
+    """The first number of a CUDA version, `12` of 12.8; `cpu` of cpu."""
+    return cuda.partition(".")[0]
+
+
 def matches(pattern: str, expected: str) -> AfterValidator:
     """A check of a text; `expected` is for its message."""
     compiled = re.compile(pattern, re.ASCII)  # fullmatch and ASCII: `$` admits a newline, `\d` other digits
@@ -62,12 +67,6 @@ def _registry(value: str) -> str:
     if value:
         ImageRef(registry=value, repository="x")
     return value
-
-
-def _named_registry(value: str) -> str:
-    if not value:
-        raise ValueError("expected a registry such as registry.example.com:5000")
-    return _registry(value)
 
 
 def _creation(command: list[str]) -> list[str]:
@@ -129,7 +128,7 @@ Pattern = Annotated[
 Reason = Annotated[str, matches(r"[^\x00-\x1f\x7f]{10,300}", "a reason of one line")]
 PinnedImage = Annotated[str, AfterValidator(_pinned)]
 Registry = Annotated[str, AfterValidator(_registry)]
-NamedRegistry = Annotated[str, AfterValidator(_named_registry)]
+NamedRegistry = Annotated[Registry, matches(r".+", "a registry such as registry.example.com:5000")]
 Staging = Annotated[str, AfterValidator(_staging)]
 Namespace = Annotated[str, AfterValidator(_namespace)]
 Source = Annotated[str, matches(r"(https://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)+/?)?", "an https address")]
@@ -206,7 +205,7 @@ class Framework(StrictModel):
 
     def package_for(self, cuda: str) -> str:
         """The package to install for a CUDA version, or for `cpu`."""
-        return self.package_on.get(cuda.split(".", maxsplit=1)[0], self.package)
+        return self.package_on.get(cuda_major(cuda), self.package)
 
     def image_for(self, cuda: str) -> str:
         return self.cpu_image if cuda == CPU and self.cpu_image else self.image

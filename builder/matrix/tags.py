@@ -33,13 +33,29 @@ def compute(matrix: Matrix, cells: Iterable[Cell]) -> Mapping[str, tuple[ImageRe
     owners: dict[ImageRef, Cell] = {}
     result: dict[str, tuple[ImageRef, ...]] = {}
     for cell in cells:
-        references = tuple(_reference(matrix, cell, tag) for tag in _tags(matrix, cell))
+        framework = matrix.frameworks[cell.framework]
+        entry = framework.versions[cell.line]
+        repository = f"{matrix.namespace}/{framework.image_for(cell.cuda)}"
+        # Aliases leave out defaults; on the cpu also the cpu, which the name of the image already has.
+        cuda = "" if cell.is_cpu or cell.cuda == entry.cuda[0] else f"-{cell.cuda_tag}"
+        python = "" if cell.python == entry.python[0] else f"-{cell.python_tag}"
+        all_axes = f"-{cell.cuda_tag}-{cell.python_tag}"
+        names = [
+            version + axes + cell.suffix for axes in (all_axes, cuda + python) for version in (cell.release, cell.line)
+        ]
+        try:
+            references = tuple(
+                ImageRef(registry=matrix.registry, repository=repository, tag=tag) for tag in dict.fromkeys(names)
+            )
+        except ValueError as error:
+            where = matrix.where("frameworks", cell.framework, "versions", cell.line)
+            raise MatrixError(f"{where}: {cell.id}: {error}") from error
+        result[cell.id] = references
         for reference in references:
             other = owners.setdefault(reference, cell)
             if other is not cell:
                 where = matrix.where("frameworks", cell.framework, "versions", cell.line)
                 raise MatrixError(f"{where}: {other.id} and {cell.id} have the same tag {reference}")
-        result[cell.id] = references
     return result
 
 
@@ -76,22 +92,3 @@ def is_tag_of(tag: str, full: str) -> bool:
     cuda, python, suffix = axes[:1], axes[1:2], axes[2:]
     choices = ([*cuda, *python, *suffix], [*cuda, *suffix], [*python, *suffix], suffix)
     return f"{version}.".startswith(f"{start}.") and rest in choices
-
-
-def _tags(matrix: Matrix, cell: Cell) -> list[str]:
-    entry = matrix.frameworks[cell.framework].versions[cell.line]
-    # The name of the image already has the cpu.
-    cuda = "" if cell.is_cpu or cell.cuda == entry.cuda[0] else f"-{cell.cuda_tag}"
-    python = "" if cell.python == entry.python[0] else f"-{cell.python_tag}"
-    long = f"-{cell.cuda_tag}-{cell.python_tag}"
-    tags = [version + axes + cell.suffix for axes in (long, cuda + python) for version in (cell.release, cell.line)]
-    return list(dict.fromkeys(tags))
-
-
-def _reference(matrix: Matrix, cell: Cell, tag: str) -> ImageRef:
-    repository = f"{matrix.namespace}/{matrix.frameworks[cell.framework].image_for(cell.cuda)}"
-    try:
-        return ImageRef(registry=matrix.registry, repository=repository, tag=tag)
-    except ValueError as error:
-        where = matrix.where("frameworks", cell.framework, "versions", cell.line)
-        raise MatrixError(f"{where}: {cell.id}: {error}") from error

@@ -36,48 +36,37 @@ def check(matrix: Matrix, cell: Cell, layers: _Layers, unpacked: _Layers = ()) -
 
     The first budget that matches the cell applies. Raises MatrixError if there are budgets but none for this cell.
     """
-    if (number := _budget(matrix, cell)) is None:
+    if not matrix.budgets:
         return []
-    budget = matrix.budgets[number]
-    of_image, of_layer = (matrix.where("budgets", number, name) for name in ("image", "layer"))
-    of_unpacked = matrix.where("budgets", number, "unpacked") if budget.unpacked else of_image
-    image, layer = parse_size(budget.image), parse_size(budget.layer)
-    lines = [
-        _total(f"{cell.id}: the image", layers, image, of_image),
-        *(_excess(f"{cell.id}: the layer {name}", count, layer, of_layer) for name, count in layers),
-        _total(
-            f"{cell.id}: the unpacked image",
-            unpacked,
-            parse_size(budget.unpacked) if budget.unpacked else GROWTH * image,
-            of_unpacked,
-        ),
-    ]
-    return [line for line in lines if line]
-
-
-def _budget(matrix: Matrix, cell: Cell) -> int | None:
-    """The index of the budget of a cell; None if the matrix has no budgets."""
-    for number, budget in enumerate(matrix.budgets):
-        if cells.match(budget.cells, [cell.id]):
-            return number
-    if matrix.budgets:
+    matching = (number for number, budget in enumerate(matrix.budgets) if cells.match(budget.cells, [cell.id]))
+    if (number := next(matching, None)) is None:
         raise MatrixError(
             f"{matrix.where('budgets')}: no entry matches {cell.id}", hint='End the list with an entry for cells: "*".'
         )
-    return None
-
-
-def _total(image: str, layers: _Layers, allowed: int, where: str) -> str:
-    line = _excess(image, sum(count for _, count in layers), allowed, where)
-    largest = sorted(layers, key=lambda layer: -layer[1])[:SHOWN]
-    return line and f"{line}; largest layers: {', '.join(f'{name} {size(count)}' for name, count in largest)}"
-
-
-def _excess(what: str, count: int, allowed: int, where: str) -> str:
-    excess = count - allowed
-    return (
-        f"{what} is {size(count)}, {size(excess)} more than the {size(allowed)} allowed ({where})" if excess > 0 else ""
-    )
+    budget = matrix.budgets[number]
+    of_image, of_layer = (matrix.where("budgets", number, name) for name in ("image", "layer"))
+    image, layer = parse_size(budget.image), parse_size(budget.layer)
+    limits: list[tuple[str, _Layers, int, str]] = [("image", layers, image, of_image)]
+    limits += [(f"layer {name}", [(name, count)], layer, of_layer) for name, count in layers]
+    if budget.unpacked:
+        of_unpacked = matrix.where("budgets", number, "unpacked")
+        limits.append(("unpacked image", unpacked, parse_size(budget.unpacked), of_unpacked))
+    else:
+        limits.append(("unpacked image", unpacked, GROWTH * image, of_image))
+    lines = []
+    for what, parts, allowed, where in limits:
+        total = sum(count for _, count in parts)
+        if total <= allowed:
+            continue
+        line = (
+            f"{cell.id}: the {what} is {size(total)}, {size(total - allowed)} more than the {size(allowed)} allowed "
+            f"({where})"
+        )
+        if what.endswith("image"):
+            largest = sorted(parts, key=lambda part: -part[1])[:SHOWN]
+            line += f"; largest layers: {', '.join(f'{name} {size(count)}' for name, count in largest)}"
+        lines.append(line)
+    return lines
 
 
 def _refuse(lines: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ them on disk.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -65,14 +65,8 @@ def foundation(
 
     `components` are those that all cells of the group have; `compiler` is a digest of inputs.
     """
-    cuda = [wheel for wheel in wheels if wheel.component == CUDA]
-    others = [wheel for wheel in wheels if wheel.component in components]
-    return (*_cuda(CUDA, cuda), *_with_bytecode(cell.framework, cell.python, others, compiler))
-
-
-def planned_os(inputs: str, python: str, debian: int) -> PlannedLayer:
-    """The layer of an operating system; `debian` are the bytes of its packages."""
-    return PlannedLayer(kind="os", name="os", component="base", inputs=inputs, python=python, debian=debian)
+    below = [wheel for wheel in wheels if (wheel.component == CUDA if wheel.is_cuda else wheel.component in components)]
+    return tuple(_wheel_layers(below, cell.python, compiler, cuda_name=CUDA, name=cell.framework))
 
 
 def stack(
@@ -84,35 +78,50 @@ def stack(
     """
     below = {wheel.component for layer in lowest for wheel in layer.wheels}
     above = [wheel for wheel in wheels if wheel.component not in below]
-    layers = [
+    layers = (
         *lowest,
         os,
-        *_cuda(cell.variant, above),
-        *_with_bytecode(cell.variant, cell.python, above, compiler),
+        *_wheel_layers(above, cell.python, compiler, cuda_name=cell.variant, name=cell.variant),
         PlannedLayer(kind="files", name="files", component="base", inputs=files, python=cell.python),
-    ]
+    )
     if len(layers) > MOST:
         raise MatrixError(f"{cell.id} would have {len(layers)} layers; the limit of Docker is {MOST}")
-    return tuple(layers)
+    return layers
 
 
-def _cuda(name: str, wheels: Sequence[Wheel]) -> Iterator[PlannedLayer]:
-    """Layers of the CUDA wheels in `wheels`, in /opt/nvidia for every Python."""
-    return _cut(name, "", sorted((wheel for wheel in wheels if wheel.is_cuda), key=_cuda_order))
-
-
-def _cuda_order(wheel: Wheel) -> tuple[bool, str]:
-    return any(part in wheel.name for part in _NOT_FOR_ALL), wheel.name
-
-
-def _with_bytecode(name: str, python: str, wheels: Sequence[Wheel], compiler: str) -> Iterator[PlannedLayer]:
-    """Layers of the Python wheels in `wheels`, and one layer with the bytecode of all of them."""
-    for_python = sorted((wheel for wheel in wheels if not wheel.is_cuda), key=attrgetter("name"))
-    layers = list(_cut(name, python, for_python))
-    yield from layers
-    if layers:
-        compiled = tuple(layer.inputs for layer in layers)
-        yield PlannedLayer(
+def _wheel_layers(
+    wheels: Sequence[Wheel], python: str, compiler: str, *, cuda_name: str, name: str
+) -> list[PlannedLayer]:
+    """Layers of CUDA wheels, in /opt/nvidia for every Python, then of Python wheels, then of the bytecode of these."""
+    # In a fixed order, whatever that of the lock: images on the same CUDA share the layers below the first difference.
+    of_cuda = [wheel for wheel in wheels if wheel.is_cuda]
+    of_cuda.sort(key=lambda wheel: (any(part in wheel.name for part in _NOT_FOR_ALL), wheel.name))
+    of_python = sorted((wheel for wheel in wheels if not wheel.is_cuda), key=attrgetter("name"))
+    layers = []
+    for component, version, ordered in ((cuda_name, "", of_cuda), (name, python, of_python)):
+        members: list[tuple[str, list[Wheel]]] = []
+        small = []
+        for wheel in ordered:
+            if wheel.size >= LARGE and not any(part in wheel.name for part in _COMPILERS):
+                members.append((wheel.name, [wheel]))
+            else:
+                small.append(wheel)
+        if small:
+            members.append((component, small))
+        layers += [
+            PlannedLayer(
+                kind="wheels",
+                name=layer,
+                component=component,
+                inputs=wheels_key(version, group),
+                wheels=tuple(group),
+                python=version,
+            )
+            for layer, group in members
+        ]
+    if of_python:
+        compiled = tuple(layer.inputs for layer in layers if layer.python)
+        bytecode = PlannedLayer(
             kind="files",
             name=f"{name} bytecode",
             component=name,
@@ -120,22 +129,8 @@ def _with_bytecode(name: str, python: str, wheels: Sequence[Wheel], compiler: st
             python=python,
             compiled=compiled,
         )
-
-
-def _cut(name: str, python: str, wheels: Sequence[Wheel]) -> Iterator[PlannedLayer]:
-    """A layer for each large wheel, in the order given, then one layer `name` for the small ones."""
-    layers = [(wheel.name, [wheel]) for wheel in wheels if _is_large(wheel)]
-    if small := [wheel for wheel in wheels if not _is_large(wheel)]:
-        layers.append((name, small))
-    for layer, members in layers:
-        inputs = wheels_key(python, members)
-        yield PlannedLayer(
-            kind="wheels", name=layer, component=name, inputs=inputs, wheels=tuple(members), python=python
-        )
-
-
-def _is_large(wheel: Wheel) -> bool:
-    return wheel.size >= LARGE and not any(part in wheel.name for part in _COMPILERS)
+        layers.append(bytecode)
+    return layers
 
 
 def wheels_key(python: str, wheels: Sequence[Wheel]) -> str:

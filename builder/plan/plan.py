@@ -6,11 +6,10 @@ except what is known only after the build.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import chain, groupby
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -18,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from builder.common import digest
 from builder.common.errors import LockError, StaleError, for_cells
+from builder.common.reference import ImageRef
 from builder.index.wheels import Entry, Wheel, is_cuda_wheel
 from builder.lock import lockfile, os_lock
 from builder.lock.lockfile import Lock, Locked
@@ -184,18 +184,22 @@ def make(project: Project, selected: Sequence[Cell]) -> Plan:
     """
     references = tags.compute(project.matrix, project.cells)
     locks = {group: lockfile.read(project.root, group) for group in dict.fromkeys(cell.group for cell in selected)}
-    common = _Common(project)
-    locked: list[tuple[Cell, Lock]] = []
+    planner = _Planner(project)
+    locked: list[tuple[Cell, Lock, _System]] = []
+    by_group: dict[str, list[Cell]] = {}
     unlocked = []
     for cell in selected:
-        lock = locks[cell.group]
-        request = common.request(cell.python, cells.components(project.matrix, cell))
-        if lock is None or common.os_lock(request) is None:
-            unlocked.append(cell.id)
+        if (lock := locks[cell.group]) and (system := planner.system_of(cell)):
+            locked.append((cell, lock, system))
+            by_group.setdefault(cell.group, []).append(cell)
         else:
-            locked.append((cell, lock))
-    _check_current(project, locked)
-    images = [_image(common, cell, lock, tuple(map(str, references[cell.id]))) for cell, lock in locked]
+            unlocked.append(cell.id)
+    for group, members in by_group.items():
+        if reason := lockfile.stale_reason(project.matrix, locks[group], members):
+            raise StaleError(
+                f"locks/{group}.json does not match matrix.yaml: {reason}", hint=lockfile.resolve_hint(group)
+            )
+    images = [planner.image(cell, lock, system, references[cell.id]) for cell, lock, system in locked]
     thorough = thorough_components(images)
     return Plan(images=tuple(replace(image, thorough=thorough[image.id]) for image in images), unlocked=tuple(unlocked))
 
@@ -236,16 +240,6 @@ def _contains(image: PlannedImage, other: PlannedImage) -> bool:
     )
 
 
-def _check_current(project: Project, locked: Iterable[tuple[Cell, Lock]]) -> None:
-    """Raises StaleError if the lock of a group does not match the matrix."""
-    for group, members in groupby(locked, key=lambda member: member[0].group):
-        chosen, locks = zip(*members, strict=True)
-        if reason := lockfile.stale_reason(project.matrix, locks[0], chosen):
-            raise StaleError(
-                f"locks/{group}.json does not match matrix.yaml: {reason}", hint=lockfile.resolve_hint(group)
-            )
-
-
 def make_locked(project: Project, selected: Sequence[Cell]) -> Plan:
     """As `make`, but a cell without a lock is a LockError."""
     plan = make(project, selected)
@@ -259,14 +253,23 @@ def make_locked(project: Project, selected: Sequence[Cell]) -> Plan:
 
 def systems(project: Project) -> dict[str, set[str]]:
     """The inputs of the locked operating systems of the matrix, by what compiles bytecode in them."""
-    common = _Common(project)
+    planner = _Planner(project)
     result: dict[str, set[str]] = {}
     for cell in project.cells:
-        request = common.request(cell.python, cells.components(project.matrix, cell))
         with suppress(LockError):  # a damaged lock fails its own images only
-            if inputs := common.os(cell.python, request):
-                result.setdefault(common.compiler(cell.python, request), set()).add(inputs)
+            if system := planner.system_of(cell):
+                result.setdefault(system.compiler, set()).add(system.layer.inputs)
     return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _System:
+    """A locked operating system: `compiler` is the digest of what compiles bytecode in it."""
+
+    request: OsRequest
+    lock: OsLock
+    layer: PlannedLayer
+    compiler: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,155 +282,140 @@ class _Group:
     layers: tuple[PlannedLayer, ...]
 
 
-class _Common:
-    """What images have in common, each computed once: a matrix may have thousands of cells."""
+class _Planner:
+    """Plans images. What several images have in common is computed once: a matrix may have thousands of cells."""
 
     def __init__(self, project: Project) -> None:
-        self._root, self.matrix = project.root, project.matrix
-        self.tree = cache(self._tree)
-        self.os = cache(self._os)
-        self.os_lock = cache(self._os_lock)
-        self.debian = cache(self._debian)
-        self.request = cache(partial(os_lock.request_of, project.matrix))
-        self.compiler = cache(self._compiler)
-        self.files = cache(self._files)
-        self.contents = cache(self._contents)
-        self.groups: dict[tuple[str, str], _Group] = {}
+        self._root, self._matrix = project.root, project.matrix
+        self._request = cache(partial(os_lock.request_of, project.matrix))
+        self._tree = cache(self._tree_digests)
+        self._system = cache(self._locked_system)
+        self._files = cache(self._files_digest)
+        self._contents = cache(self._contents_of)
+        self._groups: dict[tuple[str, str], _Group] = {}
 
-    def _tree(self, name: str) -> dict[str, str]:
+    def system_of(self, cell: Cell) -> _System | None:
+        """The operating system of a cell; None if it is not locked. Raises LockError if its lock is damaged."""
+        return self._system(cell.python, self._request(cell.python, cells.components(self._matrix, cell)))
+
+    def _locked_system(self, version: str, request: OsRequest) -> _System | None:
+        lock, python = os_lock.read(self._root, request), self._matrix.python[version]
+        if lock is None:
+            return None
+        by_uv = [python.uv, self._tree(UV_LOCK)] if python.uv else []  # each uv has one build of a release
+        inputs = [
+            [lock.debian, version, *by_uv],
+            [lock.requested, [[package.name, package.version, package.sha256] for package in lock.packages]],
+            [self._tree(name) for name in OS_INPUTS],
+        ]
+        layer = PlannedLayer(
+            kind="os",
+            name="os",
+            component="base",
+            inputs=digest.of_data(inputs),
+            python=version,
+            debian=sum(package.size for package in lock.packages),
+        )
+        # Bytecode depends on the program that makes it and on the image's Python, not on other Debian packages: a
+        # security refresh of these leaves the bytecode of gigabytes of wheels as it is.
+        compiler = digest.of_data([self._tree(COMPILER), by_uv or lock.interpreter(version)])
+        return _System(request=request, lock=lock, layer=layer, compiler=compiler)
+
+    def _tree_digests(self, name: str) -> dict[str, str]:
         """Digests of the files at or below a path, by path."""
         path = self._root / name
         return digest.of_tree(self._root, path) if path.exists() else {}
 
-    def _os_lock(self, request: OsRequest) -> OsLock | None:
-        return os_lock.read(self._root, request)
-
-    def _debian(self, request: OsRequest) -> int:
-        """The bytes of the packages of an operating system; 0 if it is not locked."""
-        lock = self.os_lock(request)
-        return sum(package.size for package in lock.packages) if lock else 0
-
-    def _os(self, version: str, request: OsRequest) -> str:
-        """The digest of the inputs of an operating system; empty if it is not locked."""
-        lock, python = self.os_lock(request), self.matrix.python[version]
-        if lock is None:
-            return ""
-        by_uv = [python.uv, self.tree(UV_LOCK)] if python.uv else []  # each uv has one build of a release
-        return digest.of_data(
-            [
-                [lock.debian, version, *by_uv],
-                [lock.requested, [[package.name, package.version, package.sha256] for package in lock.packages]],
-                [self.tree(name) for name in OS_INPUTS],
-            ]
-        )
-
-    def _files(self, python: str, components: tuple[str, ...], constraints: str) -> str:
+    def _files_digest(self, python: str, components: tuple[str, ...], constraints: str) -> str:
         """The digest of the inputs of a layer with the files of components."""
-        files = {name: self.tree(_files_of(name)) for name in components}
+        files = {name: self._tree(f"templates/{name}/files") for name in components}
         return digest.of_data([layer_order.LAYER_FORMAT, python, files, constraints])
 
-    def _contents(self, components: tuple[str, ...]) -> frozenset[tuple[str, str]]:
+    def _contents_of(self, components: tuple[str, ...]) -> frozenset[tuple[str, str]]:
         """The paths and digests of the files of components in an image; a later component may replace a file."""
         files: dict[str, str] = {}
         for name in components:
-            prefix = f"{_files_of(name)}/"
-            files |= {path.removeprefix(prefix): contents for path, contents in self.tree(_files_of(name)).items()}
+            folder = f"templates/{name}/files"
+            files |= {path.removeprefix(f"{folder}/"): contents for path, contents in self._tree(folder).items()}
         return frozenset(files.items())
 
-    def _compiler(self, version: str, request: OsRequest) -> str:
-        """The digest of what compiles bytecode: a program, and the image's Python."""
-        python, lock = self.matrix.python[version], self.os_lock(request)
-        interpreter = [python.uv, self.tree(UV_LOCK)] if python.uv else lock.interpreter(version) if lock else []
-        return digest.of_data([self.tree(COMPILER), interpreter])
+    def image(self, cell: Cell, lock: Lock, system: _System, references: Iterable[ImageRef]) -> PlannedImage:
+        matrix = self._matrix
+        locked = lockfile.of_cell(matrix, cell, lock)
+        names = cells.components(matrix, cell)
+        group = self._groups.get((cell.group, system.compiler))
+        if group is None:
+            group = self._groups[cell.group, system.compiler] = self._group(cell, lock, locked, system.compiler)
+        with_files = tuple(name for name in names if self._tree(f"templates/{name}/files"))
+        layers = layer_order.stack(
+            cell,
+            group.layers,
+            locked.wheels,
+            os=system.layer,
+            files=self._files(cell.python, with_files, group.constraints),
+            compiler=system.compiler,
+        )
+        debian, uv = matrix.python[cell.python].debian, matrix.python[cell.python].uv
+        configured = settings.of_image(matrix, cell, {name: matrix.components[name] for name in names})
+        inputs = {
+            "format": FORMAT,
+            "settings": vars(configured) | {"health": vars(configured.health) if configured.health else None},
+            # As lists: the order of variables and labels is the order in the configuration.
+            "env": list(configured.env.items()),
+            "debian": debian,
+            "layers": [[layer.name, layer.inputs] for layer in layers],
+        }
+        return PlannedImage(
+            cell=cell,
+            components=names,
+            references=tuple(map(str, references)),
+            base=matrix.debian[debian].image,
+            debian=debian,
+            uv=uv or "",
+            system=system.request,
+            os=system.layer.inputs,
+            compiler=system.compiler,
+            digest=digest.of_data(inputs),
+            wheels=locked.wheels,
+            lists=(*group.cuda, *(item for component in locked.requirements for item in group.lists[component])),
+            layers=layers,
+            file_components=with_files,
+            requirements=dict(locked.requirements),
+            constraints=group.constraints,
+            settings=configured,
+            os_lock=system.lock,
+            files=self._contents(with_files),
+        )
 
-
-def _files_of(component: str) -> str:
-    return f"templates/{component}/files"
-
-
-def _image(common: _Common, cell: Cell, lock: Lock, references: tuple[str, ...]) -> PlannedImage:
-    matrix = common.matrix
-    locked = lockfile.of_cell(matrix, cell, lock)
-    names = cells.components(matrix, cell)
-    request = common.request(cell.python, names)
-    system_lock = common.os_lock(request)
-    assert system_lock is not None, "the cell is locked"
-    compiler = common.compiler(cell.python, request)
-    group = common.groups.get((cell.group, compiler)) or _group(common, cell, lock, locked, compiler)
-    common.groups[cell.group, compiler] = group
-    with_files = tuple(name for name in names if common.tree(_files_of(name)))
-    system = common.os(cell.python, request)
-    files = common.files(cell.python, with_files, group.constraints)
-    os = layer_order.planned_os(system, cell.python, common.debian(request))
-    layers = layer_order.stack(cell, group.layers, locked.wheels, os=os, files=files, compiler=compiler)
-    python = matrix.python[cell.python]
-    base = matrix.debian[python.debian].image
-    configured = settings.of_image(matrix, cell, {name: matrix.components[name] for name in names})
-    lists = [group.lists[component] for component in locked.requirements]
-    return PlannedImage(
-        cell=cell,
-        components=names,
-        references=references,
-        base=base,
-        debian=python.debian,
-        uv=python.uv or "",
-        system=request,
-        os=system,
-        compiler=compiler,
-        digest=_digest(configured, python.debian, layers),
-        wheels=locked.wheels,
-        lists=(*group.cuda, *chain.from_iterable(lists)),
-        layers=layers,
-        file_components=with_files,
-        requirements=dict(locked.requirements),
-        constraints=group.constraints,
-        settings=configured,
-        os_lock=system_lock,
-        files=common.contents(with_files),
-    )
-
-
-def _digest(configured: Settings, debian: str, layers: Sequence[PlannedLayer]) -> str:
-    inputs = {
-        "format": FORMAT,
-        "settings": vars(configured) | {"health": vars(configured.health) if configured.health else None},
-        # As lists: the order of variables and labels is the order in the configuration.
-        "env": list(configured.env.items()),
-        "debian": debian,
-        "layers": [[layer.name, layer.inputs] for layer in layers],
-    }
-    return digest.of_data(inputs)
-
-
-def _group(common: _Common, cell: Cell, lock: Lock, locked: Locked, compiler: str) -> _Group:
-    """The group of a cell; any of its cells with the same `compiler` gives the same."""
-    foundation = cells.foundation(common.matrix, cell)
-    entries = {entry.name: entry for entry in lock.wheels}
-    needed = {component: [entries[name] for name in part.wheels] for component, part in lock.components.items()}
-    shared = {
-        entry.name: entry
-        for component in foundation
-        for entry in needed.get(component, ())
-        if is_cuda_wheel(entry.file)
-    }
-    folder = f"images/{cell.group}"
-    cuda = WheelList(path=f"{folder}/cuda.txt", is_cuda=True, wheels=tuple(shared.values()))
-    return _Group(
-        constraints=_constraints(common.matrix, cell, locked),
-        cuda=(cuda,) if shared else (),
-        lists={name: tuple(_lists(folder, name, wheels, shared)) for name, wheels in needed.items()},
-        layers=layer_order.foundation(cell, foundation, locked.wheels, compiler),
-    )
-
-
-def _lists(folder: str, component: str, wheels: Sequence[Entry], shared: Collection[str]) -> Iterator[WheelList]:
-    """The lists of a component; `shared` are the wheels of the framework's CUDA, which have a list of their own."""
-    cuda = tuple(entry for entry in wheels if is_cuda_wheel(entry.file) and entry.name not in shared)
-    if cuda:
-        yield WheelList(path=f"{folder}/cuda-{component}.txt", is_cuda=True, wheels=cuda)
-    plain = tuple(entry for entry in wheels if not is_cuda_wheel(entry.file))
-    if plain:
-        yield WheelList(path=f"{folder}/wheels-{component}.txt", is_cuda=False, wheels=plain)
+    def _group(self, cell: Cell, lock: Lock, locked: Locked, compiler: str) -> _Group:
+        """The group of a cell; any of its cells with the same `compiler` gives the same."""
+        foundation = cells.foundation(self._matrix, cell)
+        entries = {entry.name: entry for entry in lock.wheels}
+        needed = {component: [entries[name] for name in part.wheels] for component, part in lock.components.items()}
+        # The CUDA of the framework has a list of its own, which comes first; its wheels are in no other.
+        shared = {
+            entry.name: entry
+            for component in foundation
+            for entry in needed.get(component, ())
+            if is_cuda_wheel(entry.file)
+        }
+        folder = f"images/{cell.group}"
+        lists: dict[str, list[WheelList]] = {}
+        for component, wheels in needed.items():
+            of_cuda = tuple(entry for entry in wheels if is_cuda_wheel(entry.file) and entry.name not in shared)
+            others = tuple(entry for entry in wheels if not is_cuda_wheel(entry.file))
+            both = [
+                WheelList(path=f"{folder}/cuda-{component}.txt", is_cuda=True, wheels=of_cuda),
+                WheelList(path=f"{folder}/wheels-{component}.txt", is_cuda=False, wheels=others),
+            ]
+            lists[component] = [item for item in both if item.wheels]
+        cuda = WheelList(path=f"{folder}/cuda.txt", is_cuda=True, wheels=tuple(shared.values()))
+        return _Group(
+            constraints=_constraints(self._matrix, cell, locked),
+            cuda=(cuda,) if shared else (),
+            lists=lists,
+            layers=layer_order.foundation(cell, foundation, locked.wheels, compiler),
+        )
 
 
 def _constraints(matrix: Matrix, cell: Cell, locked: Locked) -> str:

@@ -16,7 +16,7 @@ from builder.common import atomic
 from builder.common.errors import StaleError, TemplateError, for_cells
 from builder.matrix.schema import Matrix
 from builder.plan import layer_order, settings
-from builder.plan.plan import Plan, PlannedImage
+from builder.plan.plan import Plan
 
 
 def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
@@ -33,27 +33,22 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
     environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)  # same escapes
     files: dict[str, str] = {}
     for image in plan.images:
-        files |= _image(root, environment, matrix, image)
-    return files
-
-
-def _image(root: Path, environment: jinja2.Environment, matrix: Matrix, image: PlannedImage) -> dict[str, str]:
-    context = vars(image) | {
-        "image": image,
-        "epoch": layer_order.MTIME,
-        "constraints": settings.CONSTRAINTS,
-        "python": image.cell.python,
-    }
-    try:
-        dockerfile = environment.get_template("Dockerfile.j2").render(context)
-    except jinja2.TemplateSyntaxError as error:
-        raise TemplateError(f"templates/{error.name}:{error.lineno}: {error.message} ({image.id})") from error
-    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise TemplateError(f"{_template_place(error)}: {error} ({image.id})") from error
-    files = {image.dockerfile: dockerfile, f"{image.folder}/constraints.txt": image.constraints}
-    for wheel_list in image.lists:
-        lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheel_list.wheels]
-        files[wheel_list.path] = "".join(lines)
+        context = vars(image) | {
+            "image": image,
+            "epoch": layer_order.MTIME,
+            "constraints": settings.CONSTRAINTS,
+            "python": image.cell.python,
+        }
+        try:
+            files[image.dockerfile] = environment.get_template("Dockerfile.j2").render(context)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"templates/{error.name}:{error.lineno}: {error.message} ({image.id})") from error
+        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise TemplateError(f"{_template_place(error)}: {error} ({image.id})") from error
+        files[f"{image.folder}/constraints.txt"] = image.constraints
+        for wheel_list in image.lists:
+            lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheel_list.wheels]
+            files[wheel_list.path] = "".join(lines)
     return files
 
 

@@ -89,22 +89,12 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
 
     Raises MatrixError for a variable that every image sets.
     """
-    commands = [component.command for component in components.values() if component.command]
-    checks = [component.healthcheck for component in components.values() if component.healthcheck]
-    return Settings(
-        env=_env(matrix, cell, components),
-        ports=tuple(component.port for component in components.values() if component.port),
-        command=tuple(commands[-1] if commands else ["bash"]),
-        health=Health(command=tuple(checks[-1])) if checks else None,
-        labels=_labels(matrix, cell, components),
-    )
-
-
-def _env(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) -> dict[str, str]:
+    known = facts.load()
+    driver = "" if cell.is_cpu else known.driver(cell.cuda)
     env = dict(_ENV)
     if not cell.is_cpu:
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-        if driver := facts.load().driver(cell.cuda):
+        if driver:
             env["NVIDIA_REQUIRE_CUDA"] = f"driver>={driver}"
     own = {("cuda", cell.cuda): matrix.cuda[cell.cuda].env}
     own |= {("components", name): component.env for name, component in components.items()}
@@ -114,11 +104,6 @@ def _env(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) -> dic
             label = ".".join([*path, "env", reserved[0]])
             raise MatrixError(f"{where}: {label}: every image sets {reserved[0]}", hint="Use another variable.")
         env |= variables
-    return env
-
-
-def _labels(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) -> dict[str, str]:
-    known = facts.load()
     package = matrix.frameworks[cell.framework].package
     build = None if cell.is_cpu else known.build(package, cell.release, cell.cuda)
     labels = {
@@ -129,7 +114,7 @@ def _labels(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) -> 
         f"{LABEL}.framework": cell.framework,
         f"{LABEL}.framework.version": cell.release,
         CUDA_LABEL: cell.cuda,
-        DRIVER_LABEL: "" if cell.is_cpu else known.driver(cell.cuda),
+        DRIVER_LABEL: driver,
         BUILT_FOR_LABEL: build.cuda if build else "",
         ARCHITECTURES_LABEL: " ".join(build.architectures) if build else "",
         f"{LABEL}.python": cell.python,
@@ -139,4 +124,13 @@ def _labels(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) -> 
         # They do not change the number in `user`, so a mounted folder of another uid would not be writable.
         "devcontainer.metadata": '[{"remoteUser":"user"}]',
     }
-    return {name: value for name, value in labels.items() if value}
+    # If several components have one, that of the last counts: it is the one that the variant adds.
+    commands = [component.command for component in components.values() if component.command]
+    checks = [component.healthcheck for component in components.values() if component.healthcheck]
+    return Settings(
+        env=env,
+        ports=tuple(component.port for component in components.values() if component.port),
+        command=tuple(commands[-1] if commands else ["bash"]),
+        labels={name: value for name, value in labels.items() if value},
+        health=Health(command=tuple(checks[-1])) if checks else None,
+    )

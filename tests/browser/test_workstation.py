@@ -60,7 +60,8 @@ def run_cell(browser: webdriver.Chrome, index: int) -> None:
     dialogs = [dialog.text for dialog in browser.find_elements(By.CSS_SELECTOR, ".jp-Dialog")]
     assert dialogs == []
     ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.ENTER).key_up(Keys.SHIFT).perform()
-    wait(lambda: ended(browser, cell), f"the end of cell {index}")
+    # A busy machine took more than 90 s to import PyTorch and train.
+    wait(lambda: ended(browser, cell), f"the end of cell {index}", seconds=300)
 
 
 def clicked(browser: webdriver.Chrome, selector: str, by: str = By.CSS_SELECTOR) -> bool:

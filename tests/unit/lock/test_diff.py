@@ -350,7 +350,7 @@ def test_a_revision_and_the_working_tree(desk: DiffCommand) -> None:
 
 @pytest.mark.parametrize("words", [(f"old:{CELL}", CELL), ("old", CELL), (f"old:{CELL}",)], ids=str)
 def test_one_cell(desk: DiffCommand, words: tuple[str, ...]) -> None:
-    """A revision without a cell stands for its part of the cell that the other side names."""
+    """Of a revision without a cell, the cell that the other side names is compared."""
     shown = desk.diff(*words)
     assert shown.startswith(f"{CELL} (old) -> {CELL} (working tree)\n")
     assert [row[0] for row in rows(shown)[2:4]] == ["ember", "pip"]

@@ -92,7 +92,7 @@ def test_requirements_of_a_component_of_a_line(edit: Edit) -> None:
 
 
 def stale(project: Project, cell_id: str = CELL) -> str:
-    """What matrix.yaml requires that the tiny lock does not answer."""
+    """Why the tiny lock is not current for a cell."""
     [cell] = project.select([cell_id])
     lock = lockfile.read(project.root, cell.group)
     assert lock is not None

@@ -162,18 +162,6 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize(("output", "hint"), OUTPUTS.items(), ids=list(OUTPUTS.values()))
-def test_hints(output: str, hint: str) -> None:
-    assert hint in resolve._hint(output)
-
-
-def test_uv_in_its_own_words_without_decoration() -> None:
-    assert resolve._explain(NO_SOLUTION).splitlines() == [
-        "  No solution found when resolving dependencies:",
-        "  Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.",
-    ]
-
-
 RUNTIME, SUMS = locks.CUDA
 TOOLKIT = "cuda-toolkit[all]==12.10.1"
 TOOLKIT_VERSIONS = {"cuda-toolkit": "12.10.1", RUNTIME: "12.10.1", SUMS: "12.10.1"}
@@ -200,7 +188,7 @@ class Call:
 
 
 class Uv:
-    """Stands in for `uv pip compile`, as `subprocess.run`.
+    """Stands in for `uv pip compile`: `run` of a resolver.
 
     The index has every version of every package, each as one wheel in the folder `wheels`. `needs` are dependencies,
     in addition to those in NEEDS or in place of them. A version in the output file is taken where it fits, else the
@@ -231,8 +219,11 @@ class Uv:
     def conflicts(self) -> list[str]:
         return [message for message in self.messages if "fit the locked wheels" in message]
 
-    def resolver(self, project: Project, *, url: str = "", sizes: Mapping[str, int] | None = None) -> Resolver:
-        return Resolver(project, Host(index=IndexSettings(url=url)), say=self.messages.append, sizes=sizes)
+    def resolver(
+        self, project: Project, index: IndexSettings | None = None, *, sizes: Mapping[str, int] | None = None
+    ) -> Resolver:
+        host = Host(index=index or IndexSettings())
+        return Resolver(project, host, say=self.messages.append, sizes=sizes, run=self)
 
     def resolve(
         self, project: Project, group: str, present: Lock | None = None, prefer: Mapping[str, str] | None = None
@@ -301,10 +292,8 @@ class Uv:
 
 
 @pytest.fixture
-def uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Uv:
-    fake = Uv(tmp_path)
-    monkeypatch.setattr("subprocess.run", fake)
-    return fake
+def uv(tmp_path: Path) -> Uv:
+    return Uv(tmp_path)
 
 
 def pins(lock: Lock) -> list[str]:
@@ -686,6 +675,25 @@ def test_messages_of_uv(tiny: Project, uv: Uv, result: tuple[int, str], message:
     assert caught.value.hint
 
 
+def test_uv_in_its_own_words_without_decoration(tiny: Project, uv: Uv) -> None:
+    uv.result = 2, NO_SOLUTION
+    with pytest.raises(LockError) as caught:
+        uv.resolve(tiny, GROUP)
+    assert str(caught.value).splitlines() == [
+        f"{GROUP}: cannot be resolved to wheels",
+        "  No solution found when resolving dependencies:",
+        "  Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.",
+    ]
+
+
+@pytest.mark.parametrize(("output", "hint"), OUTPUTS.items(), ids=list(OUTPUTS.values()))
+def test_hints(tiny: Project, uv: Uv, output: str, hint: str) -> None:
+    uv.result = 2, output
+    with pytest.raises(LockError) as caught:
+        uv.resolve(tiny, GROUP)
+    assert hint in caught.value.hint
+
+
 def test_uv_uses_the_main_index_alone(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("UV_EXTRA_INDEX_URL", "UV_OFFLINE"):
         monkeypatch.setenv(name, "1")
@@ -696,31 +704,32 @@ def test_uv_uses_the_main_index_alone(tiny: Project, uv: Uv, monkeypatch: pytest
 
 def test_the_mirror_is_not_named(tiny: Project, uv: Uv) -> None:
     uv.result = 2, "error: Failed to fetch: `https://me:pw@mirror.example.test/simple/x/`"
+    index = IndexSettings(url="https://me:pw@mirror.example.test/simple")
     with pytest.raises(LockError) as caught:
-        uv.resolver(tiny, url="https://me:pw@mirror.example.test/simple").resolve(tiny.groups[GROUP], None, {})
+        uv.resolver(tiny, index).resolve(tiny.groups[GROUP], None, {})
     assert "Failed to fetch: `https://<mirror>/simple/x/`" in str(caught.value)
     assert "pw" not in str(caught.value)
 
 
-def test_a_uv_that_stalls(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stall(command: list[str], **_: object) -> None:
+def test_a_uv_that_stalls(tiny: Project) -> None:
+    def stall(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         raise subprocess.TimeoutExpired(command, resolve.TIMEOUT_S)
 
-    monkeypatch.setattr("subprocess.run", stall)
+    resolver = Resolver(tiny, Host(), say=lambda _: None, run=stall)
     with pytest.raises(UnreachableError, match=rf"^{GROUP}: uv timed out after {resolve.TIMEOUT_S} s"):
-        uv.resolve(tiny, GROUP)
+        resolver.resolve(tiny.groups[GROUP], None, {})
 
 
-def test_a_file_that_the_index_lists_but_does_not_have(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_the_index_lists_but_does_not_have(tiny: Project, uv: Uv) -> None:
     def lose(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         done = uv(command, **options)
         for path in uv.wheels.glob("emberkit-*"):
             path.unlink()
         return done
 
-    monkeypatch.setattr("subprocess.run", lose)
+    resolver = Resolver(tiny, Host(), say=uv.messages.append, run=lose)
     with pytest.raises(LockError, match=rf"^{GROUP}: the index does not serve emberkit-2.0-py3-none-any.whl"):
-        uv.resolve(tiny, GROUP)
+        resolver.resolve(tiny.groups[GROUP], None, {})
 
 
 def test_sizes_are_requested_with_the_settings_of_the_index(
@@ -730,8 +739,7 @@ def test_sizes_are_requested_with_the_settings_of_the_index(
     wire = Wire.install(monkeypatch, lambda _: Reply(headers={"Content-Length": "7"}))
     monkeypatch.setattr(Path, "as_uri", lambda path: f"https://index.example.test/files/{path.name}")
     settings = IndexSettings(url="https://me:pw@index.example.test/simple", trusted_host="index.example.test")
-    resolver = Resolver(tiny, Host(index=settings), say=uv.messages.append)
-    lock = resolver.resolve(tiny.groups[NO_TOOLKIT], None, {})
+    lock = uv.resolver(tiny, settings).resolve(tiny.groups[NO_TOOLKIT], None, {})
     assert {wheel.size for wheel in lock.wheels} == {7}
     assert len(wire.seen) == len(lock.wheels)
     for sent in wire.seen:
@@ -739,4 +747,4 @@ def test_sizes_are_requested_with_the_settings_of_the_index(
         assert sent.options["verify"] is False
     wire.answers = lambda _: Reply(status=403)
     with pytest.raises(LockError, match=r"-any\.whl: the index returned 403 Forbidden"):
-        Resolver(tiny, Host(index=settings), say=uv.messages.append).resolve(tiny.groups[NO_TOOLKIT], None, {})
+        uv.resolver(tiny, settings).resolve(tiny.groups[NO_TOOLKIT], None, {})

@@ -59,10 +59,10 @@ def test_every_gpu_is_listed_once_and_has_a_first_driver() -> None:
     names = [name for group in KNOWN.gpus.values() for name in group.names + group.arm]
     assert len(names) == len(set(names))
     for capability, group in KNOWN.gpus.items():  # the table of drivers starts with CUDA 7; Tegra's have other numbers
-        assert KNOWN.first_driver(capability) or not group.names or Version(group.cuda) < Version("7.0"), capability
-    assert KNOWN.capability("GH200") == "9.0"
-    assert KNOWN.capability("GeForce RTX 5090") == "12.0"
-    assert KNOWN.capability("Voodoo") == ""
+        driver = KNOWN.toolkit_driver(group.cuda)
+        assert driver or not group.names or Version(group.cuda) < Version("7.0"), capability
+    assert "GH200" in KNOWN.gpus["9.0"].arm
+    assert "GeForce RTX 5090" in KNOWN.gpus["12.0"].names
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,9 @@ def test_every_gpu_is_listed_once_and_has_a_first_driver() -> None:
 )
 def test_requirements_of_a_compute_capability(capability: str, cuda: str, driver: str, last: str) -> None:
     assert KNOWN.first_cuda(capability) == cuda
-    assert KNOWN.first_driver(capability) == driver
-    assert KNOWN.last_branch(capability) == last
+    group = KNOWN.gpus.get(capability)
+    assert (KNOWN.toolkit_driver(group.cuda) if group else "") == driver
+    assert (group.last if group else "") == last
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from random import Random
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from builder.common.errors import MatrixError
 from builder.matrix import tags
@@ -72,13 +76,48 @@ def test_every_tag_of_an_image_is_recognized(tiny: Project) -> None:
             assert tags.is_tag_of(name.tag, full.tag)
 
 
-@pytest.mark.parametrize(
-    "tag",
-    [
-        "2.9.1-cu128-py311", "2.9-ssh", "2.9", "2.8-jupyter", "2.9.1.1-jupyter", "2.9-py311-cu128-jupyter",
-        "2.9-cu126-jupyter", "2.9.1-cu128-py311-jupyter-20261122", "2.9-20261122-jupyter", "2.9-jupyter-2026", "",
-        "-jupyter",
-    ],
-)  # fmt: skip
-def test_a_tag_of_another_image(tag: str) -> None:
-    assert not tags.is_tag_of(tag, "2.9.1-cu128-py311-jupyter")
+FULL = "2.9.1-cu128-py311-jupyter"
+AXES = [[*cuda, *python, "jupyter"] for cuda in ([], ["cu128"]) for python in ([], ["py311"])]
+words = st.sampled_from(["cu128", "cu126", "py311", "ssh", "jupyter", "20261122", "2026", ""])
+
+
+@given(
+    st.sampled_from(["2.9.1", "2.9", "2", "2.8", "2.9.1.1", "2.9.", "2.", ""]),
+    st.sampled_from(AXES) | st.lists(words, max_size=4),
+)
+@example("2.9.1", ["cu128", "py311", "jupyter"])
+@example("2.9.1", ["cu128", "py311"])
+@example("2.9", ["ssh"])
+@example("2.9", [])
+@example("2.8", ["jupyter"])
+@example("2.9.1.1", ["jupyter"])
+@example("2.9", ["20261122", "jupyter"])
+@example("2.9", ["jupyter", "2026"])
+@example("", [])
+@example("", ["jupyter"])
+@example("2.9", ["cu126", "jupyter"])
+@example("2.9", ["py311", "cu128", "jupyter"])
+@example("2.9.1", ["cu128", "py311", "jupyter", "20261122"])
+def test_a_tag_of_an_image_leaves_out_the_cuda_the_python_or_numbers_of_the_version(
+    version: str, parts: list[str]
+) -> None:
+    """In the order of the full tag, and never the variant: without it, the tag is that of another image."""
+    expected = version in ("2.9.1", "2.9", "2") and parts in AXES
+    assert tags.is_tag_of("-".join([version, *parts]), FULL) == expected
+
+
+@given(st.integers(1, 200), st.randoms())
+def test_stamps_of_a_day_are_in_order(count: int, random: Random) -> None:
+    stamps = list(itertools.islice(tags.stamps("20261122"), count))
+    assert all(map(tags.is_stamp, stamps))
+    ordered = ["20261121.9", *stamps]
+    assert sorted(random.sample(ordered, len(ordered)), key=tags.stamp_order) == ordered
+    assert len(set(stamps)) == count
+
+
+@given(st.text("0123456789.-T", max_size=12) | st.from_regex(r"[0-9]{7,9}(\.[0-9]{0,5})?", fullmatch=True))
+@example("20261122.01")
+def test_a_stamp_is_a_day_and_a_number(text: str) -> None:
+    day, dot, number = text.partition(".")
+    is_number = not dot or (number.isdigit() and 1 <= int(number) <= 9999 and str(int(number)) == number)
+    assert tags.is_stamp(text) == (len(day) == 8 and day.isdigit() and is_number)

@@ -61,7 +61,7 @@ def stack(image: Parts) -> tuple[PlannedLayer, ...]:
     cell = replace(CELL, python=image.python)
     lowest = layer_order.foundation(cell, FOUNDATION, image.wheels, image.compiler)
     files = "sha256:files"
-    os = layer_order.planned_os(image.system, cell.python, 7)
+    os = PlannedLayer(kind="os", name="os", component="base", inputs=image.system, python=cell.python, debian=7)
     return layer_order.stack(cell, lowest, image.wheels, os=os, files=files, compiler=image.compiler)
 
 
