@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -88,16 +88,34 @@ def verify(source: Source, check: Check) -> Iterator[Finding]:
     """
     image = oci.read_image(source.manifest, source.read_blob)
     history = [_plain(line) for line in image.history]
-    files = {sha256: file for line in history if (of := _wheels(line)) for file, sha256 in of.wheels}
+    try:
+        contents = [oci.parse_history(line) for line in history]
+    except ValueError as error:
+        raise VerifyError(f"its history cannot be read: {error}") from error
+    files = {sha256: file for of in contents if of for file, sha256 in of.wheels}
     wheels = [_wheel(file, sha256) for sha256, file in files.items()]
-    yield _with_signature(_configuration(check, source.manifest, source.read_blob(image.config.digest)), check)
+
+    config, state, lines = source.read_blob(image.config.digest), "unknown", ["this checkout has no plan for it"]
+    if check.expected is not None:
+        lines = expected.differences(check.expected, source.manifest, config)
+        state = "different" if lines else "same"
+    yield _finding(check, CONFIGURATION, digest.of_bytes(config), cast("State", state), _plain("; ".join(lines)))
+
     known = check.expected.layers if check.expected else {}
-    pool = ThreadPoolExecutor(CONNECTIONS)
+    pool = ThreadPoolExecutor(CONNECTIONS)  # wheels are fetched while the layers below are checked
     downloads = {wheel.sha256: pool.submit(check.fetcher.fetch, wheel) for wheel in wheels}
     try:
-        for number, (layer, line) in enumerate(zip(image.layers, history, strict=True)):
-            finding = _damage(layer, line, source, check) or _finding(layer, line, known.get(number), downloads)
-            yield _with_signature(finding, check)
+        for number, (layer, line, of) in enumerate(zip(image.layers, history, contents, strict=True)):
+            if not source.has_blob(layer.digest):
+                yield _finding(check, line[:40], layer.digest, "different", "its blob is missing")
+            elif not (check.fast or source.matches(layer.digest, layer.size, check.read)):
+                reason = "its blob is damaged: the bytes do not match the digest"
+                yield _finding(check, line[:40], layer.digest, "different", reason)
+            elif of is None:
+                yield _finding(check, line, layer.digest, *_compare(layer, known.get(number)))
+            else:
+                name = listed([file.split("-")[0] for file, _ in of.wheels], SHOWN)
+                yield _finding(check, name, layer.digest, *_rebuild(layer, of, downloads))
     finally:
         check.fetcher.stop()
         pool.shutdown(wait=False, cancel_futures=True)
@@ -105,9 +123,11 @@ def verify(source: Source, check: Check) -> Iterator[Finding]:
             check.fetcher.drop(wheel)
 
 
-def _with_signature(finding: Finding, check: Check) -> Finding:
-    """The finding; a trusted signature covers what is unknown here."""
-    return replace(finding, state="signed", detail="") if check.is_signed and finding.state == "unknown" else finding
+def _finding(check: Check, layer: str, blob: str, state: State, detail: str) -> Finding:
+    """A finding; a trusted signature covers what is unknown here."""
+    if check.is_signed and state == "unknown":
+        state, detail = "signed", ""
+    return Finding(layer=layer, digest=blob, state=state, detail=detail)
 
 
 def cell_of(source: Source) -> str:
@@ -115,25 +135,9 @@ def cell_of(source: Source) -> str:
     return oci.read_image(source.manifest, source.read_blob).labels.get(CELL_LABEL, "")
 
 
-def _configuration(check: Check, manifest: bytes, config: bytes) -> Finding:
-    state: State = "unknown"
-    lines = ["this checkout has no plan for it"]
-    if check.expected is not None:
-        lines = expected.differences(check.expected, manifest, config)
-        state = "different" if lines else "same"
-    return Finding(layer=CONFIGURATION, digest=digest.of_bytes(config), state=state, detail=_plain("; ".join(lines)))
-
-
 def _plain(text: str) -> str:
     """Text without terminal control characters and characters that cannot be printed."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-
-
-def _wheels(line: str) -> WheelsOf | None:
-    try:
-        return oci.parse_history(line)
-    except ValueError as error:
-        raise VerifyError(f"its history cannot be read: {error}") from error
 
 
 def _wheel(file: str, sha256: str) -> Wheel:
@@ -147,27 +151,7 @@ def _wheel(file: str, sha256: str) -> Wheel:
         raise VerifyError(f"invalid wheel name in its history: {file[:100]!r}") from error
 
 
-def _damage(layer: Layer, line: str, source: Source, check: Check) -> Finding | None:
-    """A finding if the layer's blob is missing or its bytes do not match its digest."""
-    if not source.has_blob(layer.digest):
-        reason = "its blob is missing"
-    elif check.fast or source.matches(layer.digest, layer.size, check.read):
-        return None
-    else:
-        reason = "its blob is damaged: the bytes do not match the digest"
-    return Finding(layer=line[:40], digest=layer.digest, state="different", detail=reason)
-
-
-def _finding(
-    layer: Layer, line: str, known: tuple[Layer, How] | None, downloads: Mapping[str, Future[Path]]
-) -> Finding:
-    of = _wheels(line)
-    name = line if of is None else listed([file.split("-")[0] for file, _ in of.wheels], SHOWN)
-    state, detail = _look_up(layer, known) if of is None else _rebuild(layer, of, downloads)
-    return Finding(layer=name, digest=layer.digest, state=state, detail=detail)
-
-
-def _look_up(layer: Layer, expected_layer: tuple[Layer, How] | None) -> tuple[State, str]:
+def _compare(layer: Layer, expected_layer: tuple[Layer, How] | None) -> tuple[State, str]:
     """State and detail of a layer without wheels."""
     if expected_layer is None:
         return "unknown", f"neither {KNOWN_LAYERS} nor this store has a record of it"

@@ -206,7 +206,7 @@ def test_a_layer_without_wheels_is_looked_up(known: dict[str, Any], state: str, 
     layer = oci.Layer(digest=SHA256, diff_id=SHA256, size=7)
     how = known.pop("how", "known")
     record = oci.Layer(**{"digest": SHA256, "diff_id": SHA256, "size": 7, **known})
-    assert verify._look_up(layer, (record, how)) == (state, detail)
+    assert verify._compare(layer, (record, how)) == (state, detail)
 
 
 @pytest.mark.parametrize(("lines", "state"), [([], "same"), (["config.User: \x1b[1A"], "different")], ids=str)
