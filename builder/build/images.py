@@ -12,15 +12,13 @@ from typing import Any
 
 from builder.build import operating_systems
 from builder.build.image_tests import Tester
-from builder.build.staged_tests import StagedImages
 from builder.build.work import LoadedImage, Method, Origin, Work
 from builder.common import errors, machine
-from builder.common.errors import BuilderError, EngineError, ImageTestError
+from builder.common.errors import BuilderError, EngineError
 from builder.common.reference import ImageRef
 from builder.common.units import counted, duration, size
 from builder.compat import gpus
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence
 from builder.registry.evidence import Coverage
 
 SLOW_S = 5  # tests and steps that take longer are named at the end
@@ -136,7 +134,7 @@ def make_images(work: Work, provider: Method, plan: Plan, options: Options) -> l
     if not provider.assembles:
         # Their layers are not those of the plan, so nothing says that a smaller image has the same contents.
         plan = _with_all_tests(plan)
-    tester = _tester(work, plan, options)
+    tester = new_tester(work, plan, options)
 
     # What the engine has as planned, with passing evidence and under every tag, is done.
     present = {image.id: provider.find(image) for image in plan.images}
@@ -151,7 +149,7 @@ def make_images(work: Work, provider: Method, plan: Plan, options: Options) -> l
     if not todo:
         return [done[image.id] for image in plan.images]
     if options.test:
-        _check_client()
+        check_docker_client()
 
     def make_image(image: PlannedImage) -> Outcome:
         loaded = present[image.id] or provider.build(image)
@@ -168,7 +166,7 @@ def make_images(work: Work, provider: Method, plan: Plan, options: Options) -> l
         for reference in reversed(image.references):  # the full tag last: it says that everything is done
             work.engine.tag(loaded.id, ImageRef.parse(reference))
         provider.record_tagged(image)
-        work.view.end(image.id, "done", f"{note}, {_tests(coverage)}\n  {'  '.join(image.references)}")
+        work.view.end(image.id, "done", f"{note}, {tests_text(coverage)}\n  {'  '.join(image.references)}")
         return Outcome(image=image, loaded=loaded, tested=not is_tested, tagged=True, coverage=coverage)
 
     with work.view.live():
@@ -181,7 +179,7 @@ def make_images(work: Work, provider: Method, plan: Plan, options: Options) -> l
                     todo = [image for image in todo if present[image.id]]
                     missing = []
             waiting_for_layers = {image.id for image in missing}
-            done |= _each(work, tester, provider, options.jobs, todo, make_image, waiting_for_layers)
+            done |= run_steps(work, tester, provider, options.jobs, todo, make_image, waiting_for_layers)
         finally:
             provider.close()
     return [done[image.id] for image in plan.images]
@@ -189,50 +187,20 @@ def make_images(work: Work, provider: Method, plan: Plan, options: Options) -> l
 
 def retest(work: Work, provider: Method, plan: Plan, options: Options) -> list[Outcome]:
     """Runs all tests of images that are built, whatever passed before; tags nothing."""
-    _check_client()
+    check_docker_client()
     plan = _with_all_tests(plan)
-    tester = _tester(work, plan, options)
+    tester = new_tester(work, plan, options)
 
     def test_image(image: PlannedImage) -> Outcome:
         loaded = provider.find(image)
         if not loaded:
             raise EngineError(f"{image.id}: not built", hint=f"builder build {image.id}")
         coverage = tester.test(image, loaded)
-        work.view.end(image.id, "done", _tests(coverage))
+        work.view.end(image.id, "done", tests_text(coverage))
         return Outcome(image=image, loaded=loaded, coverage=coverage, tested=True)
 
     with work.view.live():
-        done = _each(work, tester, provider, options.jobs, plan.images, test_image)
-    return [done[image.id] for image in plan.images]
-
-
-def test_staged(work: Work, provider: StagedImages, plan: Plan, options: Options) -> list[Outcome]:
-    """Downloads staged images, runs the tests that their reports lack, and attaches the results, also of failures."""
-    _check_client()
-    tester = _tester(work, plan, options)
-
-    def test_image(image: PlannedImage) -> Outcome:
-        loaded = provider.build(image)
-        # What this machine ran before counts too: its results may not have been attached.
-        known = tester.coverage(image, loaded)
-        known = evidence.coverage_of([*provider.reports(image), *known.reports], known.refused)
-        is_tested = tester.is_complete(image, known)
-        try:
-            coverage = known if is_tested else tester.test(image, loaded, known)
-        except ImageTestError as failed:
-            try:
-                provider.attach_results(image, loaded)
-            except BuilderError as error:
-                raise errors.join(
-                    [failed, error], "errors: the tests failed, and their results were not attached"
-                ) from error
-            raise
-        provider.attach_results(image, loaded)
-        work.view.end(image.id, "done", _tests(coverage))
-        return Outcome(image=image, loaded=loaded, coverage=coverage, tested=not is_tested)
-
-    with work.view.live():
-        done = _each(work, tester, provider, options.jobs, plan.images, test_image)
+        done = run_steps(work, tester, provider, options.jobs, plan.images, test_image)
     return [done[image.id] for image in plan.images]
 
 
@@ -241,7 +209,7 @@ def _with_all_tests(plan: Plan) -> Plan:
     return replace(plan, images=tuple(replace(each, thorough=frozenset(each.components)) for each in plan.images))
 
 
-def _tester(work: Work, plan: Plan, options: Options) -> Tester:
+def new_tester(work: Work, plan: Plan, options: Options) -> Tester:
     """Removes containers of killed runs. Raises ImageTestError if required GPU tests cannot run."""
     work.engine.sweep(str(work.project.root))
     pool = gpus.Pool(min(options.jobs, sum(not image.cell.is_cpu for image in plan.images)))
@@ -267,7 +235,7 @@ def _finished(work: Work, tester: Tester, options: Options, image: PlannedImage,
     return Outcome(image=image, loaded=loaded, coverage=coverage)
 
 
-def _each(
+def run_steps(
     work: Work,
     tester: Tester,
     provider: Method,
@@ -310,14 +278,14 @@ def _each(
     return outcomes
 
 
-def _tests(coverage: Coverage) -> str:
+def tests_text(coverage: Coverage) -> str:
     slowest = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in coverage.slowest if seconds >= SLOW_S)
     return f"{counted(len(coverage.passed), 'test')} passed, gpu: {coverage.gpu_status}" + (
         f"\n  slowest tests: {slowest}" if slowest else ""
     )
 
 
-def _check_client() -> None:
+def check_docker_client() -> None:
     """Raises EngineError before minutes of building, not after."""
     if not shutil.which("docker"):
         raise EngineError(

@@ -9,20 +9,53 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from builder.build import disk
+from builder.build import disk, images
+from builder.build.images import Options, Outcome
 from builder.build.work import LoadedImage, Method, Work, record_built
+from builder.common import errors
 from builder.common.console import Meter
+from builder.common.errors import BuilderError, ImageTestError
 from builder.engine.load import Loader
 from builder.layers import splice, stored_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image
 from builder.layers.store import Store
-from builder.plan.plan import PlannedImage
+from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, expected, pull, staging
 from builder.registry.evidence import Coverage, Report, Requirement
 from builder.registry.signing import Signer, Trust
 from builder.registry.staging import Place, StagedImage
 from builder.registry.suite import Suite
+
+
+def test_staged(work: Work, provider: StagedImages, plan: Plan, options: Options) -> list[Outcome]:
+    """Downloads staged images, runs the tests that their reports lack, and attaches the results, also of failures."""
+    images.check_docker_client()
+    tester = images.new_tester(work, plan, options)
+
+    def test_image(image: PlannedImage) -> Outcome:
+        loaded = provider.build(image)
+        # What this machine ran before counts too: its results may not have been attached.
+        known = tester.coverage(image, loaded)
+        known = evidence.coverage_of([*provider.reports(image), *known.reports], known.refused)
+        is_tested = tester.is_complete(image, known)
+        try:
+            coverage = known if is_tested else tester.test(image, loaded, known)
+        except ImageTestError as failed:
+            try:
+                provider.attach_results(image, loaded)
+            except BuilderError as error:
+                raise errors.join(
+                    [failed, error], "errors: the tests failed, and their results were not attached"
+                ) from error
+            raise
+        provider.attach_results(image, loaded)
+        work.view.end(image.id, "done", images.tests_text(coverage))
+        return Outcome(image=image, loaded=loaded, coverage=coverage, tested=not is_tested)
+
+    with work.view.live():
+        done = images.run_steps(work, tester, provider, options.jobs, plan.images, test_image)
+    return [done[image.id] for image in plan.images]
 
 
 class StagedImages(Method):

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from builder.build import images
-from builder.build.staged_tests import StagedImages
+from builder.build.staged_tests import StagedImages, test_staged
 from builder.cli import engine
 from builder.cli.context import Context
 from builder.cli.images import DOCKERFILE, METHOD, REPORT, Request, command, gpu_option, image_provider, show_outcomes
@@ -65,7 +65,7 @@ def test_command(
                 raise release.stale(stale[0])
             with context.store.used():
                 provider = StagedImages(work, context.store, staging_place, staged, signer)
-                outcomes = images.test_staged(work, provider, planned, request.options)
+                outcomes = test_staged(work, provider, planned, request.options)
         else:
             planned = current.make(project, project.select(patterns))
             with image_provider(context, work, request) as method:

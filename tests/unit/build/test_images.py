@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from builder.build import images
+from builder.build import images, staged_tests
 from builder.build.images import Options, Outcome
 from builder.build.staged_tests import StagedImages
 from builder.build.work import LoadedImage, Origin, Work
@@ -449,7 +449,7 @@ class UnreachableStaging(StagedImages):
 def test_a_failure_to_attach_results_does_not_hide_that_the_tests_failed(bench: BuildBench) -> None:
     """Only the registry's error was shown, with its exit code."""
     bench.tester.failing = frozenset({FIRST})
-    outcomes = images.test_staged(bench.work, UnreachableStaging(bench.method), bench.plan, Options(jobs=1))
+    outcomes = staged_tests.test_staged(bench.work, UnreachableStaging(bench.method), bench.plan, Options(jobs=1))
     first, second = (outcome.error for outcome in outcomes)
     assert isinstance(first, ImageTestError)
     assert f"{FIRST}: 1 of 2 tests failed\n  -> look\n{FIRST}: no response" in str(first)
