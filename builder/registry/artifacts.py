@@ -27,7 +27,6 @@ from builder.layers.oci import INDEX_TYPE, Digest, Size
 from builder.registry import push
 from builder.registry.client import REFUSALS, Manifest, Registry
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
-from builder.registry.push import Blob
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
 EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
@@ -82,12 +81,12 @@ def manifest(
 def put(registry: Registry, artifact: Manifest, contents: Iterable[bytes]) -> None:
     """Stores an artifact, whose documents are `contents`, under its digest."""
     with TemporaryDirectory() as folder:
-        blobs: list[Blob] = []
+        files: dict[Descriptor, Path | None] = {}
         for content in dict.fromkeys([EMPTY, *contents]):
-            path = Path(folder) / str(len(blobs))
+            path = Path(folder) / str(len(files))
             path.write_bytes(content)
-            blobs.append(Blob(digest=digests.of_bytes(content), size=len(content), path=path))
-        push.push(registry, artifact, blobs)
+            files[_descriptor(content, "application/octet-stream")] = path  # the manifest has their real types
+        push.push(registry, artifact, files)
 
 
 @dataclass(frozen=True, kw_only=True)

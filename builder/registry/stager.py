@@ -139,9 +139,10 @@ class Stager:
 
     def _push(self, image: _Image, registry: Registry, manifest: Manifest, sources: list[str]) -> int:
         """Pushes an image by its digest; returns the number of bytes of blobs sent."""
-        blobs = publish.blobs_of(self.store, image.stored, self.assembler.fetch if self.assembler else None)
+        blobs = publish.blobs_of(self.store, image.stored)
+        fetch = self.assembler.fetch if self.assembler else None
         meter = Meter(self.view, image.staged.cell, "checked or sent", sum(blob.size for blob in blobs))
-        return push.push(registry, manifest, blobs, mount_from=sources, progress=meter.add).sent
+        return push.push(registry, manifest, blobs, fetch=fetch, mount_from=sources, progress=meter.add).sent
 
     def _finish(self, image: _Image, registry: Registry, manifest: Manifest, sent: int) -> None:
         """Attaches the report of a pushed image, and last sets the tag of its plan."""
