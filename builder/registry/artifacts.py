@@ -99,7 +99,9 @@ class Attachments:
 
     def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> None:
         """Adds an artifact, as in `manifest`. Raises RegistryError."""
-        self._put(manifest(kind, documents, notes, self.subject), documents.values())
+        artifact = manifest(kind, documents, notes, self.subject)
+        put(self.registry, artifact, documents.values())
+        self._stored.append(artifact)
 
     def copy(self, source: Registry, artifact: str) -> None:
         """Adds an artifact of the same image in another repository. Raises RegistryError, VerifyError."""
@@ -110,15 +112,8 @@ class Attachments:
                 hint="Run this again when no other job writes to this registry.",
             )
         blobs = oci.parse(_Artifact, stored.content, f"artifact {source.name}@{artifact}", hint=_HINT).layers
-        self._put(stored, [source.read_blob(blob.digest) for blob in blobs])
-
-    def _put(self, artifact: Manifest, contents: Iterable[bytes]) -> None:
-        put(self.registry, artifact, contents)
-        self._stored.append(artifact)
-
-    def _list(self) -> None:
-        if self._stored and self.registry.referrers(self.subject.digest) is None:
-            _list_by_tag(self.registry, self.subject.digest, list(map(_entry, self._stored)))
+        put(self.registry, stored, [source.read_blob(blob.digest) for blob in blobs])
+        self._stored.append(stored)
 
 
 @contextmanager
@@ -130,7 +125,8 @@ def attaching(registry: Registry, subject: Descriptor) -> Iterator[Attachments]:
     """
     attachments = Attachments(registry=registry, subject=subject)
     yield attachments
-    attachments._list()
+    if attachments._stored and registry.referrers(subject.digest) is None:
+        _list_by_tag(registry, subject.digest, attachments._stored)
 
 
 def attach(
@@ -139,16 +135,6 @@ def attach(
     """Attaches one artifact, as in `manifest`, to an image; see `attaching`."""
     with attaching(registry, subject) as attachments:
         attachments.add(kind, documents, notes)
-
-
-def _entry(artifact: Manifest) -> dict[str, Any]:
-    """An artifact in a list."""
-    data = oci.parse(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
-    return {
-        **_descriptor(artifact.content, MANIFEST_TYPE).as_data(),
-        "artifactType": data.artifact_type,
-        "annotations": data.annotations or {},
-    }
 
 
 def attached(
@@ -167,21 +153,23 @@ def attached(
         for page in pages
         for entry in oci.parse(_Index, page, f"list of artifacts in {registry.name}", hint=_HINT).manifests
     }
-
-    def is_match(entry: _Entry) -> bool:
+    if not artifact_type:
+        return list(entries)
+    matching = []
+    for entry in entries.values():
         listed: _Typed | None = entry
         # Some registries and clients list the configuration's type instead of the artifact's, or list no annotations.
         if entry.artifact_type in ("", EMPTY_TYPE) or (annotations and not entry.annotations):
             listed = None
             with suppress(VerifyError, RejectedError):  # an attachment of another program
                 listed = _manifest(registry, entry.digest)
-        return (
+        if (
             listed is not None
             and listed.artifact_type == artifact_type
             and (annotations or {}).items() <= (listed.annotations or {}).items()
-        )
-
-    return [entry.digest for entry in entries.values() if not artifact_type or is_match(entry)]
+        ):
+            matching.append(entry.digest)
+    return matching
 
 
 def entries(index: bytes, name: str) -> list[str]:
@@ -231,11 +219,12 @@ def _descriptor(content: bytes, media_type: str) -> Descriptor:
 
 
 def _tag(subject: str) -> str:
+    """The tag of the index that lists the artifacts of an image, where there is no referrers API."""
     return subject.replace(":", "-")
 
 
 def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
-    """The entries of the index under the image's tag, as they are."""
+    """The entries of the index under the image's tag, as they are: other programs' fields are kept."""
     stored = registry.manifest(_tag(subject))
     if stored is None:
         return []
@@ -243,10 +232,17 @@ def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
     return list(json.loads(stored.content)["manifests"])
 
 
-def _list_by_tag(registry: Registry, subject: str, entries: Sequence[dict[str, Any]]) -> None:
-    """Adds entries to the index under the image's tag, until they stay there."""
+def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]) -> None:
+    """Adds artifacts to the index under the image's tag, until they stay there."""
+    entries = []
+    for artifact in artifacts:
+        data = oci.parse(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
+        typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
+        entries.append(_descriptor(artifact.content, MANIFEST_TYPE).as_data() | typed)
     refusals = 0
     for _ in range(ATTEMPTS):
+        # Read and written without a lock: another writer may replace the index in between, and each entry of ours that
+        # is lost is added again, to what is there then.
         listed = _listed_by_tag(registry, subject)
         digests_listed = {entry["digest"] for entry in listed}
         missing = [entry for entry in entries if entry["digest"] not in digests_listed]

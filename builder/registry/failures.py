@@ -9,10 +9,11 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.client import responses
+from typing import Any
 
 import requests
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
@@ -67,9 +68,17 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
     with suppress(HTTPError, OSError):  # the status is enough
         body = response.raw.read(LONGEST_BODY, decode_content=False) or b""
     status, text = response.status_code, hide(body.decode("utf-8", "replace"))
-    codes, detail = _detail(text)
+    errors: list[Mapping[str, Any]] = []
+    with suppress(ValueError, KeyError, TypeError, RecursionError):  # a proxy in front of the registry answers in HTML
+        errors = [error for error in json.loads(text)["errors"] if isinstance(error, dict)]
+    codes = [str(error.get("code", "")) for error in errors]
     code = BLOB_UNKNOWN if BLOB_UNKNOWN in codes else codes[0] if codes else ""
-    answer = " ".join(filter(None, ["answered", str(status), responses.get(status)])) + detail
+    words = []
+    for error in errors[:3]:
+        parts = (error.get("code"), error.get("message"), error.get("detail"))
+        words.append(": ".join(part for part in parts if isinstance(part, str) and part))
+    detail = one_line("; ".join(filter(None, words)))
+    answer = " ".join(filter(None, ["answered", str(status), responses.get(status), detail and f"({detail})"]))
     if status == HTTPStatus.INSUFFICIENT_STORAGE or (status >= 500 and _DISK_FULL.search(text)):
         message = f"{registry}: {action}: the registry's disk is full: {answer}"
         return RejectedError(message, hint="Free space on the registry, then run this again.", status=status)
@@ -126,20 +135,6 @@ def retry_after(header: str, now: float) -> float:
         return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
     except (ValueError, TypeError, OverflowError):
         return 0.0
-
-
-def _detail(text: str) -> tuple[list[str], str]:
-    """The codes of the errors in a registry's response, and the errors in brackets, on one line."""
-    try:
-        errors = [error for error in json.loads(text)["errors"] if isinstance(error, dict)]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return [], ""
-    words = []
-    for error in errors[:3]:
-        parts = (error.get("code"), error.get("message"), error.get("detail"))
-        words.append(": ".join(part for part in parts if isinstance(part, str) and part))
-    line = one_line("; ".join(filter(None, words)))
-    return [str(error.get("code", "")) for error in errors], (f" ({line})" if line else "")
 
 
 def one_line(text: str) -> str:

@@ -75,16 +75,18 @@ class Upload:
 
     def run(self) -> None:
         """Ends with an error after too many failures without progress."""
-        self.http.retry(self._attempt, progress=lambda: self._position)
 
-    def _attempt(self) -> None:
-        try:
-            if not (self._has_failed and self._is_complete()):
-                self._send_rest()
-        except TransientError:
-            self._has_failed = True
-            raise
-        self._report(self.size)
+        def attempt() -> None:
+            try:
+                # After a failure the registry is checked first: the blob may have arrived, and only the response not.
+                if not (self._has_failed and self._is_complete()):
+                    self._send_rest()
+            except TransientError:
+                self._has_failed = True
+                raise
+            self._report(self.size)
+
+        self.http.retry(attempt, progress=lambda: self._position)
 
     def _is_complete(self) -> bool:
         """After a failure: whether the blob arrived all the same. If not, sets where to resume."""
@@ -143,7 +145,7 @@ class Upload:
 
     def _send_part(self, method: str, url: str, size: int, *, expect: tuple[int, ...]) -> Answer:
         headers = {"Content-Type": "application/octet-stream"}
-        if size and (method == "PATCH" or self._position):
+        if size and (method == "PATCH" or self._position):  # a blob in one request has no range
             headers["Content-Range"] = f"{self._position}-{self._position + size - 1}"
         part = Part(file=self.file, start=self._position, size=size, at=self._report)
         read_s = self.http.policy.commit_s if method == "PUT" else 0
