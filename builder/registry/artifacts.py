@@ -138,7 +138,7 @@ def attach(
 
 
 def attached(
-    registry: Registry, subject: str, artifact_type: str = "", annotations: Mapping[str, str] | None = None
+    registry: Registry, subject: str, artifact_type: str = "", annotations: Mapping[str, str] = {}
 ) -> list[str]:
     """The digests of the artifacts that are attached to an image, as they are listed: of one type or of all, and with
     all of these annotations.
@@ -166,7 +166,7 @@ def attached(
         if (
             listed is not None
             and listed.artifact_type == artifact_type
-            and (annotations or {}).items() <= (listed.annotations or {}).items()
+            and annotations.items() <= (listed.annotations or {}).items()
         ):
             matching.append(entry.digest)
     return matching

@@ -104,11 +104,6 @@ class Login:
         self._headers: dict[str, tuple[str, float]] = {}  # by scope, and until when (monotonic) each is valid
         self._secrets: frozenset[str] = frozenset()
 
-    @property
-    def is_required(self) -> bool:
-        """Whether the registry has required a login of a supported kind."""
-        return bool(self._scheme)
-
     def header(self, scope: str, fetch: Fetch) -> str:
         """Empty until the registry requires a login. `scope` is a list, separated by spaces."""
         with self._lock:
@@ -119,18 +114,22 @@ class Login:
                 header, until = self._headers[scope] = self._authorize(scope, fetch)
             return header
 
-    def renew(self, scope: str, rejected: str, challenge: str) -> None:
-        """After a 401 for the header `rejected`: makes the next request get a new one."""
+    def renew(self, scope: str, rejected: str, challenge: str) -> bool:
+        """After a 401 for the header `rejected`: makes the next request get a new one.
+
+        Returns whether the registry has required a login of a supported kind.
+        """
         challenges = parse_challenges(challenge)
         with self._lock:
             if scope in self._headers and self._headers[scope][0] != rejected:
-                return  # another thread has already renewed it
+                return True  # another thread has already renewed it
             # Credential helpers of clouds issue passwords that are valid for some hours only: read them again.
             self._credentials = credentials(self._registry)
             self._headers.pop(scope, None)
             # Bearer first: an identity token is no user and password, which Basic needs.
             if scheme := next((scheme for scheme in ("bearer", "basic") if scheme in challenges), ""):
                 self._scheme, self._parameters = scheme, challenges[scheme]
+            return bool(self._scheme)
 
     def hide(self, text: str) -> str:
         """Text from the registry without secrets, which it may repeat."""

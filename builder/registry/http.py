@@ -183,9 +183,8 @@ class Connection:
                 return response
             challenge = response.headers.get("WWW-Authenticate", "")
             response.close()
-            self._login.renew(scope, authorization, challenge)
             # Without a login, the 401 only named the kind of login that is required.
-            rejected += bool(authorization) or not self._login.is_required
+            rejected += not self._login.renew(scope, authorization, challenge) or bool(authorization)
         raise RejectedError(
             f"{self.registry}: {request.action}: answered 401 twice: login not accepted",
             hint=login_hint(self.registry),

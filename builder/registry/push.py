@@ -73,9 +73,12 @@ def push(
             else:
                 damage = f"its size is not {blob.size} bytes"
         except RejectedError as error:
-            # Only then the file is hashed: a layer may have gigabytes, and the registry checks each digest anyway.
-            if error.code not in DAMAGED or _hash(path) == blob.digest:
+            if error.code not in DAMAGED:
                 raise
+            # The file is hashed only now: it may have gigabytes, and the registry checks each digest anyway.
+            with path.open("rb") as file:
+                if f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == blob.digest:
+                    raise
             damage = f"its SHA-256 is not {blob.digest}"
         except OSError as error:
             raise of_file(error) from error
@@ -92,8 +95,3 @@ def push(
     # The manifest last: a registry rejects one whose blobs it lacks.
     digest = registry.put_manifest(manifest.digest, manifest.content, manifest.media_type)
     return Pushed(digest=digest, sent=sizes["sent"], mounted=sizes["mounted"], present=sizes["present"])
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
