@@ -272,6 +272,7 @@ class Registry:
             except StoppedError:
                 raise
             except RegistryError as error:
+                # Not only after a lost connection: a proxy may answer with an error although the request arrived.
                 with suppress(RegistryError):  # the first error is the one to report
                     if self._digest_of(reference, self._http.send_once) == digest:
                         return digest
@@ -325,7 +326,7 @@ class Registry:
         )
 
 
-@cache  # once for each repository in a run
+@cache  # once for each repository in a run: some registries report no repository until it has a manifest
 def run_creation(command: tuple[str, ...]) -> str:
     """Runs the command that creates a repository, without a shell; returns why it failed, empty if it did not."""
     program = Path(command[0]).name
