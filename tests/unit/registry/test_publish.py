@@ -55,6 +55,7 @@ class PublishBench:
         self.calls: list[str] = []
         self.files: dict[str, Mapping[Descriptor, Path | None]] = {}
         self.mounts: list[Sequence[str]] = []
+        self.fetches: list[Fetch | None] = []
         self.broken: dict[str, BuilderError] = {}
         self.registries: dict[str, MemoryRegistry] = {}
         self.on_put: Callable[[str], None] = lambda _: None
@@ -136,7 +137,7 @@ class PublishBench:
         self.calls.append(f"push {cell} to {to.name}")
         assert manifest.media_type == MANIFEST_TYPE
         self.files[cell], self.mounts = files, [*self.mounts, mount_from]
-        assert fetch is None, "the store has all blobs"
+        self.fetches.append(fetch)
         if cell in self.broken:
             raise self.broken[cell]
         return self.answer
@@ -331,6 +332,14 @@ def test_the_blobs_that_are_pushed(bench: PublishBench) -> None:
         for blob, path in files.items():
             assert path is not None
             assert path.stat().st_size == blob.size
+
+
+def test_a_push_can_download_what_the_store_lacks(bench: PublishBench) -> None:
+    def fetch(blob: Descriptor) -> Path:
+        raise AssertionError(blob)
+
+    bench.publisher().publish([replace(target, fetch=fetch) for target in bench.targets()])
+    assert bench.fetches == [fetch, fetch]
 
 
 @pytest.mark.parametrize("gpu", ["passed", "not run"])
