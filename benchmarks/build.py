@@ -47,7 +47,6 @@ from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import push
 from builder.registry.client import Manifest, Registry
-from builder.registry.push import Blob
 
 PLAIN, JUPYTER, OTHER_PYTHON = "pt-2.9-cu128-py311", "pt-2.9-cu128-py311-jupyter", "pt-2.9-cu128-py313"
 REPOSITORY = f"{NAMESPACE}/pt-cuda"
@@ -282,9 +281,7 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
         target = Registry(reference(cell), host=settings, write=True)
         manifest = Manifest.of(store.read(assembled.manifest.digest), MANIFEST_TYPE)
         blobs = [assembled.config, *(layer.descriptor for layer in assembled.layers)]
-        pushed = push.push(
-            target, manifest, [Blob(digest=blob.digest, size=blob.size, path=store.path(blob.digest)) for blob in blobs]
-        )
+        pushed = push.push(target, manifest, {blob: store.path(blob.digest) for blob in blobs})
         target.put_manifest(cell, manifest.content, manifest.media_type)
     return {
         "fetched": sum(layer.bytes for layer in missing),

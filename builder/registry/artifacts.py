@@ -27,7 +27,6 @@ from builder.layers.oci import INDEX_TYPE, Digest, Size
 from builder.registry import push
 from builder.registry.client import REFUSALS, Manifest, Registry
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
-from builder.registry.push import Blob
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
 EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
@@ -82,12 +81,12 @@ def manifest(
 def put(registry: Registry, artifact: Manifest, contents: Iterable[bytes]) -> None:
     """Stores an artifact, whose documents are `contents`, under its digest."""
     with TemporaryDirectory() as folder:
-        blobs: list[Blob] = []
+        files: dict[Descriptor, Path | None] = {}
         for content in dict.fromkeys([EMPTY, *contents]):
-            path = Path(folder) / str(len(blobs))
+            path = Path(folder) / str(len(files))
             path.write_bytes(content)
-            blobs.append(Blob(digest=digests.of_bytes(content), size=len(content), path=path))
-        push.push(registry, artifact, blobs)
+            files[_descriptor(content, "application/octet-stream")] = path  # the manifest has their real types
+        push.push(registry, artifact, files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +99,9 @@ class Attachments:
 
     def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> None:
         """Adds an artifact, as in `manifest`. Raises RegistryError."""
-        self._put(manifest(kind, documents, notes, self.subject), documents.values())
+        artifact = manifest(kind, documents, notes, self.subject)
+        put(self.registry, artifact, documents.values())
+        self._stored.append(artifact)
 
     def copy(self, source: Registry, artifact: str) -> None:
         """Adds an artifact of the same image in another repository. Raises RegistryError, VerifyError."""
@@ -111,15 +112,8 @@ class Attachments:
                 hint="Run this again when no other job writes to this registry.",
             )
         blobs = oci.parse(_Artifact, stored.content, f"artifact {source.name}@{artifact}", hint=_HINT).layers
-        self._put(stored, [source.read_blob(blob.digest) for blob in blobs])
-
-    def _put(self, artifact: Manifest, contents: Iterable[bytes]) -> None:
-        put(self.registry, artifact, contents)
-        self._stored.append(artifact)
-
-    def _list(self) -> None:
-        if self._stored and self.registry.referrers(self.subject.digest) is None:
-            _list_by_tag(self.registry, self.subject.digest, list(map(_entry, self._stored)))
+        put(self.registry, stored, [source.read_blob(blob.digest) for blob in blobs])
+        self._stored.append(stored)
 
 
 @contextmanager
@@ -131,7 +125,8 @@ def attaching(registry: Registry, subject: Descriptor) -> Iterator[Attachments]:
     """
     attachments = Attachments(registry=registry, subject=subject)
     yield attachments
-    attachments._list()
+    if attachments._stored and registry.referrers(subject.digest) is None:
+        _list_by_tag(registry, subject.digest, attachments._stored)
 
 
 def attach(
@@ -142,18 +137,8 @@ def attach(
         attachments.add(kind, documents, notes)
 
 
-def _entry(artifact: Manifest) -> dict[str, Any]:
-    """An artifact in a list."""
-    data = oci.parse(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
-    return {
-        **_descriptor(artifact.content, MANIFEST_TYPE).as_data(),
-        "artifactType": data.artifact_type,
-        "annotations": data.annotations or {},
-    }
-
-
 def attached(
-    registry: Registry, subject: str, artifact_type: str = "", annotations: Mapping[str, str] | None = None
+    registry: Registry, subject: str, artifact_type: str = "", annotations: Mapping[str, str] = {}
 ) -> list[str]:
     """The digests of the artifacts that are attached to an image, as they are listed: of one type or of all, and with
     all of these annotations.
@@ -168,21 +153,23 @@ def attached(
         for page in pages
         for entry in oci.parse(_Index, page, f"list of artifacts in {registry.name}", hint=_HINT).manifests
     }
-
-    def is_match(entry: _Entry) -> bool:
+    if not artifact_type:
+        return list(entries)
+    matching = []
+    for entry in entries.values():
         listed: _Typed | None = entry
         # Some registries and clients list the configuration's type instead of the artifact's, or list no annotations.
         if entry.artifact_type in ("", EMPTY_TYPE) or (annotations and not entry.annotations):
             listed = None
             with suppress(VerifyError, RejectedError):  # an attachment of another program
                 listed = _manifest(registry, entry.digest)
-        return (
+        if (
             listed is not None
             and listed.artifact_type == artifact_type
-            and (annotations or {}).items() <= (listed.annotations or {}).items()
-        )
-
-    return [entry.digest for entry in entries.values() if not artifact_type or is_match(entry)]
+            and annotations.items() <= (listed.annotations or {}).items()
+        ):
+            matching.append(entry.digest)
+    return matching
 
 
 def entries(index: bytes, name: str) -> list[str]:
@@ -232,11 +219,12 @@ def _descriptor(content: bytes, media_type: str) -> Descriptor:
 
 
 def _tag(subject: str) -> str:
+    """The tag of the index that lists the artifacts of an image, where there is no referrers API."""
     return subject.replace(":", "-")
 
 
 def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
-    """The entries of the index under the image's tag, as they are."""
+    """The entries of the index under the image's tag, as they are: other programs' fields are kept."""
     stored = registry.manifest(_tag(subject))
     if stored is None:
         return []
@@ -244,10 +232,17 @@ def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
     return list(json.loads(stored.content)["manifests"])
 
 
-def _list_by_tag(registry: Registry, subject: str, entries: Sequence[dict[str, Any]]) -> None:
-    """Adds entries to the index under the image's tag, until they stay there."""
+def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]) -> None:
+    """Adds artifacts to the index under the image's tag, until they stay there."""
+    entries = []
+    for artifact in artifacts:
+        data = oci.parse(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
+        typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
+        entries.append(_descriptor(artifact.content, MANIFEST_TYPE).as_data() | typed)
     refusals = 0
     for _ in range(ATTEMPTS):
+        # Read and written without a lock: another writer may replace the index in between, and each entry of ours that
+        # is lost is added again, to what is there then.
         listed = _listed_by_tag(registry, subject)
         digests_listed = {entry["digest"] for entry in listed}
         missing = [entry for entry in entries if entry["digest"] not in digests_listed]

@@ -48,14 +48,6 @@ class Credentials:
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode("ascii")
 
 
-@dataclass(frozen=True)
-class _Authorization:
-    """The value of a header, and until when it is valid (by the monotonic clock)."""
-
-    header: str = field(repr=False)
-    until: float
-
-
 def login_hint(registry: str) -> str:
     return f"Run `docker login {registry}` as a user with access."
 
@@ -109,44 +101,45 @@ class Login:
         self._scheme = ""
         self._parameters: Mapping[str, str] = {}
         self._credentials: Credentials | None = None
-        self._authorizations: dict[str, _Authorization] = {}
+        self._headers: dict[str, tuple[str, float]] = {}  # by scope, and until when (monotonic) each is valid
         self._secrets: frozenset[str] = frozenset()
-
-    @property
-    def is_required(self) -> bool:
-        """Whether the registry has required a login of a supported kind."""
-        return bool(self._scheme)
 
     def header(self, scope: str, fetch: Fetch) -> str:
         """Empty until the registry requires a login. `scope` is a list, separated by spaces."""
         with self._lock:
             if not self._scheme:
                 return ""
-            current = self._authorizations.get(scope)
-            if current is None or time.monotonic() >= current.until:
-                current = self._authorizations[scope] = self._authorize(scope, fetch)
-            return current.header
+            header, until = self._headers.get(scope, ("", 0.0))
+            if not header or time.monotonic() >= until:
+                header, until = self._headers[scope] = self._authorize(scope, fetch)
+            return header
 
-    def renew(self, scope: str, rejected: str, challenge: str) -> None:
-        """After a 401 for the header `rejected`: makes the next request get a new one."""
+    def renew(self, scope: str, rejected: str, challenge: str) -> bool:
+        """After a 401 for the header `rejected`: makes the next request get a new one.
+
+        Returns whether the registry has required a login of a supported kind.
+        """
         challenges = parse_challenges(challenge)
         with self._lock:
-            current = self._authorizations.get(scope)
-            if current is not None and current.header != rejected:
-                return  # another thread has already renewed it
-            # Passwords from a helper may be valid for some hours only: read them again.
+            if scope in self._headers and self._headers[scope][0] != rejected:
+                return True  # another thread has already renewed it
+            # Credential helpers of clouds issue passwords that are valid for some hours only: read them again.
             self._credentials = credentials(self._registry)
-            self._authorizations.pop(scope, None)
+            self._headers.pop(scope, None)
+            # Bearer first: an identity token is no user and password, which Basic needs.
             if scheme := next((scheme for scheme in ("bearer", "basic") if scheme in challenges), ""):
                 self._scheme, self._parameters = scheme, challenges[scheme]
+            return bool(self._scheme)
 
     def hide(self, text: str) -> str:
         """Text from the registry without secrets, which it may repeat."""
+        # The longest first: a password may be the start of a token, whose rest would be left.
         for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
 
-    def _authorize(self, scope: str, fetch: Fetch) -> _Authorization:
+    def _authorize(self, scope: str, fetch: Fetch) -> tuple[str, float]:
+        """A new header, and until when it is valid by the monotonic clock. Raises RegistryError."""
         own = self._credentials
         if own is not None:
             self._secrets |= {secret for secret in (own.password, own.identity, own.basic.split()[1]) if secret}
@@ -156,14 +149,8 @@ class Login:
                     f"{self._registry}: login required, and no user and password are configured",
                     hint=login_hint(self._registry),
                 )
-            return _Authorization(own.basic, float("inf"))
-        token, valid_s = self._token(scope, fetch)
-        self._secrets |= {token}
-        return _Authorization(f"Bearer {token}", time.monotonic() + 0.9 * max(valid_s, SHORTEST_S))
+            return own.basic, float("inf")
 
-    def _token(self, scope: str, fetch: Fetch) -> tuple[str, float]:
-        """A new token, and for how many seconds it is valid."""
-        own = self._credentials
         realm, service = self._parameters.get("realm", ""), self._parameters.get("service", "")
         fields = [("service", service)] if service else []
         if own and own.identity:
@@ -174,6 +161,7 @@ class Login:
             headers = {"Content-Type": "application/x-www-form-urlencoded"}
             answer = fetch("POST", realm, headers, urlencode(form).encode())
         else:
+            # Without a login too: a public registry issues tokens to everyone.
             query = urlencode([*fields, *(("scope", part) for part in scope.split())])
             headers = {"Authorization": own.basic} if own else {}
             answer = fetch("GET", f"{realm}{'&' if '?' in realm else '?'}{query}", headers, None)
@@ -183,8 +171,11 @@ class Login:
             valid_s = float(data.get("expires_in") or 0)
         except (ValueError, AttributeError, TypeError):
             token, valid_s = None, 0.0
+        # The token becomes part of a header: one with a line break could add another header.
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             raise RegistryError(
                 f"{self._registry}: invalid response from its token service", hint=login_hint(self._registry)
             )
-        return token, valid_s
+        self._secrets |= {token}
+        # Renewed before it expires: the 401 of an expired token would come after the body of an upload was sent.
+        return f"Bearer {token}", time.monotonic() + 0.9 * max(valid_s, SHORTEST_S)

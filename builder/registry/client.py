@@ -12,6 +12,7 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
@@ -46,6 +47,7 @@ MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
+_ACCEPT = {"Accept": ", ".join(MANIFESTS)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,17 +131,12 @@ class Registry:
         except RejectedError:
             return False  # no such repository, or no permission to read it: the blob is uploaded instead
         if answer.status == HTTPStatus.ACCEPTED and "Location" in answer.headers:
-            self._cancel_upload(answer)
+            # The registry began an upload instead. docker-registry keeps the files of one that never ends for a week.
+            with suppress(RejectedError, TransientError):  # the registry removes it later
+                url = self._http.location(answer)
+                cancel = Request(action=request.action, method="DELETE", url=url, expect=(200, 202, 204, 404))
+                self._http.send_once(cancel)
         return answer.status == HTTPStatus.CREATED
-
-    def _cancel_upload(self, answer: Answer) -> None:
-        """Cancels the upload that the registry began instead of a mount, so that nothing is left there."""
-        try:
-            url = self._http.location(answer)
-            request = Request(action=answer.request.action, method="DELETE", url=url, expect=(200, 202, 204, 404))
-            self._http.send_once(request)
-        except (RejectedError, TransientError):
-            pass  # the registry removes it later
 
     def upload(self, digest: str, path: Path, size: int, sent: Callable[[int], None]) -> None:
         """Uploads a file as a blob. Calls `sent` with the number of bytes gained, negative for bytes lost."""
@@ -159,23 +156,18 @@ class Registry:
 
     def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
         """Downloads a blob; whether its bytes match digest and size. Calls `read` with the number of bytes read."""
-        return self._download(digest, size, lambda piece: read(len(piece)))
+        return self._download(digest, size, None, read)
 
     def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
         """Writes a blob to `out`. Calls `read` with the number of bytes of each piece.
 
         Raises RegistryError for a missing blob, and for one that does not match digest and size: discard `out` then.
         """
-
-        def write(piece: bytes) -> None:
-            out.write(piece)
-            read(len(piece))
-
-        if not self._download(digest, size, write):
+        if not self._download(digest, size, out, read):
             raise self._damaged(self._blob_action("reading", digest))
 
-    def _download(self, digest: str, size: int, take: Callable[[bytes], None]) -> bool:
-        """Calls `take` with each piece of a blob, in order; returns whether all of it matches digest and size."""
+    def _download(self, digest: str, size: int, out: BinaryIO | None, read: Callable[[int], None]) -> bool:
+        """Downloads a blob, to `out` unless it is None; whether its bytes match digest and size."""
         hasher, position = hashlib.sha256(), 0
 
         def download() -> None:
@@ -185,13 +177,15 @@ class Registry:
             headers = {"Range": f"bytes={position}-"} if position else {}
             request = self._blob_request("GET", "reading", digest, (200, 206), headers=headers)
             with self._http.open(request) as response:
-                # A registry may ignore the range.
+                # A registry may ignore the range: its answer begins with the first byte again.
                 skip = position if response.status_code == HTTPStatus.OK else 0
                 for piece in self._http.pieces(request.action, response, size - position + skip):
                     new = piece[skip:]
                     skip -= len(piece) - len(new)
                     hasher.update(new)
-                    take(new)
+                    if out is not None:
+                        out.write(new)
+                    read(len(new))
                     position += len(new)
 
         try:
@@ -278,8 +272,10 @@ class Registry:
             except StoppedError:
                 raise
             except RegistryError as error:
-                if self._is_stored(reference, digest):
-                    return digest
+                # Not only after a lost connection: a proxy may answer with an error although the request arrived.
+                with suppress(RegistryError):  # the first error is the one to report
+                    if self._digest_of(reference, self._http.send_once) == digest:
+                        return digest
                 if isinstance(error, RejectedError) and error.code == BLOB_UNKNOWN and next(refusals) < REFUSALS:
                     raise TransientError(str(error)) from error
                 raise
@@ -288,14 +284,8 @@ class Registry:
             raise RegistryError(f"{self._http.registry}: {request.action}: the registry stored different content")
         return digest
 
-    def _is_stored(self, reference: str, digest: str) -> bool:
-        try:
-            return self._digest_of(reference, self._http.send_once) == digest
-        except RegistryError:
-            return False  # the first error is the one to report
-
     def _digest_of(self, reference: str, send: Callable[[Request], Answer]) -> str | None:
-        answer = send(self._read_request("HEAD", reference))
+        answer = send(self._manifest_request("HEAD", "reading", reference, (200, 404), headers=_ACCEPT))
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
         digest = answer.headers.get("Docker-Content-Digest", "")
@@ -305,7 +295,7 @@ class Registry:
         return manifest.digest if manifest else None
 
     def _manifest(self, reference: str, send: Callable[[Request], Answer]) -> Manifest | None:
-        answer = send(self._read_request("GET", reference))
+        answer = send(self._manifest_request("GET", "reading", reference, (200, 404), headers=_ACCEPT))
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
         media_type = answer.headers.get("Content-Type", "").split(";")[0].strip()
@@ -314,10 +304,6 @@ class Registry:
         if manifest.digest != (reference if digests.is_digest(reference) else header):
             raise self._damaged(answer.request.action)
         return manifest
-
-    def _read_request(self, method: str, reference: str) -> Request:
-        accept = {"Accept": ", ".join(MANIFESTS)}
-        return self._manifest_request(method, "reading", reference, (200, 404), headers=accept)
 
     def _manifest_request(
         self, method: str, verb: str, reference: str, expect: tuple[int, ...], **options: Any
@@ -340,7 +326,7 @@ class Registry:
         )
 
 
-@cache  # once for each repository in a run
+@cache  # once for each repository in a run: some registries report no repository until it has a manifest
 def run_creation(command: tuple[str, ...]) -> str:
     """Runs the command that creates a repository, without a shell; returns why it failed, empty if it did not."""
     program = Path(command[0]).name

@@ -9,10 +9,11 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.client import responses
+from typing import Any
 
 import requests
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
@@ -67,9 +68,17 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
     with suppress(HTTPError, OSError):  # the status is enough
         body = response.raw.read(LONGEST_BODY, decode_content=False) or b""
     status, text = response.status_code, hide(body.decode("utf-8", "replace"))
-    codes, detail = _detail(text)
+    errors: list[Mapping[str, Any]] = []
+    with suppress(ValueError, KeyError, TypeError, RecursionError):  # a proxy in front of the registry answers in HTML
+        errors = [error for error in json.loads(text)["errors"] if isinstance(error, dict)]
+    codes = [str(error.get("code", "")) for error in errors]
     code = BLOB_UNKNOWN if BLOB_UNKNOWN in codes else codes[0] if codes else ""
-    answer = " ".join(filter(None, ["answered", str(status), responses.get(status)])) + detail
+    words = []
+    for error in errors[:3]:
+        parts = (error.get("code"), error.get("message"), error.get("detail"))
+        words.append(": ".join(part for part in parts if isinstance(part, str) and part))
+    detail = one_line("; ".join(filter(None, words)))
+    answer = " ".join(filter(None, ["answered", str(status), responses.get(status), detail and f"({detail})"]))
     if status == HTTPStatus.INSUFFICIENT_STORAGE or (status >= 500 and _DISK_FULL.search(text)):
         message = f"{registry}: {action}: the registry's disk is full: {answer}"
         return RejectedError(message, hint="Free space on the registry, then run this again.", status=status)
@@ -94,16 +103,29 @@ def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
 
     It holds no URL: one that a registry redirected to may be signed, and so a credential.
     """
-    causes = list(_causes(error))
+    causes: list[BaseException] = []  # the outermost first: requests and urllib3 wrap the errors of Python and OpenSSL
+    inner: BaseException | None = error
+    while inner is not None and inner not in causes:
+        causes.append(inner)
+        wrapped = [cause for cause in (getattr(inner, "reason", None), *inner.args) if isinstance(cause, BaseException)]
+        inner = wrapped[-1] if wrapped else inner.__cause__ or inner.__context__
     is_connected = not any(
         isinstance(cause, (NewConnectionError, ConnectTimeoutError, socket.gaierror)) for cause in causes
     )
+    failure = "connection lost"
+    for cause in causes:
+        if isinstance(cause, (requests.Timeout, TimeoutError)) or "Timeout" in type(cause).__name__:
+            failure = "request timed out"
+            break
+        if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException) and cause.strerror:
+            failure = cause.strerror.lower()
+            break
     for cause in causes:
         reason = hint = ""
         if isinstance(cause, socket.gaierror) and cause.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
             return NoRegistryError(f"{registry}: {action}: unknown host", hint="Check the name of the registry.")
         if isinstance(cause, OSError) and cause.errno in UNREACHABLE and not is_connected:
-            return NoRegistryError(f"{registry}: {action}: {_reason(error)}", hint=UNREACHABLE_HINT)
+            return NoRegistryError(f"{registry}: {action}: {failure}", hint=UNREACHABLE_HINT)
         if isinstance(cause, ssl.SSLCertVerificationError):
             reason = f"certificate not trusted ({cause.verify_message})"
             hint = f"Save the certificate of its authority as {FOLDER}/{registry}/ca.crt, or set SSL_CERT_FILE."
@@ -115,7 +137,7 @@ def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
             hint = f"To allow plain http, add {registry} to `insecure` in matrix.yaml."
         if reason:
             return RejectedError(f"{registry}: {action}: {reason}", hint=hint)
-    return TransientError(f"{registry}: {action}: {_reason(error)}", hint=RUN_AGAIN, is_connected=is_connected)
+    return TransientError(f"{registry}: {action}: {failure}", hint=RUN_AGAIN, is_connected=is_connected)
 
 
 def retry_after(header: str, now: float) -> float:
@@ -128,38 +150,6 @@ def retry_after(header: str, now: float) -> float:
         return 0.0
 
 
-def _detail(text: str) -> tuple[list[str], str]:
-    """The codes of the errors in a registry's response, and the errors in brackets, on one line."""
-    try:
-        errors = [error for error in json.loads(text)["errors"] if isinstance(error, dict)]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return [], ""
-    words = []
-    for error in errors[:3]:
-        parts = (error.get("code"), error.get("message"), error.get("detail"))
-        words.append(": ".join(part for part in parts if isinstance(part, str) and part))
-    line = one_line("; ".join(filter(None, words)))
-    return [str(error.get("code", "")) for error in errors], (f" ({line})" if line else "")
-
-
 def one_line(text: str) -> str:
     """The start of a foreign text, without characters that control a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)[:300]
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        inner = [cause for cause in (getattr(error, "reason", None), *error.args) if isinstance(cause, BaseException)]
-        error = inner[-1] if inner else error.__cause__ or error.__context__
-
-
-def _reason(error: Exception) -> str:
-    for cause in _causes(error):
-        if isinstance(cause, (requests.Timeout, TimeoutError)) or "Timeout" in type(cause).__name__:
-            return "request timed out"
-        if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException) and cause.strerror:
-            return cause.strerror.lower()
-    return "connection lost"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
@@ -26,8 +26,6 @@ from builder.registry.transport import Transport
 READ = 1024 * 1024
 SMALL = 4 * 1024 * 1024  # bytes of a response; the specification: manifests up to this size have to be accepted
 REDIRECTS = 5
-
-
 DEFAULT_POLICY = RetryPolicy()
 Body = bytes | Iterable[bytes] | None
 _Result = TypeVar("_Result")
@@ -76,6 +74,7 @@ class Connection:
         """`url` and `scope` are those of the repository. `say` is called before a request is tried again."""
         self.registry = transport.registry  # the name that people use and log in to
         self.url = url
+        self._origin = _origin(url)
         self.scope = scope
         self.rejects_chunks = threading.Event()  # set by the first upload that finds out
         self.policy = policy
@@ -112,19 +111,36 @@ class Connection:
                 if (position := progress()) > best:
                     best, failed = position, 0
                 failed += 1
-                self._pause(error, failed)
+                if error.wait > self.policy.longest_delay_s:
+                    message = f"{error}: asks to retry after {error.wait:.0f} s"
+                    raise RegistryError(message, hint="Try again then.") from error
+                if failed > self.policy.retries:
+                    tries = f"tried {failed} times" if failed > 1 else "tried once"
+                    # Without a connection, no other request to this registry would succeed either.
+                    kind = RegistryError if error.is_connected else NoRegistryError
+                    raise kind(f"{error}: {tries}", hint=error.hint) from error
+                if failed == 1:  # the rest may take two minutes
+                    self._say(f"{error}: trying again, up to {counted(self.policy.retries, 'time')}")
+                self._stop.wait(self.policy.delay(failed, error.wait))
+                self.check_stop()
 
     def send(self, request: Request) -> Answer:
         """Sends a request, again after transient failures."""
         return self.retry(lambda: self.send_once(request))
 
-    def send_once(self, request: Request) -> Answer:
-        with self.open(request) as response:
-            return self._read(request, response)
+    def send_once(self, request: Request, *, with_login: bool = True) -> Answer:
+        """Sends a request. Raises TransientError after a failure that may pass."""
+        with self.open(request, with_login=with_login) as response:
+            body = b"".join(self.pieces(request.action, response, SMALL))
+            return Answer(request=request, status=response.status_code, headers=response.headers, body=body)
 
-    def open(self, request: Request) -> AbstractContextManager[requests.Response]:
-        """A response whose body is not read yet."""
-        return self._checked(request, self._authorized(request))
+    @contextmanager
+    def open(self, request: Request, *, with_login: bool = True) -> Iterator[requests.Response]:
+        """A response whose body is not read yet. Raises RegistryError for an unexpected status."""
+        with self._authorized(request) if with_login else self._send(request) as response:
+            if response.status_code not in request.expect:
+                raise failures.of_response(self.registry, request.action, response, self._login.hide)
+            yield response
 
     def pieces(self, action: str, response: requests.Response, limit: int) -> Iterator[bytes]:
         """The body as it is, never decompressed. Raises TooLongError after more than `limit` bytes."""
@@ -152,48 +168,23 @@ class Connection:
         target = next((link["url"] for link in links if link.get("rel") == "next"), "")
         return self._safe_url(answer.request.action, answer.request.url, target) if target else ""
 
-    def _pause(self, error: TransientError, failed: int) -> None:
-        """Waits before the next try. Raises RegistryError instead if there is none."""
-        if error.wait > self.policy.longest_delay_s:
-            raise RegistryError(f"{error}: asks to retry after {error.wait:.0f} s", hint="Try again then.") from error
-        if failed > self.policy.retries:
-            tries = f"tried {failed} times" if failed > 1 else "tried once"
-            kind = RegistryError if error.is_connected else NoRegistryError
-            raise kind(f"{error}: {tries}", hint=error.hint) from error
-        if failed == 1:  # the rest may take two minutes
-            self._say(f"{error}: trying again, up to {counted(self.policy.retries, 'time')}")
-        self._stop.wait(self.policy.delay(failed, error.wait))
-        self.check_stop()
-
     def check_stop(self) -> None:
         if self._stop.is_set():
             raise StoppedError(f"{self.registry}: stopped")
 
-    @contextmanager
-    def _checked(self, request: Request, response: requests.Response) -> Iterator[requests.Response]:
-        """Closes the response at the end. Raises RegistryError for an unexpected status."""
-        with response:
-            if response.status_code not in request.expect:
-                raise failures.of_response(self.registry, request.action, response, self._login.hide)
-            yield response
-
-    def _read(self, request: Request, response: requests.Response) -> Answer:
-        body = b"".join(self.pieces(request.action, response, SMALL))
-        return Answer(request=request, status=response.status_code, headers=response.headers, body=body)
-
     def _authorized(self, request: Request) -> requests.Response:
-        """A token may expire at any request: the first 401 means a new token, the second is final."""
+        """The response to a request with the header that the registry requires, if it requires one."""
+        # A token may expire at any request: the first 401 means a new token, the second is final.
         scope, rejected = request.scope or self.scope, 0
         while rejected < 2:
             authorization = self._login.header(scope, self._fetch_token)
             response = self._follow(request, authorization)
-            if response.status_code != HTTPStatus.UNAUTHORIZED or not self._is_own(response.url):
+            if response.status_code != HTTPStatus.UNAUTHORIZED or _origin(response.url) != self._origin:
                 return response
             challenge = response.headers.get("WWW-Authenticate", "")
             response.close()
-            self._login.renew(scope, authorization, challenge)
             # Without a login, the 401 only named the kind of login that is required.
-            rejected += bool(authorization) or not self._login.is_required
+            rejected += not self._login.renew(scope, authorization, challenge) or bool(authorization)
         raise RejectedError(
             f"{self.registry}: {request.action}: answered 401 twice: login not accepted",
             hint=login_hint(self.registry),
@@ -203,7 +194,7 @@ class Connection:
     def _follow(self, request: Request, authorization: str) -> requests.Response:
         """Follows redirects of reads. Credentials go to the registry itself, never to another host."""
         for _ in range(REDIRECTS):
-            response = self._send(request, authorization if self._is_own(request.url) else "")
+            response = self._send(request, authorization if _origin(request.url) == self._origin else "")
             if request.method not in ("GET", "HEAD") or not response.is_redirect:
                 return response
             response.close()
@@ -234,24 +225,17 @@ class Connection:
             raise RejectedError(f"{self.registry}: {request.action}: invalid request ({kind})") from None
 
     def _fetch_token(self, method: str, url: str, headers: Mapping[str, str], form: bytes | None) -> bytes:
+        """Sends a token request, whose URL the registry chose; returns the body of the response."""
         action = "requesting a token"
         url = self._safe_url(action, url, "")
         request = Request(action=action, method=method, url=url, expect=(200,), headers=headers, body=form)
-
-        def fetch() -> bytes:
-            with self._checked(request, self._send(request)) as response:
-                return self._read(request, response).body
-
-        return self.retry(fetch)
-
-    def _is_own(self, url: str) -> bool:
-        return _origin(url) == _origin(self.url)
+        return self.retry(lambda: self.send_once(request, with_login=False)).body
 
     def _safe_url(self, action: str, base: str, target: str) -> str:
         """A URL from a registry's response. Raises RejectedError unless the transport allows it."""
         try:
             url = urljoin(base, target)
-            _origin(url)
+            _origin(url)  # a port that is no number
         except ValueError:
             url = ""
         if not self._transport.allows(url):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from itertools import takewhile
 from typing import TypeVar
 
 from builder.common import errors, threads
@@ -91,20 +90,18 @@ def in_turn(
                 fail(each, error)
             raise
 
-    def start(each: _Input) -> Future[_Output]:
-        try:
-            return pool.submit(end, each, begin(each))
-        except BuilderError as error:
-            fail(each, error)
-            future: Future[_Output] = Future()
-            future.set_exception(error)
-            return future
-
     finishing: list[Future[_Output]] = []
     with threads.pool(FINISHES, "finish") as pool:
         try:
-            for each in takewhile(lambda _: not is_unreachable.is_set(), inputs):
-                finishing.append(start(each))
+            for each in inputs:
+                if is_unreachable.is_set():
+                    break  # an unreachable registry was tried again for each of 75 images
+                try:
+                    finishing.append(pool.submit(end, each, begin(each)))
+                except BuilderError as error:
+                    fail(each, error)
+                    finishing.append(Future())  # in order, with the errors of the threads
+                    finishing[-1].set_exception(error)
             return errors.collect(lambda future: future.result(), finishing)
         except BaseException:
             stop.set()

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +30,7 @@ from builder.registry import evidence, push, tagging
 from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Coverage, Requirement
 from builder.registry.parallel import in_turn
-from builder.registry.push import Blob, Pushed
+from builder.registry.push import Pushed
 from builder.registry.suite import Suite
 from builder.registry.tagging import TagChange
 
@@ -118,18 +117,10 @@ def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
     return tuple(replace(reference, registry=registry) if registry else reference for reference in parsed)
 
 
-def blobs_of(store: Store, image: Image, fetch: Fetch | None = None) -> list[Blob]:
-    """The configuration and the layers of an image; `fetch` downloads those that store and registry both lack."""
-    descriptors = dict.fromkeys((image.config, *(layer.descriptor for layer in image.layers)))
-    return [
-        Blob(
-            digest=blob.digest,
-            size=blob.size,
-            path=path if (path := store.path(blob.digest)).exists() else None,
-            fetch=partial(fetch, blob) if fetch else None,
-        )
-        for blob in descriptors
-    ]
+def blobs_of(store: Store, image: Image) -> dict[Descriptor, Path | None]:
+    """The configuration and the layers of an image, with their files; None for a blob that the store lacks."""
+    blobs = (image.config, *(layer.descriptor for layer in image.layers))
+    return {blob: path if (path := store.path(blob.digest)).exists() else None for blob in blobs}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,11 +259,12 @@ class Publisher:
         def push_image(image: _Publication) -> tuple[_Publication, Sent]:
             target, began = image.target, time.monotonic()
             sources = {*repositories, target.source} - {target.references[0].repository, ""}
-            blobs = blobs_of(self.store, target.stored, target.fetch)
+            blobs = blobs_of(self.store, target.stored)
             pushed = push.push(
                 image.registry,
                 target.manifest,
                 blobs,
+                fetch=target.fetch,
                 mount_from=sorted(sources, key=lambda name: (name != target.source, name)),
                 progress=Meter(self.view, target.cell, "checked or sent", sum(blob.size for blob in blobs)).add,
             )

@@ -109,36 +109,30 @@ class Signer:
         of cosign 2.
         """
         for _ in range(ATTEMPTS):
-            missing = {
-                kind: predicate
-                for kind, predicate in statements.items()
-                if not any(is_same(json.loads(predicate), other) for other in self._statements(registry, digest, kind))
-            }
+            missing: dict[str, bytes] = {}
+            for kind, predicate in statements.items():
+                printed = self._verified(registry, digest, "verify-attestation", f"--type={kind}")
+                if not any(is_same(json.loads(predicate), other) for other in _predicates(printed)):
+                    missing[kind] = predicate
             for kind, predicate in missing.items():
-                self._attach(registry, digest, kind, predicate)
+                with TemporaryDirectory() as folder:
+                    path = Path(folder) / "predicate.json"
+                    path.write_bytes(predicate)
+                    options = [*self._options, f"--type={kind}", f"--predicate={path}"]
+                    _cosign_image(registry, digest, "attest", "--yes", *options)
             if not missing or self.key == KEYLESS:
                 return
         raise _missing(registry, digest, "a statement about")
 
-    def _statements(self, registry: Registry, digest: str, kind: str) -> list[Any]:
-        return _predicates(self._verified(registry, digest, "verify-attestation", f"--type={kind}") or "")
-
-    def _attach(self, registry: Registry, digest: str, kind: str, predicate: bytes) -> None:
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "predicate.json"
-            path.write_bytes(predicate)
-            options = [f"--type={kind}", f"--predicate={path}"]
-            _cosign_image(registry, digest, "attest", "--yes", *self._options, *options)
-
-    def _verified(self, registry: Registry, digest: str, command: str, *options: str) -> str | None:
-        """The output of cosign if the image has a signature or a statement of our key; None if not."""
+    def _verified(self, registry: Registry, digest: str, command: str, *options: str) -> str:
+        """The output of cosign if the image has a signature or a statement of our key; empty if not."""
         if self.key == KEYLESS:
-            return None
+            return ""
         with TemporaryDirectory() as folder, suppress(_RejectedError):
             public = Path(folder) / "key.pub"
             public.write_text(self._public_key, encoding="utf-8")
             return _cosign_image(registry, digest, command, f"--key={public}", _OFFLINE, *options)
-        return None
+        return ""
 
     @cached_property
     def _public_key(self) -> str:
@@ -174,12 +168,27 @@ def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> s
     if not (bundle := documents.get(SIGNATURE_TYPE)):
         return ""
     trust.check_keys()
+    try:
+        data = json.loads(bundle)
+        is_new = "mediaType" in data  # of cosign 3; cosign 2 reads it only with access to Sigstore, even for a key
+        signature = data["messageSignature"]["signature"] if is_new else data["base64Signature"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    # cosign would take other text for the name of a file, or for an address.
+    if not (isinstance(signature, str) and re.fullmatch(r"[A-Za-z0-9+/]{1,2000}={0,2}", signature, re.ASCII)):
+        return ""
     with TemporaryDirectory() as folder:
-        document = Path(folder) / "document"
+        document, path = Path(folder) / "document", Path(folder) / "bundle"
         document.write_bytes(documents[kind])
         for who in trust.signers:
+            if who.key:  # only the signature itself: see `is_new`
+                path.write_text(signature, encoding="ascii")
+                options = [f"--signature={path}"]
+            else:
+                path.write_bytes(bundle)
+                options = [f"--bundle={path}", *(["--new-bundle-format"] if is_new else [])]
             try:
-                _cosign("verify-blob", *_proof(trust.root, who, bundle, Path(folder) / "bundle"), str(document))
+                _cosign("verify-blob", *_identity(trust.root, who), *options, str(document))
             except _RejectedError:
                 continue
             return who.name
@@ -237,25 +246,6 @@ def _identity(root: Path, who: Trusted) -> list[str]:
     if who.key:
         return [f"--key={root / who.key}", _OFFLINE]
     return [f"--certificate-identity={who.identity}", f"--certificate-oidc-issuer={who.issuer}"]
-
-
-def _proof(root: Path, who: Trusted, bundle: bytes, path: Path) -> list[str]:
-    """The options that name a signature and who must have made it. Raises _RejectedError for an invalid bundle."""
-    path.write_bytes(bundle)
-    try:
-        data = json.loads(bundle)
-        is_new = "mediaType" in data  # of cosign 3; cosign 2 reads it only with access to Sigstore, even for a key
-        signature = data["messageSignature"]["signature"] if is_new else data["base64Signature"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _RejectedError("not a bundle") from error
-    # cosign would take other text for the name of a file, or for an address.
-    if not (isinstance(signature, str) and re.fullmatch(r"[A-Za-z0-9+/]{1,2000}={0,2}", signature, re.ASCII)):
-        raise _RejectedError("not a signature")
-    if who.key:
-        path.write_text(signature, encoding="ascii")
-        return [*_identity(root, who), f"--signature={path}"]
-    options = [*_identity(root, who), f"--bundle={path}"]
-    return [*options, "--new-bundle-format"] if is_new else options
 
 
 class _RejectedError(SigningError):

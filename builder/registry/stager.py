@@ -115,10 +115,11 @@ def stage_images(
         if assembler and image.coverage is None:
             others += assembler.repositories()
         names = dict.fromkeys(other.repository for other in others if other.registry == own.registry)
-        blobs = publish.blobs_of(store, image.stored, assembler.fetch if assembler else None)
+        blobs = publish.blobs_of(store, image.stored)
         meter = Meter(view, image.staged.cell, "checked or sent", sum(blob.size for blob in blobs))
         mounts = [name for name in names if name != own.repository]
-        pushed = push.push(registry, manifest, blobs, mount_from=mounts, progress=meter.add)
+        fetch = assembler.fetch if assembler else None
+        pushed = push.push(registry, manifest, blobs, fetch=fetch, mount_from=mounts, progress=meter.add)
         return image, registry, manifest, pushed.sent
 
     def finish_image(pushed: tuple[_Image, Registry, Manifest, int], stop: threading.Event) -> int:

@@ -6,7 +6,7 @@ again at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,9 +52,11 @@ def read(registry: Registry, names: Iterable[str]) -> dict[str, str | None]:
 
 def backward(registry: Registry, tags: Mapping[str, str | None], digest: str, labels: Mapping[str, str]) -> list[str]:
     """A line for each tag that would move to an older image; `digest` and `labels` are those of the new one."""
-    moving = {name: before for name, before in tags.items() if before not in (None, digest)}
-    reasons = {name: _why_older(read_labels(registry, before), labels) for name, before in moving.items() if before}
-    return [f"{registry.name}:{name} would move back {reason}" for name, reason in reasons.items() if reason]
+    lines = []
+    for name, before in tags.items():
+        if before and before != digest and (reason := _why_older(read_labels(registry, before), labels)):
+            lines.append(f"{registry.name}:{name} would move back {reason}")
+    return lines
 
 
 def read_labels(registry: Registry, reference: str) -> dict[str, str]:
@@ -94,7 +96,7 @@ def tag(registry: Registry, manifest: Manifest, changes: list[TagChange], before
     for name, was in before.items():
         now = registry.digest_of(name)
         if now not in (was, manifest.digest):
-            raise _conflict(registry, [_difference(name, was, now)])
+            raise _conflict(registry, [(name, was, now)])
         state: State = "unchanged"
         if now != manifest.digest:
             registry.put_manifest(name, manifest.content, manifest.media_type)
@@ -107,16 +109,14 @@ def tag(registry: Registry, manifest: Manifest, changes: list[TagChange], before
 
 def confirm(registry: Registry, changes: Iterable[TagChange]) -> None:
     """Raises RegistryError unless the tags still name what they were set to."""
-    current = [(change, registry.digest_of(change.tag)) for change in changes]
-    if lost := [_difference(change.tag, change.digest, now) for change, now in current if now != change.digest]:
+    current = [(change.tag, change.digest, registry.digest_of(change.tag)) for change in changes]
+    if lost := [(tag, was, now) for tag, was, now in current if now != was]:
         raise _conflict(registry, lost)
 
 
-def _difference(tag: str, was: str | None, now: str | None) -> str:
-    return f"tag {tag} changed from {was or 'unset'} to {now or 'unset'}"
-
-
-def _conflict(registry: Registry, lines: Sequence[str]) -> RegistryError:
+def _conflict(registry: Registry, changed: Iterable[tuple[str, str | None, str | None]]) -> RegistryError:
+    """The error for tags that have another digest than before, with both."""
+    lines = (f"tag {tag} changed from {was or 'unset'} to {now or 'unset'}" for tag, was, now in changed)
     return RegistryError(
         f"{registry.name}: another push changed tags at the same time: {'; '.join(lines)}",
         hint="Find out who pushes the same tags, then run this again.",

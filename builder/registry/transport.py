@@ -6,8 +6,6 @@ Source: Docker documentation, "Verify repository client with certificates".
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -43,7 +41,14 @@ class Transport:
     @classmethod
     def of(cls, registry: str, host: Host) -> Transport:
         """How a registry (`host:port`) is reached. Raises RegistryError, FileError."""
-        files = () if host.registries.allow_http(registry) else _files(registry)
+        files: list[Path] = []
+        if not host.registries.allow_http(registry):
+            try:
+                files = sorted((FOLDER / registry).iterdir())
+            except FileNotFoundError:
+                pass  # most registries have a certificate of a usual authority
+            except OSError as error:
+                raise of_file(error) from error
         for path in files:
             half = path.with_suffix(_HALVES.get(path.suffix, path.suffix))
             if half not in files:
@@ -94,12 +99,18 @@ class Transport:
         if not (self.authorities or self.client):
             return HTTPAdapter(pool_maxsize=CONNECTIONS)
         context = create_urllib3_context()
-        for path in self.authorities:
-            with _using(path):
+        names = ""  # of the files that are read, which the error does not have
+        try:
+            for path in self.authorities:
+                names = str(path)
                 context.load_verify_locations(path)
-        if self.client:
-            with _using(*self.client):
+            if self.client:
+                names = " with ".join(map(str, self.client))
                 context.load_cert_chain(*self.client, password="")  # without it, OpenSSL would ask for a password
+        except OSError as error:  # also of OpenSSL
+            raise RegistryError(
+                f"{names} cannot be used: {error.strerror}", hint="Use PEM files, and a key without a password."
+            ) from None
         return _Adapter(context)
 
     @property
@@ -126,24 +137,3 @@ class _Adapter(HTTPAdapter):
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
         return super().proxy_manager_for(proxy, **options, ssl_context=self._context)
-
-
-def _files(registry: str) -> tuple[Path, ...]:
-    """The registry's files in certs.d, in alphabetical order."""
-    try:
-        return tuple(sorted((FOLDER / registry).iterdir()))
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise of_file(error) from error
-
-
-@contextmanager
-def _using(*paths: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:  # also of OpenSSL
-        names = " with ".join(map(str, paths))
-        raise RegistryError(
-            f"{names} cannot be used: {error.strerror}", hint="Use PEM files, and a key without a password."
-        ) from None

@@ -75,16 +75,18 @@ class Upload:
 
     def run(self) -> None:
         """Ends with an error after too many failures without progress."""
-        self.http.retry(self._attempt, progress=lambda: self._position)
 
-    def _attempt(self) -> None:
-        try:
-            if not (self._has_failed and self._is_complete()):
-                self._send_rest()
-        except TransientError:
-            self._has_failed = True
-            raise
-        self._report(self.size)
+        def attempt() -> None:
+            try:
+                # After a failure the registry is checked first: the blob may have arrived, and only the response not.
+                if not (self._has_failed and self._is_complete()):
+                    self._send_rest()
+            except TransientError:
+                self._has_failed = True
+                raise
+            self._report(self.size)
+
+        self.http.retry(attempt, progress=lambda: self._position)
 
     def _is_complete(self) -> bool:
         """After a failure: whether the blob arrived all the same. If not, sets where to resume."""
@@ -106,48 +108,43 @@ class Upload:
         return False
 
     def _send_rest(self) -> None:
+        """Sends what the registry does not have. Raises TransientError if another attempt may help."""
         if not self._location:
             self._begin()
-        while self.size - self._position > CHUNK and (self._position or not self.http.rejects_chunks.is_set()):
+        while True:
+            rest = self.size - self._position
+            # The last chunk is sent with the end of the upload: some registries reject an end without a body.
+            is_last = rest <= CHUNK or (self._position == 0 and self.http.rejects_chunks.is_set())
+            size, url = rest if is_last else CHUNK, self._location
+            headers = {"Content-Type": "application/octet-stream"}
+            if size and not (is_last and self._position == 0):  # a blob in one request has no range
+                headers["Content-Range"] = f"{self._position}-{self._position + size - 1}"
+            body = Part(file=self.file, start=self._position, size=size, at=self._report) if size else None
             try:
-                answer = self._send_part("PATCH", self._location, CHUNK, expect=(202, 204))
+                if is_last:
+                    url += f"{'&' if '?' in url else '?'}{urlencode({'digest': self.digest})}"
+                    commit_s = self.http.policy.commit_s
+                    self._send("PUT", url, expect=(201, 204), headers=headers, body=body, read_s=commit_s)
+                    return
+                answer = self._send("PATCH", url, expect=(202, 204), headers=headers, body=body)
             except RejectedError as error:
-                if self._position or error.status not in NO_CHUNKS:
-                    raise self._classified(error) from error
-                self.http.rejects_chunks.set()
-                self._begin()
-            else:
-                self._location = self.http.location(answer)
-                self._position += CHUNK
-        # The last chunk is sent with the end of the upload: some registries reject an end without a body.
-        mark = "&" if "?" in self._location else "?"
-        url = f"{self._location}{mark}{urlencode({'digest': self.digest})}"
-        try:
-            self._send_part("PUT", url, self.size - self._position, expect=(201, 204))
-        except RejectedError as error:
-            raise self._classified(error) from error
+                if not is_last and not self._position and error.status in NO_CHUNKS:
+                    self.http.rejects_chunks.set()
+                    self._begin()
+                    continue
+                if error.status in LOST or (self._is_resumed and error.status == HTTPStatus.BAD_REQUEST):
+                    if self._is_resumed:  # the position that the registry gave was wrong: start again
+                        self._location = ""
+                    raise TransientError(str(error), hint=error.hint) from error
+                raise
+            self._location = self.http.location(answer)
+            self._position += CHUNK
 
     def _begin(self) -> None:
         answer = self._send("POST", f"{self.http.url}/blobs/uploads/", expect=(202,))
         self._location = self.http.location(answer)
         self._position, self._is_resumed = 0, False
         self._report(0)
-
-    def _classified(self, error: RejectedError) -> Exception:
-        """A TransientError if another attempt may help; else the error itself."""
-        if error.status in LOST or (self._is_resumed and error.status == HTTPStatus.BAD_REQUEST):
-            if self._is_resumed:  # the position that the registry gave was wrong: start again
-                self._location = ""
-            return TransientError(str(error), hint=error.hint)
-        return error
-
-    def _send_part(self, method: str, url: str, size: int, *, expect: tuple[int, ...]) -> Answer:
-        headers = {"Content-Type": "application/octet-stream"}
-        if size and (method == "PATCH" or self._position):
-            headers["Content-Range"] = f"{self._position}-{self._position + size - 1}"
-        part = Part(file=self.file, start=self._position, size=size, at=self._report)
-        read_s = self.http.policy.commit_s if method == "PUT" else 0
-        return self._send(method, url, expect=expect, headers=headers, body=part if size else None, read_s=read_s)
 
     def _send(self, method: str, url: str, **options: Any) -> Answer:
         return self.http.send_once(Request(action=self.action, method=method, url=url, **options))

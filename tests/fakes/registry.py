@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from builder.common.digest import is_digest, of_bytes
-from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import RejectedError
-from builder.registry.push import Blob
 
 
 class MemoryRegistry(Registry):
@@ -22,7 +21,9 @@ class MemoryRegistry(Registry):
     answers, None without one. `before_put` are called before the next manifests under a fallback tag are stored.
     """
 
-    def __init__(self, *, has: Iterable[Blob] = (), others: dict[str, Sequence[Blob]] | None = None) -> None:
+    def __init__(
+        self, *, has: Iterable[Descriptor] = (), others: dict[str, Sequence[Descriptor]] | None = None
+    ) -> None:
         self.name = "registry.example.test/a/b"
         self.has = {blob.digest for blob in has}
         self.others = {name: {blob.digest for blob in blobs} for name, blobs in (others or {}).items()}

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -23,7 +23,7 @@ from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
 from builder.common import digest as digests
-from builder.registry.push import Blob
+from builder.layers.blobs import CONFIG_TYPE, PLAIN_LAYER_TYPE, Descriptor
 from tests.integration import programs
 from tests.integration.checkout import until
 
@@ -382,10 +382,14 @@ def _base64(data: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image: a manifest, and blobs in files."""
+    """An image: a manifest, and blobs in files, the configuration first."""
 
     manifest: bytes
-    blobs: tuple[Blob, ...]
+    files: Mapping[Descriptor, Path]
+
+    @property
+    def blobs(self) -> list[Descriptor]:
+        return list(self.files)
 
     @property
     def digest(self) -> str:
@@ -401,14 +405,12 @@ def image(folder: Path, *sizes: int, seed: int = 0) -> Image:
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps({"architecture": "amd64", "os": "linux", "config": {}, "seed": seed}).encode()
     contents = [config, *(random.Random(f"{seed}-{size}").randbytes(size) for size in sizes)]
-    blobs = []
+    files: dict[Descriptor, Path] = {}
     for content in contents:
         sha256 = hashlib.sha256(content).hexdigest()
         (folder / sha256).write_bytes(content)
-        blobs.append(Blob(digest=f"sha256:{sha256}", size=len(content), path=folder / sha256))
-    kinds = ["application/vnd.oci.image.config.v1+json", *["application/vnd.oci.image.layer.v1.tar"] * len(sizes)]
-    listed = [
-        {"mediaType": kind, "digest": blob.digest, "size": blob.size} for kind, blob in zip(kinds, blobs, strict=True)
-    ]
+        media_type = PLAIN_LAYER_TYPE if files else CONFIG_TYPE
+        files[Descriptor(media_type=media_type, digest=f"sha256:{sha256}", size=len(content))] = folder / sha256
+    listed = [blob.as_data() for blob in files]
     manifest = {"schemaVersion": 2, "mediaType": IMAGE, "config": listed[0], "layers": listed[1:]}
-    return Image(manifest=json.dumps(manifest).encode(), blobs=tuple(blobs))
+    return Image(manifest=json.dumps(manifest).encode(), files=files)

@@ -77,7 +77,7 @@ def push(registry: Registry, sample: Image, *, mount_from: tuple[str, ...] = ())
     """Pushes an image; checks that the progress is complete and no thread is left."""
     progress: list[int] = []
     manifest = Manifest.of(sample.manifest, IMAGE)
-    pushed = pushing.push(registry, manifest, sample.blobs, mount_from=mount_from, progress=progress.append)
+    pushed = pushing.push(registry, manifest, sample.files, mount_from=mount_from, progress=progress.append)
     assert sum(progress) == sample.size
     assert pushed.digest == sample.digest
     assert pushed.sent + pushed.present + pushed.mounted == sample.size
@@ -201,8 +201,7 @@ def test_blobs_of_another_repository_are_mounted(proxy: Proxy, sample: Image, tm
 
 def test_a_damaged_file_is_named(proxy: Proxy, sample: Image) -> None:
     registry = connect(proxy.address, "damaged/file")
-    path = sample.blobs[1].path
-    assert path is not None
+    path = sample.files[sample.blobs[1]]
     content = bytearray(path.read_bytes())
     content[3 * MIB] ^= 1
     path.write_bytes(content)

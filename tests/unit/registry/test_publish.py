@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from builder.common.console import View
 from builder.common.errors import BuilderError, ImageTestError, RegistryError, UsageError
 from builder.common.reference import ImageRef
 from builder.index.host import Host
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
 from builder.matrix import tags
@@ -26,8 +26,8 @@ from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, publish, push
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import StoppedError
-from builder.registry.publish import Published, Publisher, ReleaseDocuments, Target
-from builder.registry.push import Blob, Pushed
+from builder.registry.publish import Fetch, Published, Publisher, ReleaseDocuments, Target
+from builder.registry.push import Pushed
 from builder.registry.suite import GPU_TESTS
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
@@ -66,8 +66,9 @@ class PublishBench:
         self.plan: Plan = plan.make_locked(project, project.select([EMBER, BOARD]))
         self.stored = {image.id: self._make(image) for image in self.plan.images}
         self.calls: list[str] = []
-        self.blobs: dict[str, list[Blob]] = {}
+        self.files: dict[str, Mapping[Descriptor, Path | None]] = {}
         self.mounts: list[Sequence[str]] = []
+        self.fetches: list[Fetch | None] = []
         self.broken: dict[str, BuilderError] = {}
         self.registries: dict[str, MemoryRegistry] = {}
         self.on_put: Callable[[str], None] = lambda _: None
@@ -142,15 +143,17 @@ class PublishBench:
         self,
         to: MemoryRegistry,
         manifest: Manifest,
-        blobs: Iterable[Blob],
+        files: Mapping[Descriptor, Path | None],
         *,
+        fetch: Fetch | None,
         mount_from: Sequence[str],
         progress: Callable[[int], None],
     ) -> Pushed:
         cell = self._ids[digest.of_bytes(manifest.content)]
         self.calls.append(f"push {cell} to {to.name}")
         assert manifest.media_type == MANIFEST_TYPE
-        self.blobs[cell], self.mounts = list(blobs), [*self.mounts, mount_from]
+        self.files[cell], self.mounts = files, [*self.mounts, mount_from]
+        self.fetches.append(fetch)
         if cell in self.broken:
             raise self.broken[cell]
         return self.answer
@@ -337,12 +340,20 @@ def test_the_blobs_that_are_pushed(bench: PublishBench) -> None:
         "other.example.test/team/quartz-cuda",
     ]
     assert bench.mounts == [["team/quartz-cuda"], ["team/ember-cuda"]]
-    for cell, blobs in bench.blobs.items():
+    for cell, files in bench.files.items():
         stored = bench.stored[cell]
-        assert {blob.digest for blob in blobs} == {stored.config.digest, *(layer.digest for layer in stored.layers)}
-        for blob in blobs:
-            assert blob.path is not None
-            assert blob.path.stat().st_size == blob.size
+        assert {blob.digest for blob in files} == {stored.config.digest, *(layer.digest for layer in stored.layers)}
+        for blob, path in files.items():
+            assert path is not None
+            assert path.stat().st_size == blob.size
+
+
+def test_a_push_can_download_what_the_store_lacks(bench: PublishBench) -> None:
+    def fetch(blob: Descriptor) -> Path:
+        raise AssertionError(blob)
+
+    bench.publisher().publish([replace(target, fetch=fetch) for target in bench.targets()])
+    assert bench.fetches == [fetch, fetch]
 
 
 @pytest.mark.parametrize("gpu", ["passed", "not run"])

@@ -5,47 +5,52 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from builder.common.digest import of_bytes
 from builder.common.errors import FileError, RegistryError
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
 from builder.registry import push as pushing
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import RejectedError, StoppedError
-from builder.registry.push import Blob, Pushed
+from builder.registry.push import Pushed
 from tests.fakes.registry import MemoryRegistry
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
 MANIFEST, OTHER = b'{"one": 1}', b'{"two": 2}'
 DIGEST, OTHERS = of_bytes(MANIFEST), of_bytes(OTHER)
 CONTENT = Manifest.of(MANIFEST, IMAGE)
+Files = dict[Descriptor, Path]
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> list[Blob]:
-    """Of 10, 30 and 20 bytes."""
-    blobs = []
+def files(tmp_path: Path) -> Files:
+    """Blobs of 10, 30 and 20 bytes."""
+    files = {}
     for size in (10, 30, 20):
         content = bytes([size]) * size
         (tmp_path / str(size)).write_bytes(content)
-        blobs.append(Blob(digest=of_bytes(content), size=size, path=tmp_path / str(size)))
-    return blobs
+        files[Descriptor(media_type=LAYER_TYPE, digest=of_bytes(content), size=size)] = tmp_path / str(size)
+    return files
+
+
+@pytest.fixture
+def blobs(files: Files) -> list[Descriptor]:
+    return list(files)
 
 
 def push(
-    registry: Registry, blobs: Sequence[Blob], *, mount_from: Sequence[str] = (), parallel: int = 1
+    registry: Registry, files: Mapping[Descriptor, Path | None], *, parallel: int = 1, **options: Any
 ) -> tuple[Pushed, list[int]]:
     """Pushes; the result and the progress. No thread is left in any case."""
     progress: list[int] = []
     try:
-        pushed = pushing.push(
-            registry, CONTENT, blobs, mount_from=mount_from, progress=progress.append, parallel=parallel
-        )
+        pushed = pushing.push(registry, CONTENT, files, progress=progress.append, parallel=parallel, **options)
     finally:
         assert workers() == []
     return pushed, progress
@@ -55,17 +60,17 @@ def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("transfer")]
 
 
-def test_largest_first_and_the_manifest_last(blobs: list[Blob]) -> None:
+def test_largest_first_and_the_manifest_last(files: Files) -> None:
     registry = MemoryRegistry()
-    pushed, progress = push(registry, blobs)
+    pushed, progress = push(registry, files)
     assert registry.calls == ["upload 30", "upload 20", "upload 10", f"put {DIGEST}"]
     assert pushed == Pushed(digest=DIGEST, sent=60, present=0, mounted=0)
     assert progress == [30, 20, 10]
 
 
-def test_the_cheapest_way_for_each(blobs: list[Blob]) -> None:
+def test_the_cheapest_way_for_each(files: Files, blobs: list[Descriptor]) -> None:
     registry = MemoryRegistry(has=blobs[:1], others={"c": blobs[1:2]})
-    pushed, progress = push(registry, blobs, mount_from=["none", "c"])
+    pushed, progress = push(registry, files, mount_from=["none", "c"])
     assert pushed == Pushed(digest=DIGEST, sent=20, present=10, mounted=30)
     assert registry.calls == [
         "mount from none", "mount from c", "mount from none", "mount from c", "upload 20", f"put {DIGEST}",
@@ -73,14 +78,16 @@ def test_the_cheapest_way_for_each(blobs: list[Blob]) -> None:
     assert sum(progress) == 60
 
 
-def test_the_same_blob_twice_is_sent_once(blobs: list[Blob]) -> None:
+def test_the_same_blob_twice_is_sent_once(files: Files, blobs: list[Descriptor]) -> None:
+    """A layer may have the bytes of the configuration."""
     registry = MemoryRegistry()
-    pushed, progress = push(registry, [blobs[0], blobs[0]])
+    path = files[blobs[0]]
+    pushed, progress = push(registry, {blobs[0]: path, replace(blobs[0], media_type=CONFIG_TYPE): path})
     assert registry.calls == ["upload 10", f"put {DIGEST}"]
     assert pushed.sent == sum(progress) == 10
 
 
-def test_blobs_are_sent_in_parallel(blobs: list[Blob]) -> None:
+def test_blobs_are_sent_in_parallel(files: Files, blobs: list[Descriptor]) -> None:
     registry = MemoryRegistry()
     together = threading.Barrier(2)
 
@@ -89,12 +96,12 @@ def test_blobs_are_sent_in_parallel(blobs: list[Blob]) -> None:
             together.wait(10)
 
     registry.on_upload = upload
-    push(registry, blobs, parallel=2)
+    push(registry, files, parallel=2)
     assert registry.most == 2
 
 
-def test_a_blob_that_is_not_in_the_store(blobs: list[Blob]) -> None:
-    away = [Blob(digest=blob.digest, size=blob.size, path=None) for blob in blobs]
+def test_a_blob_that_is_not_in_the_store(blobs: list[Descriptor]) -> None:
+    away = dict.fromkeys(blobs)
     pushed, _ = push(MemoryRegistry(has=blobs[:1], others={"c": blobs[1:]}), away, mount_from=["c"])
     assert pushed == Pushed(digest=DIGEST, sent=0, present=10, mounted=50)
     registry = MemoryRegistry(has=blobs[:2])
@@ -104,20 +111,19 @@ def test_a_blob_that_is_not_in_the_store(blobs: list[Blob]) -> None:
 
 
 @pytest.mark.parametrize("content", [b"x" * 30, b"x" * 29, None])
-def test_a_damaged_file_is_named(blobs: list[Blob], content: bytes | None) -> None:
-    path = blobs[1].path
-    assert path is not None
+def test_a_damaged_file_is_named(files: Files, blobs: list[Descriptor], content: bytes | None) -> None:
+    path = files[blobs[1]]
     path.unlink() if content is None else path.write_bytes(content)
     registry = MemoryRegistry()
     with pytest.raises(FileError) as caught:
-        push(registry, blobs)
+        push(registry, files)
     assert str(path) in str(caught.value)
     assert str(caught.value).startswith("damaged") == (content is not None)
     assert f"put {DIGEST}" not in registry.calls
     assert ("upload 30" in registry.calls) == (content == b"x" * 30), "only the registry detects it"
 
 
-def test_a_digest_that_only_the_registry_rejects(blobs: list[Blob]) -> None:
+def test_a_digest_that_only_the_registry_rejects(files: Files) -> None:
     registry = MemoryRegistry()
 
     def refuse(_: str) -> None:
@@ -125,10 +131,10 @@ def test_a_digest_that_only_the_registry_rejects(blobs: list[Blob]) -> None:
 
     registry.on_upload = refuse
     with pytest.raises(RejectedError, match="wrong digest"):
-        push(registry, blobs)
+        push(registry, files)
 
 
-def test_the_first_failure_ends_the_rest(blobs: list[Blob]) -> None:
+def test_the_first_failure_ends_the_rest(files: Files, blobs: list[Descriptor]) -> None:
     """Its error is raised, not those of stopped uploads; waiting blobs are not sent."""
     registry = MemoryRegistry()
     begun = threading.Event()
@@ -144,18 +150,18 @@ def test_the_first_failure_ends_the_rest(blobs: list[Blob]) -> None:
 
     registry.on_upload = upload
     with pytest.raises(RegistryError, match="the cause"):
-        push(registry, blobs, parallel=2)
+        push(registry, files, parallel=2)
     assert set(registry.calls) == {"upload 30", "upload 20"}
 
 
-def test_a_bug_is_not_swallowed(blobs: list[Blob]) -> None:
+def test_a_bug_is_not_swallowed(files: Files) -> None:
     registry = MemoryRegistry()
     registry.on_upload = lambda _: print(1 / 0)
     with pytest.raises(ZeroDivisionError):
-        push(registry, blobs)
+        push(registry, files)
 
 
-def test_an_interrupt_ends_the_push(blobs: list[Blob]) -> None:
+def test_an_interrupt_ends_the_push(files: Files) -> None:
     """Threads stop, except one that waits for a registry that does not respond: the process ends with it."""
     registry = MemoryRegistry()
     answered = threading.Event()
@@ -170,7 +176,7 @@ def test_an_interrupt_ends_the_push(blobs: list[Blob]) -> None:
     registry.on_upload = upload
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        pushing.push(registry, CONTENT, blobs, parallel=1)
+        pushing.push(registry, CONTENT, files, parallel=1)
     assert time.monotonic() - start < 10
     assert registry.stop.is_set()
     [left] = workers()
@@ -180,15 +186,9 @@ def test_an_interrupt_ends_the_push(blobs: list[Blob]) -> None:
     assert registry.calls == ["upload 30"], "no other blob is sent"
 
 
-def test_a_blob_that_is_neither_here_nor_there_is_fetched(blobs: list[Blob]) -> None:
+def test_a_blob_that_is_neither_here_nor_there_is_fetched(files: Files, blobs: list[Descriptor]) -> None:
     """From staging, if the registry cannot mount it."""
-    elsewhere = [replace(blob, path=None, fetch=partial(_path, blob)) for blob in blobs]
     registry = MemoryRegistry(has=blobs[:1], others={"staging": blobs[1:2]})
-    pushed, _ = push(registry, elsewhere, mount_from=["staging"])
+    pushed, _ = push(registry, dict.fromkeys(blobs), fetch=files.__getitem__, mount_from=["staging"])
     assert pushed.sent == blobs[2].size
     assert registry.calls.count(f"upload {blobs[2].size}") == 1
-
-
-def _path(blob: Blob) -> Path:
-    assert blob.path
-    return blob.path
