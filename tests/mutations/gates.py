@@ -57,10 +57,10 @@ GATES = (
     Gate("labels and configuration", "expected.py", "    lines = differences(expected, manifest, config)\n", "    lines: list[str] = []\n"),
     Gate("files and known layers", "expected.py", "elif expected_layer and not _is_same(", "elif False and not _is_same("),
     Gate("a newer release", "release.py", "            self._check_newest(candidates)\n", "            pass\n"),
-    Gate("tags never move back", "publish.py", "            self._check_forward()\n", "            pass\n"),
+    Gate("tags never move back", "publish.py", "            self._check_forward(images)\n", "            pass\n"),
     Gate("moving tags come last", "parallel.py", "return errors.collect(lambda future: future.result(), finishing)", "return [future.result() for future in finishing if not future.exception()]"),
     Gate("tags that another push set", "tagging.py", "if now not in (was, manifest.digest):", "if False:"),
-    Gate("the record before the tags", "publish.py", "        self.record()\n", ""),
+    Gate("the record before the tags", "publish.py", "            self.documents.record()\n", "            pass\n"),
     Gate("the bytes of a blob", "client.py", "return position == size and f\"sha256:{hasher.hexdigest()}\" == digest", "return position == size"),
     Gate("the subject of an artifact", "artifacts.py", "if subject != actual:", "if False:"),
 )  # fmt: skip
