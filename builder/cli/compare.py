@@ -107,7 +107,7 @@ def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Side:
     store = context.store
     with store.used():
         try:
-            source = verify.source(context, store, name, verify.registry_of(context, name))
+            source, _ = verify.find_image(context, store, name)
         except UsageError as error:
             raise UsageError(
                 f"{name!r} is not a cell, {_revision(context.project.root)} or an image: {error}", hint=FORMS
