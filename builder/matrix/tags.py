@@ -95,3 +95,14 @@ def _reference(matrix: Matrix, cell: Cell, tag: str) -> ImageRef:
     except ValueError as error:
         where = matrix.where("frameworks", cell.framework, "versions", cell.line)
         raise MatrixError(f"{where}: {cell.id}: {error}") from error
+
+
+def cells_by_short_name(matrix: Matrix, cells: Iterable[Cell]) -> dict[str, Cell]:
+    """Cells by their tags without registry: org/pt-cuda:2.9, and pt-cuda:2.9."""
+    by_id = {cell.id: cell for cell in cells}
+    by_name = {}
+    for cell_id, references in compute(matrix, by_id.values()).items():
+        for reference in references:
+            name = f"{reference.repository}:{reference.tag}"
+            by_name[name] = by_name[name.rsplit("/", maxsplit=1)[-1]] = by_id[cell_id]
+    return by_name
