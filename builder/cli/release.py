@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import Any
 
 import click
@@ -30,7 +30,6 @@ from builder.common.errors import UsageError
 from builder.common.units import counted, duration, listed, size
 from builder.layers.known_layers import KnownLayers
 from builder.matrix import tags
-from builder.matrix.project import Project
 from builder.plan import current, plan
 from builder.plan.plan import Plan
 from builder.registry import publish, scan, status
@@ -118,8 +117,9 @@ def _today() -> str:
 @format_option(f"{_JSON_HELP} github: print the stamp as an output of a GitHub Actions step.", "text", "json", "github")
 @click.pass_obj
 def stage_command(
-    context: Context, /, patterns: Sequence[str], place: str, images_only: bool, form: str, **options: Any
-) -> None:
+    context: Context, /, patterns: Sequence[str], place: str, signer: Signer | None, images_only: bool,
+    untested: bool, form: str
+) -> None:  # fmt: skip
     """Push images that passed their tests to staging, with the results.
 
     Sets no public tag. The images are pushed by digest, with their test results attached, and listed as one release
@@ -132,18 +132,25 @@ def stage_command(
     project = context.project
     staging_place = Place.of(project, place, context.host)
     planned = current.make(project, project.select(patterns))
-    if project.matrix.evidence and options["signer"] is None:
+    if project.matrix.evidence and signer is None:
         context.say(
             "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
         )
         context.say(f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested')} --sign KEY")
-    stager = replace(_stager(context, project, staging_place, **options), listed_on=_today() if images_only else "")
-    with context.store.used():
+    store, view = context.store, View(context.err)
+    assembler = None
+    if untested:
+        lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root))
+        assembler = KnownImages(project=project, store=store, lookup=lookup)
+    stager = Stager(
+        project=project, store=store, view=view, place=staging_place, signer=signer, assembler=assembler,
+        listed_on=_today() if images_only else "",
+    )  # fmt: skip
+    with store.used():
         staged = stager.stage(planned)
     stamp = ""
     if not images_only:
-        revision, signer = git.state(project.root), options["signer"]
-        stamp = staging_place.write(project, _today(), revision, staged.images, signer).stamp
+        stamp = staging_place.write(project, _today(), git.state(project.root), staged.images, signer).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
         context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
@@ -159,15 +166,6 @@ def stage_command(
         f"({duration(time.monotonic() - began)})"
     )
     context.say(f"  -> builder release {stamp}{given('place', 'signer')}")
-
-
-def _stager(context: Context, project: Project, place: Place, *, signer: Signer | None, untested: bool) -> Stager:
-    store, view = context.store, View(context.err)
-    stager = Stager(project=project, store=store, view=view, place=place, signer=signer)
-    if not untested:
-        return stager
-    lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root))
-    return replace(stager, assembler=KnownImages(project=project, store=store, lookup=lookup))
 
 
 @click.command(name="release")
