@@ -93,7 +93,7 @@ class Context:
         if not root:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or "")
             if not cache.is_absolute():
-                # Some containers and services set no HOME, or an empty one.
+                # An empty HOME counts as none: it would make the cache a folder of the root.
                 home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
                 if not Path(home).is_absolute():
                     raise FileError(

@@ -73,7 +73,7 @@ def plan_command(
     elif form == "json":
         context.print_json(planned.as_data())
     elif form == "github":
-        if unlocked:  # the jobs of CI would leave those cells out without a word
+        if unlocked:  # otherwise the jobs of CI would skip those cells, and pass
             raise LockError(f"not locked: {unlocked}", hint=lock)
         click.echo(f"parts={json.dumps(shards.for_github(shards.split(images, disk)))}")
         click.echo(f"cells={' '.join(image.id for image in images)}")

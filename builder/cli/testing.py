@@ -66,8 +66,8 @@ def test_command(
             if stale := [image.id for image in planned.images if staged[image.id].plan != image.digest]:
                 raise release.stale(stale[0])
             with context.store.used():
-                provider = StagedImages(work, context.store, staging_place, staged, signer)
-                outcomes = images.test_staged(work, provider, planned, options)
+                staged_images = StagedImages(work, context.store, staging_place, staged, signer)
+                outcomes = images.test_staged(work, staged_images, planned, options)
         else:
             planned = current.make(project, project.select(patterns))
             with image_provider(context, work, method, options.jobs) as provider:
