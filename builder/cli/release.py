@@ -16,6 +16,7 @@ from builder.cli.context import SHOWN, Context, new_table
 from builder.cli.options import (
     ALL_CELLS_HELP,
     CELLS_HELP,
+    JSON_HELP,
     cells_argument,
     format_option,
     given,
@@ -40,8 +41,6 @@ from builder.registry.signing import Signer
 from builder.registry.stager import Stager
 from builder.registry.staging import Place
 from builder.registry.status import Status, StatusReader
-
-_JSON_HELP = "json: print the result to standard output."
 
 
 @click.command(name="push", epilog=CELLS_HELP)
@@ -114,7 +113,7 @@ def _today() -> str:
     "(locks/layers.json). They are assembled without an engine and without downloading wheels; `builder test --staged` "
     "then runs all their tests.",
 )
-@format_option(f"{_JSON_HELP} github: print the stamp as an output of a GitHub Actions step.", "text", "json", "github")
+@format_option(f"{JSON_HELP} github: print the stamp as an output of a GitHub Actions step.", "text", "json", "github")
 @click.pass_obj
 def stage_command(
     context: Context, /, patterns: Sequence[str], place: str, signer: Signer | None, images_only: bool,
@@ -185,7 +184,7 @@ def stage_command(
 )
 @roll_back_option
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
-@format_option(_JSON_HELP)
+@format_option()
 @click.pass_obj
 def release_command(
     context: Context, /, stamp: str, place: str, registry: str, check: bool, form: str, **options: Any
@@ -241,7 +240,7 @@ def release_command(
 @cells_argument
 @to_option
 @sign_option
-@format_option(_JSON_HELP)
+@format_option()
 @click.pass_obj
 def scan_command(context: Context, patterns: Sequence[str], registry: str, signer: Signer | None, form: str) -> None:
     """Scan released images for vulnerabilities.
@@ -273,7 +272,7 @@ def scan_command(context: Context, patterns: Sequence[str], registry: str, signe
 @staging_option
 @to_option
 @click.option("--here", is_flag=True, help="Look only at this machine, not at staging and the registry.")
-@format_option(_JSON_HELP)
+@format_option()
 @click.pass_obj
 def status_command(
     context: Context, /, patterns: Sequence[str], place: str, registry: str, here: bool, form: str

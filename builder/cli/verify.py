@@ -125,11 +125,10 @@ def verify_command(
         context.print_json({"image": image, "hashed": not fast, "parts": parts, "error": error})
     if failure:
         raise failure
-    if form == "json":
-        return
-    counts = Counter(finding.state for finding in findings)
-    states = ", ".join(f"{number} {state}" for state, number in counts.items())
-    context.say(f"{image}: verified: {states}{'; blobs were not hashed' if fast else ''}")
+    if form == "text":
+        counts = Counter(finding.state for finding in findings)
+        states = ", ".join(f"{number} {state}" for state, number in counts.items())
+        context.say(f"{image}: verified: {states}{'; blobs were not hashed' if fast else ''}")
 
 
 def _expected(context: Context, store: Store, image: Source) -> Expected | None:
