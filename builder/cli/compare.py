@@ -5,25 +5,23 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import indent
 
 import click
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from builder.cli import verify
 from builder.cli.context import Context, new_table
 from builder.cli.options import format_option
 from builder.common import git
-from builder.common.errors import BuilderError, StaleError, UsageError, did_you_mean
+from builder.common.errors import BuilderError, UsageError, did_you_mean
 from builder.common.units import counted, size
 from builder.layers import images
-from builder.lock import diff, lockfile, os_lock
-from builder.lock.diff import Amount, Change, Diff, Package, Revisions, Side
+from builder.lock import diff
+from builder.lock.diff import Amount, Diff, Revisions, Side
 from builder.matrix import cells
 from builder.matrix.project import Project
 from builder.plan import revisions
@@ -69,89 +67,72 @@ def diff_command(context: Context, old: str, new: str, form: str) -> None:
 
 
 def _compare(context: Context, old: str, new: str) -> Diff | Revisions:
-    before = _locks(context.project, old)
-    if not new:
-        if before is None or before.name == HERE:
-            raise UsageError(
-                f"{old!r} is not {_revision(context.project.root)}: only a revision is compared with the working tree",
-                hint=f"Add a second name. {FORMS}",
-            )
-        after: _Locks | None = _Locks(name=HERE, by_cell=_sides(context.project))
+    project = context.project
+    before = _locks(project, old)
+    if new:
+        after = _locks(project, new)
+    elif before is None or before.name == HERE:
+        raise UsageError(
+            f"{old!r} is not {_revision(project.root)}: only a revision is compared with the working tree",
+            hint=f"Add a second name. {FORMS}",
+        )
     else:
-        after = _locks(context.project, new)
+        after = _Locks(name=HERE, by_cell=diff.of_project(project))
     if before and after and not before.cell and not after.cell:
         return diff.compare_all(before.name, before.by_cell, after.name, after.by_cell)
-    wheel_sizes = diff.sizes(_sides(context.project).values()) if before is None or after is None else {}
+
+    pair = ((old, before, after), (new, after, before))
+    # The history of an image has the names of its wheels, but not their sizes.
+    wheel_sizes = diff.sizes(diff.of_project(project).values()) if before is None or after is None else {}
     # Images first: their error message covers a name that does not exist at all.
-    images = {name: _image(context, name, wheel_sizes) for name, locks in ((old, before), (new, after)) if not locks}
-    sides = [
-        _cell(locks, other) if locks else images[name]
-        for name, locks, other in ((old, before, after), (new, after, before))
-    ]
+    images = {name: _image(context, name, wheel_sizes) for name, locks, _ in pair if not locks}
+    sides = []
+    for name, locks, other in pair:
+        if not locks:
+            sides.append(images[name])
+            continue
+        # A revision without a cell is compared by the cell of the other side.
+        cell = locks.cell or (other.cell if other else "")
+        if not cell:
+            raise UsageError(
+                f"{locks.name} has several cells, but an image is compared with one cell",
+                hint=f"Use {locks.name}:CELL.",
+            )
+        if cell not in locks.by_cell:
+            raise UsageError(f"{locks.name} has no lock of {cell}{did_you_mean(cell, locks.by_cell)}")
+        sides.append(replace(locks.by_cell[cell], label=f"{cell} ({locks.name})"))
     return diff.compare(*sides)
 
 
-def _cell(locks: _Locks, other: _Locks | None) -> Side:
-    """One cell of a revision: its own, or else that of the other side."""
-    cell = locks.cell or (other.cell if other else "")
-    if not cell:
-        raise UsageError(
-            f"{locks.name} has several cells, but an image is compared with one cell", hint=f"Use {locks.name}:CELL."
-        )
-    if cell not in locks.by_cell:
-        raise UsageError(f"{locks.name} has no lock of {cell}{did_you_mean(cell, locks.by_cell)}")
-    return replace(locks.by_cell[cell], label=f"{cell} ({locks.name})")
+def _locks(project: Project, name: str) -> _Locks | None:
+    """None if the name is neither a cell nor a revision. Raises MatrixError, LockError of the revision."""
+    if cells.ID.fullmatch(name):
+        return _Locks(name=HERE, by_cell=diff.of_project(project), cell=name)
+    revision, _, cell = name.rpartition(":")
+    if not (revision and cells.ID.fullmatch(cell)):
+        revision, cell = name, ""
+    if not git.commit(project.root, revision):
+        if cell:
+            raise UsageError(f"no git revision {revision!r}", hint="`git log --oneline` lists revisions.")
+        return None
+    # The cells are those of the revision's own matrix.yaml.
+    with revisions.checkout(project, revision) as at_revision:
+        try:
+            return _Locks(name=revision, by_cell=diff.of_project(at_revision), cell=cell)
+        except BuilderError as error:
+            raise type(error)(indent(str(error), f"{revision}:"), hint=error.hint) from error
 
 
 def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Side:
     store = context.store
     with store.used():
         try:
-            source = verify.source(context, store, name, verify.registry_of(context, name))
+            source, _ = verify.find_image(context, store, name)
         except UsageError as error:
             raise UsageError(
                 f"{name!r} is not a cell, {_revision(context.project.root)} or an image: {error}", hint=FORMS
             ) from error
         return images.side(name, source.manifest, source.read_blob, wheel_sizes)
-
-
-# ---- locks of the working tree and of git revisions
-
-
-def _locks(project: Project, name: str) -> _Locks | None:
-    """None if the name is neither a cell nor a revision."""
-    if cells.ID.fullmatch(name):
-        return _Locks(name=HERE, by_cell=_sides(project), cell=name)
-    revision, _, cell = name.rpartition(":")
-    if revision and cells.ID.fullmatch(cell):
-        if not git.commit(project.root, revision):
-            raise UsageError(f"no git revision {revision!r}", hint="`git log --oneline` lists revisions.")
-        return _Locks(name=revision, by_cell=_at(project, revision), cell=cell)
-    return _Locks(name=name, by_cell=_at(project, name)) if git.commit(project.root, name) else None
-
-
-def _at(project: Project, revision: str) -> dict[str, Side]:
-    """The locks of a revision, for the cells of its own matrix.yaml. Raises MatrixError, LockError."""
-    with revisions.checkout(project, revision) as at_revision:
-        try:
-            return _sides(at_revision)
-        except BuilderError as error:
-            raise type(error)(indent(str(error), f"{revision}:"), hint=error.hint) from error
-
-
-def _sides(project: Project) -> dict[str, Side]:
-    """Cell id -> its wheels and Debian packages, for all cells whose components are locked."""
-    locks = {group: lock for group in project.groups if (lock := lockfile.read(project.root, group))}
-    requests = {cell.id: os_lock.request_of_cell(project.matrix, cell) for cell in project.cells}
-    systems = {request: os_lock.read(project.root, request) for request in set(requests.values())}
-    result = {}
-    for cell in project.cells:
-        if cell.group in locks:
-            with suppress(StaleError):
-                locked = lockfile.of_cell(project.matrix, cell, locks[cell.group])
-                system = systems[requests[cell.id]]
-                result[cell.id] = diff.of_lock(locked, system.versions if system else None)
-    return result
 
 
 def _revision(root: Path) -> str:
@@ -161,9 +142,6 @@ def _revision(root: Path) -> str:
     if not git.run(root, "rev-parse", "--git-dir", default=""):
         return f"a git revision ({root} is not a git checkout)"
     return "a git revision"
-
-
-# ---- output
 
 
 def _show_all(context: Context, changes: Revisions) -> None:
@@ -189,9 +167,27 @@ def _show_all(context: Context, changes: Revisions) -> None:
 
 
 def _show(context: Context, changes: Diff, indent: int = 0) -> None:
+    """The table of packages, then how much there is to download, then the Debian packages."""
     if changes.changes:
-        context.out.print(Padding(_table(changes.changes), (0, 0, 0, indent), expand=False))
-    for line in _totals(changes):
+        numbers = ("OLD SIZE", "NEW SIZE", "CHANGE")
+        table = new_table("PACKAGE", "OLD", "NEW", *numbers, right=numbers, fold=["OLD", "NEW"])
+        for change in changes.changes:
+            packages = (change.old, change.new)
+            old_version, new_version = (package.version if package else "-" for package in packages)
+            new_version += f" ({change.kind})" if change.kind.startswith("other") else ""
+            sizes = ("-" if each is None else "?" if each.size is None else size(each.size) for each in packages)
+            table.add_row(*map(Text, [change.name, old_version, new_version, *sizes, _signed(change.difference)]))
+        context.out.print(Padding(table, (0, 0, 0, indent), expand=False))
+    old, new = changes.old, changes.new
+    if old.of == new.of:
+        total = f"{new.of}: {size(old.bytes)} -> {size(new.bytes)} ({_signed(new.bytes - old.bytes)})"
+    else:  # layers are larger than their wheels: the difference between the two means nothing
+        total = f"{size(old.bytes)} of {old.of} -> {size(new.bytes)} of {new.of}"
+    kept, fetched, gone = map(_amount, (changes.stays, changes.fetched, changes.gone))
+    for line in (
+        f"packages: {len(old.packages)} -> {len(new.packages)}, {changes.unchanged} unchanged; {total}",
+        f"{changes.unit} kept: {kept}; to download: {fetched}; no longer used: {gone}",
+    ):
         context.out.print(Text(" " * indent + line), soft_wrap=True)
     _show_debian(context, map(str, changes.debian))
 
@@ -203,41 +199,9 @@ def _show_debian(context: Context, lines: Iterable[str]) -> None:
         context.out.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def _table(changes: Iterable[Change]) -> Table:
-    numbers = ("OLD SIZE", "NEW SIZE", "CHANGE")
-    table = new_table("PACKAGE", "OLD", "NEW", *numbers, right=numbers, fold=["OLD", "NEW"])
-    for change in changes:
-        old, new = (package.version if package else "-" for package in (change.old, change.new))
-        new += f" ({change.kind})" if change.kind.startswith("other") else ""
-        texts = [change.name, old, new, _size(change.old), _size(change.new), _signed(change.difference)]
-        table.add_row(*map(Text, texts))
-    return table
-
-
-def _totals(changes: Diff) -> list[str]:
-    old, new = changes.old, changes.new
-    # Layers are larger than their wheels: the difference between the two means nothing.
-    total = (
-        f"{new.of}: {size(old.bytes)} -> {size(new.bytes)} ({_signed(new.bytes - old.bytes)})"
-        if old.of == new.of
-        else f"{size(old.bytes)} of {old.of} -> {size(new.bytes)} of {new.of}"
-    )
-    return [
-        f"packages: {len(old.packages)} -> {len(new.packages)}, {changes.unchanged} unchanged; {total}",
-        f"{changes.unit} kept: {_amount(changes.stays)}; to download: {_amount(changes.fetched)}; "
-        f"no longer used: {_amount(changes.gone)}",
-    ]
-
-
 def _amount(amount: Amount) -> str:
     unknown = f", and {amount.unknown} of unknown size" if amount.unknown else ""
     return f"{amount.count} ({size(amount.bytes)}{unknown})" if amount.count else "none"
-
-
-def _size(package: Package | None) -> str:
-    if package is None:
-        return "-"
-    return "?" if package.size is None else size(package.size)
 
 
 def _signed(count: int | None) -> str:

@@ -6,8 +6,8 @@ import json
 import os
 import pwd
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -63,11 +63,9 @@ class Context:
         """Prints the result of a command for scripts."""
         click.echo(json.dumps(data, indent=1))
 
-    @contextmanager
-    def locked(self, project: Project, command: str) -> Iterator[None]:
+    def locked(self, project: Project, command: str) -> AbstractContextManager[None]:
         """Holds the lock of the checkout; see `Project.locked`."""
-        with project.locked(f"builder {command}", wait=self.wait, say=self.say):
-            yield
+        return project.locked(f"builder {command}", wait=self.wait, say=self.say)
 
     def say_written(self, names: Sequence[str]) -> None:
         """Names the files that a command wrote."""
@@ -87,8 +85,24 @@ class Context:
 
     @property
     def store(self) -> Store:
-        """The store of this machine, shared by all checkouts by default."""
-        return Store((self.store_root or _cache() / "gpu-images").resolve(), limit=self.store_limit)
+        """The store: that of --store, or one in the user's cache folder, which all checkouts share. Raises FileError.
+
+        Source: XDG Base Directory Specification, which ignores relative paths.
+        """
+        root = self.store_root
+        if not root:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or "")
+            if not cache.is_absolute():
+                # An empty HOME counts as none: it would make the cache a folder of the root.
+                home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+                if not Path(home).is_absolute():
+                    raise FileError(
+                        f"no home folder for the cache: HOME is {home!r}",
+                        hint="Set HOME, or run: builder --store FOLDER COMMAND",
+                    )
+                cache = Path(home) / ".cache"
+            root = cache / "gpu-images"
+        return Store(root.resolve(), limit=self.store_limit)
 
 
 def parse_image(text: str) -> ImageRef:
@@ -97,19 +111,6 @@ def parse_image(text: str) -> ImageRef:
         return ImageRef.parse(text)
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _cache() -> Path:
-    """The user's cache folder. Source: XDG Base Directory Specification, which ignores relative paths."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    if folder.is_absolute():
-        return folder
-    home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
-    if not Path(home).is_absolute():
-        raise FileError(
-            f"no home folder for the cache: HOME is {home!r}", hint="Set HOME, or run: builder --store FOLDER COMMAND"
-        )
-    return Path(home) / ".cache"
 
 
 def new_table(*columns: str, right: Collection[str] = (), fold: Collection[str] = ()) -> Table:

@@ -8,23 +8,19 @@ import click
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
-from builder.common.errors import RefusedError, UsageError, VerifyError
+from builder.common.errors import RefusedError, UsageError
 from builder.compat import explain, gpu_support, gpus
-from builder.compat.explain import Explainer, Resolve
+from builder.compat.explain import Explainer
 from builder.compat.gpu_support import Device, ImageNeeds
-from builder.index import wheels
 from builder.index.releases import Index
-from builder.layers import oci
 from builder.lock import lockfile
 from builder.lock.resolve import Resolver
 from builder.matrix import facts, tags
 from builder.matrix.cells import Cell
-from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
-from builder.registry.client import MANIFESTS, Registry
+from builder.registry.client import Registry, labels_of
 
 THIS = "this"
-_INDEXES = (MANIFESTS[1], MANIFESTS[3])  # media types of manifests for several platforms
 _STATES = {
     True: Text("  runs          ", style="green"),
     False: Text("  does not run  ", style="bold red"),
@@ -68,7 +64,6 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     With --gpu, CELLS are cell ids, patterns, sets or short tags from matrix.yaml (default: all), and IMAGES are images
     in a registry, with the name of the registry.
     """
-    project = context.project
     if gpu_name is not None:
         _on_gpu(context, targets, gpu_name, driver)
         return
@@ -76,13 +71,24 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         raise UsageError("--driver needs --gpu")
     if len(targets) != 1:
         raise UsageError("name one combination, or a GPU", hint="`builder explain --help` has examples.")
+    project = context.project
+    known = {cell.id for cell in project.cells}
+
+    def resolve(matrix: Matrix, cell: Cell) -> str:
+        # A cell with a current lock resolves. uv takes a second or more for each of the others.
+        lock = lockfile.read(project.root, cell.group) if cell.id in known else None
+        if not lockfile.stale_reason(project.matrix, lock, [cell]):
+            return ""
+        context.say(f"{cell.id}: resolving")
+        return Resolver(project, context.host, matrix=matrix, say=context.say).reason(cell)
+
     cell = explain.parse(project.matrix, targets[0])
     explanation = Explainer(
         matrix=project.matrix,
         known=project.cells,
         catalogue=Index(context.host.index),
         facts=facts.load(),
-        resolve=_resolution(context),
+        resolve=resolve,
     ).explain(cell)
     for line in explanation.lines:
         click.echo(line)
@@ -90,23 +96,19 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         raise RefusedError(f"{explanation.id} does not work")
 
 
-def _resolution(context: Context) -> Resolve:
-    """Resolves with uv; a cell with a current lock resolves."""
-    project = context.project
-    known = {cell.id for cell in project.cells}
-
-    def reason(matrix: Matrix, cell: Cell) -> str:
-        lock = lockfile.read(project.root, cell.group) if cell.id in known else None
-        if not lockfile.stale_reason(project.matrix, lock, [cell]):
-            return ""
-        context.say(f"{cell.id}: resolving")
-        return Resolver(project, context.host, matrix=matrix, say=context.say).reason(cell)
-
-    return reason
-
-
 def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str) -> None:
-    devices, driver = _devices(gpu_name, driver)
+    """Shows for each GPU which of the images run there. Raises RefusedError."""
+    devices: Sequence[Device]
+    if gpu_name == THIS:
+        installed, present = gpus.read()
+        if not present:
+            raise UsageError(
+                "no NVIDIA GPU with a driver on this machine", hint='Name a GPU: --gpu "RTX 5090" --driver 570.86.10'
+            )
+        # A machine may have several GPUs of one model.
+        devices, driver = list({(gpu.name, gpu.capability): gpu for gpu in present}.values()), driver or installed
+    else:
+        devices = [gpu_support.find_gpu(gpu_name, facts.load())]
     images = dict(_images(context, targets))
     refused: set[str] = set()
     for device in devices:
@@ -123,63 +125,24 @@ def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str
         raise RefusedError(f"{len(refused)} of {len(images)} images do not run on this GPU, or could not be checked")
 
 
-def _devices(name: str, driver: str) -> tuple[Sequence[Device], str]:
-    if name != THIS:
-        return [gpu_support.find_gpu(name, facts.load())], driver
-    installed, present = gpus.read()
-    if not present:
-        raise UsageError(
-            "no NVIDIA GPU with a driver on this machine", hint='Name a GPU: --gpu "RTX 5090" --driver 570.86.10'
-        )
-    return list({(gpu.name, gpu.capability): gpu for gpu in present}.values()), driver or installed
-
-
 def _images(context: Context, targets: Sequence[str]) -> Iterator[tuple[str, ImageNeeds]]:
     """Names with what they need: cells by group, then tags and images. A name with a registry is looked up there."""
     project = context.project
-    by_tag = _by_tag(project)
-    names = [name for name in targets if name in by_tag or "/" in name]
+    by_name = tags.cells_by_short_name(project.matrix, project.cells)
+    names = [name for name in targets if name in by_name or "/" in name]
     patterns = [pattern for pattern in targets if pattern not in names]
+    # Variants of a group have the same framework and CUDA, so one line is enough for all of them.
     groups: dict[str, list[Cell]] = {}
     for cell in project.select(patterns or ("*",)) if patterns or not names else ():
         groups.setdefault(cell.group, []).append(cell)
     for group, members in groups.items():
         suffixes = [cell.suffix for cell in members]
-        yield group + (suffixes[0] if len(suffixes) == 1 else f"{{{','.join(suffixes)}}}"), _needs(project, members[0])
+        name = group + (suffixes[0] if len(suffixes) == 1 else f"{{{','.join(suffixes)}}}")
+        yield name, gpu_support.needs_of_cell(project.matrix, members[0], facts.load())
     for name in names:
         reference = parse_image(name)
-        if not reference.registry and (tagged := by_tag.get(name)):
-            yield f"{name} ({tagged.id})", _needs(project, tagged)
+        if not reference.registry and (tagged := by_name.get(name)):
+            yield f"{name} ({tagged.id})", gpu_support.needs_of_cell(project.matrix, tagged, facts.load())
         else:
             registry = Registry(reference, host=context.host, write=False)
             yield name, gpu_support.needs_of_labels(labels_of(registry, reference.target))
-
-
-def _by_tag(project: Project) -> dict[str, Cell]:
-    """Cells by their tags without registry: org/pt-cuda:2.9, and pt-cuda:2.9."""
-    by_id = {cell.id: cell for cell in project.cells}
-    by_tag = {}
-    for cell_id, references in tags.compute(project.matrix, project.cells).items():
-        for reference in references:
-            name = f"{reference.repository}:{reference.tag}"
-            by_tag[name] = by_tag[name.rsplit("/", maxsplit=1)[-1]] = by_id[cell_id]
-    return by_tag
-
-
-def _needs(project: Project, cell: Cell) -> ImageNeeds:
-    build = facts.load().build(project.matrix.frameworks[cell.framework].package, cell.release, cell.cuda)
-    return gpu_support.needs_of_build(cell.cuda, build, facts.load(), cell.framework)
-
-
-def labels_of(registry: Registry, reference: str) -> dict[str, str]:
-    """Labels of the image that a tag or digest names; of an index, those of its image for our platform."""
-    manifest = registry.manifest(reference)
-    try:
-        if manifest and manifest.media_type in _INDEXES:
-            ours = oci.platform_manifest(manifest.content)
-            manifest = registry.manifest(ours) if ours else None
-        if manifest:
-            return oci.read_labels(manifest.content, registry.read_blob)
-    except VerifyError as error:
-        raise VerifyError(f"{registry.name}: {reference}: {error}", hint=error.hint) from error
-    raise VerifyError(f"{registry.name} has no {reference} for Linux on {wheels.PLATFORM}")

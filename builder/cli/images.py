@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from builder.layers import garbage, known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.lock import update
 from builder.plan import current, plan
-from builder.plan.plan import Plan
+from builder.plan.plan import Plan, PlannedImage
 
 ASSEMBLE, DOCKERFILE = "assemble", "dockerfile"
 
@@ -101,35 +100,11 @@ def command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., 
     return decorate
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A command that makes or tests images, with its options."""
-
-    command: str
-    options: Options
-    method: str = ASSEMBLE
-    max_disk: int = 0
-    prune_cache: bool = False
-    locked: bool = False
-    form: str = "text"
-    start_engine: bool = False
-
-    @classmethod
-    def of(cls, command: str, values: Mapping[str, Any]) -> Request:
-        """`values` are those of both classes. Raises UsageError."""
-        names = {field.name for field in fields(Options)}
-        options = Options(**{name: value for name, value in values.items() if name in names})
-        others = {name: value for name, value in values.items() if name not in names}
-        request = cls(command=command, options=options, **others)
-        if request.max_disk and request.method == DOCKERFILE:
-            raise UsageError("--max-disk needs --method assemble: the store has no images built from a Dockerfile")
-        if request.prune_cache and not request.max_disk:
-            raise UsageError("--prune-cache needs --max-disk")
-        return request
-
-
 @command("images", METHOD, *_DISK, _LOCKED, gpu_option, *REPORT)
-def images_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
+def images_command(
+    context: Context, /, patterns: Sequence[str], *, method: str, max_disk: int, prune_cache: bool, locked: bool,
+    form: str, start_engine: bool, **values: Any
+) -> None:  # fmt: skip
     """Build, test and tag images.
 
     Skips what is already done: an image that is up to date and has passed its tests is neither built nor tested again.
@@ -137,129 +112,123 @@ def images_command(context: Context, /, patterns: Sequence[str], **values: Any) 
     If Debian has replaced locked packages that are needed, locks the current ones and lists the changes. With --locked,
     fails instead.
     """
-    _make_images(context, patterns, Request.of("images", values))
+    began = time.monotonic()
+    options = Options(**values)
+    if max_disk and method == DOCKERFILE:
+        raise UsageError("--max-disk needs --method assemble: the store has no images built from a Dockerfile")
+    if prune_cache and not max_disk:
+        raise UsageError("--prune-cache needs --max-disk")
+    project = context.project
+    chosen = project.select(patterns)
+    has_new_locks = False
+    try:
+        with context.locked(project, "images" if options.test else "build"):
+            planned = current.make(project, chosen)
+            work = engine.connect(context, project, start=start_engine)
+            store = context.store
+            lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
+            with image_provider(context, work, method, options.jobs, lookup) as provider:
+                to_make = provider.systems_to_make(planned.images)
+            if has_new_locks := _lock_stale_systems(work, planned, to_make, locked=locked):
+                planned = current.make(project, chosen)
+                lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
+
+            # With --max-disk, one group of images after another: before each, images of earlier groups are removed from
+            # the engine as necessary. The store keeps them.
+            parts, limit = [planned], max_disk
+            if max_disk:
+                store.prepare()
+                limit = disk.free_limit(work, store) if max_disk == FREE else max_disk
+                # With --gpu require, an image in the store may lack a GPU test; `make_images` checks each one.
+                missing = planned
+                if options.gpu_mode != gpus.REQUIRE:
+                    missing = disk.outstanding(work, store, planned, test=options.test)
+                parts = disk.groups(missing)
+            outcomes: list[Outcome] = []
+            for part in parts:
+                try:
+                    if limit:
+                        disk.make_room(work, store, part, limit, prune_cache=prune_cache)
+                    if method == ASSEMBLE:
+                        garbage.make_room(store, partial(disk.store_bytes, store, part.images), wait=context.wait)
+                    with image_provider(context, work, method, options.jobs, lookup) as provider:
+                        outcomes += images.make_images(work, provider, part, options)
+                except BuilderError as error:  # the other parts do not depend on this one
+                    outcomes += [Outcome(image=image, error=error) for image in part.images]
+        where = " in the store" if max_disk else ""
+        show_outcomes(context, work, planned, outcomes, began=began, form=form, where=where)
+        if failure := images.failure(outcomes, "images failed"):
+            raise failure
+    finally:
+        if has_new_locks:  # also after a failure or Ctrl-C: the checkout has changed
+            context.say(
+                "locks/ changed, because Debian updated packages:\n"
+                "  git diff locks                                shows the changes\n"
+                "  git commit -m 'Update Debian packages' locks  keeps them\n"
+                "  git restore locks                             undoes them"
+            )
 
 
 @command("build", METHOD, *_DISK, _LOCKED)
-def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
+def build_command(context: Context, /, **values: Any) -> None:
     """Build images, without testing or tagging them."""
-    _make_images(context, patterns, Request.of("build", values | {"test": False}))
+    click.get_current_context().invoke(images_command, **values, test=False)
 
 
-def _make_images(context: Context, patterns: Sequence[str], request: Request) -> None:
-    """Makes images, shows what was done, and raises what failed."""
-    began = time.monotonic()
-    project = context.project
-    chosen = project.select(patterns)
-    with context.locked(project, request.command):
-        planned = current.make(project, chosen)
-        work = engine.connect(context, project, start=request.start_engine)
-        lookup = LayerLookup(project, work.host, work.view, context.store, KnownLayers(project.root))
-        has_new_locks = False
-        try:
-            if has_new_locks := _lock_stale_systems(context, work, planned, request, lookup):
-                planned = current.make(project, chosen)
-                lookup = LayerLookup(project, work.host, work.view, context.store, KnownLayers(project.root))
-            outcomes = _make(context, work, planned, request, lookup)
-        except BaseException:
-            if has_new_locks:
-                _say_changed_locks(context)
-            raise
-    show_outcomes(context, work, planned, outcomes, request, began)
-    if has_new_locks:
-        _say_changed_locks(context)
-    if failed := images.failure(outcomes, "images failed"):
-        raise failed
+def _lock_stale_systems(work: Work, planned: Plan, to_make: Sequence[PlannedImage], *, locked: bool) -> bool:
+    """Locks current packages for the operating systems of `to_make` whose locked ones are gone; whether any were.
 
-
-def show_outcomes(
-    context: Context, work: Work, planned: Plan, outcomes: Sequence[Outcome], request: Request, began: float
-) -> None:
-    """Shows what was done for the images of a plan since `began`, as `time.monotonic` has it."""
-    seconds = time.monotonic() - began
-    if request.form == "json":
-        context.print_json({"images": [outcome.as_data() for outcome in outcomes], "seconds": round(seconds, 1)})
-        return
-    where = " in the store" if request.max_disk else ""
-    context.say(f"{images.summary(outcomes, len(planned.images), where)} ({duration(seconds)})")
-    if times := images.times(work.view.spent, {image.id for image in planned.images}):
-        context.say(f"total time by step, parallel work added up: {times}")
-
-
-def _say_changed_locks(context: Context) -> None:
-    context.say(
-        "locks/ changed, because Debian updated packages:\n"
-        "  git diff locks                                shows the changes\n"
-        "  git commit -m 'Update Debian packages' locks  keeps them\n"
-        "  git restore locks                             undoes them"
-    )
-
-
-def _lock_stale_systems(context: Context, work: Work, planned: Plan, request: Request, lookup: LayerLookup) -> bool:
-    """Locks current packages for operating systems that must be made and whose locked ones are gone; whether any were.
-
-    Raises StaleError instead with --locked. What cannot be locked again fails when it is built, with --locked at once.
+    With `locked` (--locked), raises StaleError instead, or why they cannot be locked.
     """
-    with image_provider(context, work, request, lookup) as method:
-        to_make = method.systems_to_make(planned.images)
     project = work.project
     requests = {image.system for image in to_make}
     new, failures = update.current_locks_of_stale(project, requests, work.host, work.view.say)
-    if request.locked and failures:
+    if locked and failures:
         raise join(failures, "locks failed")
-    for failure in failures:
+    for failure in failures:  # without --locked, its images fail when they are built; others may not need it
         work.view.say(f"cannot lock current packages: {failure}")
     if not new:
         return False
-    if request.locked:
+    if locked:
         command = f"builder images --no-locked{given('method', 'max_disk', 'jobs', 'patterns')}"
         raise locked_packages.refuse_stale(work, planned.images, new, command)
     locked_packages.lock_current(work, planned.images, new)
+    # No image has the layers of the earlier packages any more; `builder render --check` would report them.
     with suppress(LockError, StaleError):  # other cells are not locked, or their locks are out of date
         complete = plan.make_locked(project, project.cells)
         known_layers.prune(project.root, {layer.inputs for image in complete.images for layer in image.layers})
     return True
 
 
-def _make(context: Context, work: Work, planned: Plan, request: Request, lookup: LayerLookup) -> list[Outcome]:
-    """With --max-disk, makes one group of images after another, without those that the store has."""
-    outcomes: list[Outcome] = []
-    if request.max_disk == FREE:
-        context.store.prepare()
-        request = replace(request, max_disk=disk.free_limit(work, context.store))
-    for part in _parts(context, work, planned, request):
-        try:
-            if request.max_disk:
-                disk.make_room(work, context.store, part, request.max_disk, prune_cache=request.prune_cache)
-            if request.method == ASSEMBLE:
-                needed = partial(disk.store_bytes, context.store, part.images)
-                garbage.make_room(context.store, needed, wait=context.wait)
-            with image_provider(context, work, request, lookup) as method:
-                outcomes += images.make_images(work, method, part, request.options)
-        except BuilderError as error:
-            outcomes += [Outcome(image=image, error=error) for image in part.images]
-    return outcomes
-
-
-def _parts(context: Context, work: Work, planned: Plan, request: Request) -> list[Plan]:
-    if not request.max_disk:
-        return [planned]
-    context.store.prepare()
-    # With --gpu require, an image in the store may lack a GPU test; `images.make_images` checks each one.
-    if request.options.gpu_mode != gpus.REQUIRE:
-        planned = disk.outstanding(work, context.store, planned, test=request.options.test)
-    return disk.groups(planned)
-
-
 @contextmanager
 def image_provider(
-    context: Context, work: Work, request: Request, lookup: LayerLookup | None = None
+    context: Context, work: Work, method: str, jobs: int, lookup: LayerLookup | None = None
 ) -> Iterator[Method]:
-    """The way to build; holds the store for the method `assemble`."""
-    if request.method == DOCKERFILE:
+    """The way to build; for the method `assemble`, with the store held against `builder gc`."""
+    if method == DOCKERFILE:
         yield DockerfileBuilder(work)
         return
     store = context.store
     store.prepare()
     with store.used():
-        yield Assembler(work, store, jobs=request.options.jobs, lookup=lookup)
+        yield Assembler(work, store, jobs=jobs, lookup=lookup)
+
+
+def show_outcomes(
+    context: Context,
+    work: Work,
+    planned: Plan,
+    outcomes: Sequence[Outcome],
+    *,
+    began: float,
+    form: str,
+    where: str = "",
+) -> None:
+    """Shows what was done for the images of a plan since `began`, of `time.monotonic`."""
+    seconds = time.monotonic() - began
+    if form == "json":
+        context.print_json({"images": [outcome.as_data() for outcome in outcomes], "seconds": round(seconds, 1)})
+        return
+    context.say(f"{images.summary(outcomes, len(planned.images), where)} ({duration(seconds)})")
+    if times := images.times(work.view.spent, {image.id for image in planned.images}):
+        context.say(f"total time by step, parallel work added up: {times}")

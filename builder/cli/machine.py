@@ -77,7 +77,16 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: 
             raise UsageError("--check cannot be combined with --dry-run or --forget")
         _check(context, store)
         return
-    names = _matches(context, store, patterns)
+    # Every pattern is checked before anything is changed. The order is that of the patterns.
+    stored = store.images()
+    references = context.references() if patterns else {}
+    forgotten: dict[str, None] = {}
+    for pattern in patterns:
+        matches = images.match(stored, pattern, references)
+        if not matches:
+            raise UsageError(f"the store has no image {pattern!r}", hint="`builder gc --dry-run` lists its images.")
+        forgotten |= dict.fromkeys(matches)
+    names = list(forgotten)
     freed = garbage.find(store, without=names) if dry_run else garbage.collect(store, without=names, wait=context.wait)
     would = "would be " if dry_run else ""
     for name in names:
@@ -89,19 +98,6 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: 
     context.say(f"store: {store.root}, {size(store.size())}")
     parts = f"{counted(len(freed.blobs), 'unused blob')}, {counted(len(freed.leftovers), 'leftover')}"
     context.say(f"{would}freed: {size(freed.bytes)} ({parts})")
-
-
-def _matches(context: Context, store: Store, patterns: Sequence[str]) -> list[str]:
-    """Names in the store. Raises UsageError for a pattern that matches none, before anything is changed."""
-    stored = store.images()
-    references = context.references() if patterns else {}
-    names: dict[str, None] = {}
-    for pattern in patterns:
-        matches = images.match(stored, pattern, references)
-        if not matches:
-            raise UsageError(f"the store has no image {pattern!r}", hint="`builder gc --dry-run` lists its images.")
-        names |= dict.fromkeys(matches)
-    return list(names)
 
 
 def _check(context: Context, store: Store) -> None:

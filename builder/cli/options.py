@@ -16,8 +16,8 @@ CELLS_HELP = (
     "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*'), or sets from matrix.yaml. "
     "Default: the set `default`."
 )
-
 ALL_CELLS_HELP = CELLS_HELP.replace("the set `default`", "all cells")
+JSON_HELP = "json: print the result to standard output."
 
 cells_argument = click.argument("patterns", metavar="[CELLS]...", nargs=-1)
 jobs_option = click.option(
@@ -80,7 +80,7 @@ roll_back_option = click.option(
 )
 
 
-def format_option(help_text: str, *forms: str) -> Callable[[_Command], _Command]:
+def format_option(help_text: str = JSON_HELP, *forms: str) -> Callable[[_Command], _Command]:
     """The option `--format`. `forms` are its choices (`text` and `json` if empty); the first is the default."""
     forms = forms or ("text", "json")
     return click.option(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
 
 import click
 from rich.table import Table
@@ -16,7 +15,6 @@ from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option
 from builder.common.errors import LockError, for_cells
 from builder.common.units import counted, size
-from builder.matrix.project import Project
 from builder.plan import plan, revisions, shards
 from builder.plan.plan import Plan, PlannedImage
 
@@ -46,7 +44,7 @@ from builder.plan.plan import Plan, PlannedImage
 )
 @click.pass_obj
 def plan_command(
-    context: Context, /, patterns: Sequence[str], form: str, disk: int, layers: bool, **limits: Any
+    context: Context, /, patterns: Sequence[str], form: str, revision: str, unreleased: bool, disk: int, layers: bool
 ) -> None:
     """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
 
@@ -55,44 +53,10 @@ def plan_command(
     """
     project = context.project
     chosen = project.select(patterns)
-    if form == "ids" and not any(limits.values()):
+    if form == "ids" and not (revision or unreleased):  # needs no locks
         click.echo("\n".join(cell.id for cell in chosen))
         return
     planned = plan.make(project, chosen)
-    planned = Plan(images=tuple(_limited(context, project, planned, **limits)), unlocked=planned.unlocked)
-    if form == "ids":
-        click.echo("\n".join(image.id for image in planned.images))
-        return
-    if form == "github":
-        _print_outputs(planned, disk)
-        return
-    if form == "json":
-        context.print_json(planned.as_data())
-        return
-    _print_tables(context, planned, layers=layers)
-
-
-def _print_outputs(planned: Plan, disk: int) -> None:
-    if planned.unlocked:
-        raise LockError(f"not locked: {', '.join(planned.unlocked)}", hint=for_cells("builder lock", planned.unlocked))
-    click.echo(f"parts={json.dumps(shards.for_github(shards.split(planned.images, disk)))}")
-    click.echo(f"cells={' '.join(image.id for image in planned.images)}")
-
-
-def _print_tables(context: Context, planned: Plan, *, layers: bool) -> None:
-    if len(planned.images) == 1 or (planned.images and layers):
-        context.out.print(_layer_table(planned))
-    elif planned.images:
-        _print_images(planned, bold=bool(context.out.color_system))
-    if len(planned.images) > 1:
-        context.out.print(_sums(planned), soft_wrap=True)
-    if planned.unlocked:
-        context.say(f"not locked: {', '.join(planned.unlocked)}   ({for_cells('builder lock', planned.unlocked)})")
-
-
-def _limited(
-    context: Context, project: Project, planned: Plan, *, revision: str, unreleased: bool
-) -> Sequence[PlannedImage]:
     images: Sequence[PlannedImage] = planned.images
     if revision:
         images = shards.changed(revisions.digests(project, revision, context.say), images)
@@ -101,12 +65,35 @@ def _limited(
 
         publish.require_registry(project, "")
         images = status.unreleased(images, context.host)
-    return images
+
+    unlocked, lock = ", ".join(planned.unlocked), for_cells("builder lock", planned.unlocked)
+    planned = Plan(images=tuple(images), unlocked=planned.unlocked)
+    if form == "ids":
+        click.echo("\n".join(image.id for image in images))
+    elif form == "json":
+        context.print_json(planned.as_data())
+    elif form == "github":
+        if unlocked:  # otherwise the jobs of CI would skip those cells, and pass
+            raise LockError(f"not locked: {unlocked}", hint=lock)
+        click.echo(f"parts={json.dumps(shards.for_github(shards.split(images, disk)))}")
+        click.echo(f"cells={' '.join(image.id for image in images)}")
+    else:
+        if len(images) == 1 or (images and layers):
+            context.out.print(_layer_table(planned))
+        elif images:
+            _print_images(planned, bold=bool(context.out.color_system))
+        if len(images) > 1:
+            total, unique = planned.sum_bytes, planned.unique_bytes
+            percent = f" ({100 * unique / total:.0f} %)" if total else ""
+            text = f"{counted(len(images), 'image')}: {size(total)} in total, {size(unique)} in unique layers{percent}"
+            context.out.print(text, soft_wrap=True)
+        if unlocked:
+            context.say(f"not locked: {unlocked}   ({lock})")
 
 
-def _image_rows(planned: Plan) -> Iterator[tuple[str, ...]]:
-    """The columns of the table, then one row per image, with its shortest tag."""
-    yield "CELL", "LAYERS", "WHEELS", "SIZE", "ADDS", "OWN", "TAG"
+def _print_images(planned: Plan, *, bold: bool) -> None:
+    """One row per image, with its shortest tag. Not by Rich, which takes 1 ms for each row."""
+    rows = [("CELL", "LAYERS", "WHEELS", "SIZE", "ADDS", "OWN", "TAG")]
     users = Counter(layer.inputs for image in planned.images for layer in image.layers)
     lengths = {layer.inputs: layer.bytes for image in planned.images for layer in image.layers}
     above: set[str] = set()
@@ -115,28 +102,15 @@ def _image_rows(planned: Plan) -> Iterator[tuple[str, ...]]:
         adds = sum(lengths[layer] for layer in inputs - above)
         own = sum(lengths[layer] for layer in inputs if users[layer] == 1)
         above |= inputs
-        sizes = (size(count) if count else "-" for count in (image.bytes, adds, own))
-        yield image.id, str(len(image.layers)), str(len(image.wheels)), *sizes, image.references[-1]
-
-
-def _print_images(planned: Plan, *, bold: bool) -> None:
-    """The table of images. Not by Rich, which takes 1 ms for each row."""
-    rows = list(_image_rows(planned))
+        total, added, alone = (size(count) if count else "-" for count in (image.bytes, adds, own))
+        counts = (str(len(image.layers)), str(len(image.wheels)))
+        rows.append((image.id, *counts, total, added, alone, image.references[-1]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
     for number, (cell, *numbers, tag) in enumerate(rows):
         columns = [text.rjust(width) for text, width in zip(numbers, widths[1:-1], strict=True)]
         name = cell.ljust(widths[0])
         line = "  ".join([click.style(name, bold=True) if bold and number else name, *columns, tag])
-        lines.append(click.style(line, bold=True) if bold and not number else line)
-    click.echo("\n".join(lines))
-
-
-def _sums(planned: Plan) -> str:
-    """What shared layers save."""
-    total, unique = planned.sum_bytes, planned.unique_bytes
-    percent = f" ({100 * unique / total:.0f} %)" if total else ""
-    return f"{counted(len(planned.images), 'image')}: {size(total)} in total, {size(unique)} in unique layers{percent}"
+        click.echo(click.style(line, bold=True) if bold and not number else line)
 
 
 def _layer_table(planned: Plan) -> Table:

@@ -20,8 +20,6 @@ from builder.registry.client import Registry
 from builder.registry.inspection import Check
 from builder.registry.staging import Place, plan_tag
 
-_JSON_HELP = "json: print the result to standard output."
-
 
 @click.group(name="registry")
 def registry_command() -> None:
@@ -30,7 +28,7 @@ def registry_command() -> None:
 
 @registry_command.command(name="ls")
 @staging_option
-@format_option(_JSON_HELP)
+@format_option()
 @click.pass_obj
 def list_command(context: Context, place: str, form: str) -> None:
     """List the staged releases, the newest first."""
@@ -52,7 +50,7 @@ def list_command(context: Context, place: str, form: str) -> None:
 @registry_command.command(name="diff")
 @staging_option
 @to_option
-@format_option(_JSON_HELP)
+@format_option()
 @click.pass_obj
 def diff_command(context: Context, place: str, registry: str, form: str) -> None:
     """Compare the tags of the matrix with those in the registry.
@@ -86,7 +84,7 @@ def diff_command(context: Context, place: str, registry: str, form: str) -> None
 @staging_option
 @to_option
 @click.option("--fast", is_flag=True, help="Only check that each blob exists; do not download it to compare its hash.")
-@format_option(_JSON_HELP)
+@format_option()
 @click.pass_obj
 def check_command(context: Context, place: str, registry: str, fast: bool, form: str) -> None:
     """Check everything in the registry that is in use.
@@ -137,7 +135,7 @@ def check_command(context: Context, place: str, registry: str, fast: bool, form:
     help="Number of newest staged releases to keep, besides those that are needed.",
 )
 @click.option("--delete", is_flag=True, help="Delete what is listed. Without this option, nothing is changed.")
-@format_option(_JSON_HELP)
+@format_option()
 @click.pass_obj
 def prune_command(context: Context, place: str, registry: str, keep: int, delete: bool, form: str) -> None:
     """List what is not needed in staging; with --delete, delete it.

@@ -16,6 +16,7 @@ from builder.cli.context import SHOWN, Context, new_table
 from builder.cli.options import (
     ALL_CELLS_HELP,
     CELLS_HELP,
+    JSON_HELP,
     cells_argument,
     format_option,
     given,
@@ -40,8 +41,6 @@ from builder.registry.signing import Signer
 from builder.registry.stager import stage_images
 from builder.registry.staging import Place
 from builder.registry.status import Status, StatusReader
-
-_JSON_HELP = "json: print the result to standard output."
 
 
 @click.command(name="push", epilog=CELLS_HELP)
@@ -114,11 +113,12 @@ def _today() -> str:
     "(locks/layers.json). They are assembled without an engine and without downloading wheels; `builder test --staged` "
     "then runs all their tests.",
 )
-@format_option(f"{_JSON_HELP} github: print the stamp as an output of a GitHub Actions step.", "text", "json", "github")
+@format_option(f"{JSON_HELP} github: print the stamp as an output of a GitHub Actions step.", "text", "json", "github")
 @click.pass_obj
 def stage_command(
-    context: Context, /, patterns: Sequence[str], place: str, images_only: bool, form: str, **options: Any
-) -> None:
+    context: Context, /, patterns: Sequence[str], place: str, signer: Signer | None, images_only: bool,
+    untested: bool, form: str
+) -> None:  # fmt: skip
     """Push images that passed their tests to staging, with the results.
 
     Sets no public tag. The images are pushed by digest, with their test results attached, and listed as one release
@@ -131,24 +131,24 @@ def stage_command(
     project = context.project
     staging_place = Place.of(project, place, context.host)
     planned = current.make(project, project.select(patterns))
-    if project.matrix.evidence and options["signer"] is None:
+    if project.matrix.evidence and signer is None:
         context.say(
             "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
         )
         context.say(f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested')} --sign KEY")
-    store, view, assembler = context.store, View(context.err), None
-    if options["untested"]:
+    store, view = context.store, View(context.err)
+    assembler = None
+    if untested:
         lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root))
         assembler = KnownImages(project=project, store=store, lookup=lookup)
     with store.used():
         staged = stage_images(
             project, store, view, staging_place, planned,
-            signer=options["signer"], assembler=assembler, listed_on=_today() if images_only else "",
+            signer=signer, assembler=assembler, listed_on=_today() if images_only else "",
         )  # fmt: skip
     stamp = ""
     if not images_only:
-        revision, signer = git.state(project.root), options["signer"]
-        stamp = staging_place.write(project, _today(), revision, staged.images, signer).stamp
+        stamp = staging_place.write(project, _today(), git.state(project.root), staged.images, signer).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
         context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
@@ -183,7 +183,7 @@ def stage_command(
 )
 @roll_back_option
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
-@format_option(_JSON_HELP)
+@format_option()
 @click.pass_obj
 def release_command(
     context: Context, /, stamp: str, place: str, registry: str, check: bool, form: str, **options: Any
@@ -219,9 +219,8 @@ def release_command(
     candidates = releaser.check(view)
     if options["signer"] is None:
         context.say("nothing is signed: use --sign, so that users can check the images")
-    if own := [
-        each.target.cell for each in candidates if OWN in each.target.coverage.signers and project.matrix.evidence
-    ]:
+    own = [each.target.cell for each in candidates if OWN in each.target.coverage.signers]
+    if own and project.matrix.evidence:  # without `evidence`, nobody expects a signature
         context.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
     if check:
         context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")
@@ -240,7 +239,7 @@ def release_command(
 @cells_argument
 @to_option
 @sign_option
-@format_option(_JSON_HELP)
+@format_option()
 @click.pass_obj
 def scan_command(context: Context, patterns: Sequence[str], registry: str, signer: Signer | None, form: str) -> None:
     """Scan released images for vulnerabilities.
@@ -272,7 +271,7 @@ def scan_command(context: Context, patterns: Sequence[str], registry: str, signe
 @staging_option
 @to_option
 @click.option("--here", is_flag=True, help="Look only at this machine, not at staging and the registry.")
-@format_option(_JSON_HELP)
+@format_option()
 @click.pass_obj
 def status_command(
     context: Context, /, patterns: Sequence[str], place: str, registry: str, here: bool, form: str

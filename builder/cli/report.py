@@ -17,7 +17,9 @@ from builder.common.errors import BuilderError, Terminated
 
 def report(error: BaseException, *, debug: bool) -> int:
     """Shows the error that is being handled; returns the exit code."""
-    if isinstance(error, BrokenPipeError):
+    if isinstance(
+        error, BrokenPipeError
+    ):  # as of `builder plan | head`: Python would fail again when it flushes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     if isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or error.filename):
@@ -34,7 +36,9 @@ def report(error: BaseException, *, debug: bool) -> int:
             error.show()
             return error.exit_code
         case BuilderError():
-            _show(error, console)
+            console.print(Text(f"{error.title}: ", style="bold red"), Text(str(error)), sep="", soft_wrap=True)
+            if error.hint:
+                console.print(Text(f"  -> {error.hint}"), soft_wrap=True)
         case _ if not debug:
             message = f"internal error: {type(error).__name__}: {error}"
             console.print(Text(message, style="bold red"), soft_wrap=True)
@@ -42,9 +46,3 @@ def report(error: BaseException, *, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     return error.exit_code if isinstance(error, BuilderError) else 1
-
-
-def _show(error: BuilderError, console: Console) -> None:
-    console.print(Text(f"{error.title}: ", style="bold red"), Text(str(error)), sep="", soft_wrap=True)
-    if error.hint:
-        console.print(Text(f"  -> {error.hint}"), soft_wrap=True)

@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from builder.build import images
+from builder.build.images import Options
 from builder.build.staged_tests import StagedImages, test_staged
 from builder.cli import engine
 from builder.cli.context import Context
-from builder.cli.images import DOCKERFILE, METHOD, REPORT, Request, command, gpu_option, image_provider, show_outcomes
+from builder.cli.images import DOCKERFILE, METHOD, REPORT, command, gpu_option, image_provider, show_outcomes
 from builder.cli.options import sign_option, staging_option
 from builder.common.errors import ImageTestError, UsageError
 from builder.plan import current
@@ -32,8 +33,9 @@ NEWEST = "newest"
     sign_option,
 )  # fmt: skip
 def test_command(
-    context: Context, /, patterns: Sequence[str], *, stamp: str, place: str, signer: Signer | None, **values: Any
-) -> None:
+    context: Context, /, patterns: Sequence[str], *, method: str, stamp: str, place: str, signer: Signer | None,
+    form: str, start_engine: bool, **values: Any
+) -> None:  # fmt: skip
     """Run the tests of built or staged images.
 
     Without --staged, runs all tests of built images, including those that passed before.
@@ -43,13 +45,13 @@ def test_command(
     them. Several machines may test different cells at the same time.
     """
     began = time.monotonic()
-    request = Request.of("test", values)
-    if stamp and request.method == DOCKERFILE:
+    options = Options(**values)
+    if stamp and method == DOCKERFILE:
         raise UsageError("--staged needs --method assemble: staged images are assembled")
     project = context.project
     chosen = {cell.id for cell in project.select(patterns or (("*",) if stamp else ()))}
     with context.locked(project, "test"):
-        work = engine.connect(context, project, start=request.start_engine)
+        work = engine.connect(context, project, start=start_engine)
         if stamp:
             staging_place = Place.of(project, place, work.host)
             release = staging_place.read("" if stamp == NEWEST else stamp)
@@ -64,13 +66,13 @@ def test_command(
             if stale := [image.id for image in planned.images if staged[image.id].plan != image.digest]:
                 raise release.stale(stale[0])
             with context.store.used():
-                provider = StagedImages(work, context.store, staging_place, staged, signer)
-                outcomes = test_staged(work, provider, planned, request.options)
+                staged_images = StagedImages(work, context.store, staging_place, staged, signer)
+                outcomes = test_staged(work, staged_images, planned, options)
         else:
             planned = current.make(project, project.select(patterns))
-            with image_provider(context, work, request) as method:
-                outcomes = images.retest(work, method, planned, request.options)
-    show_outcomes(context, work, planned, outcomes, request, began)
+            with image_provider(context, work, method, options.jobs) as provider:
+                outcomes = images.retest(work, provider, planned, options)
+    show_outcomes(context, work, planned, outcomes, began=began, form=form)
     tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in outcomes)
     if failed := images.failure(outcomes, "images failed" if tested else "images were not tested"):
         raise failed

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from builder.common.errors import UsageError
+from builder.matrix.cells import Cell
 from builder.matrix.facts import Build, Facts
-from builder.matrix.schema import CPU
+from builder.matrix.schema import CPU, Matrix
 from builder.matrix.tags import ARCHITECTURES_LABEL, BUILT_FOR_LABEL, CUDA_LABEL, DRIVER_LABEL, LABEL
 
 _CAPABILITY = re.compile(r"(?:(?:sm|compute)_)?([1-9][0-9]?)\.?([0-9])")
@@ -74,6 +75,12 @@ def needs_of_build(cuda: str, build: Build | None, facts: Facts, framework: str 
         compiled=build.cuda if build else "",
         framework=framework,
     )
+
+
+def needs_of_cell(matrix: Matrix, cell: Cell, facts: Facts) -> ImageNeeds:
+    """What the image of a cell needs."""
+    build = facts.build(matrix.frameworks[cell.framework].package, cell.release, cell.cuda)
+    return needs_of_build(cell.cuda, build, facts, cell.framework)
 
 
 def needs_of_labels(labels: Mapping[str, str]) -> ImageNeeds:

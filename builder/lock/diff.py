@@ -1,4 +1,6 @@
-"""What changed between two images, or between the locks of two revisions, by package and bytes. Pure.
+"""What changed between two images, or between the locks of two revisions, by package and bytes.
+
+Pure, except for `of_project`, which reads the locks.
 
 A side is a lock, or an image described by its manifest and configuration. The history of an image has the names of its
 wheels but not their sizes; those come from locks that have the same wheels, or from a layer of one wheel.
@@ -7,15 +9,18 @@ wheels but not their sizes; those come from locks that have the same wheels, or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from builder.common.errors import StaleError
 from builder.common.units import counted
 from builder.common.units import size as size_text
 from builder.index.wheels import is_cuda_wheel
-from builder.lock import os_lock
+from builder.lock import lockfile, os_lock
 from builder.lock.lockfile import Lock, Locked
 from builder.lock.os_lock import DebianChange
+from builder.matrix.project import Project
 
 Kind = Literal["added", "removed", "changed", "other file", "other bytes"]
 Unit = Literal["layers", "wheels"]
@@ -252,3 +257,18 @@ def upgrades(old: Mapping[str, Lock | None], new: Iterable[Lock]) -> list[str]:
     for texts, names in groups.items():
         lines += [f"{', '.join(names)}:", *texts]
     return lines
+
+
+def of_project(project: Project) -> dict[str, Side]:
+    """Cell id -> its wheels and Debian packages, for all cells whose components are locked. Raises LockError."""
+    locks = {group: lock for group in project.groups if (lock := lockfile.read(project.root, group))}
+    requests = {cell.id: os_lock.request_of_cell(project.matrix, cell) for cell in project.cells}
+    systems = {request: os_lock.read(project.root, request) for request in set(requests.values())}
+    sides = {}
+    for cell in project.cells:
+        if cell.group in locks:
+            with suppress(StaleError):  # the lock lacks wheels that the cell's variant needs now
+                locked = lockfile.of_cell(project.matrix, cell, locks[cell.group])
+                system = systems[requests[cell.id]]
+                sides[cell.id] = of_lock(locked, system.versions if system else None)
+    return sides

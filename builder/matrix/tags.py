@@ -92,3 +92,14 @@ def is_tag_of(tag: str, full: str) -> bool:
     cuda, python, suffix = axes[:1], axes[1:2], axes[2:]
     choices = ([*cuda, *python, *suffix], [*cuda, *suffix], [*python, *suffix], suffix)
     return f"{version}.".startswith(f"{start}.") and rest in choices
+
+
+def cells_by_short_name(matrix: Matrix, cells: Iterable[Cell]) -> dict[str, Cell]:
+    """Cells by their tags without registry: org/pt-cuda:2.9, and pt-cuda:2.9."""
+    by_id = {cell.id: cell for cell in cells}
+    by_name = {}
+    for cell_id, references in compute(matrix, by_id.values()).items():
+        for reference in references:
+            name = f"{reference.repository}:{reference.tag}"
+            by_name[name] = by_name[name.rsplit("/", maxsplit=1)[-1]] = by_id[cell_id]
+    return by_name

@@ -22,10 +22,12 @@ from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
 from builder.common import digest as digests
-from builder.common.errors import RegistryError, of_file
+from builder.common.errors import RegistryError, VerifyError, of_file
 from builder.common.reference import ImageRef
 from builder.common.retry import RetryPolicy
+from builder.index import wheels
 from builder.index.host import Host
+from builder.layers import oci
 from builder.registry import failures
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TooLongError, TransientError
 from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request
@@ -343,3 +345,20 @@ def run_creation(command: tuple[str, ...]) -> str:
         return ""
     first = next((line for line in result.stderr.splitlines() if line.strip()), "no message")
     return f"{program}: exit status {result.returncode}: {first}"
+
+
+def labels_of(registry: Registry, reference: str) -> dict[str, str]:
+    """Labels of the image that a tag or digest names; of an index, those of its image for our platform.
+
+    Raises VerifyError without such an image, or if it is invalid.
+    """
+    manifest = registry.manifest(reference)
+    try:
+        if manifest and manifest.media_type in (MANIFESTS[1], MANIFESTS[3]):  # manifests for several platforms
+            ours = oci.platform_manifest(manifest.content)
+            manifest = registry.manifest(ours) if ours else None
+        if manifest:
+            return oci.read_labels(manifest.content, registry.read_blob)
+    except VerifyError as error:
+        raise VerifyError(f"{registry.name}: {reference}: {error}", hint=error.hint) from error
+    raise VerifyError(f"{registry.name} has no {reference} for Linux on {wheels.PLATFORM}")

@@ -9,27 +9,31 @@ the image.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from builder.common import digest
-from builder.common.errors import FetchError, VerifyError
+from builder.common.errors import BuilderError, FetchError, RegistryError, VerifyError
 from builder.common.units import listed
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.wheels import LONGEST, Entry, Wheel
 from builder.layers import oci, splice, stored_layers
 from builder.layers.oci import Layer, WheelsOf
 from builder.layers.splice import SpliceError
+from builder.layers.store import Store
 from builder.layers.wheel_zip import WheelError
 from builder.lock.document import KNOWN_LAYERS
 from builder.matrix.tags import CELL_LABEL
 from builder.plan.layer_order import LAYER_FORMAT
 from builder.registry import expected
+from builder.registry.client import Registry
 from builder.registry.expected import Expected, How
 
 SHOWN = 6  # wheels of a layer that are named
@@ -185,3 +189,56 @@ def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]]) 
     if (derived.digest, derived.diff_id) != (layer.digest, layer.diff_id):
         return "different", f"its wheels produce {digest.short(derived.digest)}"
     return "derived", ""
+
+
+def source_in_store(store: Store, manifest: str) -> Source:
+    """The image of a store with this manifest. Raises DamagedError if the manifest is missing."""
+    return Source(
+        manifest=store.read(manifest),
+        read_blob=store.read,
+        has_blob=lambda blob: store.path(blob).exists(),
+        matches=lambda blob, size, read: store.has(blob, size) and store.matches(blob, read),
+    )
+
+
+def source_in_registry(registry: Registry, name: str) -> Source:
+    """The image with this tag or digest. Raises RegistryError without one."""
+    manifest = registry.manifest(name)
+    if manifest is None:
+        raise RegistryError(f"{registry.name} has no {name}", hint="Check the tag.")
+    return Source(
+        manifest=manifest.content,
+        read_blob=cache(registry.read_blob),
+        has_blob=registry.has_blob,
+        matches=registry.blob_matches,
+    )
+
+
+def failure(image: str, findings: Sequence[Finding], *, allow_unknown: bool) -> BuilderError | None:
+    """The error unless every part was checked and matches; `allow_unknown` accepts layers that could not be."""
+    counts = Counter(finding.state for finding in findings)
+    if count := counts["different"]:
+        return VerifyError(
+            f"{image}: {count} of {len(findings)} parts are not as expected",
+            hint="Do not use this image until you know who built it and why it differs.",
+        )
+    # An index that does not respond must not look like an image that somebody changed: the exit code differs.
+    if count := counts["failed"]:
+        return FetchError(
+            f"{image}: {count} of {len(findings)} parts could not be compared; the others match",
+            hint="See the lines above. If the index did not respond, run this again.",
+        )
+    # The configuration sets the user and the command, so it is never accepted without a plan or a signature.
+    if any(finding.state == "unknown" and finding.layer == CONFIGURATION for finding in findings):
+        return VerifyError(
+            f"{image}: no plan to compare its configuration with",
+            hint="Run this in the checkout that built it, with its cell locked, or check its signature with --key.",
+        )
+    if (count := counts["unknown"]) and not allow_unknown:
+        return VerifyError(
+            f"{image}: {count} of {len(findings)} parts cannot be checked on this machine",
+            hint="Build the image here with `builder build`, or accept these parts with --allow-unknown.",
+        )
+    if not counts["derived"]:
+        return VerifyError(f"{image}: no layer could be rebuilt", hint="Check that `builder` built this image.")
+    return None

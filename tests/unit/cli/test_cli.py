@@ -86,13 +86,15 @@ def test_every_command_has_help(run: Run, name: str) -> None:
 @pytest.mark.parametrize(
     "arguments", [["nothing"], ["plan", "--nothing"], ["plan", "--format", "x"], ["build", "-j", "0"]]
 )
-def test_an_invalid_command_line(run: Run, arguments: list[str]) -> None:
+def test_an_invalid_command_line_is_a_usage_error(run: Run, arguments: list[str]) -> None:
     result = run(*arguments)
     assert (result.code, result.out) == (2, "")
     assert "Error: " in result.err
 
 
-def test_root(run: Run, tmp_path: Path, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_is_found_by_the_option_root(
+    run: Run, tmp_path: Path, tiny: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = run("plan", "--format", "ids")
     assert result.code == 2
@@ -105,7 +107,9 @@ def test_root(run: Run, tmp_path: Path, tiny: Project, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", errors.ALL)
 @pytest.mark.parametrize("debug", [False, True])
-def test_errors(run: Run, failing: Fail, kind: type[BuilderError], debug: bool) -> None:
+def test_an_error_has_an_exit_code_a_title_and_a_hint(
+    run: Run, failing: Fail, kind: type[BuilderError], debug: bool
+) -> None:
     failing(kind("it is [bold]wrong[/bold]", hint="do this"))
     result = run(*(["--debug"] if debug else []), "plan", CELL)
     assert (result.code, result.out) == (kind.exit_code, "")
@@ -115,7 +119,9 @@ def test_errors(run: Run, failing: Fail, kind: type[BuilderError], debug: bool) 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("oh"), OSError("oh")])
 @pytest.mark.parametrize("debug", [False, True])
-def test_an_internal_error(run: Run, failing: Fail, error: Exception, debug: bool) -> None:
+def test_an_internal_error_shows_a_traceback_only_with_debug(
+    run: Run, failing: Fail, error: Exception, debug: bool
+) -> None:
     failing(error)
     result = run(*(["--debug"] if debug else []), "plan", CELL)
     assert result.code == 1
@@ -138,7 +144,9 @@ def test_a_closed_pipe_is_no_internal_error(run: Run, failing: Fail) -> None:
     ("error", "code", "message"),
     [(KeyboardInterrupt(), 130, "interrupted:"), (errors.Terminated(), 143, "terminated:")],
 )
-def test_signals(run: Run, failing: Fail, error: BaseException, code: int, message: str) -> None:
+def test_an_interrupted_command_can_be_run_again(
+    run: Run, failing: Fail, error: BaseException, code: int, message: str
+) -> None:
     failing(error)
     result = run("plan", CELL)
     assert result.code == code
@@ -155,7 +163,7 @@ def test_sigterm_becomes_terminated(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("locked")
-def test_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_no_internal_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(_: int) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -166,7 +174,7 @@ def test_a_full_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("command", ["render", "lock", "images", "build", "test", "clean"])
-def test_another_builder_in_the_checkout(run: Run, locked: Project, command: str) -> None:
+def test_two_builders_never_use_a_checkout_at_once(run: Run, locked: Project, command: str) -> None:
     assert run("render").code == 0
     with locked.locked("builder images", wait=False, say=pytest.fail):
         result = run(command)
@@ -178,13 +186,13 @@ def test_another_builder_in_the_checkout(run: Run, locked: Project, command: str
 # ---- plan
 
 
-def test_ids(run: Run) -> None:
+def test_the_ids_of_cells_are_listed(run: Run) -> None:
     result = run("plan", "--format", "ids", "*")
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines() == TINY_IDS
 
 
-def test_a_plan_as_json(run: Run, tiny: Project) -> None:
+def test_a_plan_is_printed_as_json(run: Run, tiny: Project) -> None:
     result = run("plan", "--format", "json", CELL, UNLOCKED)
     assert (result.code, result.err) == (0, "")
     assert json.loads(result.out) == plan.make(tiny, tiny.select([CELL, UNLOCKED])).as_data()
@@ -232,7 +240,7 @@ def before(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.mark.usefixtures("before")
-def test_only_images_that_changed_since_a_revision(run: Run, tiny: Project) -> None:
+def test_only_images_that_changed_since_a_revision_are_planned(run: Run, tiny: Project) -> None:
     since = ("plan", "*", "--changed-since", "HEAD")
     assert run(*since, "--format", "ids").out == "\n"
     (tiny.root / "templates/board/files").mkdir(parents=True, exist_ok=True)
@@ -257,7 +265,7 @@ def test_a_revision_of_zeros_is_no_revision(run: Run) -> None:
     assert run("plan", CELL, "--changed-since", "0" * 40, "--format", "ids").out.split() == [CELL]
 
 
-def test_only_images_that_are_not_released(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_images_that_are_not_released_are_planned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.registry.status.unreleased", lambda images, _: images[:1])
     assert run("plan", f"{CELL}*", "--unreleased", "--format", "ids").out.split() == [CELL]
 
@@ -265,7 +273,7 @@ def test_only_images_that_are_not_released(run: Run, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "command", [("plan", CELL, "--unreleased"), ("registry", "diff"), ("push", CELL)], ids=" ".join
 )
-def test_without_a_registry(run: Run, tiny: Project, command: tuple[str, ...]) -> None:
+def test_commands_for_a_registry_fail_without_one(run: Run, tiny: Project, command: tuple[str, ...]) -> None:
     path = tiny.root / "matrix.yaml"
     path.write_text(path.read_text().replace("registry: registry.example.test:5000", 'registry: ""'))
     result = run(*command)
@@ -281,14 +289,14 @@ def test_a_push_does_not_go_around_the_trusted_signers(run: Run, tiny: Project) 
     assert "matrix.yaml requires signed test results (`evidence`)" in result.err
 
 
-def test_a_revision_that_cannot_be_planned(run: Run, before: Path) -> None:
+def test_every_image_differs_from_a_revision_that_cannot_be_planned(run: Run, before: Path) -> None:
     (before / "matrix.yaml").write_text("registry: 1\n")
     result = run("plan", CELL, "--changed-since", "HEAD", "--format", "ids")
     assert result.out.split() == [CELL]
     assert "HEAD cannot be planned, so all images count as changed: matrix.yaml:1:11: " in result.err
 
 
-def test_an_unknown_cell(run: Run) -> None:
+def test_an_unknown_cell_is_refused_with_a_similar_name(run: Run) -> None:
     result = run("plan", "qz-0.5-cu129-py312")
     assert (result.code, result.out) == (2, "")
     assert "no cell matches 'qz-0.5-cu129-py312'; did you mean 'qz-0.5-cu129-py311'?" in result.err
@@ -298,7 +306,7 @@ def test_an_unknown_cell(run: Run) -> None:
 # ---- lock and render
 
 
-def test_lock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_names_what_it_wrote_or_how_to_upgrade(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locking, "update", lambda *_, **__: ["locks/x.json"])
     assert run("lock").err == "written: locks/x.json\n"
     monkeypatch.setattr(locking, "update", lambda *_, **__: [])
@@ -319,7 +327,7 @@ def test_stale_locks_of_some_cells_are_locked_again_alone(run: Run, tiny: Projec
     assert f"  -> Resolve again: builder lock {CELL}\n" in run("lock", "--check", CELL).err
 
 
-def test_render(run: Run, locked: Project) -> None:
+def test_render_writes_what_its_check_requires(run: Run, locked: Project) -> None:
     dockerfile = f"images/{TINY_IDS[0]}/plain.Dockerfile"
     stale = run("render", "--check")
     assert stale.code == 5

@@ -9,17 +9,18 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from builder.build import images
+from builder.build import disk, images
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options, Outcome
 from builder.build.work import LoadedImage, Method
 from builder.cli.context import Context
 from builder.common import digest
-from builder.common.errors import NoEngineError
+from builder.common.errors import DiskError, NoEngineError
 from builder.engine import setup
 from builder.engine.client import Engine
 from builder.index.host import Host, Registries
@@ -36,11 +37,12 @@ from tests.unit.matrix.test_cells import TINY_IDS
 
 @dataclass
 class Call:
-    """The arguments of a call of `images.make_images` or `images.retest`."""
+    """The arguments of a call of `images.make_images` or `images.retest`; `holder` is the command in the lock."""
 
     method: Method
     cells: list[str]
     options: Options
+    holder: str
 
 
 @pytest.fixture
@@ -57,7 +59,8 @@ def calls(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch, archive: l
     calls: list[Call] = []
 
     def fake(_: object, method: Method, planned: Plan, options: Options) -> list[Outcome]:
-        calls.append(Call(method, [image.id for image in planned.images], options))
+        holder = json.loads((locked.state / "lock").read_text())["command"]
+        calls.append(Call(method, [image.id for image in planned.images], options, holder))
         outcomes = [Outcome(image=image) for image in planned.images]
         built = LoadedImage(id="", digest="", origin="built")
         return [replace(outcomes[0], loaded=built, tested=options.test, tagged=options.test), *outcomes[1:]]
@@ -69,21 +72,21 @@ def calls(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch, archive: l
     return calls
 
 
-def test_images(run: Run, calls: list[Call]) -> None:
+def test_commands_pass_their_options_to_the_build(run: Run, calls: list[Call]) -> None:
     result = run("images", "-j", "3")
     assert (result.code, result.out) == (0, "")
     assert "1 image built, tested and tagged. 4 images up to date (" in result.err
     assert run("build", "-j2", CELL).code == 0
     assert run("test", "-j2", "--gpu", "off", CELL).code == 0
-    assert [(call.cells, call.options) for call in calls] == [
-        ([TINY_IDS[9], *TINY_IDS[12:]], Options(jobs=3)),
-        ([CELL], Options(test=False)),
-        ([CELL], Options(gpu_mode="off")),
+    assert [(call.holder, call.cells, call.options) for call in calls] == [
+        ("builder images", [TINY_IDS[9], *TINY_IDS[12:]], Options(jobs=3)),
+        ("builder build", [CELL], Options(test=False)),
+        ("builder test", [CELL], Options(gpu_mode="off")),
     ]
     assert all(isinstance(call.method, Assembler) for call in calls)
 
 
-def test_images_as_json(run: Run, calls: list[Call], tmp_path: Path) -> None:
+def test_outcomes_are_printed_as_json(run: Run, calls: list[Call], tmp_path: Path) -> None:
     result = run("images", CELL, "-j2", "--format", "json", "--junit", str(tmp_path))
     [outcome] = json.loads(result.out)["images"]
     assert (outcome["cell"], outcome["made"], outcome["tagged"], outcome["error"]) == (CELL, "built", True, None)
@@ -122,13 +125,43 @@ def test_an_engine_is_started_only_with_the_option(
         (["--max-disk", "0"], "must be larger than 0"),
     ],
 )
-def test_invalid_options(run: Run, arguments: list[str], message: str) -> None:
+def test_invalid_options_are_refused(run: Run, arguments: list[str], message: str) -> None:
     result = run("images", CELL, *arguments)
     assert result.code == 2
     assert message in result.err
 
 
-def test_images_that_are_not_rendered(run: Run, locked: Project, calls: list[Call]) -> None:
+@pytest.mark.parametrize("limit", ["40GB", "free"])
+def test_a_limit_of_disk_space_makes_one_group_of_images_after_another(
+    run: Run, calls: list[Call], monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """A group that does not fit does not stop the next one, and images that the store has are not made again."""
+    first, second, done = CELL, TINY_IDS[0], f"{CELL}-board"
+    rooms: list[tuple[list[str], int]] = []
+
+    def make_room(_: object, __: object, part: Plan, room: int, **___: object) -> None:
+        rooms.append(([image.id for image in part.images], room))
+        if part.images[0].id == first:
+            raise DiskError("too small")
+
+    def outstanding(_: object, __: object, planned: Plan, **___: object) -> Plan:
+        return Plan(images=tuple(image for image in planned.images if image.id != done))
+
+    monkeypatch.setattr(disk, "free_limit", lambda *_: 7)
+    monkeypatch.setattr(disk, "make_room", make_room)
+    monkeypatch.setattr(disk, "outstanding", outstanding)
+    result = run("images", first, second, done, "--max-disk", limit)
+    assert result.code == DiskError.exit_code
+    room = 7 if limit == "free" else 40_000_000_000
+    assert sorted(rooms) == sorted([([first], room), ([second], room)])
+    assert [call.cells for call in calls] == [[second]]
+    assert "1 image built, tested and tagged. 1 image up to date in the store. 1 image failed (" in result.err
+    calls.clear()
+    run("images", done, "--max-disk", limit, "--gpu", "require")
+    assert [call.cells for call in calls] == [[done]], "one in the store may lack a GPU test"
+
+
+def test_images_that_are_not_rendered_are_refused(run: Run, locked: Project, calls: list[Call]) -> None:
     dockerfile = f"images/{CELL}/plain.Dockerfile"
     (locked.root / dockerfile).write_text("")
     result = run("images", CELL)
@@ -204,6 +237,22 @@ def test_packages_that_are_gone_are_replaced_by_current_ones(
     assert "git commit" not in run("images", CELL).err, "the new locks are current"
 
 
+def test_changed_locks_are_named_after_an_interrupted_build(
+    run: Run, calls: list[Call], archive: locks.FakeArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay in the checkout, and the user did not ask for them."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(images, "make_images", interrupt)
+    archive.versions["newbird"] = "2.0-1"
+    result = run("images", CELL)
+    assert result.code == 130
+    assert result.err.count("git restore locks") == 1
+    assert "git restore locks" not in run("images", CELL).err, "the new locks are current"
+
+
 @pytest.mark.parametrize("by_variable", [False, True])
 def test_locked_packages_that_are_gone_are_refused(
     run: Run, locked: Project, calls: list[Call], archive: locks.FakeArchive, monkeypatch: pytest.MonkeyPatch,
@@ -254,7 +303,7 @@ def test_nothing_is_looked_up_for_an_operating_system_in_the_store(
     ],
 )
 @pytest.mark.usefixtures("calls")
-def test_the_folder_of_the_store(
+def test_the_option_decides_the_folder_of_the_store_before_the_variable(
     run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch, arguments: list[str], variable: str, folder: str
 ) -> None:
     if variable:
@@ -273,7 +322,7 @@ def test_the_store_limit_is_checked_before_downloads(run: Run, calls: list[Call]
 
 
 @pytest.mark.parametrize(("home", "cache"), [("", ""), ("", "relative")])
-def test_the_store_without_a_home(run: Run, monkeypatch: pytest.MonkeyPatch, home: str, cache: str) -> None:
+def test_the_store_needs_no_variable_home(run: Run, monkeypatch: pytest.MonkeyPatch, home: str, cache: str) -> None:
     """An empty HOME gave /.cache; a relative XDG_CACHE_HOME must be ignored."""
     monkeypatch.setenv("HOME", home)
     monkeypatch.setenv("XDG_CACHE_HOME", cache)
@@ -297,7 +346,7 @@ def test_the_settings_for_registries_are_those_of_the_checkout(
 
 
 @pytest.mark.parametrize("text", ["", "-1", "40 GB"])
-def test_invalid_sizes(run: Run, text: str) -> None:
+def test_invalid_sizes_are_refused(run: Run, text: str) -> None:
     result = run("--store-limit", text, "gc")
     assert result.code == 2
     assert "invalid size" in result.err

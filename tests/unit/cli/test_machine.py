@@ -19,7 +19,7 @@ from builder.registry.verify import Finding, Source, State
 from tests.unit.cli.conftest import CELL, Run, store_of
 
 
-def test_gc(run: Run, tiny: Project) -> None:
+def test_gc_deletes_only_unused_blobs(run: Run, tiny: Project) -> None:
     store = store_of(tiny, "example/image:1")
     manifest = store.images()["example/image:1"].digest
     stray = store.put(b"stray", CONFIG_TYPE)
@@ -64,7 +64,7 @@ def damage(store: Store, name: str) -> str:
     return manifest
 
 
-def test_a_check_of_the_store(run: Run, tiny: Project) -> None:
+def test_a_check_of_the_store_removes_damaged_blobs(run: Run, tiny: Project) -> None:
     store = store_of(tiny, "example/image:1", "example/kept:1")
     result = run("gc", "--check")
     assert result.code == 0
@@ -106,7 +106,9 @@ def findings(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     ],
     ids=str,
 )
-def test_verify(run: Run, findings: list[Finding], states: list[State], code: int, message: str) -> None:
+def test_every_part_is_shown_and_counts_for_the_exit_code(
+    run: Run, findings: list[Finding], states: list[State], code: int, message: str
+) -> None:
     """An index that does not answer must not look like an image that somebody changed."""
     findings += [Finding(layer=f"layer-{state}", digest="sha256:0", state=state, detail="why") for state in states]
     result = run("verify", "example/image:1")
@@ -129,7 +131,7 @@ def test_unknown_parts_can_be_accepted(run: Run, findings: list[Finding], states
 
 
 @pytest.mark.parametrize(("state", "code"), [("derived", 0), ("different", 15)])
-def test_the_result_of_verify_as_json(run: Run, findings: list[Finding], state: State, code: int) -> None:
+def test_the_result_of_verify_is_printed_as_json(run: Run, findings: list[Finding], state: State, code: int) -> None:
     findings.append(Finding(layer="x", digest="sha256:0", state=state, detail="why"))
     result = run("verify", "--fast", "example/image:1", "--format", "json")
     assert result.code == code
@@ -147,7 +149,7 @@ def test_an_unknown_configuration_is_never_accepted(run: Run, findings: list[Fin
 
 
 @pytest.mark.usefixtures("findings")
-def test_an_image_that_is_not_in_the_store(run: Run) -> None:
+def test_an_image_that_is_not_in_the_store_is_refused(run: Run) -> None:
     result = run("verify", "example/image:2")
     assert result.code == 2
     assert "has no image 'example/image:2'" in result.err
@@ -174,7 +176,9 @@ def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("missing", 6)])
-def test_doctor(run: Run, monkeypatch: pytest.MonkeyPatch, state: doctor.State, code: int) -> None:
+def test_doctor_fails_only_if_something_is_missing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, state: doctor.State, code: int
+) -> None:
     finding = doctor.Finding(name="thing", state=state, detail="[detail]")
     monkeypatch.setattr(doctor, "examine", lambda *_: [finding])
     result = run("doctor")

@@ -68,7 +68,7 @@ def test_repositories_without_anything_are_named(tiny: Project, run: Run, reposi
     assert result.code == 0
 
 
-def test_faults_as_json(tiny: Project, run: Run, repositories: Repositories) -> None:
+def test_faults_are_printed_as_json(tiny: Project, run: Run, repositories: Repositories) -> None:
     """The command fails all the same."""
     Place(STAGING, "", Host()).write(tiny, "20261122", "abc", [IMAGE])
     repositories[PUBLIC].tags["1.0"] = DIGEST
@@ -120,7 +120,7 @@ def test_staged_releases_are_listed_with_the_checks_that_their_publication_skipp
     assert listed[1]["released"]["allowed"] == ["unsigned"]
 
 
-def test_what_prune_would_delete_as_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_prune_would_delete_is_printed_as_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     item = Item(registry=MemoryRegistry(), digest=DIGEST, kind="image", text="plan-1")
     monkeypatch.setattr(prune, "read", lambda *_: None)
     monkeypatch.setattr(prune, "unneeded", lambda *_: [item])

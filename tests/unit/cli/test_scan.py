@@ -50,14 +50,14 @@ def test_the_result_for_scripts_is_printed_before_the_command_fails(run: Run, sc
     assert row["error"].startswith(f"{CELL}: refused by scanner")
 
 
-def test_images_that_pass(run: Run, scans: list[ReleasedScan]) -> None:
+def test_images_that_pass_are_counted(run: Run, scans: list[ReleasedScan]) -> None:
     scans.append(released_scan(CELL, 0))
     shown = run("scan")
     assert shown.code == 0
     assert "1 image scanned, none refused" in shown.err
 
 
-def test_without_a_scanner(tiny: Project, run: Run) -> None:
+def test_a_scan_without_a_scanner_is_refused(tiny: Project, run: Run) -> None:
     assert tiny.matrix.scan is None
     shown = run("scan")
     assert shown.code == 2

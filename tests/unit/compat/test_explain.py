@@ -27,10 +27,12 @@ from builder.compat.gpus import Gpu
 from builder.index import host
 from builder.index.host import Host
 from builder.index.releases import Metadata, Package, Release
+from builder.lock.resolve import Resolver
 from builder.matrix import cells, facts, reader
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Build, Trap
 from builder.matrix.schema import Matrix
+from builder.registry.client import labels_of
 from tests.fakes.wire import Reply, Sent, Wire, connect
 from tests.paths import UNIT
 
@@ -611,16 +613,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     (tmp_path / "matrix.yaml").write_text(MATRIX)
     monkeypatch.setattr(command, "Index", lambda _: Stored())
     monkeypatch.setattr(host, "read", Host)
-    monkeypatch.setattr(command, "_resolution", lambda *_: resolves)
+    monkeypatch.setattr(Resolver, "reason", resolves)
     return lambda *arguments: CliRunner().invoke(command.explain_command, arguments, obj=Context(root=tmp_path))
 
 
 def test_a_combination_that_works(run: Callable[..., Result]) -> None:
     result = run("pt-2.9-cu128-py311")
     assert result.exit_code == 0
-    assert result.output == (
+    assert result.stdout == (
         f"pt-2.9-cu128-py311 works: resolves for Python 3.11; {RUNTIME_12}\nit is in matrix.yaml\n"
     )
+    assert result.stderr == "pt-2.9-cu128-py311: resolving\n", "its lock is missing"
 
 
 def test_a_refusal_has_an_exit_code_of_its_own(run: Callable[..., Result]) -> None:
@@ -704,7 +707,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, first: Reply, config: bytes = CONFIG)
 @pytest.mark.parametrize(("content", "kind"), [(MANIFEST, "manifest"), (LISTED, "index")])
 def test_labels_of_an_image_in_a_registry(monkeypatch: pytest.MonkeyPatch, content: bytes, kind: str) -> None:
     wire = serve(monkeypatch, reply(content, kind))
-    assert command.labels_of(connect(), "2.9") == {"gpu-images.cuda": "12.8", "gpu-images.driver": "525.60.13"}
+    assert labels_of(connect(), "2.9") == {"gpu-images.cuda": "12.8", "gpu-images.driver": "525.60.13"}
     assert [line for line in wire.lines if "/blobs/" in line] == [f"GET /v2/a/b/blobs/{digest.of_bytes(CONFIG)}"]
 
 
@@ -749,7 +752,7 @@ def test_an_invalid_digest_is_never_requested(monkeypatch: pytest.MonkeyPatch, d
     for content, kind in ((listed, "index"), ({"config": {"digest": digest, "size": 7}, "layers": []}, "manifest")):
         wire = serve(monkeypatch, reply(json.dumps(content).encode(), kind))
         with pytest.raises(VerifyError):
-            command.labels_of(connect(), "2.9")
+            labels_of(connect(), "2.9")
         assert wire.lines == ["GET /v2/a/b/manifests/2.9"]
 
 
@@ -757,7 +760,7 @@ def test_an_invalid_digest_is_never_requested(monkeypatch: pytest.MonkeyPatch, d
 def test_an_invalid_image_is_reported(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     serve(monkeypatch, reply(content))
     with pytest.raises(BuilderError):
-        command.labels_of(connect(), "2.9")
+        labels_of(connect(), "2.9")
     serve(monkeypatch, Reply(status=404))
     with pytest.raises(VerifyError, match="has no 2"):
-        command.labels_of(connect(), "2.9")
+        labels_of(connect(), "2.9")
