@@ -12,7 +12,7 @@ from typing import Literal
 
 import requests
 
-from builder.build import disk, mmdebstrap
+from builder.build import disk, operating_systems
 from builder.common.errors import BuilderError, EngineError, UsageError
 from builder.common.reference import ImageRef
 from builder.common.retry import RetryPolicy
@@ -75,7 +75,7 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
 
 
 def _mmdebstrap() -> Finding:
-    if reason := mmdebstrap.obstacle_here():
+    if reason := operating_systems.obstacle_here():
         return Finding("mmdebstrap", "note", f"{reason}: builds run it in a container of Debian")
     return Finding("mmdebstrap", "ok", shutil.which("mmdebstrap") or "a build will install it with apt-get")
 
