@@ -7,7 +7,7 @@ wheels are never downloaded: they have as many bytes as their wheels, and take l
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 
@@ -36,7 +36,17 @@ class LayerLookup:
     After an error of a registry, none is used for the rest of the run: layers are then made here.
     """
 
-    def __init__(self, project: Project, host: Host, view: View, store: Store, known: KnownLayers) -> None:
+    def __init__(
+        self,
+        project: Project,
+        host: Host,
+        view: View,
+        store: Store,
+        known: KnownLayers,
+        *,
+        new_registry: Callable[..., Registry] = Registry,
+    ) -> None:
+        self._new_registry = new_registry
         self._matrix = project.matrix
         self._host = host
         self._view = view
@@ -105,7 +115,8 @@ class LayerLookup:
 
     @cached_property
     def _repositories(self) -> list[Registry]:
-        return [Registry(reference, host=self._host, write=False, policy=POLICY) for reference in self.references()]
+        references = self.references()
+        return [self._new_registry(each, host=self._host, write=False, policy=POLICY) for each in references]
 
     def references(self) -> Iterator[ImageRef]:
         """The repositories to search for layers, staging first."""

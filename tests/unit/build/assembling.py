@@ -13,10 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import pytest
-
-from builder.build import layer_lookup
 from builder.build.assemble import Assembler
+from builder.build.layer_lookup import LayerLookup
 from builder.build.work import Work
 from builder.common import digest
 from builder.common.console import View
@@ -29,12 +27,14 @@ from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
 from builder.layers import images as stored_images
 from builder.layers import oci, stored_layers
+from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
+from builder.registry.client import Registry
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.mmdebstrap import DAY, FakeMmdebstrap, file_system
@@ -159,12 +159,13 @@ class CompilingEngine(FakeEngine):
         return 0
 
 
-@dataclass
-class FakeRepository:
+class FakeRepository(Registry):
     """A repository with the blobs of the world's registry. Downloads are listed in `downloaded`."""
 
-    world: World
-    name: str
+    def __init__(self, world: World, reference: ImageRef, *, host: Host, write: bool, policy: RetryPolicy) -> None:
+        assert not write
+        self.world = world
+        self.name = str(reference)
 
     def has_blob(self, digest: str) -> bool:
         if self.world.registry_error:
@@ -209,7 +210,7 @@ class WorldFetcher(Fetcher):
 class AssemblyBench:
     """A checkout, an engine and a store, with a world around them."""
 
-    def __init__(self, project: Project, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, project: Project, root: Path) -> None:
         self.world = World()
         self.engine: FakeEngine = CompilingEngine(self.world)
         self.console = MemoryConsole()
@@ -217,11 +218,6 @@ class AssemblyBench:
         self.store.prepare()
         self.project = project
         self.assemblers: list[Assembler] = []
-        monkeypatch.setattr(layer_lookup, "Registry", self._repository)
-
-    def _repository(self, reference: ImageRef, *, host: Host, write: bool, policy: RetryPolicy) -> FakeRepository:
-        assert not write
-        return FakeRepository(self.world, str(reference))
 
     @property
     def work(self) -> Work:
@@ -234,8 +230,14 @@ class AssemblyBench:
 
     def begin(self, images: Sequence[PlannedImage]) -> Assembler:
         work = self.work
-        mmdebstrap, new_fetcher = FakeMmdebstrap(work, self.world.make_system), partial(WorldFetcher, self.world)
-        assembler = Assembler(work, self.store, mmdebstrap=mmdebstrap, new_fetcher=new_fetcher)
+        known, new_registry = KnownLayers(self.project.root), partial(FakeRepository, self.world)
+        assembler = Assembler(
+            work,
+            self.store,
+            lookup=LayerLookup(self.project, work.host, work.view, self.store, known, new_registry=new_registry),
+            mmdebstrap=FakeMmdebstrap(work, self.world.make_system),
+            new_fetcher=partial(WorldFetcher, self.world),
+        )
         self.assemblers.append(assembler)
         assembler.prepare(images)
         return assembler
