@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from builder.build import locked_packages
@@ -88,14 +88,14 @@ def read_inputs(root: Path, image: PlannedImage) -> dict[str, bytes]:
     return files
 
 
+@dataclass(frozen=True)
 class SystemLayers:
     """Gets the `os` layers of one run into the store. Every method may be called from several threads."""
 
-    def __init__(self, work: Work, store: Store, lookup: LayerLookup, mmdebstrap: Mmdebstrap) -> None:
-        self._work = work
-        self._store = store
-        self._lookup = lookup
-        self._mmdebstrap = mmdebstrap
+    work: Work
+    store: Store
+    lookup: LayerLookup
+    mmdebstrap: Mmdebstrap
 
     def provide(self, image: PlannedImage, files: Mapping[str, bytes], in_registry: OsLayer | None) -> OsLayer:
         """Downloads the operating system that a registry has; otherwise, or if that fails, makes it from `files`.
@@ -103,27 +103,29 @@ class SystemLayers:
         Waits while another builder that shares the store makes it. Raises BuildError as `Mmdebstrap.run`, and if the
         operating system is not the known one.
         """
-        view, name = self._work.view, row(image)
+        view, name = self.work.view, row(image)
         if in_registry:
             view.begin(name, "downloading")
-            if self._lookup.download_system(name, image.os, in_registry):
+            if self.lookup.download_system(name, image.os, in_registry):
                 view.end(name, "done", f"layer {digest.short(in_registry.digest)}, from the registry")
                 return in_registry
-        path = self._store.downloads / f"{image.os.removeprefix('sha256:')}.lock"
+
+        # Two checkouts with one store made the same operating system at the same time: the second one waits.
+        path = self.store.downloads / f"{image.os.removeprefix('sha256:')}.lock"
         is_waiting = False
         with path.open("a") as file:
             while True:
-                if self._mmdebstrap.stopped.is_set():
+                if self.mmdebstrap.stopped.is_set():
                     raise BuildError(f"{name}: stopped")
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another checkout made the same one meanwhile
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     if not is_waiting:
                         view.begin(name, "waiting for another builder")
                     is_waiting = True
                     time.sleep(LOCK_S)
-            system = self._lookup.system_in_store(image.os)
+            system = self.lookup.system_in_store(image.os)
             by_another = ", made by another builder" if system else ""
             system = system or self._make(image, files)
             path.unlink(missing_ok=True)
@@ -132,16 +134,16 @@ class SystemLayers:
 
     def _make(self, image: PlannedImage, files: Mapping[str, bytes]) -> OsLayer:
         """Makes an operating system of the locked packages and records it."""
-        work, name = self._work, row(image)
-        known = self._lookup.known.system(image.os)
+        work, name = self.work, row(image)
+        known = self.lookup.known.system(image.os)
         arguments = [image.debian, str(layer_order.MTIME), image.interpreter, *([image.uv] if image.uv else [])]
 
         def attempt(host: Host) -> OsLayer:
             work.view.begin(name, "building")
             with work.project.scratch() as scratch:
-                tar = self._mmdebstrap.run(host, name, arguments, files, Path(scratch))
+                tar = self.mmdebstrap.run(host, name, arguments, files, Path(scratch))
                 work.view.note(name, "compressing")
-                with self._store.new_blob() as blob:
+                with self.store.new_blob() as blob:
                     layer = os_layer.write_system(tar, blob.file)
                     if known:
                         known_layers.check_system(image.os, known, layer)
@@ -149,7 +151,7 @@ class SystemLayers:
                 return layer
 
         layer = locked_packages.with_snapshot_fallback(work, image, attempt)
-        self._store.put_record(image.os, asdict(layer))
+        self.store.put_record(image.os, asdict(layer))
         return layer
 
 
