@@ -89,6 +89,7 @@ class World:
     programs: set[bytes] = field(default_factory=set)
     before_compile: Callable[[str], object] = lambda _: None
     compile_error: str = ""
+    bytecode_path: Callable[[str], str] = lambda source: f"{source}c"
     system_inputs: set[str] = field(default_factory=set)
     before_system: Callable[[], object] = lambda: None
     registry: dict[str, bytes] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class World:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sources:
-                archive.writestr(zipfile.ZipInfo(f"{path}c"), self.python, zipfile.ZIP_DEFLATED)
+                archive.writestr(zipfile.ZipInfo(self.bytecode_path(path)), self.python, zipfile.ZIP_DEFLATED)
         return buffer.getvalue()
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from builder.build import disk
-from builder.common.errors import BuildError, DiskError, EngineError, FetchError
+from builder.common.errors import BuildError, DamagedError, DiskError, EngineError, FetchError
 from builder.index.download import CONNECTIONS
 from builder.matrix.project import Project
 from tests.fakes import locks
@@ -177,6 +177,30 @@ def test_bytecode_that_fails_is_made_in_the_next_run(bench: AssemblyBench) -> No
     bench.world.did()
     assert bench.run(EMBER)
     assert bench.world.did() == ([], [], [], 1)
+
+
+def test_a_container_that_returns_other_files_than_bytecode_is_an_error(bench: AssemblyBench) -> None:
+    """It runs programs of the image's packages."""
+    bench.world.bytecode_path = lambda source: f"etc/{source}"
+    images = bench.images(EMBER)
+    with pytest.raises(BuildError, match=r"^the container that compiles bytecode returned 'etc/opt/venv/.*\.py'$"):
+        bench.begin(images).build(images[0])
+
+
+def test_a_damaged_layer_below_bytecode_is_removed(bench: AssemblyBench) -> None:
+    """Its size is right, so the store has it; the next run makes it again."""
+    expected = bench.run(EMBER)
+    [bytecode] = [layer for layer in bench.images(EMBER)[0].layers if layer.compiled]
+    record = bench.store.get_record(bytecode.inputs)
+    assert record
+    bench.store.path(record["digest"]).unlink()
+    damaged = bench.store.path(bench.layer("ember", EMBER).digest)
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    images = bench.images(EMBER)
+    with pytest.raises(DamagedError, match="did not match its digest and was removed"):
+        bench.begin(images).build(images[0])
+    assert not damaged.exists()
+    assert bench.run(EMBER) == expected
 
 
 def test_nothing_waits_for_downloads_after_an_interrupt(bench: AssemblyBench, caplog: pytest.LogCaptureFixture) -> None:
