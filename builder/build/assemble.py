@@ -1,29 +1,35 @@
 """Assembles images from layers: the default method. Every layer is made once, for all images that have it.
 
-Layers of wheels, operating systems and bytecode are made side by side. Layers that the store has are not made again.
+`prepare` starts all layers that the store lacks, side by side: operating systems, layers of wheels, bytecode. `build`
+waits for the layers of one image, writes its configuration and manifest, and loads it into the engine.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import sys
+import tarfile
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import zipfile
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
-from builder.build import bytecode, disk
-from builder.build.bytecode import Compilation
+from builder.build import disk, operating_systems
 from builder.build.layer_lookup import LayerLookup
-from builder.build.mmdebstrap import Mmdebstrap
-from builder.build.operating_systems import SystemLayers
-from builder.build.wheels import WheelLayers
+from builder.build.operating_systems import Mmdebstrap, SystemLayers
 from builder.build.work import LoadedImage, Method, Origin, Work, record_built
 from builder.common import errors
 from builder.common.console import Meter
-from builder.common.errors import BuilderError, DamagedError
+from builder.common.errors import BuilderError, BuildError, DamagedError
 from builder.engine.load import Loader
-from builder.layers import files, stored_layers, wheel
+from builder.index.download import CONNECTIONS, Fetcher
+from builder.layers import files, stored_layers, wheel_zip
 from builder.layers import images as stored_images
 from builder.layers.images import UNTESTED
 from builder.layers.known_layers import KnownLayers
@@ -31,16 +37,21 @@ from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
+from builder.layers.wheel import FILE_MODE, Place, environment, new_folders
 from builder.plan import budget, plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
+
+ATTEMPTS = 4  # at splicing wheels that another builder removes
+PYTHON = "/opt/venv/bin/python"
+_PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a container that only this step uses
 
 
 class Assembler(Method):
     """Makes the images of one run. `prepare` starts their layers, `build` waits for those of one image.
 
-    `jobs` is how many operating systems are made at the same time; `lookup` is shared by the assemblers of a run, so
-    that a registry that does not answer is asked once.
+    `jobs` is how many operating systems are made at the same time. The assemblers of a run share a `lookup`, so that
+    they give up together a registry that does not answer.
     """
 
     def __init__(
@@ -51,23 +62,40 @@ class Assembler(Method):
         jobs: int = 2,
         lookup: LayerLookup | None = None,
         mmdebstrap: Mmdebstrap | None = None,
+        new_fetcher: Callable[..., Fetcher] = Fetcher,
     ) -> None:
         self._work = work
         self._store = store
         self._engine_store = work.engine.info().store
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
         self._lookup = lookup or LayerLookup(work.project, work.host, work.view, store, KnownLayers(work.project.root))
-        self._wheels = WheelLayers(work, store, self._lookup, jobs)
-        self._systems = SystemLayers(work, store, self._lookup, mmdebstrap or Mmdebstrap(work), jobs)
-        self._compilers: dict[str, set[str]] = {}
-        self._bytecode: dict[str, Future[Layer]] = {}
-        self._os_images: dict[str, str] = {}
-        self._program = b""
-        self._files: dict[str, dict[str, Entry]] = {}
+        self._mmdebstrap = mmdebstrap or Mmdebstrap(work)
+        self._systems = SystemLayers(work, store, self._lookup, self._mmdebstrap)
+        self._new_fetcher = new_fetcher
+        self._fetcher: Fetcher | None = None
+
+        # What `prepare` reads from the checkout.
+        self._program = b""  # compiles bytecode
+        self._compilers: dict[str, set[str]] = {}  # operating systems, by what compiles in them
+        self._files: dict[str, dict[str, Entry]] = {}  # by image
         self._unreadable: dict[str, BuilderError] = {}  # images with files that cannot be used
-        self._os_images_lock = threading.Lock()
-        self._loading = threading.Lock()
-        self._containers = ThreadPoolExecutor(4, "container")
+
+        # What is made, each once; all but layers of plain files. Whoever waits for a layer gets the error of making it.
+        self._layers: dict[str, Future[Layer]] = {}  # by inputs
+        self._wheels: dict[str, Future[Path]] = {}  # by SHA-256
+        self._uses: Counter[str] = Counter()  # layers that still need a wheel, by SHA-256
+        self._os_images: dict[str, str] = {}  # ids of images of one operating system, to compile in, by its digest
+        self._stopped = threading.Event()
+        self._counting, self._loading, self._loading_system = threading.Lock(), threading.Lock(), threading.Lock()
+
+        # More operating systems at once would delay the first image: one takes 28 s of processor time, 21 in mmdebstrap
+        # and 7 to compress the layer, so four took 64-96 s each on two processors, one alone 15-27 s.
+        self._making_systems = ThreadPoolExecutor(jobs, "system")
+        self._fetching = ThreadPoolExecutor(CONNECTIONS, "fetch")
+        # Most of these threads only wait for wheels. A splice keeps two processors busy and takes up to 150 MB.
+        self._making_wheels = ThreadPoolExecutor(64, "wheels")
+        self._splices = threading.Semaphore(max(1, jobs // 2))
+        self._compiling = ThreadPoolExecutor(4, "container")
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
         """The image, if store and engine both have it as planned."""
@@ -84,37 +112,74 @@ class Assembler(Method):
 
     def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
         """One image for each operating system that neither the store nor a registry has."""
-        return self._systems.missing(images)
+        return [
+            image
+            for image in {image.os: image for image in images}.values()
+            if not self._lookup.system_in_store(image.os) and not self._lookup.system_in_registry(image.os)
+        ]
 
     def prepare(self, images: Sequence[PlannedImage]) -> None:
-        """Starts everything that the images need and the store lacks.
+        """Starts everything that the images need and the store lacks. Raises DiskError if there is too little room.
 
         Reads the files of the checkout now: one that is edited during the build belongs to the next plan.
         """
-        work = self._work
+        work, lookup, root = self._work, self._lookup, self._work.project.root
         disk.check_assemble(work, self._store, images)
-        self._program = (work.project.root / plan.COMPILER).read_bytes()
+
+        self._program = (root / plan.COMPILER).read_bytes()
         self._compilers = plan.systems(work.project)
         for image in images:
             try:
-                self._files[image.id] = files.read(work.project.root, image, wheel.environment(image.cell.python))
+                self._files[image.id] = files.read(root, image, environment(image.cell.python))
             except BuilderError as error:
                 self._unreadable[image.id] = error
             except OSError as error:
                 self._unreadable[image.id] = errors.of_file(error)
         images = [image for image in images if image.id in self._files]
-        self._systems.start(images)
-        self._wheels.start(layer for image in images for layer in image.layers if layer.kind == "wheels")
+
+        # Operating systems, in the order of the images: from the store, a registry, or mmdebstrap.
+        for image in {image.os: image for image in images}.values():
+            if stored := lookup.system_in_store(image.os):
+                self._layers[image.os] = _done(stored)
+                continue
+            try:
+                inputs = operating_systems.read_inputs(root, image)
+            except OSError as error:
+                self._layers[image.os] = Future()
+                self._layers[image.os].set_exception(errors.of_file(error))
+                continue
+            in_registry = lookup.system_in_registry(image.os)
+            self._layers[image.os] = self._making_systems.submit(self._systems.provide, image, inputs, in_registry)
+
+        # Layers of wheels. The largest wheels are downloaded first, since they take longest; the layers are made in the
+        # order in which their last wheels arrive.
+        missing = []
+        layers = (layer for image in images for layer in image.layers)
+        for layer in {layer.inputs: layer for layer in layers if layer.kind == "wheels"}.values():
+            if built := lookup.in_store(layer):
+                self._layers[layer.inputs] = _done(built)
+            else:
+                missing.append(layer)
+        if missing:
+            self._uses = Counter(wheel.sha256 for layer in missing for wheel in layer.wheels)
+            wheels = {wheel.sha256: wheel for layer in missing for wheel in layer.wheels}.values()
+            meter = Meter(work.view, "wheels", "fetched", sum(wheel.size for wheel in wheels))
+            downloads, warn = self._store.downloads, work.view.say_once
+            fetcher = self._fetcher = self._new_fetcher(work.host.index, downloads, progress=meter.add, warn=warn)
+            for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
+                self._wheels[wheel.sha256] = self._fetching.submit(fetcher.fetch, wheel)
+            for layer in sorted(missing, key=lambda layer: -min(wheel.size for wheel in layer.wheels)):
+                self._layers[layer.inputs] = self._making_wheels.submit(self._splice, layer, fetcher)
+
+        # Bytecode, which needs an operating system and layers of wheels.
         for image in images:
             for layer in image.layers:
-                if layer.compiled and layer.inputs not in self._bytecode:
-                    self._bytecode[layer.inputs] = self._containers.submit(self._compile, layer, image)
+                if layer.compiled and layer.inputs not in self._layers:
+                    self._layers[layer.inputs] = self._compiling.submit(self._compile, layer, image)
 
     def pending(self, image: PlannedImage) -> list[Future[Any]]:
         """The layers of the image that are being made now."""
-        futures: list[Future[Any]] = [*self._wheels.pending(image.layers)]
-        futures += [self._bytecode[layer.inputs] for layer in image.layers if layer.inputs in self._bytecode]
-        futures += self._systems.pending(image)
+        futures = [self._layers[layer.inputs] for layer in image.layers if layer.inputs in self._layers]
         return [future for future in futures if not future.done()]
 
     def build(self, image: PlannedImage) -> LoadedImage:
@@ -133,21 +198,30 @@ class Assembler(Method):
 
     def assemble(self, image: PlannedImage) -> Image:
         """Assembles the image in the store, named as untested. Raises what making one of its layers raised."""
+        store, known = self._store, self._lookup.known
         if error := self._unreadable.get(image.id):
             raise error
-        system = self._systems.layer(image.os)
-        stack = tuple(self._layer(layer, image, system) for layer in image.layers)
-        known = self._lookup.known
-        for planned, layer in zip(image.layers, stack, strict=True):
+        system = _system(self._layers[image.os])
+        stack = []
+        for layer in image.layers:
+            if layer.kind == "files" and not layer.compiled:  # takes no time, so it is made here
+                entries = files.entries(self._files[image.id], system.folders)
+                stack.append(stored_layers.store_layer(store, layer, entries))
+            else:
+                stack.append(self._layers[layer.inputs].result())
+
+        # Every machine must make the same layers: the first one records them in locks/layers.json.
+        for planned, made in zip(image.layers, stack, strict=True):
             if planned.wheels or planned.compiled:
-                known.add(planned, layer)
+                known.add(planned, made)
         known.add_system(image.os, system)
         known.write()
-        stored_layers.check_paths(self._store, image.id, image.layers, set(system.taken))
-        sizes = [(planned.name, layer.size, layer.unpacked) for planned, layer in zip(image.layers, stack, strict=True)]
+
+        stored_layers.check_paths(store, image.id, image.layers, set(system.taken))
+        sizes = [(planned.name, made.size, made.unpacked) for planned, made in zip(image.layers, stack, strict=True)]
         budget.check_built(self._work.project.matrix, image.cell, sizes)
-        assembled = stored_images.write(self._store, image, system, stack)
-        stored_images.put_name(self._store, image, system, assembled.manifest, image.references[0] + UNTESTED)
+        assembled = stored_images.write(store, image, system, stack)
+        stored_images.put_name(store, image, system, assembled.manifest, image.references[0] + UNTESTED)
         return assembled
 
     def record_tagged(self, image: PlannedImage) -> None:
@@ -161,51 +235,144 @@ class Assembler(Method):
     def close(self) -> None:
         """Stops downloads and removes the images that containers ran in, after those containers ended.
 
-        Does not wait for them after an interrupt.
+        Waits for operating systems, layers and containers, but not after an interrupt.
         """
         wait = isinstance(sys.exception(), Exception | None)
-        self._systems.close(wait=wait)
-        self._wheels.close(wait=wait)
-        self._containers.shutdown(wait=wait, cancel_futures=True)
+        self._making_systems.shutdown(wait=wait, cancel_futures=True)
+        if not wait:
+            self._mmdebstrap.stop()
+        self._stopped.set()
+        if self._fetcher:
+            self._fetcher.stop()
+        for pool in (self._fetching, self._making_wheels, self._compiling):
+            pool.shutdown(wait=wait, cancel_futures=True)
         for image_id in list(self._os_images.values()):
             with suppress(BuilderError):  # an earlier error is more useful; `sweep` removes the image
                 self._work.engine.remove_image(image_id)
 
     # ---- layers
 
-    def _layer(self, layer: PlannedLayer, image: PlannedImage, system: OsLayer) -> Layer:
-        if layer.kind == "os":
-            return system
-        if layer.kind == "wheels":
-            return self._wheels.layer(layer.inputs)
-        if layer.compiled:
-            return self._bytecode[layer.inputs].result()
-        entries = files.entries(self._files[image.id], system.folders)
-        return stored_layers.store_layer(self._store, layer, entries)
+    def _splice(self, layer: PlannedLayer, fetcher: Fetcher) -> Layer:
+        """Makes a layer of wheels when the last of them is there, and removes those that no other layer needs."""
+        for wheel in layer.wheels:
+            self._wheels[wheel.sha256].result()
+        built: Layer | None = None
+        attempts = ATTEMPTS
+        with self._splices:
+            if self._stopped.is_set():
+                raise CancelledError
+            while built is None:
+                try:
+                    paths = [fetcher.path(wheel) for wheel in layer.wheels]
+                    built = stored_layers.store_wheels(self._store, layer, paths, self._lookup.known.get(layer))
+                except FileNotFoundError:
+                    # Another builder that shares the store may make the layer first, and then removes the wheels.
+                    attempts -= 1
+                    built = self._lookup.in_store(layer)
+                    if built is None:
+                        if not attempts:
+                            raise
+                        for wheel in layer.wheels:
+                            fetcher.fetch(wheel)
+        for wheel in layer.wheels:
+            with self._counting:
+                self._uses[wheel.sha256] -= 1
+                is_last = not self._uses[wheel.sha256]
+            if is_last:
+                fetcher.drop(wheel)
+        return built
 
     def _compile(self, layer: PlannedLayer, image: PlannedImage) -> Layer:
-        if built := self._lookup.in_store(layer):
-            return built
-        if downloaded := self._lookup.download_bytecode(layer):
-            return downloaded
-        # All operating systems with the image's Python give the same bytecode.
-        system = self._systems.first_ready(image.os, self._compilers.get(image.compiler, ()))
-        below = {inputs: self._wheels.layer(inputs) for inputs in layer.compiled}
-        compilation = Compilation(
-            os_image=self._os_image(system),
-            program=self._program,
-            place=wheel.environment(layer.python),
-            sources=[
-                (built.digest, stored_layers.sources_of(self._store, inputs, built)) for inputs, built in below.items()
-            ],
-        )
-        self._work.view.note(image.id, f"compiling {layer.component}")
-        entries = bytecode.compiled_entries(self._work, self._store, compilation)
-        return stored_layers.store_layer(self._store, layer, entries, self._lookup.known.get(layer))
+        """Makes a layer of bytecode: Debian's Python compiles the sources of layers of wheels, in a container.
 
-    def _os_image(self, system: OsLayer) -> str:
-        """Id of an image of the operating system alone, to run its Python."""
-        with self._os_images_lock:
+        It is a layer of its own, so that a layer of wheels stays a pure function of its wheels. It is itself a pure
+        function of the sources and of Debian's Python: unchecked-hash bytecode holds no time, and the container
+        compresses it with its own zlib. Raises BuildError, EngineError.
+        """
+        work, store, lookup = self._work, self._store, self._lookup
+        if built := lookup.in_store(layer):
+            return built
+        if downloaded := lookup.download_bytecode(layer):
+            return downloaded
+
+        # All operating systems with the image's Python give the same bytecode: the first one that is ready will do.
+        # Those that the store has are, also if no image of this run has them.
+        candidates = [image.os, *sorted(self._compilers.get(image.compiler, set()) - {image.os})]
+        system = next(filter(None, map(lookup.system_in_store, candidates)), None)
+        if system is None:
+            started = [self._layers[inputs] for inputs in candidates if inputs in self._layers]
+            ready = (future for future in as_completed(started) if not future.exception())
+            system = _system(next(ready, self._layers[image.os]))
+        below = {inputs: self._layers[inputs].result() for inputs in layer.compiled}
+        with self._loading_system:
             if system.digest not in self._os_images:
                 self._os_images[system.digest] = self._loader.load_bare(system)
-            return self._os_images[system.digest]
+            os_image = self._os_images[system.digest]
+
+        place = environment(layer.python)
+        sources = {made.digest: stored_layers.sources_of(store, inputs, made) for inputs, made in below.items()}
+        work.view.note(image.id, f"compiling {layer.component}")
+        with work.project.scratch() as scratch:
+            tar_path, zip_path = Path(scratch) / "sources.tar", Path(scratch) / "bytecode.zip"
+            try:
+                with tarfile.open(tar_path, mode="w") as tar:
+                    _add(tar, _PROGRAM, self._program)
+                    for digest, modules in sources.items():
+                        with store.path(digest).open("rb") as blob:
+                            for module in modules:
+                                if module.path.startswith(f"{place.site}/"):
+                                    blob.seek(module.offset)
+                                    content = gzip.decompress(blob.read(module.length)) if module.length else b""
+                                    _add(tar, module.path, content)
+            except (gzip.BadGzipFile, EOFError, zlib.error):
+                store.remove_damaged(sources)
+                raise
+            output: deque[str] = deque(maxlen=15)
+            with tar_path.open("rb") as archive, zip_path.open("wb") as out:
+                status = work.engine.run_to_file(
+                    os_image,
+                    checkout=str(work.project.root),
+                    command=[PYTHON, "-B", f"/{_PROGRAM}", _RESULT],
+                    files=archive,
+                    result=_RESULT,
+                    out=out,
+                    on_line=output.append,
+                    network_mode="none",
+                    environment={"PYTHONHASHSEED": "0"},
+                )
+            if status:
+                raise BuildError(
+                    f"compile.py ended with status {status} in the container that compiles bytecode\n{''.join(output)}"
+                )
+            with zip_path.open("rb") as file:
+                return stored_layers.store_layer(store, layer, _bytecode_entries(file, place), lookup.known.get(layer))
+
+
+def _done(layer: Layer) -> Future[Layer]:
+    future: Future[Layer] = Future()
+    future.set_result(layer)
+    return future
+
+
+def _system(future: Future[Layer]) -> OsLayer:
+    """The operating system, when it is made. Raises what making it raised."""
+    system = future.result()
+    assert isinstance(system, OsLayer)
+    return system
+
+
+def _add(tar: tarfile.TarFile, path: str, content: bytes) -> None:
+    info = tarfile.TarInfo(path)
+    info.size, info.mode = len(content), 0o644
+    tar.addfile(info, io.BytesIO(content))
+
+
+def _bytecode_entries(file: BinaryIO, place: Place) -> Iterator[Entry]:
+    """The zip that compile.py wrote, as entries of a layer."""
+    folders: set[str] = set()
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            if not member.filename.startswith(f"{place.site}/") or not member.filename.endswith(".pyc"):
+                raise BuildError(f"the container that compiles bytecode returned {member.filename!r}")
+            yield from new_folders(member.filename, folders)
+            yield Entry(path=member.filename, mode=FILE_MODE, content=wheel_zip.zipped(file, member, "bytecode.zip"))

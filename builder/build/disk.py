@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from builder.build.work import Work, built_ids
 from builder.common.errors import FREE_DISK, DamagedError, DiskError
 from builder.common.units import counted, size
-from builder.engine.model import ImageInfo
 from builder.layers import images as stored_image
 from builder.layers import stored_layers
 from builder.layers.blobs import Descriptor
@@ -34,8 +32,6 @@ _LOADED = UNPACKED + 1  # an engine keeps an archive until it has unpacked it; a
 _BUILT = UNPACKED * 2  # in uv's cache and in the image
 _SPLICED = 1.5  # a wheel is removed after its layer is written: the first are gone before the last are downloaded
 SPARE = 2_000_000_000
-
-_Layers = Mapping[str, Mapping[tuple[str, ...], int]]  # as of Engine.layers
 
 
 def engine_bytes(wheels: int) -> int:
@@ -164,17 +160,60 @@ def make_room(work: Work, store: Store, plan: Plan, limit: int, *, prune_cache: 
     which other projects use too, is emptied after them, and only with `prune_cache`. Raises DiskError, before anything
     is freed, if freeing everything is not enough.
     """
-    room, engine = _Room(work=work, store=store, images=plan.images, limit=limit), work.engine
-    layers = engine.layers()
-    short = room.shortage(layers)
+    engine, images = work.engine, plan.images
+    layers = engine.layers()  # of each image, by id: the chain of diff ids below and with a layer -> its bytes
+
+    def needed(layers: Mapping[str, Mapping[tuple[str, ...], int]]) -> int:
+        return peak_bytes(store, images, {chain[-1] for chains in layers.values() for chain in chains})
+
+    def shortage() -> int:
+        return store.size() + engine.disk_bytes() + needed(layers) - limit
+
+    def error(short: int, could: str = "", hint: str = "") -> DiskError:
+        ids = ", ".join(image.id for image in images)
+        return DiskError(
+            f"{ids}: --max-disk {size(limit)} is {size(short)} too small: the store holds {size(store.size())}, "
+            f"the engine {size(engine.disk_bytes())}{could}",
+            hint="Raise --max-disk, or push finished images and remove them: builder push, builder gc --forget NAME."
+            + hint,
+        )
+
+    short = shortage()
     if short <= 0:
         return
-    cudas = {image.cell.cuda for image in plan.images}
-    removable = sorted(_removable(work, store), key=lambda image: image.labels.get(CUDA_LABEL) in cudas)
+
+    # Images that this checkout built and the store can load again, oldest first. Not those that a container uses, or
+    # that have a tag which is not in the matrix: someone else gave it.
+    project = work.project
+    ids = (built_ids(project.state) & stored_image.image_ids(store)) - engine.used_images()
+    own_tags = {str(tag) for names in tags.compute(project.matrix, project.cells).values() for tag in names}
+    in_engine = [image for image in reversed(engine.images(PLAN_LABEL)) if image.id in ids]
+    cudas = {image.cell.cuda for image in images}
+    removable = sorted(
+        (image for image in in_engine if set(image.tags) <= own_tags),
+        key=lambda image: image.labels.get(CUDA_LABEL) in cudas,
+    )
+
+    # The most bytes that removing the first of them, or more, frees. That is less than their sizes: a layer stays as
+    # long as another image has it, and a layer that the plan needs is loaded again. `--max-disk 1GB` once removed every
+    # image and emptied the cache, and then failed for lack of room.
+    before, gains = needed(layers), [0]
+    for count in range(1, len(removable) + 1):
+        removed = [image.id for image in removable[:count]]
+        kept = {image_id: chains for image_id, chains in layers.items() if image_id not in removed}
+        shared = {chain for chains in kept.values() for chain in chains}
+        freed = {chain: length for image_id in removed for chain, length in layers.get(image_id, {}).items()}
+        own = sum(length for chain, length in freed.items() if chain not in shared)
+        gains.append(own + before - needed(kept))
     cache = engine.cache_bytes()
-    freeable = room.freeable(layers, [image.id for image in removable], cache if prune_cache else 0)
+    freeable = max(*gains, gains[-1] + (cache if prune_cache else 0))
     if short > freeable:
-        raise room.error(short, freeable=freeable, cache=0 if prune_cache else cache)
+        raise error(
+            short,
+            could=f", and only {size(freeable)} of it can be freed" if freeable else "",
+            hint=f" --prune-cache also empties the build cache, {size(cache)}." if cache and not prune_cache else "",
+        )
+
     work.view.say(f"disk: freeing {size(short)} to keep store and engine below {size(limit)}")
     for image in removable:
         for tag in image.tags:
@@ -183,68 +222,10 @@ def make_room(work: Work, store: Store, plan: Plan, limit: int, *, prune_cache: 
             layers.pop(image.id, None)
             name = image.labels.get(CELL_LABEL, image.id)
             work.view.say(f"disk: removed {name} from the engine (still in the store)")
-        if room.shortage(layers) <= 0:
+        if shortage() <= 0:
             return
     if prune_cache:
         engine.prune_cache()
         work.view.say(f"disk: emptied the build cache, {size(cache)}")
-    if (short := room.shortage(layers)) > 0:
-        raise room.error(short)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Room:
-    """The room that `images` need under `limit`, bytes of store and engine together."""
-
-    work: Work
-    store: Store
-    images: Sequence[PlannedImage]
-    limit: int
-
-    def shortage(self, layers: _Layers) -> int:
-        """Bytes that must be freed; zero or less if there is room."""
-        needed = peak_bytes(self.store, self.images, _diff_ids(layers))
-        return self.store.size() + self.work.engine.disk_bytes() + needed - self.limit
-
-    def freeable(self, layers: _Layers, removable: Sequence[str], cache: int) -> int:
-        """The most bytes gained by removing images in the order of `removable`, and then `cache` bytes of build cache.
-
-        Removing an image frees a layer that no other image has. Where `images` need that layer, it is loaded again.
-        """
-        needed = peak_bytes(self.store, self.images, _diff_ids(layers))
-        gains = [0]
-        for count in range(1, len(removable) + 1):
-            removed = removable[:count]
-            kept = {image_id: chains for image_id, chains in layers.items() if image_id not in removed}
-            shared = {chain for chains in kept.values() for chain in chains}
-            freed = {chain: length for image_id in removed for chain, length in layers.get(image_id, {}).items()}
-            own = sum(length for chain, length in freed.items() if chain not in shared)
-            gains.append(own + needed - peak_bytes(self.store, self.images, _diff_ids(kept)))
-        return max(*gains, gains[-1] + cache)
-
-    def error(self, short: int, *, freeable: int = 0, cache: int = 0) -> DiskError:
-        """The error for `short` bytes too few; `cache` are bytes of build cache that may not be freed."""
-        ids = ", ".join(image.id for image in self.images)
-        could = f", and only {size(freeable)} of it can be freed" if freeable else ""
-        return DiskError(
-            f"{ids}: --max-disk {size(self.limit)} is {size(short)} too small: the store holds "
-            f"{size(self.store.size())}, the engine {size(self.work.engine.disk_bytes())}{could}",
-            hint="Raise --max-disk, or push finished images and remove them: builder push, builder gc --forget NAME."
-            + (f" --prune-cache also empties the build cache, {size(cache)}." if cache else ""),
-        )
-
-
-def _diff_ids(layers: _Layers) -> set[str]:
-    return {chain[-1] for chains in layers.values() for chain in chains}
-
-
-def _removable(work: Work, store: Store) -> list[ImageInfo]:
-    """Images of the engine that this checkout built and the store can load again, oldest first.
-
-    Not those that a container uses, or that have a tag which is not in the matrix.
-    """
-    project, engine = work.project, work.engine
-    ids = (built_ids(project.state) & stored_image.image_ids(store)) - engine.used_images()
-    own_tags = {str(tag) for names in tags.compute(project.matrix, project.cells).values() for tag in names}
-    images = reversed(engine.images(PLAN_LABEL))
-    return [image for image in images if image.id in ids and set(image.tags) <= own_tags]
+    if (short := shortage()) > 0:
+        raise error(short)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from builder.build import disk, locked_packages
-from builder.build.mmdebstrap import Mmdebstrap
+from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
 from builder.build.work import LoadedImage, Method, Work, built_id, record_built
 from builder.common import digest

@@ -12,7 +12,7 @@ from typing import Literal
 
 import requests
 
-from builder.build import disk, mmdebstrap
+from builder.build import disk, operating_systems
 from builder.common.errors import BuilderError, EngineError, UsageError
 from builder.common.reference import ImageRef
 from builder.common.retry import RetryPolicy
@@ -46,94 +46,71 @@ class Finding:
 
 def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[Finding]:
     """All findings; raises nothing for what is missing."""
+    findings = [Finding("python", "ok", sys.version.split()[0])]
+    uv = Path(sys.executable).parent / "uv"
+    if uv.exists():
+        output = subprocess.run([str(uv), "--version"], capture_output=True, text=True, check=False).stdout
+        findings.append(Finding("uv", "ok", output.split(" (")[0].removeprefix("uv ").strip()))
+    else:
+        findings.append(Finding("uv", "missing", "not in .venv: run `make` again"))
+
     engine: Engine | None = None
     info: EngineInfo | None = None
-    docker = shutil.which("docker")
-    findings = [Finding("python", "ok", sys.version.split()[0]), _uv()]
     try:
         engine = Engine.connect()
         info = engine.info()
-        findings += _engine(info)
+        is_new = parse_version(info.version) >= MINIMUM
+        is_amd64 = info.architecture in ("x86_64", "amd64")
+        version = f"Docker Engine {info.version}" + ("" if is_new else f", but {MINIMUM[0]} or newer is needed")
+        machine = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
+        findings += [
+            Finding("engine", "ok" if is_new else "missing", version),
+            Finding("store", "ok", f"{info.store}, {info.root}"),
+            Finding("machine", "ok" if is_amd64 else "missing", machine),
+        ]
     except EngineError as error:
         findings.append(Finding("engine", "missing", f"{error}. {error.hint}".removesuffix(". ")))
-    findings += [
-        Finding(
-            "docker", "ok" if docker else "missing", docker or "the image tests need it: apt-get install docker.io"
-        ),
-        Finding("disk: checkout", "ok", f"{size(shutil.disk_usage(project.root).free)} free"),
-        *_engine_disk(project, info),
-        _store(store),
-        *_gpus(info),
-    ]
-    say("checking the package index and the registry ...")
-    return [
-        *findings,
-        _index(),
-        *_registries(engine, project),
-        _mmdebstrap(),
-    ]
+    docker = shutil.which("docker")
+    absent = "the image tests need it: apt-get install docker.io"
+    findings.append(Finding("docker", "ok" if docker else "missing", docker or absent))
 
+    # Disks. That of a remote engine cannot be measured.
+    findings.append(Finding("disk: checkout", "ok", f"{size(shutil.disk_usage(project.root).free)} free"))
+    if info and info.is_local:
+        free = shutil.disk_usage(info.root).free
+        try:
+            needed = disk.engine_bytes(plan.make(project, project.select(())).unique_bytes)
+            detail = f"{size(free)} free; the default images take about {size(needed)} to build"
+        except BuilderError:  # no cell is locked, for example
+            needed, detail = 0, f"{size(free)} free"
+        findings.append(Finding("disk: engine", "ok" if free >= needed else "missing", detail))
+    if store.root.is_dir():
+        limit = f" of at most {size(store.limit)}" if store.limit else ""
+        free = shutil.disk_usage(store.root).free
+        findings.append(Finding("layers", "ok", f"{store.root}, {size(store.size())}{limit}, {size(free)} free"))
+    else:
+        findings.append(Finding("layers", "ok", f"{store.root}, not created yet"))
 
-def _mmdebstrap() -> Finding:
-    if reason := mmdebstrap.obstacle_here():
-        return Finding("mmdebstrap", "note", f"{reason}: builds run it in a container of Debian")
-    return Finding("mmdebstrap", "ok", shutil.which("mmdebstrap") or "a build will install it with apt-get")
-
-
-def _uv() -> Finding:
-    uv = Path(sys.executable).parent / "uv"
-    if not uv.exists():
-        return Finding("uv", "missing", "not in .venv: run `make` again")
-    output = subprocess.run([str(uv), "--version"], capture_output=True, text=True, check=False).stdout
-    return Finding("uv", "ok", output.split(" (")[0].removeprefix("uv ").strip())
-
-
-def _engine(info: EngineInfo) -> list[Finding]:
-    is_new = parse_version(info.version) >= MINIMUM
-    version = f"Docker Engine {info.version}" + ("" if is_new else f", but {MINIMUM[0]} or newer is needed")
-    is_amd64 = info.architecture in ("x86_64", "amd64")
-    machine = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
-    return [
-        Finding("engine", "ok" if is_new else "missing", version),
-        Finding("store", "ok", f"{info.store}, {info.root}"),
-        Finding("machine", "ok" if is_amd64 else "missing", machine),
-    ]
-
-
-def _has(present: bool, otherwise: State, absent: str) -> tuple[State, str]:
-    return ("ok", "in the engine") if present else (otherwise, absent)
-
-
-def _engine_disk(project: Project, info: EngineInfo | None) -> list[Finding]:
-    if info is None or not info.is_local:
-        return []
-    free = shutil.disk_usage(info.root).free
-    try:
-        needed = disk.engine_bytes(plan.make(project, project.select(())).unique_bytes)
-    except BuilderError:
-        return [Finding("disk: engine", "ok", f"{size(free)} free")]
-    detail = f"{size(free)} free; the default images take about {size(needed)} to build"
-    return [Finding("disk: engine", "ok" if free >= needed else "missing", detail)]
-
-
-def _store(store: Store) -> Finding:
-    if not store.root.is_dir():
-        return Finding("layers", "ok", f"{store.root}, not created yet")
-    limit = f" of at most {size(store.limit)}" if store.limit else ""
-    free = shutil.disk_usage(store.root).free
-    return Finding("layers", "ok", f"{store.root}, {size(store.size())}{limit}, {size(free)} free")
-
-
-def _gpus(info: EngineInfo | None) -> list[Finding]:
     driver, present = gpus.read()
-    if not present:
-        return [Finding("gpu", "note", "none: images can be built, GPU tests are not run")]
-    names = ", ".join(f"{gpu.name} ({size(gpu.memory)})" for gpu in present)
-    absent = "not in the engine: install nvidia-container-toolkit to use `--gpus all`"
-    return [
-        Finding("gpu", "ok", f"{names}, driver {driver}"),
-        Finding("nvidia runtime", *_has(bool(info and info.has_nvidia), "note", absent)),
-    ]
+    if present:
+        names = ", ".join(f"{gpu.name} ({size(gpu.memory)})" for gpu in present)
+        findings.append(Finding("gpu", "ok", f"{names}, driver {driver}"))
+        if info and info.has_nvidia:
+            findings.append(Finding("nvidia runtime", "ok", "in the engine"))
+        else:
+            absent = "not in the engine: install nvidia-container-toolkit to use `--gpus all`"
+            findings.append(Finding("nvidia runtime", "note", absent))
+    else:
+        findings.append(Finding("gpu", "note", "none: images can be built, GPU tests are not run"))
+
+    say("checking the package index and the registry ...")
+    findings += [_index(), *_registries(engine, project)]
+    if reason := operating_systems.obstacle_here():
+        findings.append(Finding("mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"))
+    else:
+        path = shutil.which("mmdebstrap")
+        findings.append(Finding("mmdebstrap", "ok", path or "a build will install it with apt-get"))
+    return findings
 
 
 def _index() -> Finding:
@@ -158,10 +135,16 @@ def _registries(engine: Engine | None, project: Project) -> Iterator[Finding]:
     matrix = project.matrix
     if matrix.registry:
         image = next(iter(matrix.frameworks.values())).image
-        repository = ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{image}")
-        yield _registry("registry", project, repository)
+        yield _registry(
+            "registry", project, ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{image}")
+        )
+    elif engine is None:
+        yield Finding("registry", "note", "not checked: no engine")
+    elif engine.has_remote(next(iter(matrix.debian.values())).image):
+        yield Finding("registry", "ok", "Docker's default registry answers")
     else:
-        yield _default_registry(engine, project)
+        absent = "no registry answers: base images for Dockerfiles are made from Debian packages"
+        yield Finding("registry", "note", absent)
     if matrix.staging:
         try:
             repository = Place.of(project, "", Host()).repository(INDEX)
@@ -178,11 +161,3 @@ def _registry(name: str, project: Project, repository: ImageRef) -> Finding:
     except BuilderError as error:
         return Finding(name, "note", f"{error}. {error.hint}".removesuffix(". "))
     return Finding(name, "ok", f"{repository.registry} answers")
-
-
-def _default_registry(engine: Engine | None, project: Project) -> Finding:
-    if engine is None:
-        return Finding("registry", "note", "not checked: no engine")
-    if engine.has_remote(next(iter(project.matrix.debian.values())).image):
-        return Finding("registry", "ok", "Docker's default registry answers")
-    return Finding("registry", "note", "no registry answers: base images for Dockerfiles are made from Debian packages")

@@ -15,11 +15,9 @@ from builder.common.reference import ImageRef
 from builder.layers import files, images, stored_layers, wheel
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image, Layer
-from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.lock.document import KNOWN_LAYERS
 from builder.matrix.project import Project
-from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 from builder.registry import pull
 
@@ -37,11 +35,28 @@ class KnownImages:
 
         Raises BuildError for a layer that is not known, or that no registry has.
         """
+
+        def missing(reason: str) -> BuildError:
+            hint = f"Build and test it on this machine: builder images {image.id}"
+            return BuildError(f"{image.id}: {reason}", hint=hint)
+
         system = self.lookup.system_in_store(image.os) or self.lookup.system_in_registry(image.os)
         if system is None:
-            raise self._missing(image, f"no registry has its operating system, or it is not listed in {KNOWN_LAYERS}")
-        layers = [self._layer(layer, image, system) for layer in image.layers]
-        return images.write(self.store, image, system, layers)
+            raise missing(f"no registry has its operating system, or it is not listed in {KNOWN_LAYERS}")
+        stack: list[Layer] = []
+        for layer in image.layers:
+            if layer.kind == "os":
+                stack.append(system)
+            elif layer.kind == "files" and not layer.compiled:
+                read = files.read(self.project.root, image, wheel.environment(image.cell.python))
+                stack.append(stored_layers.store_layer(self.store, layer, files.entries(read, system.folders)))
+            elif (known := self.lookup.known.get(layer)) is None:
+                raise missing(f"layer {layer.name} is not listed in {KNOWN_LAYERS}")
+            elif self.lookup.find(known.digest) is None:
+                raise missing(f"no registry has layer {layer.name}")
+            else:
+                stack.append(known)
+        return images.write(self.store, image, system, stack)
 
     def repositories(self) -> list[ImageRef]:
         """Repositories that may have the layers."""
@@ -53,22 +68,3 @@ class KnownImages:
             raise RegistryError(f"no registry has blob {blob.digest}", hint="Run this again.")
         pull.fetch(registry, self.store, [blob])
         return self.store.path(blob.digest)
-
-    def _layer(self, layer: PlannedLayer, image: PlannedImage, system: OsLayer) -> Layer:
-        if layer.kind == "os":
-            return system
-        if layer.kind == "files" and not layer.compiled:
-            read = files.read(self.project.root, image, wheel.environment(image.cell.python))
-            return stored_layers.store_layer(self.store, layer, files.entries(read, system.folders))
-        known = self.lookup.known.get(layer)
-        if known is None:
-            raise self._missing(image, f"layer {layer.name} is not listed in {KNOWN_LAYERS}")
-        if self.lookup.find(known.digest) is None:
-            raise self._missing(image, f"no registry has layer {layer.name}")
-        return known
-
-    def _missing(self, image: PlannedImage, reason: str) -> BuildError:
-        return BuildError(
-            f"{image.id}: {reason}",
-            hint=f"Build and test it on this machine: builder images {image.id}",
-        )

@@ -7,8 +7,8 @@ wheels are never downloaded: they have as many bytes as their wheels, and take l
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from builder.common.console import Meter, View
@@ -30,26 +30,27 @@ from builder.registry.failures import RejectedError
 POLICY = RetryPolicy(connect_s=5, read_s=30, retries=1)  # a build does not need the registry
 
 
+@dataclass
 class LayerLookup:
     """Layers in the store, in staging and in the public repositories of matrix.yaml. Thread-safe.
 
     After an error of a registry, none is used for the rest of the run: layers are then made here.
     """
 
-    def __init__(self, project: Project, host: Host, view: View, store: Store, known: KnownLayers) -> None:
-        self._matrix = project.matrix
-        self._host = host
-        self._view = view
-        self._store = store
-        self.known = known
-        self._failed = threading.Event()
+    project: Project
+    host: Host
+    view: View
+    store: Store
+    known: KnownLayers
+    new_registry: Callable[..., Registry] = Registry
+    _failed: threading.Event = field(default_factory=threading.Event, init=False)
 
     def in_store(self, planned: PlannedLayer) -> Layer | None:
         """A layer of wheels or of bytecode that the store has."""
-        return stored_layers.stored_layer(self._store, planned, self.known.get(planned))
+        return stored_layers.stored_layer(self.store, planned, self.known.get(planned))
 
     def system_in_store(self, inputs: str) -> OsLayer | None:
-        return os_layer.stored_system(self._store, inputs, self.known.system(inputs))
+        return os_layer.stored_system(self.store, inputs, self.known.system(inputs))
 
     def system_in_registry(self, inputs: str) -> OsLayer | None:
         """A known operating system that a registry has; it is not downloaded."""
@@ -60,7 +61,7 @@ class LayerLookup:
         """Downloads and records a system that a registry has; `name` is its row in the view."""
         if not self._download(name, system):
             return False
-        self._store.put_record(inputs, asdict(system))
+        self.store.put_record(inputs, asdict(system))
         return True
 
     def download_bytecode(self, planned: PlannedLayer) -> Layer | None:
@@ -69,7 +70,7 @@ class LayerLookup:
         if known is None or not self._download(planned.component, known):
             return None
         # Its paths are those of the layers that it was made from.
-        self._store.put_record(planned.inputs, {**asdict(known), "sources": [], "files": []})
+        self.store.put_record(planned.inputs, {**asdict(known), "sources": [], "files": []})
         return known
 
     def _download(self, name: str, known: Layer) -> bool:
@@ -77,7 +78,7 @@ class LayerLookup:
         if registry is None:
             return False
         try:
-            pull.fetch(registry, self._store, [known.descriptor], Meter(self._view, name, "downloaded", known.size).add)
+            pull.fetch(registry, self.store, [known.descriptor], Meter(self.view, name, "downloaded", known.size).add)
         except RegistryError as error:
             self._give_up(error)
             return False
@@ -101,15 +102,16 @@ class LayerLookup:
     def _give_up(self, error: RegistryError) -> None:
         if not self._failed.is_set():
             self._failed.set()
-            self._view.say(f"the registry is not used for the rest of this run: {error}")
+            self.view.say(f"the registry is not used for the rest of this run: {error}")
 
     @cached_property
     def _repositories(self) -> list[Registry]:
-        return [Registry(reference, host=self._host, write=False, policy=POLICY) for reference in self.references()]
+        references = self.references()
+        return [self.new_registry(each, host=self.host, write=False, policy=POLICY) for each in references]
 
     def references(self) -> Iterator[ImageRef]:
         """The repositories to search for layers, staging first."""
-        matrix = self._matrix
+        matrix = self.project.matrix
         if matrix.staging:
             for name in matrix.image_names:
                 yield staged_repository(matrix.staging, matrix.registry, name)

@@ -63,22 +63,18 @@ def with_snapshot_fallback(work: Work, image: PlannedImage, attempt: Callable[[H
     the time of the lock. Raises what it raises, with what to do, or LockError.
     """
     try:
-        return attempt(work.host)
-    except BuildError as error:
-        address = work.project.matrix.debian[image.debian].snapshot
-        lock = os_lock.read(work.project.root, image.system)
-        if not (address and lock and _OF_PACKAGES.search(str(error))):
-            raise _with_hint(image, error) from error.__cause__
-    work.view.say(f"{image.id}: apt failed; trying again with the snapshot archive of {image.debian}")
-    try:
+        try:
+            return attempt(work.host)
+        except BuildError as error:
+            address = work.project.matrix.debian[image.debian].snapshot
+            lock = os_lock.read(work.project.root, image.system)
+            if not (address and lock and _OF_PACKAGES.search(str(error))):
+                raise
+        work.view.say(f"{image.id}: apt failed; trying again with the snapshot archive of {image.debian}")
         return attempt(work.host.with_snapshot(address, lock.time))
     except BuildError as error:
-        raise _with_hint(image, error) from error.__cause__
-
-
-def _with_hint(image: PlannedImage, error: BuildError) -> BuildError:
-    """The error of a build; if packages may be its cause, with what to do on a machine that cannot look them up."""
-    if not _OF_PACKAGES.search(str(error)):
-        return error
-    hint = f"If the archives no longer have a locked package, lock the current versions: builder refresh {image.id}"
-    return BuildError(str(error), hint=f"{hint}   {error.hint}")
+        if not _OF_PACKAGES.search(str(error)):
+            raise
+        # `builder images` looks the packages up before it builds; it got here on a machine that cannot.
+        hint = f"If the archives no longer have a locked package, lock the current versions: builder refresh {image.id}"
+        raise BuildError(str(error), hint=f"{hint}   {error.hint}") from error.__cause__

@@ -1,34 +1,78 @@
-"""The operating systems of one run: taken from the store or a registry, or made with mmdebstrap from locked packages.
+"""Makes operating systems, the `os` layers: from a registry, or with mmdebstrap from locked Debian packages.
 
-Each is made once. `layer` raises the error of one that failed.
+mmdebstrap runs on this machine, or in a container of Debian. Both run templates/steps/mmdebstrap.sh on the same files,
+and give the same bytes. This machine can run it as root, on Debian or Ubuntu; a container can run wherever the engine
+does. Packages come from this machine's own Debian archives, and the result has Debian's own addresses. Source:
+mmdebstrap(1).
 """
 
 from __future__ import annotations
 
 import fcntl
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
 import sys
+import tarfile
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from builder.build import locked_packages
 from builder.build.layer_lookup import LayerLookup
-from builder.build.mmdebstrap import Mmdebstrap, read_steps
+from builder.build.programs import Program, Programs
 from builder.build.work import Work
-from builder.common import digest, errors
-from builder.common.errors import BuildError
-from builder.index.host import Host
+from builder.common import digest, machine
+from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError
+from builder.common.reference import ImageRef
+from builder.engine.errors import is_disk_full
+from builder.index import mmdebstrap as installation
+from builder.index.host import FOLDER as HOST_FOLDER
+from builder.index.host import SYSTEM_BUNDLE, Host
 from builder.layers import known_layers, os_layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
+from builder.matrix.schema import Matrix
 from builder.plan import layer_order
-from builder.plan.plan import PlannedImage
+from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS, PlannedImage
 
-LOCK_S = 1.0  # between two attempts to lock an operating system that another builder makes
 ROW = "os-"  # begins the name of every operating system in the view
+LOCK_S = 1.0  # between two attempts to lock an operating system that another builder makes
+TIMEOUT_S = 3600
+TMPFS = 5 << 30  # bytes of a file system in memory
+FREE_MEMORY = TMPFS + (1 << 30)  # bytes that must be available for each
+_TAIL = 8  # lines of output in a message
+_RESULT = "root.tar"
+CONTAINER_FOLDER = "/build"
+# Messages of mmdebstrap, and what the view shows for them.
+_STEPS = {
+    r"I: running apt-get update": "downloading the lists of packages",
+    r"I: downloading packages": "downloading packages",
+    r"I: extracting archives": "unpacking the release",
+    r"I: installing essential": "installing the release",
+    r"I: installing remaining": "installing the image's packages",
+    r"I: running --customize-hook .*os\.sh": "setting up the user and Python",
+    r"I: creating tarball": "packing",
+}
+# Processes of packages end with mmdebstrap, and it ends with the builder.
+_ISOLATED = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+# In a container: mmdebstrap itself, from the archives that this machine uses for the container's release.
+_IN_CONTAINER = f"""\
+. /mnt/host/env.sh
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -q
+apt-get install -q -y --no-install-recommends {" ".join(installation.PACKAGES)}
+unset APT_CONFIG
+cd {CONTAINER_FOLDER}
+exec sh steps/mmdebstrap.sh "$@"
+"""
 
 
 def row(image: PlannedImage) -> str:
@@ -36,99 +80,42 @@ def row(image: PlannedImage) -> str:
     return f"{ROW}{image.debian}-py{image.cell.python}-{digest.short(image.os)[:6]}"
 
 
+def read_inputs(root: Path, image: PlannedImage) -> dict[str, bytes]:
+    """The files that mmdebstrap.sh reads for an image's operating system: path in its directory -> content."""
+    files = {**_read_steps(root), "packages.json": (root / image.system.path).read_bytes()}
+    if image.uv:  # the locked one: the builder itself was installed with it
+        files["uv"] = (Path(sys.executable).parent / "uv").read_bytes()
+    return files
+
+
+@dataclass(frozen=True)
 class SystemLayers:
-    """The `os` layers of one run. `jobs` of them are made at the same time.
+    """Gets the `os` layers of one run into the store. Every method may be called from several threads."""
 
-    More at once would delay the first image: four took 64-96 s each on two processors, one alone 27 s.
-    """
+    work: Work
+    store: Store
+    lookup: LayerLookup
+    mmdebstrap: Mmdebstrap
 
-    def __init__(self, work: Work, store: Store, lookup: LayerLookup, mmdebstrap: Mmdebstrap, jobs: int) -> None:
-        self._work = work
-        self._store = store
-        self._lookup = lookup
-        self._mmdebstrap = mmdebstrap
-        self._layers: dict[str, Future[OsLayer]] = {}
-        self._pool = ThreadPoolExecutor(jobs, "system")
-        self._stopped = threading.Event()
+    def provide(self, image: PlannedImage, files: Mapping[str, bytes], in_registry: OsLayer | None) -> OsLayer:
+        """Downloads the operating system that a registry has; otherwise, or if that fails, makes it from `files`.
 
-    def missing(self, images: Iterable[PlannedImage]) -> list[PlannedImage]:
-        """One image for each operating system that neither the store nor a registry has."""
-        return [
-            image
-            for image in {image.os: image for image in images}.values()
-            if not self._lookup.system_in_store(image.os) and not self._lookup.system_in_registry(image.os)
-        ]
-
-    def start(self, images: Iterable[PlannedImage]) -> None:
-        """Begins to download or make what the store lacks, in the order of the images.
-
-        Reads the files of the checkout now: one that is edited during the build belongs to the next plan.
+        Waits while another builder that shares the store makes it. Raises BuildError as `Mmdebstrap.run`, and if the
+        operating system is not the known one.
         """
-        for image in {image.os: image for image in images}.values():
-            if stored := self._lookup.system_in_store(image.os):
-                self._layers[image.os] = Future()
-                self._layers[image.os].set_result(stored)
-                continue
-            try:
-                files = self._read_inputs(image)
-            except OSError as error:
-                self._layers[image.os] = Future()
-                self._layers[image.os].set_exception(errors.of_file(error))
-                continue
-            known = self._lookup.system_in_registry(image.os)
-            self._layers[image.os] = self._pool.submit(self._provide, image, files, known)
-
-    def pending(self, image: PlannedImage) -> list[Future[OsLayer]]:
-        """The operating system of an image, if it is being made or downloaded."""
-        return [self._layers[image.os]] if image.os in self._layers and not self._layers[image.os].done() else []
-
-    def layer(self, inputs: str) -> OsLayer:
-        """The operating system with these inputs; waits until it is made. Raises what making it raised."""
-        return self._layers[inputs].result()
-
-    def first_ready(self, preferred: str, others: Iterable[str]) -> OsLayer:
-        """The first operating system that is ready, by their inputs; those that the store has are.
-
-        Raises what making the preferred one raised if none is made.
-        """
-        inputs = [preferred, *sorted({*others} - {preferred})]
-        if stored := next(filter(None, map(self._lookup.system_in_store, inputs)), None):
-            return stored
-        started = [self._layers[each] for each in inputs if each in self._layers]
-        ready = next((future for future in as_completed(started) if not future.exception()), self._layers[preferred])
-        return ready.result()
-
-    def close(self, *, wait: bool) -> None:
-        """With `wait`, returns when those that are being made are finished; else stops them."""
-        self._pool.shutdown(wait=wait, cancel_futures=True)
-        if not wait:
-            self._stopped.set()
-            self._mmdebstrap.stop()
-
-    def _read_inputs(self, image: PlannedImage) -> dict[str, bytes]:
-        """The files that mmdebstrap.sh reads."""
-        root = self._work.project.root
-        files = {**read_steps(root), "packages.json": (root / image.system.path).read_bytes()}
-        if image.uv:  # the locked one: the builder itself was installed with it
-            files["uv"] = (Path(sys.executable).parent / "uv").read_bytes()
-        return files
-
-    def _provide(self, image: PlannedImage, files: dict[str, bytes], known: OsLayer | None) -> OsLayer:
-        """Downloads the operating system that a registry has; otherwise, or if that fails, makes it.
-
-        Waits while another builder that shares the store makes it.
-        """
-        view, name = self._work.view, row(image)
-        if known:
+        view, name = self.work.view, row(image)
+        if in_registry:
             view.begin(name, "downloading")
-            if self._lookup.download_system(name, image.os, known):
-                view.end(name, "done", f"layer {digest.short(known.digest)}, from the registry")
-                return known
-        path = self._store.downloads / f"{image.os.removeprefix('sha256:')}.lock"
+            if self.lookup.download_system(name, image.os, in_registry):
+                view.end(name, "done", f"layer {digest.short(in_registry.digest)}, from the registry")
+                return in_registry
+
+        # Two checkouts with one store made the same operating system at the same time: the second one waits.
+        path = self.store.downloads / f"{image.os.removeprefix('sha256:')}.lock"
         is_waiting = False
         with path.open("a") as file:
             while True:
-                if self._stopped.is_set():
+                if self.mmdebstrap.stopped.is_set():
                     raise BuildError(f"{name}: stopped")
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,25 +125,25 @@ class SystemLayers:
                         view.begin(name, "waiting for another builder")
                     is_waiting = True
                     time.sleep(LOCK_S)
-            system = self._lookup.system_in_store(image.os)
+            system = self.lookup.system_in_store(image.os)
             by_another = ", made by another builder" if system else ""
             system = system or self._make(image, files)
             path.unlink(missing_ok=True)
         view.end(name, "done", f"layer {digest.short(system.digest)}{by_another}")
         return system
 
-    def _make(self, image: PlannedImage, files: dict[str, bytes]) -> OsLayer:
-        """Makes an operating system and records it. Raises BuildError if it is not the known one."""
-        work, name = self._work, row(image)
-        known = self._lookup.known.system(image.os)
+    def _make(self, image: PlannedImage, files: Mapping[str, bytes]) -> OsLayer:
+        """Makes an operating system of the locked packages and records it."""
+        work, name = self.work, row(image)
+        known = self.lookup.known.system(image.os)
         arguments = [image.debian, str(layer_order.MTIME), image.interpreter, *([image.uv] if image.uv else [])]
 
         def attempt(host: Host) -> OsLayer:
             work.view.begin(name, "building")
             with work.project.scratch() as scratch:
-                tar = self._mmdebstrap.run(host, name, arguments, files, Path(scratch))
+                tar = self.mmdebstrap.run(host, name, arguments, files, Path(scratch))
                 work.view.note(name, "compressing")
-                with self._store.new_blob() as blob:
+                with self.store.new_blob() as blob:
                     layer = os_layer.write_system(tar, blob.file)
                     if known:
                         known_layers.check_system(image.os, known, layer)
@@ -164,5 +151,255 @@ class SystemLayers:
                 return layer
 
         layer = locked_packages.with_snapshot_fallback(work, image, attempt)
-        self._store.put_record(image.os, asdict(layer))
+        self.store.put_record(image.os, asdict(layer))
         return layer
+
+
+def obstacle_here() -> str:
+    """Why this machine cannot run mmdebstrap; empty if it can, or could after installing it."""
+    if os.geteuid() != 0:
+        return "only root can run it"
+    if not installation.is_installed() and not shutil.which("apt-get"):
+        return "it is not installed"
+    if not all(map(shutil.which, ("setpriv", "unshare"))):
+        return "setpriv and unshare are not installed"
+    probe = subprocess.run([*_ISOLATED, "true"], capture_output=True, check=False)
+    return "this machine does not allow it to create namespaces" if probe.returncode else ""
+
+
+class Mmdebstrap:
+    """Runs mmdebstrap for one run of the builder. Every method may be called from several threads."""
+
+    def __init__(self, work: Work, programs: Programs | None = None) -> None:
+        self._work = work
+        self._programs = programs or Programs()
+        self.stopped = threading.Event()
+        self._choosing, self._pulling, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
+        self._container: str | None = None  # the image to run in; empty: this machine
+        self._bases: dict[str, str | EngineError] = {}  # base images by release, or why there is none
+        self._in_memory = 0  # file systems in memory now
+
+    def stop(self) -> None:
+        """Kills what runs, on this machine and in containers of this checkout; nothing starts from now on."""
+        self.stopped.set()
+        self._programs.stop()
+        if self._container:
+            with suppress(BuilderError):  # the next run removes them
+                self._work.engine.sweep(str(self._work.project.root))
+
+    def run(
+        self,
+        host: Host,
+        name: str,
+        arguments: Sequence[str],
+        files: Mapping[str, bytes],
+        folder: Path,
+        *,
+        container: str | None = None,
+    ) -> Path:
+        """Makes a file system in an empty `folder`; returns the path of its tar.
+
+        `name` is the row in the view and the name of the log, `arguments` are those of mmdebstrap.sh, the first of them
+        the Debian release, and `files` (path -> content) are those that it reads. `container` is the image to run in,
+        empty for this machine; by default this machine, if it can. Raises BuildError with the last lines of the output,
+        DiskError, EngineError, UsageError for an archive with a password.
+        """
+        if container is None:
+            container = self._choose_container()
+        project, engine, release = self._work.project, self._work.engine, arguments[0]
+        host.files(release, with_index=False)  # refuses a password, which the scripts of packages could read
+        log = project.logs / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+
+        # The archives of this machine, and the certificates that they need.
+        apt_options = host.apt_options(release)
+        ca = host.ca
+        is_https = any(source.uri.startswith("https:") for source in host.apt.sources)
+        if container and is_https and not ca and SYSTEM_BUNDLE.exists():
+            ca = SYSTEM_BUNDLE.read_bytes()  # Debian's slim images have no certificates
+        if ca:
+            apt_options.append(f'Acquire::https::CAInfo "{CONTAINER_FOLDER if container else folder}/ca.crt";')
+        settings = {
+            "apt.conf": "".join(f"{option}\n" for option in apt_options).encode(),
+            "sources.list": host.sources_list(release).encode(),
+            "ca.crt": ca,
+        }
+        inputs = {**files, **{path: content for path, content in settings.items() if content}}
+        if not container:
+            for path, content in inputs.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(content)
+                (folder / path).chmod(0o755)
+        # Nothing else of this machine: packages have scripts. apt reads the names of proxies in lower case.
+        proxies = {**host.proxies, **{key.lower(): value for key, value in host.proxies.items()}}
+        environment = {"LC_ALL": "C.UTF-8", **proxies}
+
+        tail: deque[str] = deque(maxlen=_TAIL)
+
+        def on_line(line: str) -> str:
+            line = host.hide(line)
+            if step := next((step for pattern, step in _STEPS.items() if re.match(pattern, line)), ""):
+                self._work.view.note(name, step)
+            tail.append(f"  | {line.rstrip()}")
+            return line
+
+        with self._memory() as fits:
+            # The memory of a remote engine is unknown. A file system that fills up memory is made again on the disk.
+            for is_in_memory in (True, False) if fits and (not container or engine.info().is_local) else (False,):
+                if self.stopped.is_set():
+                    raise BuildError(f"{name}: stopped")
+                tail.clear()
+                if container:
+                    with log.open("w", encoding="utf-8", buffering=1) as log_file, (folder / _RESULT).open("wb") as out:
+                        status = engine.run_to_file(
+                            container,
+                            checkout=str(project.root),
+                            command=["sh", "-euc", _IN_CONTAINER, "sh", *arguments],
+                            files=self._container_files(inputs),
+                            result=f"{CONTAINER_FOLDER}/{_RESULT}",
+                            out=out,
+                            on_line=lambda line: log_file.write(on_line(line)),
+                            stopped=self.stopped,
+                            timeout_s=TIMEOUT_S,
+                            environment=environment,
+                            network_mode=host.network or None,
+                            # For the mounts of the new file system; the default profiles forbid them.
+                            cap_add=["SYS_ADMIN"],
+                            security_opt=["apparmor=unconfined", "seccomp=unconfined", "label=disable"],
+                            tmpfs={f"{CONTAINER_FOLDER}/tmp": f"exec,suid,dev,size={TMPFS}"} if is_in_memory else {},  # noqa: S108  in the container
+                        )
+                else:
+                    program = Program(
+                        command=[*_ISOLATED, "sh", "steps/mmdebstrap.sh", *arguments],
+                        environment={
+                            "PATH": os.environ.get("PATH", os.defpath),
+                            "HOME": os.environ.get("HOME", "/"),
+                            **environment,
+                            **({"TMPFS": str(TMPFS)} if is_in_memory else {}),
+                        },
+                        folder=folder,
+                        log=log,
+                        timeout_s=TIMEOUT_S,
+                    )
+                    status = self._programs.run(program, on_line)
+                if status == 0:
+                    return folder / _RESULT
+                if not is_disk_full("\n".join(tail)):
+                    break
+
+        output = "\n".join(tail)
+        if is_disk_full(output):
+            raise DiskError(f"{name}: the disk of {folder} is full\n{output}", hint=FREE_DISK)
+        # Python gives a signal as a negative status, a container as 128 and its number.
+        is_killed = status < 0 or (container and status == 128 + signal.SIGKILL)
+        how = f"was killed: after {TIMEOUT_S} s, or because memory ran out" if is_killed else "failed"
+        raise BuildError(
+            f"{name}: mmdebstrap {how} (status {status})\n{output}",
+            hint=f"Full log: {log.relative_to(project.root)}",
+        )
+
+    def base_image(self, release: str) -> str:
+        """Debian's image of a release, in the engine; returns its name there.
+
+        Pulls it. If no registry has it, makes an image of the release's current packages. Raises EngineError.
+        """
+        with self._pulling:
+            if release not in self._bases:
+                try:
+                    self._bases[release] = self._pull_or_make(release)
+                except EngineError as error:  # every image that needs it gets this error at once
+                    self._bases[release] = error
+            base = self._bases[release]
+        if isinstance(base, EngineError):
+            raise base
+        return base
+
+    def _pull_or_make(self, release: str) -> str:
+        work = self._work
+        image, root = work.project.matrix.debian[release].image, work.project.root
+        if work.engine.image(image):
+            return image
+        recipe = digest.of_data([release, *(digest.of_tree(root, root / script) for script in BOOTSTRAP_INPUTS)])
+        local = ImageRef(repository="gpu-images/base", tag=f"{release}-{digest.short(recipe)}")
+        if work.engine.image(str(local)):
+            return str(local)
+        try:
+            work.view.say(f"base image: pulling {image}")
+            work.engine.pull(image)
+            return image
+        except EngineError as error:
+            pull_error = work.host.hide(str(error))
+        if obstacle := self._obstacle():
+            raise EngineError(
+                f"base image: cannot be pulled ({pull_error}), and mmdebstrap cannot make it: {obstacle}",
+                hint="As root on Debian or Ubuntu: apt-get install mmdebstrap debian-archive-keyring",
+            )
+        work.view.say(f"base image: cannot be pulled; making {local} from Debian packages (about 15 s)")
+        with work.project.scratch() as scratch:
+            try:
+                files = _read_steps(root)
+                tar = self.run(work.host, f"base-{release}", [release], files, Path(scratch), container="")
+            except BuildError as failure:
+                raise EngineError(str(failure), hint=f"Error of the registry: {pull_error}") from failure
+            work.engine.import_tar(tar, local)
+        return str(local)
+
+    def _choose_container(self) -> str:
+        """The image of the container to run in; empty if this machine can run mmdebstrap, which is then installed."""
+        with self._choosing:
+            if self._container is None:
+                container = ""
+                if obstacle := self._obstacle():
+                    newest = _newest_release(self._work.project.matrix)
+                    message = f"mmdebstrap cannot run here ({obstacle}): running it in a container of Debian {newest}"
+                    self._work.view.say_once(message)
+                    container = self.base_image(newest)
+                self._container = container
+            return self._container
+
+    def _obstacle(self) -> str:
+        """Installs mmdebstrap if it is missing; returns why this machine cannot run it, empty if it can."""
+        return self._work.host.hide(obstacle_here() or installation.install(self._work.view.say))
+
+    def _container_files(self, inputs: Mapping[str, bytes]) -> io.BytesIO:
+        """A tar of the inputs of mmdebstrap.sh, and of the settings for installing mmdebstrap in the container.
+
+        mmdebstrap comes from today's archives: the container's image may be newer than a snapshot.
+        """
+        project, host = self._work.project, self._work.host
+        newest = _newest_release(project.matrix)
+        files = {f"{CONTAINER_FOLDER}/{path}": content for path, content in inputs.items()}
+        files |= {
+            f"/mnt/host/{Path(path).name}": content for path, content in host.files(newest, with_index=False).items()
+        }
+        files["/mnt/host/env.sh"] = (project.root / HOST_FOLDER / "env.sh").read_bytes()
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for path, content in files.items():
+                info = tarfile.TarInfo(path)
+                info.size, info.mode = len(content), 0o755
+                tar.addfile(info, io.BytesIO(content))
+        buffer.seek(0)
+        return buffer
+
+    @contextmanager
+    def _memory(self) -> Iterator[bool]:
+        """Whether a file system fits into memory, beside those that other threads write there now."""
+        with self._counting:
+            fits = machine.free_memory() >= FREE_MEMORY + self._in_memory * TMPFS
+            self._in_memory += fits
+        try:
+            yield fits
+        finally:
+            with self._counting:
+                self._in_memory -= fits
+
+
+def _read_steps(root: Path) -> dict[str, bytes]:
+    """The scripts that mmdebstrap.sh runs: path in its working directory -> content."""
+    return {f"steps/{path.name}": path.read_bytes() for path in sorted((root / STEPS).iterdir()) if path.is_file()}
+
+
+def _newest_release(matrix: Matrix) -> str:
+    """The newest release has the newest mmdebstrap, which supports older releases."""
+    return max(matrix.debian, key=lambda release: [int(part) for part in matrix.debian[release].glibc.split(".")])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,19 +31,12 @@ class Programs:
     def run(self, program: Program, on_line: Callable[[str], str]) -> int:
         """Runs a program and returns its exit status, negative if a signal ended it.
 
-        `on_line` gets each line of its output and returns what the log is to have.
+        `on_line` gets each line of its output and returns what the log is to have. Kills the program after its time,
+        when all are stopped, or if `on_line` raises an exception.
         """
         program.log.parent.mkdir(parents=True, exist_ok=True)
-        with program.log.open("w", encoding="utf-8", buffering=1) as log, self._started(program) as child:
-            assert child.stdout is not None
-            for line in child.stdout:
-                log.write(on_line(line))
-            return child.wait()
-
-    @contextmanager
-    def _started(self, program: Program) -> Iterator[subprocess.Popen[str]]:
-        """Starts a program, and kills it at the end of the block, after its time, or when all are stopped."""
-        with subprocess.Popen(
+        # The log is opened first: if that fails, nothing is started, and no timer keeps the builder from ending.
+        with program.log.open("w", encoding="utf-8", buffering=1) as log, subprocess.Popen(
             list(program.command), cwd=program.folder, env=dict(program.environment), text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ) as child:  # fmt: skip
@@ -56,7 +48,10 @@ class Programs:
             if self.stopped:  # before the child was registered
                 child.kill()
             try:
-                yield child
+                assert child.stdout is not None
+                for line in child.stdout:
+                    log.write(on_line(line))
+                return child.wait()
             finally:
                 timer.cancel()
                 child.kill()

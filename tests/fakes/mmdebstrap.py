@@ -1,4 +1,4 @@
-"""A fake of `builder.build.mmdebstrap`, and the file systems that it makes."""
+"""A fake of `Mmdebstrap`, and the file systems that it makes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from builder.build.mmdebstrap import Mmdebstrap
+from builder.build.operating_systems import Mmdebstrap
 from builder.build.work import Work
 from builder.index.host import Host
 
@@ -26,7 +26,16 @@ class FakeMmdebstrap(Mmdebstrap):
         self.make = make
         self.hosts: list[Host] = []
 
-    def run(self, host: Host, name: str, arguments: Sequence[str], files: Mapping[str, bytes], folder: Path) -> Path:
+    def run(
+        self,
+        host: Host,
+        name: str,
+        arguments: Sequence[str],
+        files: Mapping[str, bytes],
+        folder: Path,
+        *,
+        container: str | None = None,
+    ) -> Path:
         self.hosts.append(host)
         (folder / "root.tar").write_bytes(self.make(name, arguments, files))
         return folder / "root.tar"

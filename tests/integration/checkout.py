@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from builder.build.mmdebstrap import Mmdebstrap
+from builder.build.operating_systems import Mmdebstrap
 from builder.build.work import Work
 from builder.common import digest
 from builder.common.console import View

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import io
 import json
+import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import pytest
-
-from builder.build import bytecode, layer_lookup, wheels
 from builder.build.assemble import Assembler
-from builder.build.bytecode import Compilation
+from builder.build.layer_lookup import LayerLookup
 from builder.build.work import Work
 from builder.common import digest
 from builder.common.console import View
 from builder.common.errors import BuilderError, RegistryError
 from builder.common.reference import ImageRef
 from builder.common.retry import RetryPolicy
+from builder.index.download import Fetcher
 from builder.index.host import Host
+from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
 from builder.layers import images as stored_images
 from builder.layers import oci, stored_layers
+from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image
-from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
+from builder.registry.client import Registry
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.mmdebstrap import DAY, FakeMmdebstrap, file_system
@@ -85,6 +87,9 @@ class World:
     spliced: list[str] = field(default_factory=list)
     compiled: list[list[str]] = field(default_factory=list)
     programs: set[bytes] = field(default_factory=set)
+    before_compile: Callable[[str], object] = lambda _: None
+    compile_error: str = ""
+    bytecode_path: Callable[[str], str] = lambda source: f"{source}c"
     system_inputs: set[str] = field(default_factory=set)
     before_system: Callable[[], object] = lambda: None
     registry: dict[str, bytes] = field(default_factory=dict)
@@ -109,23 +114,59 @@ class World:
         content = f"{arguments} {self.packages}".encode()
         return file_system(content, self.taken, self.folders, DAY + 86400 * (int(self.packages) - 1))
 
-    def compile(self, work: Work, store: Store, compilation: Compilation) -> list[Entry]:
-        """In place of `bytecode.compiled_entries`."""
-        assert work.engine.image(compilation.os_image), "no system to compile in"
-        assert all(store.path(blob).exists() for blob, _ in compilation.sources)
-        paths = [source.path for _, sources in compilation.sources for source in sources]
-        self.compiled.append(paths)
-        self.programs.add(compilation.program)
-        content = self.python.encode()
-        return [Entry(path=f"{path}c", mode=0o644, content=content) for path in paths]
+    def compile(self, program: bytes, sources: Sequence[str]) -> bytes:
+        """The zip that compile.py writes for these sources."""
+        self.compiled.append(list(sources))
+        self.programs.add(program)
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sources:
+                archive.writestr(zipfile.ZipInfo(self.bytecode_path(path)), self.python, zipfile.ZIP_DEFLATED)
+        return buffer.getvalue()
 
 
-@dataclass
-class FakeRepository:
+class CompilingEngine(FakeEngine):
+    """Its containers compile bytecode; `before_compile` of the world gets the image that each one runs."""
+
+    def __init__(self, world: World, *, registry: bool = True) -> None:
+        super().__init__(registry=registry)
+        self.world = world
+
+    def run_to_file(
+        self,
+        image: str,
+        *,
+        checkout: str,
+        command: Sequence[str],
+        files: BinaryIO,
+        result: str,
+        out: BinaryIO,
+        on_line: Callable[[str], object],
+        stopped: threading.Event | None = None,
+        timeout_s: float = 0,
+        **settings: Any,
+    ) -> int:
+        assert self.image(image), "no system to compile in"
+        assert settings == {"network_mode": "none", "environment": {"PYTHONHASHSEED": "0"}}
+        self.world.before_compile(image)
+        if self.world.compile_error:
+            on_line(self.world.compile_error)
+            return 1
+        with tarfile.open(fileobj=files) as tar:
+            contents = {f"/{member.name}": file.read() for member in tar if (file := tar.extractfile(member))}
+        *python, program, result_argument = command
+        assert (python, result_argument) == (["/opt/venv/bin/python", "-B"], result)
+        out.write(self.world.compile(contents.pop(program), [path.removeprefix("/") for path in contents]))
+        return 0
+
+
+class FakeRepository(Registry):
     """A repository with the blobs of the world's registry. Downloads are listed in `downloaded`."""
 
-    world: World
-    name: str
+    def __init__(self, world: World, reference: ImageRef, *, host: Host, write: bool, policy: RetryPolicy) -> None:
+        assert not write
+        self.world = world
+        self.name = str(reference)
 
     def has_blob(self, digest: str) -> bool:
         if self.world.registry_error:
@@ -144,11 +185,14 @@ class FakeRepository:
         read(size)
 
 
-@dataclass
-class WorldFetcher:
-    world: World
-    folder: Path
-    progress: Callable[[int], None]
+class WorldFetcher(Fetcher):
+    """Makes the wheels that it fetches."""
+
+    def __init__(
+        self, world: World, settings: IndexSettings, folder: Path, *, progress: Callable[[int], None], warn: object
+    ) -> None:
+        super().__init__(settings, folder, progress=progress)
+        self.world = world
 
     def fetch(self, wheel: Wheel) -> Path:
         self.world.before_fetch(wheel.name)
@@ -157,14 +201,8 @@ class WorldFetcher:
             raise self.world.broken[wheel.name]
         content = self.world.damaged.get(wheel.name) or pack(wheel, self.world.more.get(wheel.name, {}))
         self.path(wheel).write_bytes(content)
-        self.progress(wheel.size)
+        self._progress(wheel.size)
         return self.path(wheel)
-
-    def path(self, wheel: Wheel) -> Path:
-        return self.folder / f"{wheel.sha256}.whl"
-
-    def drop(self, wheel: Wheel) -> None:
-        self.path(wheel).unlink(missing_ok=True)
 
     def stop(self) -> None:
         self.world.on_stop()
@@ -173,26 +211,14 @@ class WorldFetcher:
 class AssemblyBench:
     """A checkout, an engine and a store, with a world around them."""
 
-    def __init__(self, project: Project, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, project: Project, root: Path) -> None:
         self.world = World()
-        self.engine = FakeEngine()
+        self.engine: FakeEngine = CompilingEngine(self.world)
         self.console = MemoryConsole()
         self.store = Store(root)
         self.store.prepare()
         self.project = project
         self.assemblers: list[Assembler] = []
-        monkeypatch.setattr(wheels, "Fetcher", self._fetcher)
-        monkeypatch.setattr(bytecode, "compiled_entries", self.world.compile)
-        monkeypatch.setattr(layer_lookup, "Registry", self._repository)
-
-    def _fetcher(
-        self, _: object, folder: Path, *, progress: Callable[[int], None], warn: Callable[[str], None]
-    ) -> WorldFetcher:
-        return WorldFetcher(self.world, folder, progress)
-
-    def _repository(self, reference: ImageRef, *, host: Host, write: bool, policy: RetryPolicy) -> FakeRepository:
-        assert not write
-        return FakeRepository(self.world, str(reference))
 
     @property
     def work(self) -> Work:
@@ -205,7 +231,14 @@ class AssemblyBench:
 
     def begin(self, images: Sequence[PlannedImage]) -> Assembler:
         work = self.work
-        assembler = Assembler(work, self.store, mmdebstrap=FakeMmdebstrap(work, self.world.make_system))
+        known, new_registry = KnownLayers(self.project.root), partial(FakeRepository, self.world)
+        assembler = Assembler(
+            work,
+            self.store,
+            lookup=LayerLookup(self.project, work.host, work.view, self.store, known, new_registry=new_registry),
+            mmdebstrap=FakeMmdebstrap(work, self.world.make_system),
+            new_fetcher=partial(WorldFetcher, self.world),
+        )
         self.assemblers.append(assembler)
         assembler.prepare(images)
         return assembler

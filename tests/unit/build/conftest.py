@@ -27,7 +27,7 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         return make_layer(store, layer, paths, known)
 
     def bench() -> AssemblyBench:
-        machines.append(AssemblyBench(tiny, tmp_path / f"store{len(machines)}", monkeypatch))
+        machines.append(AssemblyBench(tiny, tmp_path / f"store{len(machines)}"))
         return machines[-1]
 
     monkeypatch.setattr(stored_layers, "store_wheels", splice)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from builder.build import bytecode, disk
-from builder.build.bytecode import Compilation
-from builder.build.work import Work
-from builder.common.errors import BuildError, DiskError, EngineError, FetchError
+from builder.build import disk
+from builder.common.errors import BuildError, DamagedError, DiskError, EngineError, FetchError
 from builder.index.download import CONNECTIONS
-from builder.layers.splice import Entry
-from builder.layers.store import Store
 from builder.matrix.project import Project
 from tests.fakes import locks
 from tests.fakes.engine import INFO
@@ -121,38 +116,24 @@ def test_a_system_that_fails_fails_only_the_images_on_it(benches: Callable[[], A
 
 
 def test_bytecode_does_not_wait_for_a_system_with_the_python_of_another(
-    benches: Callable[[], AssemblyBench], edit: Edit, monkeypatch: pytest.MonkeyPatch
+    benches: Callable[[], AssemblyBench], edit: Edit
 ) -> None:
     bench = two_systems(benches, edit)
     bench.run(QUARTZ)
     compiled = threading.Event()
-    compile_ = bytecode.compiled_entries
-
-    def compiling(*arguments: Any) -> Iterable[Entry]:
-        compiled.set()
-        return compile_(*arguments)
 
     def wait() -> None:
         assert compiled.wait(10), "bytecode waits for the operating system"
 
-    monkeypatch.setattr(bytecode, "compiled_entries", compiling)
+    bench.world.before_compile = lambda _: compiled.set()
     bench.world.before_system = wait
     assert bench.run(BOARD)
 
 
-def test_bytecode_is_not_compiled_in_a_system_of_other_inputs(
-    benches: Callable[[], AssemblyBench], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytecode_is_not_compiled_in_a_system_of_other_inputs(bench: AssemblyBench) -> None:
     """The old one may be what had to be repaired."""
-    bench = benches()
     systems: list[str] = []
-    compile_ = bytecode.compiled_entries
-
-    def compiling(work: Work, store: Store, compilation: Compilation) -> Iterable[Entry]:
-        systems.append(compilation.os_image)
-        return compile_(work, store, compilation)
-
-    monkeypatch.setattr(bytecode, "compiled_entries", compiling)
+    bench.world.before_compile = systems.append
     bench.run(QUARTZ)
     bench.refresh()
     bench.run(QUARTZ, BOARD)
@@ -185,20 +166,41 @@ def test_files_that_cannot_be_used_fail_only_their_image(bench: AssemblyBench) -
         assembler.build(images[1])
 
 
-def test_bytecode_that_fails_is_made_in_the_next_run(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise BuildError("compile.py ended with status 1")
-
+def test_bytecode_that_fails_is_made_in_the_next_run(bench: AssemblyBench) -> None:
+    bench.world.compile_error = "SyntaxError"
     images = bench.images(EMBER)
-    with monkeypatch.context() as patch:
-        patch.setattr(bytecode, "compiled_entries", fail)
-        assembler = bench.begin(images)
-        with pytest.raises(BuildError, match=r"compile\.py"):
-            assembler.build(images[0])
-        assembler.close()
+    assembler = bench.begin(images)
+    with pytest.raises(BuildError, match=r"^compile\.py ended with status 1 in the container .*\nSyntaxError$"):
+        assembler.build(images[0])
+    assembler.close()
+    bench.world.compile_error = ""
     bench.world.did()
     assert bench.run(EMBER)
     assert bench.world.did() == ([], [], [], 1)
+
+
+def test_a_container_that_returns_other_files_than_bytecode_is_an_error(bench: AssemblyBench) -> None:
+    """It runs programs of the image's packages."""
+    bench.world.bytecode_path = lambda source: f"etc/{source}"
+    images = bench.images(EMBER)
+    with pytest.raises(BuildError, match=r"^the container that compiles bytecode returned 'etc/opt/venv/.*\.py'$"):
+        bench.begin(images).build(images[0])
+
+
+def test_a_damaged_layer_below_bytecode_is_removed(bench: AssemblyBench) -> None:
+    """Its size is right, so the store has it; the next run makes it again."""
+    expected = bench.run(EMBER)
+    [bytecode] = [layer for layer in bench.images(EMBER)[0].layers if layer.compiled]
+    record = bench.store.get_record(bytecode.inputs)
+    assert record
+    bench.store.path(record["digest"]).unlink()
+    damaged = bench.store.path(bench.layer("ember", EMBER).digest)
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    images = bench.images(EMBER)
+    with pytest.raises(DamagedError, match="did not match its digest and was removed"):
+        bench.begin(images).build(images[0])
+    assert not damaged.exists()
+    assert bench.run(EMBER) == expected
 
 
 def test_nothing_waits_for_downloads_after_an_interrupt(bench: AssemblyBench, caplog: pytest.LogCaptureFixture) -> None:

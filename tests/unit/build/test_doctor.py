@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from builder.build import doctor, mmdebstrap
+from builder.build import doctor, operating_systems
 from builder.build.doctor import Finding
 from builder.common.errors import EngineError
 from builder.compat.gpus import Gpu
@@ -57,7 +57,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(Engine, "connect", connect)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if name in has["which"] else None)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=has["free"]))
-    monkeypatch.setattr(mmdebstrap, "obstacle_here", lambda: has["reason"])
+    monkeypatch.setattr(operating_systems, "obstacle_here", lambda: has["reason"])
     monkeypatch.setattr("builder.compat.gpus.read", lambda: has["gpus"])
     monkeypatch.setattr("builder.index.host.read", lambda: Host(index=has["settings"]))
     monkeypatch.setattr("subprocess.run", programs)

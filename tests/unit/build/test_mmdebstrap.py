@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from builder.build import mmdebstrap
-from builder.build.mmdebstrap import Mmdebstrap
+from builder.build import operating_systems
+from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program
 from builder.build.work import Work
 from builder.common.console import View
@@ -23,7 +23,7 @@ from builder.matrix.project import Project
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole, Programs
 from tests.fakes.programs import FakePrograms
 
-ENOUGH = mmdebstrap.FREE_MEMORY
+ENOUGH = operating_systems.FREE_MEMORY
 HOST = Host(
     read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="http://mirror.example.test/debian"),)),
     proxies={"HTTP_PROXY": "http://proxy.example.test"},
@@ -59,7 +59,7 @@ class ContainerEngine(FakeEngine):
         **settings: Any,
     ) -> int:
         assert stopped
-        assert timeout_s == mmdebstrap.TIMEOUT_S
+        assert timeout_s == operating_systems.TIMEOUT_S
         self.runs.append({"image": image, "command": command, "result": result, **settings})
         with tarfile.open(fileobj=io.BytesIO(files.read())) as tar:
             contents = ((member.name, tar.extractfile(member)) for member in tar)
@@ -182,7 +182,7 @@ def test_a_container_of_the_newest_release_runs_it_where_this_machine_cannot(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     REASONS[reason](machine, monkeypatch)
-    assert mmdebstrap.obstacle_here() == reason
+    assert operating_systems.obstacle_here() == reason
     assert (machine.run() / "root.tar").read_bytes() == b"tar"
     machine.run("again")
     assert machine.children.calls == []
@@ -235,7 +235,7 @@ def test_https_archives_need_certificates_in_a_container(
 ) -> None:
     """Debian's slim images have none."""
     (tmp_path / "bundle").write_bytes(b"system")
-    monkeypatch.setattr(mmdebstrap, "SYSTEM_BUNDLE", tmp_path / "bundle")
+    monkeypatch.setattr(operating_systems, "SYSTEM_BUNDLE", tmp_path / "bundle")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     machine.host = Host(
         read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="https://mirror.example.test/debian"),))
@@ -322,7 +322,7 @@ def test_two_at_once_need_memory_for_two(machine: Machine) -> None:
         inner.append("TMPFS" in machine.children.calls[-1].environment)
         return run(program, on_line)
 
-    for free, expected in ((ENOUGH, False), (ENOUGH + mmdebstrap.TMPFS, True)):
+    for free, expected in ((ENOUGH, False), (ENOUGH + operating_systems.TMPFS, True)):
         machine.set_memory(free)
         machine.children.run = nested  # type: ignore[method-assign]
         assert "TMPFS" in machine.run_here().environment

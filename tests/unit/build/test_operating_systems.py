@@ -63,12 +63,8 @@ class OneSystem:
     def make(self) -> OsLayer:
         lookup = WithoutRegistry(self.work.project, self.work.host, self.work.view, self.store, self.known)
         fake = FakeMmdebstrap(self.work, self.mmdebstrap)
-        layers = SystemLayers(self.work, self.store, lookup, fake, jobs=1)
-        layers.start([self.image])
-        try:
-            return layers.layer(self.image.os)
-        finally:
-            layers.close(wait=True)
+        files = operating_systems.read_inputs(self.work.project.root, self.image)
+        return SystemLayers(self.work, self.store, lookup, fake).provide(self.image, files, None)
 
     @property
     def recorded(self) -> OsLayer | None:
