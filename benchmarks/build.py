@@ -26,10 +26,10 @@ from rich.table import Table
 from benchmarks import release, start
 from benchmarks.common import NAMESPACE, PORT, ROOT, Results, copy, registry, run
 from builder.build.assemble import Assembler
-from builder.build.work import Work
+from builder.build.work import RunContext
 from builder.common.console import View
 from builder.common.reference import ImageRef
-from builder.common.units import duration, size
+from builder.common.text import duration, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader, archive
 from builder.index import host
@@ -45,7 +45,7 @@ from builder.matrix.project import Project
 from builder.matrix.tags import CELL_LABEL
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
-from builder.registry import push
+from builder.registry import transfer
 from builder.registry.client import Manifest, Registry
 
 PLAIN, JUPYTER, OTHER_PYTHON = "pt-2.9-cu128-py311", "pt-2.9-cu128-py311-jupyter", "pt-2.9-cu128-py313"
@@ -138,7 +138,7 @@ class Bench:
         store = Store(self.store)
         store.prepare()
         image = planned(self._checkout, PLAIN)
-        fetcher = Fetcher(host.read().index, self.store / "downloads")
+        fetcher = Fetcher(host.read_host().index, self.store / "downloads")
         for locked in (each for each in image.wheels if each.name in ("torch", "nvidia-cudnn-cu12")):
             path = fetcher.fetch(locked)
             place = wheel.CUDA if locked.component == CUDA else wheel.environment(image.cell.python)
@@ -208,7 +208,7 @@ class Bench:
             self._results.facts.append("first load: not measured, the engine has other images, which may share layers")
             return
         store = Store(self.store)
-        image = stored_images.find(store, planned(self._checkout, PLAIN))
+        image = stored_images.find_stored_image(store, planned(self._checkout, PLAIN))
         assert image is not None
         path = self._scratch / "archive.tar"
         with path.open("wb") as out:
@@ -240,7 +240,7 @@ class Bench:
     def _load(self, cell: str) -> int:
         """Loads an image of the store into the engine; returns the bytes of layers that the engine unpacked."""
         store = Store(self.store)
-        image = stored_images.find(store, planned(self._checkout, cell))
+        image = stored_images.find_stored_image(store, planned(self._checkout, cell))
         assert image is not None
         unpacked: list[int] = []
         loader = Loader(self._engine, store, str(self._checkout), print)
@@ -257,7 +257,7 @@ class Bench:
 
 def planned(checkout: Path, cell: str) -> PlannedImage:
     project = Project(checkout)
-    return plan.make_locked(project, project.select([cell])).images[0]
+    return plan.make_locked_plan(project, project.select([cell])).images[0]
 
 
 def reference(cell: str) -> ImageRef:
@@ -270,8 +270,8 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
 
     Without tests, as by the other method; `builder push` does not publish untested images.
     """
-    image, settings = planned(checkout, cell), host.read()
-    work = Work(engine=Engine.connect(), project=Project(checkout), host=settings, view=View(Console(quiet=True)))
+    image, settings = planned(checkout, cell), host.read_host()
+    work = RunContext(engine=Engine.connect(), project=Project(checkout), host=settings, view=View(Console(quiet=True)))
     with store.used():
         assembler = Assembler(work, store)
         missing = [layer for layer in image.layers if layer.wheels and not store.get_record(layer.inputs)]
@@ -281,7 +281,7 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
         target = Registry(reference(cell), host=settings, write=True)
         manifest = Manifest.of(store.read(assembled.manifest.digest), MANIFEST_TYPE)
         blobs = [assembled.config, *(layer.descriptor for layer in assembled.layers)]
-        pushed = push.push(target, manifest, {blob: store.path(blob.digest) for blob in blobs})
+        pushed = transfer.push_image(target, manifest, {blob: store.path(blob.digest) for blob in blobs})
         target.put_manifest(cell, manifest.content, manifest.media_type)
     return {
         "fetched": sum(layer.bytes for layer in missing),
@@ -293,12 +293,12 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
 
 def _store(store: Store, entries: Iterable[Entry], diff_id: str) -> Layer:
     with store.new_blob() as blob:
-        layer, *_ = splice.write(entries, blob.file, diff_id=diff_id)
+        layer, *_ = splice.write_layer(entries, blob.file, diff_id=diff_id)
         blob.digest = layer.digest
     return layer
 
 
-def inflate_alone(path: Path, file: str, place: wheel.Place) -> int:
+def inflate_alone(path: Path, file: str, place: wheel.InstallScheme) -> int:
     """Inflates every entry of a wheel and hashes the content, in one thread; returns the bytes inflated."""
     sha256, count = hashlib.sha256(), 0
     with path.open("rb", buffering=splice.CHUNK) as opened:

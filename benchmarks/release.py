@@ -20,9 +20,9 @@ from rich.console import Console
 
 from benchmarks.common import BUILDER, PORT, Results, copy, registry, run
 from builder.build.assemble import Assembler
-from builder.build.work import Work
+from builder.build.work import RunContext
 from builder.common.console import View
-from builder.common.units import size
+from builder.common.text import size
 from builder.engine.client import Engine
 from builder.index import host
 from builder.layers.store import Store
@@ -51,9 +51,11 @@ class Machine:
     def assemble(self, cells: Sequence[str]) -> list[str]:
         """Assembles images in the store and writes evidence for them; returns their cells."""
         project, store = Project(self.checkout), Store(self.store)
-        images = plan.make_locked(project, project.select(cells)).images
+        images = plan.make_locked_plan(project, project.select(cells)).images
         view = View(Console(quiet=True))
-        work = Work(engine=Engine.connect(), project=project, host=host.of(project.matrix), view=view)
+        work = RunContext(
+            engine=Engine.connect(), project=project, host=host.host_for_matrix(project.matrix), view=view
+        )
         suite = Suite.of(self.checkout)
         with store.used():
             assembler = Assembler(work, store)

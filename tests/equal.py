@@ -16,11 +16,11 @@ from builder.build import images
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options
-from builder.build.work import Method, Work
+from builder.build.work import ImageProvider, RunContext
 from builder.cli.context import Context
 from builder.common.console import View
 from builder.engine.client import Engine
-from builder.index.host import read
+from builder.index.host import read_host
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
 
@@ -36,10 +36,10 @@ def main(cells: list[str]) -> int:
     """Compares; 1 if there is a difference."""
     context = Context(root=ROOT)
     project = context.project
-    work = Work(engine=Engine.connect(), project=project, host=read(), view=View(context.err))
+    work = RunContext(engine=Engine.connect(), project=project, host=read_host(), view=View(context.err))
     store = context.store
     status = 0
-    for image in plan.make_locked(project, project.select(cells)).images:
+    for image in plan.make_locked_plan(project, project.select(cells)).images:
         with store.used():
             assembled = _built(work, Assembler(work, store), image)
         by_dockerfile = _built(work, DockerfileBuilder(work), image)
@@ -55,7 +55,7 @@ def main(cells: list[str]) -> int:
     return status
 
 
-def _built(work: Work, method: Method, image: PlannedImage) -> str:
+def _built(work: RunContext, method: ImageProvider, image: PlannedImage) -> str:
     outcomes = images.make_images(work, method, Plan(images=(image,)), Options(jobs=1, test=False))
     if failure := images.failure(outcomes):
         raise failure

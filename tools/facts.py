@@ -56,7 +56,7 @@ def check_facts(context: Context, requirements: Sequence[str]) -> None:
     not in any metadata. Without arguments, checks the releases in matrix.yaml. Shows the entry to add if one is
     missing. Reads single files of the wheels, at most 12 MB each, and installs nothing.
     """
-    known = facts.load()
+    known = facts.load_facts()
     releases = [exact_release(text) for text in requirements] or _releases_in(context.project.matrix, known)
     session = IndexSession(context.host.index)
 

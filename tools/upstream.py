@@ -44,7 +44,7 @@ def upstream(context: Context) -> None:
         matrix=project.matrix,
         known=project.cells,
         catalogue=Index(settings.index),
-        facts=facts.load(),
+        facts=facts.load_facts(),
         resolve=reason,
     )
     are_newest = True

@@ -16,9 +16,9 @@ from benchmarks.frameworks.report import Report
 from builder.cli import SETTINGS, main
 from builder.cli.context import Context
 from builder.cli.options import cells_argument, debug_option
-from builder.common import atomic
 from builder.common.console import View
 from builder.common.errors import EngineError, ImageTestError, UsageError
+from builder.common.files import write_atomically
 from builder.compat import gpus
 from builder.engine.client import Engine
 from builder.matrix.cells import Cell
@@ -63,14 +63,14 @@ class Outputs:
     def write(self, results: Report) -> None:
         """Raises ImageTestError if not everything was measured: only --json is written then."""
         if self.json_file:
-            atomic.write_text(self.json_file, json.dumps(results.as_data(), indent=2) + "\n")
+            write_atomically(self.json_file, json.dumps(results.as_data(), indent=2) + "\n")
         if problems := results.problems():
             raise ImageTestError("not everything was measured\n" + "\n".join(f"  {problem}" for problem in problems))
         if self.plot_file:
-            atomic.write_text(self.plot_file, plot.draw(results))
+            write_atomically(self.plot_file, plot.draw(results))
         if self.docs_file:
             text = self.docs_file.read_text(encoding="utf-8")
-            atomic.write_text(self.docs_file, report.into_docs(text, results.markdown(), str(self.docs_file)))
+            write_atomically(self.docs_file, report.into_docs(text, results.markdown(), str(self.docs_file)))
 
 
 @click.command(epilog=EPILOG, context_settings=SETTINGS)

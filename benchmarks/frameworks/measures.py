@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from builder.common.units import size
+from builder.common.text import size
 
 GPU_SIZE, CPU_SIZE = 8192, 2048  # default size of the matrices that are multiplied
 _MIB = 1 << 20

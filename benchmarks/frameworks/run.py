@@ -23,7 +23,7 @@ from benchmarks.frameworks.selection import INSIDE, Subject
 from builder.common.console import View
 from builder.common.errors import ImageTestError
 from builder.engine.client import Engine
-from builder.engine.errors import translated
+from builder.engine.model import translated
 
 FOLDER = "/tmp/bench"  # noqa: S108  in a container that only this run uses
 MAIN = "benchmarks.inside.main"

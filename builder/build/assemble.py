@@ -23,21 +23,21 @@ from typing import Any, BinaryIO
 from builder.build import disk, operating_systems
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap, SystemLayers
-from builder.build.work import LoadedImage, Method, Origin, Work, record_built
+from builder.build.work import ImageProvider, LoadedImage, Origin, RunContext, record_built
 from builder.common import errors
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, BuildError, DamagedError
 from builder.engine.load import Loader
 from builder.index.download import CONNECTIONS, Fetcher
-from builder.layers import files, stored_layers, wheel_zip
 from builder.layers import images as stored_images
+from builder.layers import stored_layers, wheel_zip
 from builder.layers.images import UNTESTED
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
-from builder.layers.wheel import FILE_MODE, Place, environment, new_folders
+from builder.layers.wheel import FILE_MODE, InstallScheme, environment, new_folders
 from builder.plan import budget, plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
@@ -47,7 +47,7 @@ PYTHON = "/opt/venv/bin/python"
 _PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a container that only this step uses
 
 
-class Assembler(Method):
+class Assembler(ImageProvider):
     """Makes the images of one run. `prepare` starts their layers, `build` waits for those of one image.
 
     `jobs` is how many operating systems are made at the same time. The assemblers of a run share a `lookup`, so that
@@ -56,7 +56,7 @@ class Assembler(Method):
 
     def __init__(
         self,
-        work: Work,
+        work: RunContext,
         store: Store,
         *,
         jobs: int = 2,
@@ -100,7 +100,7 @@ class Assembler(Method):
     def find(self, image: PlannedImage) -> LoadedImage | None:
         """The image, if store and engine both have it as planned."""
         try:
-            stored = stored_images.find(self._store, image, self._lookup.known)
+            stored = stored_images.find_stored_image(self._store, image, self._lookup.known)
         except DamagedError as error:
             self._work.view.say(f"{image.id}: {error}; it will be rebuilt")
             self._store.discard(error.blob)
@@ -114,8 +114,9 @@ class Assembler(Method):
         """One image for each operating system that neither the store nor a registry has."""
         return [
             image
-            for image in {image.os: image for image in images}.values()
-            if not self._lookup.system_in_store(image.os) and not self._lookup.system_in_registry(image.os)
+            for image in {image.os_inputs: image for image in images}.values()
+            if not self._lookup.system_in_store(image.os_inputs)
+            and not self._lookup.system_in_registry(image.os_inputs)
         ]
 
     def prepare(self, images: Sequence[PlannedImage]) -> None:
@@ -130,7 +131,7 @@ class Assembler(Method):
         self._compilers = plan.systems(work.project)
         for image in images:
             try:
-                self._files[image.id] = files.read(root, image, environment(image.cell.python))
+                self._files[image.id] = stored_layers.read_component_files(root, image, environment(image.cell.python))
             except BuilderError as error:
                 self._unreadable[image.id] = error
             except OSError as error:
@@ -138,18 +139,20 @@ class Assembler(Method):
         images = [image for image in images if image.id in self._files]
 
         # Operating systems, in the order of the images: from the store, a registry, or mmdebstrap.
-        for image in {image.os: image for image in images}.values():
-            if stored := lookup.system_in_store(image.os):
-                self._layers[image.os] = _done(stored)
+        for image in {image.os_inputs: image for image in images}.values():
+            if stored := lookup.system_in_store(image.os_inputs):
+                self._layers[image.os_inputs] = _done(stored)
                 continue
             try:
                 inputs = operating_systems.read_inputs(root, image)
             except OSError as error:
-                self._layers[image.os] = Future()
-                self._layers[image.os].set_exception(errors.of_file(error))
+                self._layers[image.os_inputs] = Future()
+                self._layers[image.os_inputs].set_exception(errors.of_file(error))
                 continue
-            in_registry = lookup.system_in_registry(image.os)
-            self._layers[image.os] = self._making_systems.submit(self._systems.provide, image, inputs, in_registry)
+            in_registry = lookup.system_in_registry(image.os_inputs)
+            self._layers[image.os_inputs] = self._making_systems.submit(
+                self._systems.provide, image, inputs, in_registry
+            )
 
         # Layers of wheels. The largest wheels are downloaded first, since they take longest; the layers are made in the
         # order in which their last wheels arrive.
@@ -201,11 +204,11 @@ class Assembler(Method):
         store, known = self._store, self._lookup.known
         if error := self._unreadable.get(image.id):
             raise error
-        system = _system(self._layers[image.os])
+        system = _system(self._layers[image.os_inputs])
         stack = []
         for layer in image.layers:
             if layer.kind == "files" and not layer.compiled:  # takes no time, so it is made here
-                entries = files.entries(self._files[image.id], system.folders)
+                entries = stored_layers.component_file_entries(self._files[image.id], system.folders)
                 stack.append(stored_layers.store_layer(store, layer, entries))
             else:
                 stack.append(self._layers[layer.inputs].result())
@@ -214,20 +217,20 @@ class Assembler(Method):
         for planned, made in zip(image.layers, stack, strict=True):
             if planned.wheels or planned.compiled:
                 known.add(planned, made)
-        known.add_system(image.os, system)
+        known.add_system(image.os_inputs, system)
         known.write()
 
         stored_layers.check_paths(store, image.id, image.layers, set(system.taken))
         sizes = [(planned.name, made.size, made.unpacked) for planned, made in zip(image.layers, stack, strict=True)]
         budget.check_built(self._work.project.matrix, image.cell, sizes)
-        assembled = stored_images.write(store, image, system, stack)
+        assembled = stored_images.write_image(store, image, system, stack)
         stored_images.put_name(store, image, system, assembled.manifest, image.references[0] + UNTESTED)
         return assembled
 
     def record_tagged(self, image: PlannedImage) -> None:
         """Names the image in the store by its full tag, after it passed its tests and has its tags."""
-        stored = stored_images.find(self._store, image, self._lookup.known)
-        system = self._lookup.system_in_store(image.os)
+        stored = stored_images.find_stored_image(self._store, image, self._lookup.known)
+        system = self._lookup.system_in_store(image.os_inputs)
         if stored and system:
             name = image.references[0]
             stored_images.put_name(self._store, image, system, stored.manifest, name, instead_of=name + UNTESTED)
@@ -297,12 +300,12 @@ class Assembler(Method):
 
         # All operating systems with the image's Python give the same bytecode: the first one that is ready will do.
         # Those that the store has are, also if no image of this run has them.
-        candidates = [image.os, *sorted(self._compilers.get(image.compiler, set()) - {image.os})]
+        candidates = [image.os_inputs, *sorted(self._compilers.get(image.compiler_inputs, set()) - {image.os_inputs})]
         system = next(filter(None, map(lookup.system_in_store, candidates)), None)
         if system is None:
             started = [self._layers[inputs] for inputs in candidates if inputs in self._layers]
             ready = (future for future in as_completed(started) if not future.exception())
-            system = _system(next(ready, self._layers[image.os]))
+            system = _system(next(ready, self._layers[image.os_inputs]))
         below = {inputs: self._layers[inputs].result() for inputs in layer.compiled}
         with self._loading_system:
             if system.digest not in self._os_images:
@@ -367,7 +370,7 @@ def _add(tar: tarfile.TarFile, path: str, content: bytes) -> None:
     tar.addfile(info, io.BytesIO(content))
 
 
-def _bytecode_entries(file: BinaryIO, place: Place) -> Iterator[Entry]:
+def _bytecode_entries(file: BinaryIO, place: InstallScheme) -> Iterator[Entry]:
     """The zip that compile.py wrote, as entries of a layer."""
     folders: set[str] = set()
     with zipfile.ZipFile(file) as archive:

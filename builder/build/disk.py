@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from builder.build.work import Work, built_ids
+from builder.build.work import RunContext, built_ids
 from builder.common.errors import FREE_DISK, DamagedError, DiskError
-from builder.common.units import counted, size
+from builder.common.text import counted, size
 from builder.layers import images as stored_image
 from builder.layers import stored_layers
 from builder.layers.blobs import Descriptor
@@ -50,7 +50,7 @@ def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
 def _stored(store: Store, image: PlannedImage) -> Image | None:
     """The image, if the store has all of it. Quicker than to read the record of each of its layers."""
     try:
-        return stored_image.find(store, image)
+        return stored_image.find_stored_image(store, image)
     except DamagedError:
         return None
 
@@ -66,7 +66,7 @@ def dockerfile_bytes(plan: Plan, cached: int = 0) -> int:
     return max(int(plan.unique_bytes * _BUILT) - cached, 0) + SPARE
 
 
-def check_assemble(work: Work, store: Store, images: Sequence[PlannedImage]) -> None:
+def check_assemble(work: RunContext, store: Store, images: Sequence[PlannedImage]) -> None:
     """Raises DiskError if a local engine has too little room to load these images."""
     info = work.engine.info()
     if not info.is_local:  # the disk of a remote engine cannot be measured
@@ -78,7 +78,7 @@ def check_assemble(work: Work, store: Store, images: Sequence[PlannedImage]) -> 
     _check_free(info.root, needed, f"building {counted(len(images), 'image')}")
 
 
-def check_dockerfile(work: Work, images: Sequence[PlannedImage]) -> None:
+def check_dockerfile(work: RunContext, images: Sequence[PlannedImage]) -> None:
     """Raises DiskError if a local engine has too little room to build these images from their Dockerfiles."""
     info = work.engine.info()
     if info.is_local:
@@ -86,7 +86,7 @@ def check_dockerfile(work: Work, images: Sequence[PlannedImage]) -> None:
         _check_free(info.root, needed, f"building {counted(len(images), 'image')}")
 
 
-def check_download(work: Work, store: Store, blobs: Sequence[Descriptor]) -> None:
+def check_download(work: RunContext, store: Store, blobs: Sequence[Descriptor]) -> None:
     """Raises DiskError if a local engine and the store have too little room for an image of these blobs."""
     info = work.engine.info()
     missing = sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size))
@@ -127,7 +127,7 @@ def groups(plan: Plan) -> list[Plan]:
     return [Plan(images=tuple(images[key])) for key in sorted(images, key=lambda key: cudas.index(key[0]))]
 
 
-def outstanding(work: Work, store: Store, plan: Plan, *, test: bool) -> Plan:
+def outstanding(work: RunContext, store: Store, plan: Plan, *, test: bool) -> Plan:
     """The images that the store lacks, or with `test` that have no valid passing evidence.
 
     The others are done, even if they were removed from the engine since.
@@ -144,7 +144,7 @@ def outstanding(work: Work, store: Store, plan: Plan, *, test: bool) -> Plan:
     return Plan(images=tuple(image for image in plan.images if not is_done(image)))
 
 
-def free_limit(work: Work, store: Store) -> int:
+def free_limit(work: RunContext, store: Store) -> int:
     """Bytes that store and engine may take together if they may use what is free on their disks, except a reserve."""
     info = work.engine.info()
     free = shutil.disk_usage(store.root).free
@@ -153,7 +153,7 @@ def free_limit(work: Work, store: Store) -> int:
     return store.size() + work.engine.disk_bytes() + max(free - SPARE, 0)
 
 
-def make_room(work: Work, store: Store, plan: Plan, limit: int, *, prune_cache: bool = False) -> None:
+def make_room(work: RunContext, store: Store, plan: Plan, limit: int, *, prune_cache: bool = False) -> None:
     """Frees disk until what `plan` adds fits under `limit`, bytes of store and engine together.
 
     Images that share the plan's CUDA are removed last: their layers would have to be loaded again. The build cache,

@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from builder.build import disk, locked_packages
+from builder.build import disk, operating_systems
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
-from builder.build.work import LoadedImage, Method, Work, built_id, record_built
-from builder.common import digest
+from builder.build.work import ImageProvider, LoadedImage, RunContext, built_id, record_built
 from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
+from builder.common.files import digest_of_data, digest_of_file, files_below, is_digest
 from builder.engine.client import SOCKET
-from builder.engine.errors import is_disk_full
+from builder.engine.model import is_disk_full
 from builder.index.host import Host
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import COMMON_INPUTS, PlannedImage
@@ -36,12 +36,14 @@ _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
 _OUTPUT = re.compile(r"#\d+ [0-9.]+ (.*)")
 
 
-class DockerfileBuilder(Method):
+class DockerfileBuilder(ImageProvider):
     """Builds each image from its whole Dockerfile."""
 
     assembles = False
 
-    def __init__(self, work: Work, programs: Programs | None = None, mmdebstrap: Mmdebstrap | None = None) -> None:
+    def __init__(
+        self, work: RunContext, programs: Programs | None = None, mmdebstrap: Mmdebstrap | None = None
+    ) -> None:
         self._work = work
         self._programs = programs or Programs()
         self._mmdebstrap = mmdebstrap or Mmdebstrap(work)
@@ -54,13 +56,13 @@ class DockerfileBuilder(Method):
         """
         root = self._work.project.root
         image_id = built_id(self._work.project.state, _key(image, root, context_files(root, image)))
-        info = self._work.engine.image(image_id) if digest.is_digest(image_id) else None
+        info = self._work.engine.image(image_id) if is_digest(image_id) else None
         is_there = info is not None and info.labels.get(PLAN_LABEL) == image.digest
         return LoadedImage(id=image_id, digest=image_id) if is_there else None
 
     def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
         """One image for each operating system of the images that the engine lacks."""
-        return list({image.os: image for image in images if not self.find(image)}.values())
+        return list({image.os_inputs: image for image in images if not self.find(image)}.values())
 
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         """Raises DiskError, or EngineError without the `docker` command."""
@@ -94,7 +96,7 @@ class DockerfileBuilder(Method):
                     f"{image.id}: files of the checkout changed during the build", hint="Run the same command again."
                 )
             base = self._mmdebstrap.base_image(image.debian)
-            image_id = locked_packages.with_snapshot_fallback(
+            image_id = operating_systems.with_snapshot_fallback(
                 self._work, image, lambda host: self._run(image, host, base, Path(scratch))
             )
         record_built(self._work.project.state, self._keys[image.id], image_id)
@@ -162,17 +164,17 @@ class DockerfileBuilder(Method):
 
 def _key(image: PlannedImage, root: Path, files: Sequence[Path]) -> str:
     """Digest of the plan and of every file that the Dockerfile reads."""
-    contents = {path.relative_to(root).as_posix(): digest.of_file(path) for path in files}
-    return digest.of_data([image.digest, contents])
+    contents = {path.relative_to(root).as_posix(): digest_of_file(path) for path in files}
+    return digest_of_data([image.digest, contents])
 
 
 def context_files(root: Path, image: PlannedImage) -> list[Path]:
     """The image's Dockerfile and the files that it reads."""
     lists = [wheel_list.path for wheel_list in image.lists]
-    names = (*COMMON_INPUTS, image.dockerfile, image.system.path, f"{image.folder}/constraints.txt", *lists)
+    names = (*COMMON_INPUTS, image.dockerfile, image.os_request.path, f"{image.folder}/constraints.txt", *lists)
     files = [root / name for name in names if (root / name).is_file()]
     for component in image.components:
-        files += digest.tree(root / f"templates/{component}")
+        files += files_below(root / f"templates/{component}")
     return sorted(set(files))
 
 

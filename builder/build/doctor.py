@@ -15,8 +15,8 @@ import requests
 from builder.build import disk, operating_systems
 from builder.common.errors import BuilderError, EngineError, UsageError
 from builder.common.reference import ImageRef
-from builder.common.retry import RetryPolicy
-from builder.common.units import size
+from builder.common.tasks import RetryPolicy
+from builder.common.text import size
 from builder.compat import gpus
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo
@@ -28,7 +28,7 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry.client import Registry
-from builder.registry.staging import INDEX, Place
+from builder.registry.staging import INDEX, StagingArea
 
 State = Literal["ok", "note", "missing"]
 TIMEOUT_S = 15
@@ -36,7 +36,7 @@ POLICY = RetryPolicy(connect_s=TIMEOUT_S, read_s=TIMEOUT_S, retries=0)
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineFinding:
     """`missing`: images cannot be built without it; `note`: they can."""
 
     name: str
@@ -44,15 +44,15 @@ class Finding:
     detail: str
 
 
-def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[Finding]:
+def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[MachineFinding]:
     """All findings; raises nothing for what is missing."""
-    findings = [Finding("python", "ok", sys.version.split()[0])]
+    findings = [MachineFinding("python", "ok", sys.version.split()[0])]
     uv = Path(sys.executable).parent / "uv"
     if uv.exists():
         output = subprocess.run([str(uv), "--version"], capture_output=True, text=True, check=False).stdout
-        findings.append(Finding("uv", "ok", output.split(" (")[0].removeprefix("uv ").strip()))
+        findings.append(MachineFinding("uv", "ok", output.split(" (")[0].removeprefix("uv ").strip()))
     else:
-        findings.append(Finding("uv", "missing", "not in .venv: run `make` again"))
+        findings.append(MachineFinding("uv", "missing", "not in .venv: run `make` again"))
 
     engine: Engine | None = None
     info: EngineInfo | None = None
@@ -64,73 +64,73 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
         version = f"Docker Engine {info.version}" + ("" if is_new else f", but {MINIMUM[0]} or newer is needed")
         machine = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
         findings += [
-            Finding("engine", "ok" if is_new else "missing", version),
-            Finding("store", "ok", f"{info.store}, {info.root}"),
-            Finding("machine", "ok" if is_amd64 else "missing", machine),
+            MachineFinding("engine", "ok" if is_new else "missing", version),
+            MachineFinding("store", "ok", f"{info.store}, {info.root}"),
+            MachineFinding("machine", "ok" if is_amd64 else "missing", machine),
         ]
     except EngineError as error:
-        findings.append(Finding("engine", "missing", f"{error}. {error.hint}".removesuffix(". ")))
+        findings.append(MachineFinding("engine", "missing", f"{error}. {error.hint}".removesuffix(". ")))
     docker = shutil.which("docker")
     absent = "the image tests need it: apt-get install docker.io"
-    findings.append(Finding("docker", "ok" if docker else "missing", docker or absent))
+    findings.append(MachineFinding("docker", "ok" if docker else "missing", docker or absent))
 
     # Disks. That of a remote engine cannot be measured.
-    findings.append(Finding("disk: checkout", "ok", f"{size(shutil.disk_usage(project.root).free)} free"))
+    findings.append(MachineFinding("disk: checkout", "ok", f"{size(shutil.disk_usage(project.root).free)} free"))
     if info and info.is_local:
         free = shutil.disk_usage(info.root).free
         try:
-            needed = disk.engine_bytes(plan.make(project, project.select(())).unique_bytes)
+            needed = disk.engine_bytes(plan.make_plan(project, project.select(())).unique_bytes)
             detail = f"{size(free)} free; the default images take about {size(needed)} to build"
         except BuilderError:  # no cell is locked, for example
             needed, detail = 0, f"{size(free)} free"
-        findings.append(Finding("disk: engine", "ok" if free >= needed else "missing", detail))
+        findings.append(MachineFinding("disk: engine", "ok" if free >= needed else "missing", detail))
     if store.root.is_dir():
         limit = f" of at most {size(store.limit)}" if store.limit else ""
         free = shutil.disk_usage(store.root).free
-        findings.append(Finding("layers", "ok", f"{store.root}, {size(store.size())}{limit}, {size(free)} free"))
+        findings.append(MachineFinding("layers", "ok", f"{store.root}, {size(store.size())}{limit}, {size(free)} free"))
     else:
-        findings.append(Finding("layers", "ok", f"{store.root}, not created yet"))
+        findings.append(MachineFinding("layers", "ok", f"{store.root}, not created yet"))
 
-    driver, present = gpus.read()
+    driver, present = gpus.read_gpus()
     if present:
         names = ", ".join(f"{gpu.name} ({size(gpu.memory)})" for gpu in present)
-        findings.append(Finding("gpu", "ok", f"{names}, driver {driver}"))
+        findings.append(MachineFinding("gpu", "ok", f"{names}, driver {driver}"))
         if info and info.has_nvidia:
-            findings.append(Finding("nvidia runtime", "ok", "in the engine"))
+            findings.append(MachineFinding("nvidia runtime", "ok", "in the engine"))
         else:
             absent = "not in the engine: install nvidia-container-toolkit to use `--gpus all`"
-            findings.append(Finding("nvidia runtime", "note", absent))
+            findings.append(MachineFinding("nvidia runtime", "note", absent))
     else:
-        findings.append(Finding("gpu", "note", "none: images can be built, GPU tests are not run"))
+        findings.append(MachineFinding("gpu", "note", "none: images can be built, GPU tests are not run"))
 
     say("checking the package index and the registry ...")
     findings += [_index(), *_registries(engine, project)]
     if reason := operating_systems.obstacle_here():
-        findings.append(Finding("mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"))
+        findings.append(MachineFinding("mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"))
     else:
         path = shutil.which("mmdebstrap")
-        findings.append(Finding("mmdebstrap", "ok", path or "a build will install it with apt-get"))
+        findings.append(MachineFinding("mmdebstrap", "ok", path or "a build will install it with apt-get"))
     return findings
 
 
-def _index() -> Finding:
+def _index() -> MachineFinding:
     """Never shows the address: it may be a mirror's."""
     try:
-        settings = host.read().index
+        settings = host.read_host().index
     except UsageError as error:
-        return Finding(name="index", state="missing", detail=str(error))
+        return MachineFinding(name="index", state="missing", detail=str(error))
     which = "the configured mirror" if settings.url else "PyPI"
     try:
         files = IndexSession(settings, timeout=(TIMEOUT_S, TIMEOUT_S), retries=0).files("pip")
     except (requests.RequestException, OSError) as error:
-        return Finding(name="index", state="missing", detail=f"{which} does not answer: {describe(error)}")
+        return MachineFinding(name="index", state="missing", detail=f"{which} does not answer: {describe(error)}")
     if not files:
-        return Finding(name="index", state="missing", detail=f"{which} does not have pip: check its address")
+        return MachineFinding(name="index", state="missing", detail=f"{which} does not have pip: check its address")
     ca = ", with a CA bundle of this machine" if settings.ca_bundle else ""
-    return Finding(name="index", state="ok", detail=f"{which} answers{ca}")
+    return MachineFinding(name="index", state="ok", detail=f"{which} answers{ca}")
 
 
-def _registries(engine: Engine | None, project: Project) -> Iterator[Finding]:
+def _registries(engine: Engine | None, project: Project) -> Iterator[MachineFinding]:
     """The registry of matrix.yaml, or Docker's default, and that of staging if it is another one."""
     matrix = project.matrix
     if matrix.registry:
@@ -139,25 +139,25 @@ def _registries(engine: Engine | None, project: Project) -> Iterator[Finding]:
             "registry", project, ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{image}")
         )
     elif engine is None:
-        yield Finding("registry", "note", "not checked: no engine")
+        yield MachineFinding("registry", "note", "not checked: no engine")
     elif engine.has_remote(next(iter(matrix.debian.values())).image):
-        yield Finding("registry", "ok", "Docker's default registry answers")
+        yield MachineFinding("registry", "ok", "Docker's default registry answers")
     else:
         absent = "no registry answers: base images for Dockerfiles are made from Debian packages"
-        yield Finding("registry", "note", absent)
+        yield MachineFinding("registry", "note", absent)
     if matrix.staging:
         try:
-            repository = Place.of(project, "", Host()).repository(INDEX)
+            repository = StagingArea.of(project, "", Host()).repository(INDEX)
         except UsageError as error:
-            yield Finding("staging", "note", str(error))
+            yield MachineFinding("staging", "note", str(error))
             return
         if repository.registry != matrix.registry:
             yield _registry("staging", project, repository)
 
 
-def _registry(name: str, project: Project, repository: ImageRef) -> Finding:
+def _registry(name: str, project: Project, repository: ImageRef) -> MachineFinding:
     try:
-        Registry(repository, host=host.of(project.matrix), write=True, policy=POLICY).exists()
+        Registry(repository, host=host.host_for_matrix(project.matrix), write=True, policy=POLICY).exists()
     except BuilderError as error:
-        return Finding(name, "note", f"{error}. {error.hint}".removesuffix(". "))
-    return Finding(name, "ok", f"{repository.registry} answers")
+        return MachineFinding(name, "note", f"{error}. {error.hint}".removesuffix(". "))
+    return MachineFinding(name, "ok", f"{repository.registry} answers")

@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from builder.build.outcomes import NOT_APPLICABLE
 from builder.build.programs import Program, Programs
-from builder.build.work import LoadedImage, Work
+from builder.build.work import LoadedImage, RunContext
 from builder.common import errors
 from builder.common.errors import ImageTestError
 from builder.compat import gpu_support, gpus
@@ -29,7 +28,7 @@ from builder.matrix import facts
 from builder.plan.plan import PlannedImage
 from builder.registry import evidence
 from builder.registry.evidence import Coverage, Evidence, Kind, Requirement
-from builder.registry.suite import Suite, gpu_test
+from builder.registry.suite import NOT_APPLICABLE, Suite, gpu_test
 
 TIMEOUT_S = 1800
 LOGS: dict[Kind, str] = {"image": "test", "gpu": "gpu"}  # the part of a log's name that says which tests ran
@@ -44,7 +43,12 @@ class Tester:
     """
 
     def __init__(
-        self, work: Work, *, gpu_mode: gpus.Mode = gpus.AUTO, pool: gpus.Pool | None = None, junit: Path | None = None
+        self,
+        work: RunContext,
+        *,
+        gpu_mode: gpus.Mode = gpus.AUTO,
+        pool: gpus.Pool | None = None,
+        junit: Path | None = None,
     ) -> None:
         self._engine, self._project, self._view = work.engine, work.project, work.view
         self._hide = work.host.hide
@@ -177,7 +181,7 @@ class Tester:
         driver, _ = self._pool.read()
         needs = gpu_support.needs_of_labels(image.settings.labels)
         try:
-            verdict = gpu_support.judge(gpu, driver, needs, facts.load())
+            verdict = gpu_support.judge(gpu, driver, needs, facts.load_facts())
         except errors.UsageError:  # an unknown form of driver version: the test will show it
             return ""
         return f"{gpu.name}: {'; '.join(verdict.reasons)}" if verdict.runs is False else ""

@@ -12,11 +12,11 @@ from typing import Any
 
 from builder.build import operating_systems
 from builder.build.image_tests import Tester
-from builder.build.work import LoadedImage, Method, Origin, Work
+from builder.build.work import ImageProvider, LoadedImage, Origin, RunContext
 from builder.common import errors, machine
 from builder.common.errors import BuilderError, EngineError
 from builder.common.reference import ImageRef
-from builder.common.units import counted, duration, size
+from builder.common.text import counted, duration, size
 from builder.compat import gpus
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.evidence import Coverage
@@ -125,7 +125,7 @@ def _steps(done: Sequence[Outcome]) -> str:
     return f"{images} {common[-1]}: {details}" if common else f"{images}: {details}"
 
 
-def make_images(work: Work, provider: Method, plan: Plan, options: Options) -> list[Outcome]:
+def make_images(work: RunContext, provider: ImageProvider, plan: Plan, options: Options) -> list[Outcome]:
     """Makes every image of the plan: builds, tests and tags it, each only if that is not done already.
 
     Returns what was done, in the order of the plan. A failure is in the outcome of its image and does not stop the
@@ -185,7 +185,7 @@ def make_images(work: Work, provider: Method, plan: Plan, options: Options) -> l
     return [done[image.id] for image in plan.images]
 
 
-def retest(work: Work, provider: Method, plan: Plan, options: Options) -> list[Outcome]:
+def retest(work: RunContext, provider: ImageProvider, plan: Plan, options: Options) -> list[Outcome]:
     """Runs all tests of images that are built, whatever passed before; tags nothing."""
     check_docker_client()
     plan = _with_all_tests(plan)
@@ -209,7 +209,7 @@ def _with_all_tests(plan: Plan) -> Plan:
     return replace(plan, images=tuple(replace(each, thorough=frozenset(each.components)) for each in plan.images))
 
 
-def new_tester(work: Work, plan: Plan, options: Options) -> Tester:
+def new_tester(work: RunContext, plan: Plan, options: Options) -> Tester:
     """Removes containers of killed runs. Raises ImageTestError if required GPU tests cannot run."""
     work.engine.sweep(str(work.project.root))
     pool = gpus.Pool(min(options.jobs, sum(not image.cell.is_cpu for image in plan.images)))
@@ -219,7 +219,9 @@ def new_tester(work: Work, plan: Plan, options: Options) -> Tester:
     return tester
 
 
-def _finished(work: Work, tester: Tester, options: Options, image: PlannedImage, loaded: LoadedImage) -> Outcome | None:
+def _finished(
+    work: RunContext, tester: Tester, options: Options, image: PlannedImage, loaded: LoadedImage
+) -> Outcome | None:
     """An outcome if the engine has the image with passing evidence, under every tag; without tests, if it has it."""
     if not options.test:
         return Outcome(image=image, loaded=loaded)
@@ -236,9 +238,9 @@ def _finished(work: Work, tester: Tester, options: Options, image: PlannedImage,
 
 
 def run_steps(
-    work: Work,
+    work: RunContext,
     tester: Tester,
-    provider: Method,
+    provider: ImageProvider,
     jobs: int,
     images: Sequence[PlannedImage],
     step: Callable[[PlannedImage], Outcome],

@@ -10,20 +10,24 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from builder.common.console import Meter, View
-from builder.common.errors import RegistryError
+from builder.common.errors import BuildError, RegistryError
 from builder.common.reference import ImageRef, staged_repository
-from builder.common.retry import RetryPolicy
+from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
-from builder.layers import os_layer, stored_layers
+from builder.layers import images, os_layer, stored_layers, wheel
+from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
-from builder.layers.oci import Layer
+from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
+from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
-from builder.registry import pull
+from builder.plan.plan import PlannedImage
+from builder.registry import transfer
 from builder.registry.client import Registry
 from builder.registry.failures import RejectedError
 
@@ -78,7 +82,9 @@ class LayerLookup:
         if registry is None:
             return False
         try:
-            pull.fetch(registry, self.store, [known.descriptor], Meter(self.view, name, "downloaded", known.size).add)
+            transfer.fetch_blobs(
+                registry, self.store, [known.descriptor], Meter(self.view, name, "downloaded", known.size).add
+            )
         except RegistryError as error:
             self._give_up(error)
             return False
@@ -118,3 +124,61 @@ class LayerLookup:
         if matrix.registry:
             for name in matrix.image_names:
                 yield ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownImages:
+    """Assembles images in the store, except for the layers that `lookup` finds in a registry.
+
+    Without an engine, wheels and tests: only the layer of plain files is made. Whether two layers have different files
+    for one path is checked by `staged_tests`, which downloads the layers.
+    """
+
+    project: Project
+    store: Store
+    lookup: LayerLookup
+
+    def assemble(self, image: PlannedImage) -> Image:
+        """The image, whose blobs are in the store or in the registry.
+
+        Raises BuildError for a layer that is not known, or that no registry has.
+        """
+
+        def missing(reason: str) -> BuildError:
+            hint = f"Build and test it on this machine: builder images {image.id}"
+            return BuildError(f"{image.id}: {reason}", hint=hint)
+
+        system = self.lookup.system_in_store(image.os_inputs) or self.lookup.system_in_registry(image.os_inputs)
+        if system is None:
+            raise missing(f"no registry has its operating system, or it is not listed in {KNOWN_LAYERS}")
+        stack: list[Layer] = []
+        for layer in image.layers:
+            if layer.kind == "os":
+                stack.append(system)
+            elif layer.kind == "files" and not layer.compiled:
+                read = stored_layers.read_component_files(
+                    self.project.root, image, wheel.environment(image.cell.python)
+                )
+                stack.append(
+                    stored_layers.store_layer(
+                        self.store, layer, stored_layers.component_file_entries(read, system.folders)
+                    )
+                )
+            elif (known := self.lookup.known.get(layer)) is None:
+                raise missing(f"layer {layer.name} is not listed in {KNOWN_LAYERS}")
+            elif self.lookup.find(known.digest) is None:
+                raise missing(f"no registry has layer {layer.name}")
+            else:
+                stack.append(known)
+        return images.write_image(self.store, image, system, stack)
+
+    def repositories(self) -> list[ImageRef]:
+        """Repositories that may have the layers."""
+        return list(self.lookup.references())
+
+    def fetch(self, blob: Descriptor) -> Path:
+        """Downloads a blob to the store, for a registry that cannot mount it. Raises RegistryError."""
+        if (registry := self.lookup.find(blob.digest)) is None:
+            raise RegistryError(f"no registry has blob {blob.digest}", hint="Run this again.")
+        transfer.fetch_blobs(registry, self.store, [blob])
+        return self.store.path(blob.digest)

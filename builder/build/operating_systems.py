@@ -20,25 +20,28 @@ import tarfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from builder.build import locked_packages
 from builder.build.layer_lookup import LayerLookup
 from builder.build.programs import Program, Programs
-from builder.build.work import Work
-from builder.common import digest, machine
-from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError
+from builder.build.work import RunContext
+from builder.common import machine
+from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError, StaleError
+from builder.common.files import digest_of_data, digests_of_tree, short_digest, write_atomically
 from builder.common.reference import ImageRef
-from builder.engine.errors import is_disk_full
+from builder.engine.model import is_disk_full
 from builder.index import mmdebstrap as installation
 from builder.index.host import FOLDER as HOST_FOLDER
 from builder.index.host import SYSTEM_BUNDLE, Host
 from builder.layers import known_layers, os_layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
+from builder.lock import os_lock
+from builder.lock.os_lock import OsLock, OsRequest
 from builder.matrix.schema import Matrix
 from builder.plan import layer_order
 from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS, PlannedImage
@@ -77,12 +80,12 @@ exec sh steps/mmdebstrap.sh "$@"
 
 def row(image: PlannedImage) -> str:
     """The name of an image's operating system in the view, and of its log."""
-    return f"{ROW}{image.debian}-py{image.cell.python}-{digest.short(image.os)[:6]}"
+    return f"{ROW}{image.debian}-py{image.cell.python}-{short_digest(image.os_inputs)[:6]}"
 
 
 def read_inputs(root: Path, image: PlannedImage) -> dict[str, bytes]:
     """The files that mmdebstrap.sh reads for an image's operating system: path in its directory -> content."""
-    files = {**_read_steps(root), "packages.json": (root / image.system.path).read_bytes()}
+    files = {**_read_steps(root), "packages.json": (root / image.os_request.path).read_bytes()}
     if image.uv:  # the locked one: the builder itself was installed with it
         files["uv"] = (Path(sys.executable).parent / "uv").read_bytes()
     return files
@@ -92,7 +95,7 @@ def read_inputs(root: Path, image: PlannedImage) -> dict[str, bytes]:
 class SystemLayers:
     """Gets the `os` layers of one run into the store. Every method may be called from several threads."""
 
-    work: Work
+    work: RunContext
     store: Store
     lookup: LayerLookup
     mmdebstrap: Mmdebstrap
@@ -106,12 +109,12 @@ class SystemLayers:
         view, name = self.work.view, row(image)
         if in_registry:
             view.begin(name, "downloading")
-            if self.lookup.download_system(name, image.os, in_registry):
-                view.end(name, "done", f"layer {digest.short(in_registry.digest)}, from the registry")
+            if self.lookup.download_system(name, image.os_inputs, in_registry):
+                view.end(name, "done", f"layer {short_digest(in_registry.digest)}, from the registry")
                 return in_registry
 
         # Two checkouts with one store made the same operating system at the same time: the second one waits.
-        path = self.store.downloads / f"{image.os.removeprefix('sha256:')}.lock"
+        path = self.store.downloads / f"{image.os_inputs.removeprefix('sha256:')}.lock"
         is_waiting = False
         with path.open("a") as file:
             while True:
@@ -125,17 +128,17 @@ class SystemLayers:
                         view.begin(name, "waiting for another builder")
                     is_waiting = True
                     time.sleep(LOCK_S)
-            system = self.lookup.system_in_store(image.os)
+            system = self.lookup.system_in_store(image.os_inputs)
             by_another = ", made by another builder" if system else ""
             system = system or self._make(image, files)
             path.unlink(missing_ok=True)
-        view.end(name, "done", f"layer {digest.short(system.digest)}{by_another}")
+        view.end(name, "done", f"layer {short_digest(system.digest)}{by_another}")
         return system
 
     def _make(self, image: PlannedImage, files: Mapping[str, bytes]) -> OsLayer:
         """Makes an operating system of the locked packages and records it."""
         work, name = self.work, row(image)
-        known = self.lookup.known.system(image.os)
+        known = self.lookup.known.system(image.os_inputs)
         arguments = [image.debian, str(layer_order.MTIME), image.interpreter, *([image.uv] if image.uv else [])]
 
         def attempt(host: Host) -> OsLayer:
@@ -146,12 +149,12 @@ class SystemLayers:
                 with self.store.new_blob() as blob:
                     layer = os_layer.write_system(tar, blob.file)
                     if known:
-                        known_layers.check_system(image.os, known, layer)
+                        known_layers.check_system(image.os_inputs, known, layer)
                     blob.digest = layer.digest
                 return layer
 
-        layer = locked_packages.with_snapshot_fallback(work, image, attempt)
-        self.store.put_record(image.os, asdict(layer))
+        layer = with_snapshot_fallback(work, image, attempt)
+        self.store.put_record(image.os_inputs, asdict(layer))
         return layer
 
 
@@ -170,7 +173,7 @@ def obstacle_here() -> str:
 class Mmdebstrap:
     """Runs mmdebstrap for one run of the builder. Every method may be called from several threads."""
 
-    def __init__(self, work: Work, programs: Programs | None = None) -> None:
+    def __init__(self, work: RunContext, programs: Programs | None = None) -> None:
         self._work = work
         self._programs = programs or Programs()
         self.stopped = threading.Event()
@@ -319,8 +322,8 @@ class Mmdebstrap:
         image, root = work.project.matrix.debian[release].image, work.project.root
         if work.engine.image(image):
             return image
-        recipe = digest.of_data([release, *(digest.of_tree(root, root / script) for script in BOOTSTRAP_INPUTS)])
-        local = ImageRef(repository="gpu-images/base", tag=f"{release}-{digest.short(recipe)}")
+        recipe = digest_of_data([release, *(digests_of_tree(root, root / script) for script in BOOTSTRAP_INPUTS)])
+        local = ImageRef(repository="gpu-images/base", tag=f"{release}-{short_digest(recipe)}")
         if work.engine.image(str(local)):
             return str(local)
         try:
@@ -403,3 +406,71 @@ def _read_steps(root: Path) -> dict[str, bytes]:
 def _newest_release(matrix: Matrix) -> str:
     """The newest release has the newest mmdebstrap, which supports older releases."""
     return max(matrix.debian, key=lambda release: [int(part) for part in matrix.debian[release].glibc.split(".")])
+
+
+# ---- locked packages that the archives no longer have: locks the current ones, or uses a snapshot archive
+
+SHOWN = 20  # changed packages; the others are counted
+_Result = TypeVar("_Result")
+# Errors of apt, and lines of templates/steps/packages.sh, in the output of a step.
+_OF_PACKAGES = re.compile(
+    r"^\s*\|.*(no installation candidate|version .* was not found|unable to locate package|failed to fetch"
+    r"|hash sum mismatch|held broken packages|unmet dependencies|does not have a release file|are not the locked ones"
+    r"|[<>] \S+ \S+ (amd64|all) [0-9a-f]{64})",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+def lock_current(work: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock]) -> None:
+    """Writes new locks of operating systems of these images, after saying which packages changed."""
+    work.view.say("\n".join(_changes(work, images, new, "Locking the current versions:")))
+    for request, lock in new.items():
+        write_atomically(work.project.root / request.path, os_lock.dump(lock))
+
+
+def refuse_stale(
+    work: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock], command: str
+) -> StaleError:
+    """The error of a run that may not change locks. `command` locks the current packages, builds and tests."""
+    return StaleError(
+        "\n".join(_changes(work, images, new, "With --locked, that is an error:")),
+        hint=f"Lock the current versions, build and test with them, then commit locks/: {command}",
+    )
+
+
+def _changes(
+    work: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock], what_follows: str
+) -> list[str]:
+    """Lines: each package with its locked and its current version, then the images that need it."""
+    before = {request: os_lock.read_os_lock(work.project.root, request) for request in new}
+    lines = os_lock.changes(before, new)
+    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    ids = [image.id for image in images if image.os_request in new]
+    return [
+        f"Debian's archives no longer have all locked packages. {what_follows}",
+        *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"]),
+    ]
+
+
+def with_snapshot_fallback(work: RunContext, image: PlannedImage, attempt: Callable[[Host], _Result]) -> _Result:
+    """What `attempt` returns for the settings of this machine.
+
+    If it fails because of packages, it is called again with the snapshot archive that matrix.yaml names, as it was at
+    the time of the lock. Raises what it raises, with what to do, or LockError.
+    """
+    try:
+        try:
+            return attempt(work.host)
+        except BuildError as error:
+            address = work.project.matrix.debian[image.debian].snapshot
+            lock = os_lock.read_os_lock(work.project.root, image.os_request)
+            if not (address and lock and _OF_PACKAGES.search(str(error))):
+                raise
+        work.view.say(f"{image.id}: apt failed; trying again with the snapshot archive of {image.debian}")
+        return attempt(work.host.with_snapshot(address, lock.time))
+    except BuildError as error:
+        if not _OF_PACKAGES.search(str(error)):
+            raise
+        # `builder images` looks the packages up before it builds; it got here on a machine that cannot.
+        hint = f"If the archives no longer have a locked package, lock the current versions: builder refresh {image.id}"
+        raise BuildError(str(error), hint=f"{hint}   {error.hint}") from error.__cause__

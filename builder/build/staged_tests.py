@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from builder.build import disk, images
 from builder.build.images import Options, Outcome
-from builder.build.work import LoadedImage, Method, Work, record_built
+from builder.build.work import ImageProvider, LoadedImage, RunContext, record_built
 from builder.common import errors
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, ImageTestError
@@ -21,14 +21,14 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, expected, pull, staging
+from builder.registry import evidence, expected, staging, transfer
 from builder.registry.evidence import Coverage, Report, Requirement
 from builder.registry.signing import Signer, Trust
-from builder.registry.staging import Place, StagedImage
+from builder.registry.staging import StagedImage, StagingArea
 from builder.registry.suite import Suite
 
 
-def test_staged(work: Work, provider: StagedImages, plan: Plan, options: Options) -> list[Outcome]:
+def test_staged(work: RunContext, provider: StagedImages, plan: Plan, options: Options) -> list[Outcome]:
     """Downloads staged images, runs the tests that their reports lack, and attaches the results, also of failures."""
     images.check_docker_client()
     tester = images.new_tester(work, plan, options)
@@ -58,11 +58,16 @@ def test_staged(work: Work, provider: StagedImages, plan: Plan, options: Options
     return [done[image.id] for image in plan.images]
 
 
-class StagedImages(Method):
+class StagedImages(ImageProvider):
     """A way to get images: from staging. `staged` are the images of a release by cell."""
 
     def __init__(
-        self, work: Work, store: Store, place: Place, staged: Mapping[str, StagedImage], signer: Signer | None
+        self,
+        work: RunContext,
+        store: Store,
+        place: StagingArea,
+        staged: Mapping[str, StagedImage],
+        signer: Signer | None,
     ) -> None:
         self._work = work
         self._store = store
@@ -96,10 +101,10 @@ class StagedImages(Method):
             work.view.say(f"{image.id}: {line}")
         expected_image = expected.of_known(work.project.root, self._known, image)
         config = registry.read_blob(stored.config.digest)
-        expected.check(expected_image, stored, manifest.content, config, is_trusted=bool(coverage.reports))
+        expected.check_image(expected_image, stored, manifest.content, config, is_trusted=bool(coverage.reports))
         blobs = [stored.config, *(layer.descriptor for layer in stored.layers)]
         disk.check_download(work, self._store, blobs)
-        pull.fetch(registry, self._store, blobs, Meter(work.view, image.id, "downloaded", 0).add)
+        transfer.fetch_blobs(registry, self._store, blobs, Meter(work.view, image.id, "downloaded", 0).add)
         self._store.put(manifest.content, stored.manifest.media_type)
         if coverage.failure:
             self._check_paths(image, stored)
@@ -135,5 +140,5 @@ class StagedImages(Method):
                     with self._store.path(layer.digest).open("rb") as file:
                         self._files[layer.digest] = list(splice.read_files(file))
                 layers.append((planned.name, self._files[layer.digest]))
-        system = self._known.system(image.os)
+        system = self._known.system(image.os_inputs)
         stored_layers.check_files(image.id, layers, system.taken if system else ())

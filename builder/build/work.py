@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from builder.common import atomic
 from builder.common.console import View
-from builder.common.units import counted, size
+from builder.common.files import write_atomically
+from builder.common.text import counted, size
 from builder.engine.client import Engine
 from builder.index.host import Host
 from builder.matrix.project import Project
@@ -33,7 +33,7 @@ class LoadedImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class RunContext:
     """The engine, the checkout, the build-host settings and the progress view of one run."""
 
     engine: Engine
@@ -42,7 +42,7 @@ class Work:
     view: View
 
 
-class Method:
+class ImageProvider:
     """A way to get images into the engine: from layers, from Dockerfiles, or from staging.
 
     `assembles`: images have exactly the layers of the plan.
@@ -78,7 +78,7 @@ class Method:
 
 def record_built(state: Path, key: str, image_id: str) -> None:
     """Records under `key` that this checkout built an image."""
-    atomic.write_text(_record(state, key), image_id + "\n")
+    write_atomically(_record(state, key), image_id + "\n")
 
 
 def built_id(state: Path, key: str) -> str:

@@ -2,22 +2,72 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+import traceback
+from collections import UserDict
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from builder.cli.commands import COMMANDS, Commands, Group
 from builder.cli.options import Size, debug_option
 from builder.common import errors
-from builder.common.errors import Terminated
+from builder.common.errors import BuilderError, Terminated
 
 if TYPE_CHECKING:
     from builder.cli.context import Context
+
+# Command -> its module in builder.cli, and the first sentence of its help. The module is imported when the command is
+# used, as some take 0.3 s to import.
+COMMANDS = {
+    "build": ("images", "Build images, without testing or tagging them."),
+    "clean": ("machine", "Remove test containers, untagged images and logs."),
+    "diff": ("compare", "Show what changed from A to B, by package and bytes."),
+    "doctor": ("machine", "Check whether this machine can build images."),
+    "engine": ("machine", "Find a running Docker Engine, or install one."),
+    "explain": ("explain", "Show whether a combination works, or which images run on a GPU."),
+    "gc": ("machine", "Show the images in the store, and delete unused blobs."),
+    "images": ("images", "Build, test and tag images."),
+    "lock": ("lock", "Choose the exact wheels and Debian packages of CELLS."),
+    "plan": ("plan", "Show what would be built: cells, tags, layers, sizes."),
+    "push": ("release", "Publish images that passed their tests."),
+    "refresh": ("images", "Apply Debian security updates: lock, build, test and stage."),
+    "registry": ("registry", "Inspect the registry, and delete what is not needed."),
+    "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),
+    "render": ("lock", "Write images/ from templates/ and locks/."),
+    "scan": ("release", "Scan released images for vulnerabilities."),
+    "stage": ("release", "Push images that passed their tests to staging, with the results."),
+    "status": ("release", "Show how far each cell is on its way to a release."),
+    "test": ("testing", "Run the tests of built or staged images."),
+    "verify": ("verify", "Check the signature and contents of IMAGE against its plan."),
+}
+
+
+class Commands(UserDict[str, Any]):
+    """The commands by name; reading one imports its module. Source: Click, "Lazily Loading Subcommands"."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        module, _ = self.data[name]
+        command = getattr(import_module(f"builder.cli.{module}"), f"{name}_command")
+        assert isinstance(command, click.Command)
+        # Replaces the handler of `builder.start`: an exception in the import of a compiled module shows a traceback.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return command
+
+
+class LazyGroup(click.Group):
+    """A group whose --help lists the commands without importing them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, sentence) for name, (_, sentence) in COMMANDS.items()])
+
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 EXIT_CODES = "\n".join(
@@ -32,7 +82,7 @@ Exit codes:
 """
 
 
-@click.group(cls=Group, commands=Commands(COMMANDS), epilog=EPILOG, context_settings=SETTINGS)
+@click.group(cls=LazyGroup, commands=Commands(COMMANDS), epilog=EPILOG, context_settings=SETTINGS)
 @click.option(
     "--root",
     type=click.Path(file_okay=False, path_type=Path),
@@ -96,11 +146,45 @@ def main(command: click.Command = cli, obj: Context | None = None) -> None:
         # click finds the name of another program, such as `python -m tools.facts`.
         command.main(prog_name="builder" if command is cli else None, standalone_mode=False, obj=obj)
     except (Exception, KeyboardInterrupt, Terminated) as error:  # noqa: BLE001  the last resort
-        from builder.cli.report import report  # noqa: PLC0415  only errors need it
-
         code = report(error, debug=debug)
     sys.stdout.flush()
     sys.stderr.flush()
     if code in (errors.INTERRUPTED, errors.TERMINATED):
         os._exit(code)  # threads that still read from the engine would keep the process alive
     sys.exit(code)
+
+
+def report(error: BaseException, *, debug: bool) -> int:
+    """Shows the error that is being handled; returns the exit code."""
+    from rich.console import Console  # noqa: PLC0415  only errors need it
+    from rich.text import Text  # noqa: PLC0415
+
+    if isinstance(
+        error, BrokenPipeError
+    ):  # as of `builder plan | head`: Python would fail again when it flushes stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or error.filename):
+        error = errors.of_file(error)
+    console = Console(stderr=True, highlight=False)
+    match error:
+        case KeyboardInterrupt() | click.Abort():
+            console.print("interrupted: run the same command again to continue")
+            return errors.INTERRUPTED
+        case Terminated():
+            console.print("terminated: run the same command again to continue")
+            return errors.TERMINATED
+        case click.ClickException():
+            error.show()
+            return error.exit_code
+        case BuilderError():
+            console.print(Text(f"{error.title}: ", style="bold red"), Text(str(error)), sep="", soft_wrap=True)
+            if error.hint:
+                console.print(Text(f"  -> {error.hint}"), soft_wrap=True)
+        case _ if not debug:
+            message = f"internal error: {type(error).__name__}: {error}"
+            console.print(Text(message, style="bold red"), soft_wrap=True)
+            console.print("  -> Run again with --debug to see the traceback, and report it.")
+    if debug:
+        traceback.print_exc()
+    return error.exit_code if isinstance(error, BuilderError) else 1

@@ -18,13 +18,13 @@ from builder.cli.context import Context, new_table
 from builder.cli.options import format_option
 from builder.common import git
 from builder.common.errors import BuilderError, UsageError, did_you_mean
-from builder.common.units import counted, size
+from builder.common.text import counted, size
 from builder.layers import images
 from builder.lock import diff
-from builder.lock.diff import Amount, Diff, Revisions, Side
+from builder.lock.diff import Amount, Diff, ImageContents, Revisions
 from builder.matrix import cells
 from builder.matrix.project import Project
-from builder.plan import revisions
+from builder.plan import ci
 
 FORMS = "A and B are cell ids, git revisions, REVISION:CELL, or images as org/name:tag or registry/org/name:tag."
 HERE = "working tree"
@@ -35,7 +35,7 @@ class _Locks:
     """The locks of a revision or of the working tree, by cell; `cell` is the cell to compare, empty for all."""
 
     name: str
-    by_cell: Mapping[str, Side]
+    by_cell: Mapping[str, ImageContents]
     cell: str = ""
 
 
@@ -116,14 +116,14 @@ def _locks(project: Project, name: str) -> _Locks | None:
             raise UsageError(f"no git revision {revision!r}", hint="`git log --oneline` lists revisions.")
         return None
     # The cells are those of the revision's own matrix.yaml.
-    with revisions.checkout(project, revision) as at_revision:
+    with ci.checkout_revision(project, revision) as at_revision:
         try:
             return _Locks(name=revision, by_cell=diff.of_project(at_revision), cell=cell)
         except BuilderError as error:
             raise type(error)(indent(str(error), f"{revision}:"), hint=error.hint) from error
 
 
-def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Side:
+def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> ImageContents:
     store = context.store
     with store.used():
         try:
@@ -139,7 +139,7 @@ def _revision(root: Path) -> str:
     """`a git revision`, with the reason if this checkout can have none."""
     if not shutil.which("git"):
         return "a git revision (git is not installed: apt-get install git)"
-    if not git.run(root, "rev-parse", "--git-dir", default=""):
+    if not git.run_git(root, "rev-parse", "--git-dir", default=""):
         return f"a git revision ({root} is not a git checkout)"
     return "a git revision"
 

@@ -51,9 +51,9 @@ class Context:
         try:
             matrix = self.project.matrix
         except UsageError:
-            settings = host.read()
+            settings = host.read_host()
         else:
-            settings = host.of(matrix)
+            settings = host.host_for_matrix(matrix)
         return replace(settings, say=self.say)
 
     def say(self, text: str) -> None:

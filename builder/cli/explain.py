@@ -76,18 +76,18 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
 
     def resolve(matrix: Matrix, cell: Cell) -> str:
         # A cell with a current lock resolves. uv takes a second or more for each of the others.
-        lock = lockfile.read(project.root, cell.group) if cell.id in known else None
+        lock = lockfile.read_lock(project.root, cell.group) if cell.id in known else None
         if not lockfile.stale_reason(project.matrix, lock, [cell]):
             return ""
         context.say(f"{cell.id}: resolving")
         return Resolver(project, context.host, matrix=matrix, say=context.say).reason(cell)
 
-    cell = explain.parse(project.matrix, targets[0])
+    cell = explain.cell_of_combination(project.matrix, targets[0])
     explanation = Explainer(
         matrix=project.matrix,
         known=project.cells,
         catalogue=Index(context.host.index),
-        facts=facts.load(),
+        facts=facts.load_facts(),
         resolve=resolve,
     ).explain(cell)
     for line in explanation.lines:
@@ -100,7 +100,7 @@ def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str
     """Shows for each GPU which of the images run there. Raises RefusedError."""
     devices: Sequence[Device]
     if gpu_name == THIS:
-        installed, present = gpus.read()
+        installed, present = gpus.read_gpus()
         if not present:
             raise UsageError(
                 "no NVIDIA GPU with a driver on this machine", hint='Name a GPU: --gpu "RTX 5090" --driver 570.86.10'
@@ -108,7 +108,7 @@ def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str
         # A machine may have several GPUs of one model.
         devices, driver = list({(gpu.name, gpu.capability): gpu for gpu in present}.values()), driver or installed
     else:
-        devices = [gpu_support.find_gpu(gpu_name, facts.load())]
+        devices = [gpu_support.find_gpu(gpu_name, facts.load_facts())]
     images = dict(_images(context, targets))
     refused: set[str] = set()
     for device in devices:
@@ -116,7 +116,7 @@ def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str
         capability = "" if is_named else f" (compute capability {device.capability})"
         click.echo(f"{device.description}{capability}{f', driver {driver}' if driver else ''}:")
         for name, needs in images.items():
-            verdict = gpu_support.judge(device, driver, needs, facts.load())
+            verdict = gpu_support.judge(device, driver, needs, facts.load_facts())
             if not verdict.runs:
                 refused.add(name)
             reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
@@ -138,11 +138,11 @@ def _images(context: Context, targets: Sequence[str]) -> Iterator[tuple[str, Ima
     for group, members in groups.items():
         suffixes = [cell.suffix for cell in members]
         name = group + (suffixes[0] if len(suffixes) == 1 else f"{{{','.join(suffixes)}}}")
-        yield name, gpu_support.needs_of_cell(project.matrix, members[0], facts.load())
+        yield name, gpu_support.needs_of_cell(project.matrix, members[0], facts.load_facts())
     for name in names:
         reference = parse_image(name)
         if not reference.registry and (tagged := by_name.get(name)):
-            yield f"{name} ({tagged.id})", gpu_support.needs_of_cell(project.matrix, tagged, facts.load())
+            yield f"{name} ({tagged.id})", gpu_support.needs_of_cell(project.matrix, tagged, facts.load_facts())
         else:
             registry = Registry(reference, host=context.host, write=False)
             yield name, gpu_support.needs_of_labels(labels_of(registry, reference.target))

@@ -1,4 +1,4 @@
-"""The commands that make images: images, build."""
+"""The commands that make images: images, build, refresh."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 
-from builder.build import disk, images, locked_packages
+from builder.build import disk, images, operating_systems
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options, Outcome
 from builder.build.layer_lookup import LayerLookup
-from builder.build.work import Method, Work
-from builder.cli import engine
+from builder.build.work import ImageProvider, RunContext
+from builder.cli import lock, machine, release
 from builder.cli.context import Context
 from builder.cli.options import (
     CELLS_HELP,
@@ -27,14 +27,17 @@ from builder.cli.options import (
     format_option,
     given,
     jobs_option,
+    sign_option,
+    staging_option,
 )
+from builder.common import git
 from builder.common.errors import BuilderError, LockError, StaleError, UsageError, join
-from builder.common.units import duration
+from builder.common.text import counted, duration
 from builder.compat import gpus
 from builder.layers import garbage, known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.lock import update
-from builder.plan import current, plan
+from builder.plan import ci, plan, render
 from builder.plan.plan import Plan, PlannedImage
 
 ASSEMBLE, DOCKERFILE = "assemble", "dockerfile"
@@ -93,7 +96,7 @@ def command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., 
 
     def decorate(function: Callable[..., None]) -> click.Command:
         function = click.pass_obj(function)
-        for option in reversed((cells_argument, jobs_option, *options, engine.start_option)):
+        for option in reversed((cells_argument, jobs_option, *options, machine.start_option)):
             function = option(function)
         return click.command(name=name, epilog=CELLS_HELP)(function)
 
@@ -123,14 +126,14 @@ def images_command(
     has_new_locks = False
     try:
         with context.locked(project, "images" if options.test else "build"):
-            planned = current.make(project, chosen)
-            work = engine.connect(context, project, start=start_engine)
+            planned = render.load_checked_plan(project, chosen)
+            work = machine.connect(context, project, start=start_engine)
             store = context.store
             lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
             with image_provider(context, work, method, options.jobs, lookup) as provider:
                 to_make = provider.systems_to_make(planned.images)
             if has_new_locks := _lock_stale_systems(work, planned, to_make, locked=locked):
-                planned = current.make(project, chosen)
+                planned = render.load_checked_plan(project, chosen)
                 lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
 
             # With --max-disk, one group of images after another: before each, images of earlier groups are removed from
@@ -175,13 +178,13 @@ def build_command(context: Context, /, **values: Any) -> None:
     click.get_current_context().invoke(images_command, **values, test=False)
 
 
-def _lock_stale_systems(work: Work, planned: Plan, to_make: Sequence[PlannedImage], *, locked: bool) -> bool:
+def _lock_stale_systems(work: RunContext, planned: Plan, to_make: Sequence[PlannedImage], *, locked: bool) -> bool:
     """Locks current packages for the operating systems of `to_make` whose locked ones are gone; whether any were.
 
     With `locked` (--locked), raises StaleError instead, or why they cannot be locked.
     """
     project = work.project
-    requests = {image.system for image in to_make}
+    requests = {image.os_request for image in to_make}
     new, failures = update.current_locks_of_stale(project, requests, work.host, work.view.say)
     if locked and failures:
         raise join(failures, "locks failed")
@@ -191,19 +194,19 @@ def _lock_stale_systems(work: Work, planned: Plan, to_make: Sequence[PlannedImag
         return False
     if locked:
         command = f"builder images --no-locked{given('method', 'max_disk', 'jobs', 'patterns')}"
-        raise locked_packages.refuse_stale(work, planned.images, new, command)
-    locked_packages.lock_current(work, planned.images, new)
+        raise operating_systems.refuse_stale(work, planned.images, new, command)
+    operating_systems.lock_current(work, planned.images, new)
     # No image has the layers of the earlier packages any more; `builder render --check` would report them.
     with suppress(LockError, StaleError):  # other cells are not locked, or their locks are out of date
-        complete = plan.make_locked(project, project.cells)
+        complete = plan.make_locked_plan(project, project.cells)
         known_layers.prune(project.root, {layer.inputs for image in complete.images for layer in image.layers})
     return True
 
 
 @contextmanager
 def image_provider(
-    context: Context, work: Work, method: str, jobs: int, lookup: LayerLookup | None = None
-) -> Iterator[Method]:
+    context: Context, work: RunContext, method: str, jobs: int, lookup: LayerLookup | None = None
+) -> Iterator[ImageProvider]:
     """The way to build; for the method `assemble`, with the store held against `builder gc`."""
     if method == DOCKERFILE:
         yield DockerfileBuilder(work)
@@ -216,7 +219,7 @@ def image_provider(
 
 def show_outcomes(
     context: Context,
-    work: Work,
+    work: RunContext,
     planned: Plan,
     outcomes: Sequence[Outcome],
     *,
@@ -232,3 +235,47 @@ def show_outcomes(
     context.say(f"{images.summary(outcomes, len(planned.images), where)} ({duration(seconds)})")
     if times := images.times(work.view.spent, {image.id for image in planned.images}):
         context.say(f"total time by step, parallel work added up: {times}")
+
+
+@click.command(name="refresh", epilog=CELLS_HELP)
+@cells_argument
+@jobs_option
+@gpu_option
+@machine.start_option
+@staging_option
+@sign_option
+@click.pass_context
+def refresh_command(
+    click_context: click.Context, /, patterns: Sequence[str], place: str, signer: Any, **options: Any
+) -> None:
+    """Apply Debian security updates: lock, build, test and stage.
+
+    Locks the newest Debian packages of CELLS and renders their Dockerfiles. Then builds and tests the images that
+    differ from the last commit (without git: that this command changed), and stages them if `staging` is set in
+    matrix.yaml. Only the layers of the operating system change. Images whose packages have not changed are not rebuilt.
+
+    If a test fails, restore the earlier packages with `git restore locks images`, which also discards your other
+    uncommitted changes there.
+    """
+    context: Context = click_context.obj
+    project = context.project
+    chosen = project.select(patterns)
+    revision = "HEAD" if git.commit(project.root, "HEAD") else ""
+    if revision:
+        before = ci.plan_digests(project, revision, context.say)
+    else:
+        before = {image.id: image.digest for image in plan.make_plan(project, project.cells).images}
+    click_context.invoke(lock.lock_command, patterns=[cell.id for cell in chosen], refresh=True)
+    click_context.invoke(lock.render_command)
+    project = context.project  # its locks are new
+    changed = ci.changed_images(before, plan.make_locked_plan(project, project.cells).images)
+    ids = {cell.id for cell in chosen}
+    affected = [image.id for image in changed if image.id in ids]
+    if others := len(changed) - len(affected):
+        context.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
+    if not affected:
+        context.say("no image changed")
+        return
+    click_context.invoke(images_command, patterns=affected, **options)
+    if place or project.matrix.staging:
+        click_context.invoke(release.stage_command, patterns=affected, place=place, signer=signer)

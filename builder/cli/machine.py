@@ -1,4 +1,4 @@
-"""The commands about this machine: doctor, clean, gc."""
+"""The commands about this machine: doctor, clean, gc, engine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from rich.table import Table
 from rich.text import Text
 
 from builder.build import doctor, work
+from builder.build.work import RunContext
 from builder.cli.context import Context, new_table
-from builder.common import digest
 from builder.common.console import Meter, View
 from builder.common.errors import DamagedError, EngineError, UsageError
-from builder.common.units import counted, size
+from builder.common.files import short_digest
+from builder.common.text import counted, size
+from builder.engine import setup
 from builder.engine.client import Engine
 from builder.layers import garbage, images
 from builder.layers.store import Store, sizes
+from builder.matrix.project import Project
 
 
 @click.command(name="doctor")
@@ -87,13 +90,17 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: 
             raise UsageError(f"the store has no image {pattern!r}", hint="`builder gc --dry-run` lists its images.")
         forgotten |= dict.fromkeys(matches)
     names = list(forgotten)
-    freed = garbage.find(store, without=names) if dry_run else garbage.collect(store, without=names, wait=context.wait)
+    freed = (
+        garbage.find_garbage(store, without=names)
+        if dry_run
+        else garbage.collect(store, without=names, wait=context.wait)
+    )
     would = "would be " if dry_run else ""
     for name in names:
         context.say(f"{would}removed: {name}")
     table = new_table("IMAGE", "MANIFEST", "SIZE", "OWN", right=["SIZE", "OWN"])
     for use in garbage.uses(store, without=names):
-        table.add_row(use.name, digest.short(use.manifest), size(use.bytes), size(use.own))
+        table.add_row(use.name, short_digest(use.manifest), size(use.bytes), size(use.own))
     context.out.print(table)
     context.say(f"store: {store.root}, {size(store.size())}")
     parts = f"{counted(len(freed.blobs), 'unused blob')}, {counted(len(freed.leftovers), 'leftover')}"
@@ -104,7 +111,7 @@ def _check(context: Context, store: Store) -> None:
     view = View(context.err)
     meter = Meter(view, "store", "checked", sum(sizes(store.root.glob("blobs/sha256/*")).values()))
     with view.live():
-        result = garbage.check(store, meter.add)
+        result = garbage.check_blobs(store, meter.add)
     for name in result.restored:
         context.say(f"restored in index.json: {name}")
     for blob in result.damaged:
@@ -119,3 +126,28 @@ def _check(context: Context, store: Store) -> None:
         )
     blobs = counted(result.blobs, "blob")
     context.say(f"store: {store.root}: {blobs}, {size(result.bytes)}, all match their digests")
+
+
+start_option = click.option(
+    "--start-engine",
+    is_flag=True,
+    help="If no Docker Engine is running, install and start one first, as `builder engine` does. Default: fail.",
+)
+
+
+@click.command(name="engine")
+@click.pass_obj
+def engine_command(context: Context) -> None:
+    """Find a running Docker Engine, or install one.
+
+    If no engine is running, installs and starts one (only on Debian and Ubuntu, and only as root). Never changes a
+    running engine.
+    """
+    info = setup.ensure(context.say).info()
+    context.say(f"engine: Docker Engine {info.version} is running ({info.store})")
+
+
+def connect(context: Context, project: Project, *, start: bool = False) -> RunContext:
+    """What a build needs, with a running engine. With `start`, installs and starts one if necessary."""
+    engine = setup.ensure(context.say) if start else Engine.connect()
+    return RunContext(engine=engine, project=project, host=context.host, view=View(context.err))

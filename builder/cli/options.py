@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from builder.common import machine, units
+from builder.common import machine
+from builder.common.text import parse_size
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 CELLS_HELP = (
@@ -105,7 +106,7 @@ class Size(click.ParamType[int]):
         if self._free and value == "free":
             return FREE
         try:
-            count = units.parse_size(str(value))
+            count = parse_size(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if value != 0 and self._positive and not count:

@@ -14,8 +14,8 @@ from rich.text import Text
 from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option
 from builder.common.errors import LockError, for_cells
-from builder.common.units import counted, size
-from builder.plan import plan, revisions, shards
+from builder.common.text import counted, size
+from builder.plan import ci, plan
 from builder.plan.plan import Plan, PlannedImage
 
 
@@ -56,10 +56,10 @@ def plan_command(
     if form == "ids" and not (revision or unreleased):  # needs no locks
         click.echo("\n".join(cell.id for cell in chosen))
         return
-    planned = plan.make(project, chosen)
+    planned = plan.make_plan(project, chosen)
     images: Sequence[PlannedImage] = planned.images
     if revision:
-        images = shards.changed(revisions.digests(project, revision, context.say), images)
+        images = ci.changed_images(ci.plan_digests(project, revision, context.say), images)
     if unreleased:
         from builder.registry import publish, status  # noqa: PLC0415  0.2 s, which other plans would pay
 
@@ -75,7 +75,7 @@ def plan_command(
     elif form == "github":
         if unlocked:  # otherwise the jobs of CI would skip those cells, and pass
             raise LockError(f"not locked: {unlocked}", hint=lock)
-        click.echo(f"parts={json.dumps(shards.for_github(shards.split(images, disk)))}")
+        click.echo(f"parts={json.dumps(ci.github_matrix(ci.split_by_disk(images, disk)))}")
         click.echo(f"cells={' '.join(image.id for image in images)}")
     else:
         if len(images) == 1 or (images and layers):

@@ -13,12 +13,12 @@ from builder.cli.context import Context, new_table
 from builder.cli.options import format_option, staging_option, to_option
 from builder.common.console import Meter, View
 from builder.common.errors import VerifyError
-from builder.common.units import counted
+from builder.common.text import counted
 from builder.plan import plan
 from builder.registry import inspection, prune, publish
 from builder.registry.client import Registry
-from builder.registry.inspection import Check
-from builder.registry.staging import Place, plan_tag
+from builder.registry.inspection import RepositoryCheck
+from builder.registry.staging import StagingArea, plan_tag
 
 
 @click.group(name="registry")
@@ -33,7 +33,7 @@ def registry_command() -> None:
 def list_command(context: Context, place: str, form: str) -> None:
     """List the staged releases, the newest first."""
     project = context.project
-    staging = Place.of(project, place, context.host)
+    staging = StagingArea.of(project, place, context.host)
     releases = [(staging.read(stamp), staging.released(stamp)) for stamp in staging.stamps()]
     if form == "json":
         context.print_json(
@@ -60,7 +60,7 @@ def diff_command(context: Context, place: str, registry: str, form: str) -> None
     """
     project = context.project
     publish.require_registry(project, registry)
-    staging = Place.if_set(project, place, context.host)
+    staging = StagingArea.if_set(project, place, context.host)
     recorded = inspection.recorded_tags(staging) if staging else None
     full = inspection.full_tags(project)
     results = []
@@ -95,7 +95,7 @@ def check_command(context: Context, place: str, registry: str, fast: bool, form:
     missing or damaged, and if nothing is staged.
     """
     project = context.project
-    staging = Place.if_set(project, place, context.host)
+    staging = StagingArea.if_set(project, place, context.host)
     repositories = inspection.repositories(project, context.host, staging, registry)
     inspection.require_contents(repositories, staging)
     staged = inspection.staged_images(staging) if staging else {}
@@ -104,7 +104,7 @@ def check_command(context: Context, place: str, registry: str, fast: bool, form:
     with view.live():
         for each in repositories:
             also = sorted(staged.get(each.name, ()))
-            check = Check(registry=each, also=also, fast=fast, read=Meter(view, each.name, "read", 0).add)
+            check = RepositoryCheck(registry=each, also=also, fast=fast, read=Meter(view, each.name, "read", 0).add)
             view.begin(each.name, "checking")
             faults = []
             for fault in check.faults():
@@ -155,9 +155,9 @@ def prune_command(context: Context, place: str, registry: str, keep: int, delete
     publish.require_registry(project, registry)
     settings, view = context.host, View(context.err)
     public = inspection.repositories(project, settings, None, registry)
-    plans = [plan_tag(image.digest) for image in plan.make(project, project.cells).images]
+    plans = [plan_tag(image.digest) for image in plan.make_plan(project, project.cells).images]
     with view.live():
-        contents = prune.read(Place.of(project, place, settings), public, plans, keep, view)
+        contents = prune.read_registries(StagingArea.of(project, place, settings), public, plans, keep, view)
     items = prune.unneeded(contents, keep, datetime.now(UTC))
     if form == "text":
         for item in items:

@@ -10,8 +10,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from builder.build.known_images import KnownImages
-from builder.build.layer_lookup import LayerLookup
+from builder.build.layer_lookup import KnownImages, LayerLookup
 from builder.cli.context import SHOWN, Context, new_table
 from builder.cli.options import (
     ALL_CELLS_HELP,
@@ -28,10 +27,10 @@ from builder.cli.options import (
 from builder.common import errors, git
 from builder.common.console import View
 from builder.common.errors import UsageError
-from builder.common.units import counted, duration, listed, size
+from builder.common.text import counted, duration, listed, size
 from builder.layers.known_layers import KnownLayers
 from builder.matrix import tags
-from builder.plan import current, plan
+from builder.plan import plan, render
 from builder.plan.plan import Plan
 from builder.registry import publish, scan, status
 from builder.registry.evidence import OWN
@@ -39,7 +38,7 @@ from builder.registry.publish import Published, Publisher
 from builder.registry.release import Releaser
 from builder.registry.signing import Signer
 from builder.registry.stager import stage_images
-from builder.registry.staging import Place
+from builder.registry.staging import StagingArea
 from builder.registry.status import Status, StatusReader
 
 
@@ -67,7 +66,7 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
             "matrix.yaml requires signed test results (`evidence`), and `builder push` publishes without them",
             hint=f"Use `builder stage{given('patterns')}`, then `builder release{given('registry')}`.",
         )
-    images = current.make(project, project.select(patterns))
+    images = render.load_checked_plan(project, project.select(patterns))
     store = context.store
     with store.used():
         chosen = publish.targets(project, store, images, registry)
@@ -129,8 +128,8 @@ def stage_command(
     """
     began = time.monotonic()
     project = context.project
-    staging_place = Place.of(project, place, context.host)
-    planned = current.make(project, project.select(patterns))
+    staging_place = StagingArea.of(project, place, context.host)
+    planned = render.load_checked_plan(project, project.select(patterns))
     if project.matrix.evidence and signer is None:
         context.say(
             "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
@@ -200,11 +199,11 @@ def release_command(
     """
     began = time.monotonic()
     project = context.project
-    staging_place = Place.of(project, place, context.host)
+    staging_place = StagingArea.of(project, place, context.host)
     publish.require_registry(project, registry)
     chosen = staging_place.read(stamp)
     # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
-    planned = {image.id: image for image in current.make(project, chosen.cells(project)).images}
+    planned = {image.id: image for image in render.load_checked_plan(project, chosen.cells(project)).images}
     releaser = Releaser(
         project=project,
         place=staging_place,
@@ -248,7 +247,7 @@ def scan_command(context: Context, patterns: Sequence[str], registry: str, signe
     printed to the image. Fails if the scanner refuses an image, or cannot scan it.
     """
     project = context.project
-    images = plan.make(project, project.select(patterns or ("*",))).images
+    images = plan.make_plan(project, project.select(patterns or ("*",))).images
     scans = scan.scan_released(project, context.host, images, View(context.err), registry=registry, signer=signer)
     if form == "json":
         rows = [
@@ -287,7 +286,7 @@ def status_command(
     selected = project.select(patterns or ("*",))
     # The whole groups: images of a cell may have been tested together with their smaller siblings.
     groups = {cell.group for cell in selected}
-    planned = plan.make(project, [cell for cell in project.cells if cell.group in groups])
+    planned = plan.make_plan(project, [cell for cell in project.cells if cell.group in groups])
     ids = {cell.id for cell in selected}
     planned = Plan(
         images=tuple(image for image in planned.images if image.id in ids),
@@ -297,7 +296,7 @@ def status_command(
         project=project,
         store=context.store,
         host=context.host,
-        place=None if here else Place.if_set(project, place, context.host),
+        place=None if here else StagingArea.if_set(project, place, context.host),
         registry=registry,
         here=here,
     )

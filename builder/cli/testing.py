@@ -11,15 +11,15 @@ import click
 from builder.build import images
 from builder.build.images import Options
 from builder.build.staged_tests import StagedImages, test_staged
-from builder.cli import engine
+from builder.cli import machine
 from builder.cli.context import Context
 from builder.cli.images import DOCKERFILE, METHOD, REPORT, command, gpu_option, image_provider, show_outcomes
 from builder.cli.options import sign_option, staging_option
 from builder.common.errors import ImageTestError, UsageError
-from builder.plan import current
+from builder.plan import render
 from builder.plan.plan import Plan
 from builder.registry.signing import Signer
-from builder.registry.staging import Place
+from builder.registry.staging import StagingArea
 
 NEWEST = "newest"
 
@@ -51,9 +51,9 @@ def test_command(
     project = context.project
     chosen = {cell.id for cell in project.select(patterns or (("*",) if stamp else ()))}
     with context.locked(project, "test"):
-        work = engine.connect(context, project, start=start_engine)
+        work = machine.connect(context, project, start=start_engine)
         if stamp:
-            staging_place = Place.of(project, place, work.host)
+            staging_place = StagingArea.of(project, place, work.host)
             release = staging_place.read("" if stamp == NEWEST else stamp)
             staged = {image.cell: image for image in release.images}
             if patterns and (missing := sorted(chosen - staged.keys())):
@@ -61,7 +61,7 @@ def test_command(
                     f"release {release.stamp} does not have {missing[0]}", hint=f"It has: {', '.join(staged)}"
                 )
             # All cells of the release: which of its images must pass which thorough tests depends on them.
-            planned = current.make(project, release.cells(project))
+            planned = render.load_checked_plan(project, release.cells(project))
             planned = Plan(images=tuple(image for image in planned.images if image.id in chosen))
             if stale := [image.id for image in planned.images if staged[image.id].plan != image.digest]:
                 raise release.stale(stale[0])
@@ -69,7 +69,7 @@ def test_command(
                 staged_images = StagedImages(work, context.store, staging_place, staged, signer)
                 outcomes = test_staged(work, staged_images, planned, options)
         else:
-            planned = current.make(project, project.select(patterns))
+            planned = render.load_checked_plan(project, project.select(patterns))
             with image_provider(context, work, method, options.jobs) as provider:
                 outcomes = images.retest(work, provider, planned, options)
     show_outcomes(context, work, planned, outcomes, began=began, form=form)

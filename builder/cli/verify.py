@@ -13,20 +13,20 @@ from rich.text import Text
 
 from builder.cli.context import Context, parse_image
 from builder.cli.options import format_option
-from builder.common import digest
 from builder.common.console import Meter, View
 from builder.common.errors import StaleError, UsageError
+from builder.common.files import short_digest
 from builder.index.download import Fetcher
 from builder.layers import images, oci
 from builder.layers.store import Store
 from builder.matrix.schema import Trusted
 from builder.plan import plan
-from builder.registry import claims, expected, verify
-from builder.registry.claims import Claims
+from builder.registry import attestations, expected, verify
+from builder.registry.attestations import Attestations
 from builder.registry.client import Registry
-from builder.registry.expected import Expected
+from builder.registry.expected import PlannedDigests
 from builder.registry.signing import Trust
-from builder.registry.verify import Check, Source
+from builder.registry.verify import Check, ImageSource
 
 _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  # others are green
 
@@ -106,16 +106,16 @@ def verify_command(
             # Claims are for a tag or a digest; a reference without either means `latest`.
             tagged = reference if reference.tag or reference.digest else replace(reference, tag=reference.target)
             read = oci.read_image(source.manifest, source.read_blob)
-            image_claims = Claims(registry=registry, reference=tagged, image=read, trust=trust)
+            image_claims = Attestations(registry=registry, reference=tagged, image=read, trust=trust)
         findings = []
         with view.live():
-            for finding in claims.findings(source, check, image_claims, store.root / "tmp"):
+            for finding in attestations.findings(source, check, image_claims, store.root / "tmp"):
                 findings.append(finding)
                 if form == "json":
                     continue
                 state = Text(f"{finding.state:<12}", style=_STYLES.get(finding.state, "green"))
                 detail = f"  ({finding.detail})" if finding.detail else ""
-                part = Text(f"{digest.short(finding.digest)}  {finding.layer}{detail}")
+                part = Text(f"{short_digest(finding.digest)}  {finding.layer}{detail}")
                 context.out.print(state, part, overflow="fold")
 
     failure = verify.failure(image, findings, allow_unknown=allow_unknown)
@@ -131,12 +131,12 @@ def verify_command(
         context.say(f"{image}: verified: {states}{'; blobs were not hashed' if fast else ''}")
 
 
-def _expected(context: Context, store: Store, image: Source) -> Expected | None:
+def _expected(context: Context, store: Store, image: ImageSource) -> PlannedDigests | None:
     """The image of this checkout's plan for the same cell; None if there is no such plan."""
     cell = verify.cell_of(image)
     try:
         project = context.project
-        planned = plan.make(project, [each for each in project.cells if each.id == cell]).images
+        planned = plan.make_plan(project, [each for each in project.cells if each.id == cell]).images
     except (UsageError, StaleError):
         return None
     if not planned:
@@ -144,7 +144,7 @@ def _expected(context: Context, store: Store, image: Source) -> Expected | None:
     return expected.of_plan(project.root, store, planned[0], oci.read_image(image.manifest, image.read_blob))
 
 
-def find_image(context: Context, store: Store, name: str) -> tuple[Source, Registry | None]:
+def find_image(context: Context, store: Store, name: str) -> tuple[ImageSource, Registry | None]:
     """An image by its reference in a registry, with that registry; or by a name, cell or tag in the store.
 
     Raises UsageError if the store has no such image.

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from builder.common.units import duration, size
+from builder.common.text import duration, size
 
 _STYLES = {"done": "green", "failed": "bold red", "waiting": "dim"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from builder.common.errors import UsageError
 
 
-def run(root: Path, *arguments: str, default: str | None = None) -> str:
+def run_git(root: Path, *arguments: str, default: str | None = None) -> str:
     """The output of git. If git fails, returns `default` if it is given, or else raises UsageError."""
     try:
         process = subprocess.run(
@@ -32,7 +32,7 @@ def commit(root: Path, revision: str) -> str:
     """The commit id of a revision; empty if there is no such revision."""
     if not revision or revision.startswith("-"):
         return ""
-    return run(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", default="").strip()
+    return run_git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", default="").strip()
 
 
 def export(root: Path, revision: str, folder: Path) -> None:
@@ -41,7 +41,7 @@ def export(root: Path, revision: str, folder: Path) -> None:
     if not commit_id:
         raise UsageError(f"no git revision {revision[:100]!r}", hint="`git log --oneline` lists revisions.")
     archive = folder / "revision.tar"
-    run(root, "archive", "--format=tar", f"--output={archive}", commit_id, "--", ".")
+    run_git(root, "archive", "--format=tar", f"--output={archive}", commit_id, "--", ".")
     with tarfile.open(archive) as tar:
         # As extractall(filter="tar"), which Debian 12's Python 3.11.2 lacks. Components have absolute links, which the
         # filter "data" refuses. Source: library/tarfile, "Supporting older Python versions".
@@ -53,5 +53,7 @@ def export(root: Path, revision: str, folder: Path) -> None:
 def state(root: Path) -> str:
     """The commit of the checkout, with `+changes` if its files differ from it; empty outside a repository."""
     head = commit(root, "HEAD")
-    changes = run(root, "status", "--porcelain", "--untracked-files=no", "--", ".", default="").strip() if head else ""
+    changes = (
+        run_git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", default="").strip() if head else ""
+    )
     return f"{head}+changes" if changes else head

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
-from builder.common.digest import is_digest
+from builder.common.files import is_digest
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _NAME = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*", re.ASCII)

@@ -60,17 +60,17 @@ class Located:
         return f"{self.name}:{self.marks.get(path, Mark())}"
 
 
-def load(path: Path) -> Located:
+def load_yaml(path: Path) -> Located:
     """Reads `path`. Raises MatrixError with file, line, column and what to do."""
     try:
         blob = path.read_bytes()
     except OSError as error:
         raise MatrixError(f"{path.name}: {error.strerror or error}") from error
-    return parse(blob, path.name)
+    return parse_yaml(blob, path.name)
 
 
-def parse(blob: bytes, name: str) -> Located:
-    """Parses the contents of the file `name`; see `load`."""
+def parse_yaml(blob: bytes, name: str) -> Located:
+    """Parses the contents of the file `name`; see `load_yaml`."""
     if len(blob) > MAX_BYTES:
         raise MatrixError(f"{name}: {len(blob)} bytes, more than the {MAX_BYTES} allowed")
     try:
@@ -85,7 +85,7 @@ def parse(blob: bytes, name: str) -> Located:
             f"{name}:{place}: character U+{ord(match.group()):04X} is not allowed",
             hint="Delete it. It may be invisible, and change how the line is displayed.",
         )
-    loader = _Loader(text, name)
+    loader = _StrictLoader(text, name)
     located = Located(name=name, data=None, marks={}, keys={}, raw={})
     try:
         root = loader.get_single_node()
@@ -98,7 +98,7 @@ def parse(blob: bytes, name: str) -> Located:
         raise MatrixError(f"{name}: invalid YAML: {error}") from error
 
 
-class _Loader(Composer, yaml.CSafeLoader):
+class _StrictLoader(Composer, yaml.CSafeLoader):
     """Refuses deep nesting, anchors, aliases and explicit tags while it reads, before it recurses.
 
     LibYAML reads the events, five times as fast as PyYAML's own parser.
@@ -127,7 +127,7 @@ class _Loader(Composer, yaml.CSafeLoader):
         return node
 
 
-def _construct(node: yaml.Node, path: Key, loader: _Loader, located: Located) -> Any:
+def _construct(node: yaml.Node, path: Key, loader: _StrictLoader, located: Located) -> Any:
     """The data of a node; adds its place and the text as typed to `located`."""
     located.marks[path] = _mark(node.start_mark)
     if isinstance(node, yaml.MappingNode):

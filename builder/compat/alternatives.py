@@ -54,7 +54,7 @@ def rank(asked: Cell, listed: Iterable[Cell], others: Iterable[Cell]) -> list[Ne
     return [near for *_, near in close]
 
 
-def apart(asked: Version, version: Version) -> tuple[int, int]:
+def release_distance(asked: Version, version: Version) -> tuple[int, int]:
     """Distance of a release, as a sort key: of another major version, the end on this side is nearest."""
     if version.major == asked.major:
         return 0, abs(version.minor - asked.minor)

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from builder.index.releases import Catalogue, Metadata, Release
+from builder.index.releases import Catalogue, ListedRelease, Metadata
 from builder.index.wheels import PLATFORM
 from builder.lock.lockfile import TOOLKIT
 from builder.matrix.cells import Cell
@@ -62,7 +62,7 @@ class FrameworkRelease:
         return Requirement(self.matrix.frameworks[self.cell.framework].package_for(self.cell.cuda))
 
     @cached_property
-    def release(self) -> Release | None:
+    def release(self) -> ListedRelease | None:
         """None if the index has no wheel of it."""
         release = self.catalogue.package(self.requirement.name).release(Version(self.cell.release))
         return release if release and release.wheels else None
@@ -205,10 +205,10 @@ class FrameworkRelease:
                 return self._runtime(plugin, map(canonicalize_name, item.extras), depth + 1)
         return None
 
-    def _newest(self, requirement: Requirement) -> Release | None:
+    def _newest(self, requirement: Requirement) -> ListedRelease | None:
         return next(reversed(self._admitted(requirement)), None)
 
-    def _admitted(self, requirement: Requirement) -> list[Release]:
+    def _admitted(self, requirement: Requirement) -> list[ListedRelease]:
         """The stable releases that a requirement admits, oldest first."""
         releases = self.catalogue.package(requirement.name).releases
         return [item for item in releases if item.is_stable and requirement.specifier.contains(item.version)]

@@ -21,7 +21,7 @@ from builder.common.errors import UsageError, did_you_mean
 from builder.compat import alternatives
 from builder.compat.alternatives import Near
 from builder.compat.cuda import FrameworkRelease
-from builder.index.releases import Catalogue, Package, Release
+from builder.index.releases import Catalogue, ListedPackage, ListedRelease
 from builder.index.wheels import LONGEST
 from builder.lock import resolve
 from builder.matrix import cells
@@ -61,7 +61,7 @@ class Explanation:
         return lines
 
 
-def parse(matrix: Matrix, text: str) -> Cell:
+def cell_of_combination(matrix: Matrix, text: str) -> Cell:
     """The cell of a combination, in the matrix or not; `release` is empty if it names a line. Raises UsageError."""
     match = _COMBINATION.fullmatch(text)
     if not match:
@@ -114,7 +114,7 @@ class Explainer:
     resolve: Resolve
 
     def explain(self, asked: Cell) -> Explanation:
-        """Whether and why a cell works, from `parse`. Raises FetchError if the index cannot be read."""
+        """Whether and why a cell works, from `cell_of_combination`. Raises FetchError if the index cannot be read."""
         # The package that decides which lines exist; that for the cell's CUDA may be another.
         package = self.catalogue.package(Requirement(self.matrix.frameworks[asked.framework].package).name)
         prefix = Version(asked.release or asked.line).release
@@ -148,11 +148,11 @@ class Explainer:
         """What the index and facts.yaml have on a cell's release."""
         return FrameworkRelease(matrix=self.matrix, catalogue=self.catalogue, facts=self.facts, cell=cell)
 
-    def _no_release(self, asked: Cell, package: Package, unstable: Sequence[Release]) -> Explanation:
+    def _no_release(self, asked: Cell, package: ListedPackage, unstable: Sequence[ListedRelease]) -> Explanation:
         """Why there is no release to install; `unstable` are pre-releases and yanked ones of the line."""
         # The newest first, so that it precedes one at the same distance.
         stable = [release.version for release in reversed(package.releases) if release.is_stable]
-        nearest = sorted(stable, key=lambda version: alternatives.apart(Version(asked.line), version))
+        nearest = sorted(stable, key=lambda version: alternatives.release_distance(Version(asked.line), version))
         if unstable:
             names = ", ".join(f"{item.version}{' (yanked)' if item.is_yanked else ''}" for item in unstable[-SHOWN:])
             reason = f"{package.name} {asked.line} has only pre-releases or yanked releases: {names}"

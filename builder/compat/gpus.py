@@ -43,7 +43,7 @@ class Gpu(Device):
         return not self.memory or self.free >= NEEDED
 
 
-def read() -> tuple[str, tuple[Gpu, ...]]:
+def read_gpus() -> tuple[str, tuple[Gpu, ...]]:
     """Driver version and GPUs; an empty version without a driver."""
     import pynvml  # noqa: PLC0415  0.05 s, which every command would pay
 
@@ -95,7 +95,7 @@ class Pool:
 
     def read(self) -> tuple[str, tuple[Gpu, ...]]:
         """Driver version at this moment, and the GPUs that CUDA_VISIBLE_DEVICES names; all if it is not set."""
-        driver, gpus = (self._probe or read)()
+        driver, gpus = (self._probe or read_gpus)()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # indices, or the starts of UUIDs
         if visible is not None:
             words = [word.strip() for word in visible.split(",")]

@@ -27,8 +27,7 @@ from docker.types import DeviceRequest, LogConfig
 
 from builder.common.errors import EngineError, NoEngineError
 from builder.common.reference import ImageRef
-from builder.engine.errors import is_forbidden, reported, translated
-from builder.engine.model import EngineInfo, ImageInfo
+from builder.engine.model import EngineInfo, ImageInfo, is_forbidden, reported, translated
 
 LABEL = "gpu-images"
 RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout

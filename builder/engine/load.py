@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from builder.common import digest
 from builder.common.errors import BuildError, DamagedError, EngineError
+from builder.common.files import digest_of_bytes
 from builder.engine.client import LABEL, RUN_LABEL, Engine
 from builder.engine.endpoint import Content, Endpoint
 from builder.layers import images, oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.oci import CONTAINERD, Image, Layer
 from builder.layers.store import Store
-from builder.lock.document import KNOWN_LAYERS
+from builder.lock.lockfile import KNOWN_LAYERS
 
 Progress = Callable[[int], None]
 
@@ -79,11 +79,11 @@ class Loader:
         # The random label gives the temporary image an id of its own: another run may load the same layers meanwhile.
         labels = {RUN_LABEL: self._checkout, f"{LABEL}.loading": secrets.token_hex(8)}
         config = oci.bare_config(image.layers, labels)
-        config_blob = Descriptor(media_type=CONFIG_TYPE, digest=digest.of_bytes(config), size=len(config))
+        config_blob = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
         manifest = oci.manifest(config_blob, image.layers, is_plain=is_plain)
         contents = {
             config_blob.digest: Content.of(config, CONFIG_TYPE),
-            digest.of_bytes(manifest): Content.of(manifest, MANIFEST_TYPE),
+            digest_of_bytes(manifest): Content.of(manifest, MANIFEST_TYPE),
         }
         for layer in image.layers:
             blob = layer.plain if is_plain else layer.descriptor
@@ -91,7 +91,7 @@ class Loader:
             contents[blob.digest] = Content(media_type=blob.media_type, size=blob.size, read=read)
         counter = PullProgress("Extracting" if is_plain else "Downloading")
         with Endpoint(contents) as endpoint:
-            reference = endpoint.reference(digest.of_bytes(manifest))
+            reference = endpoint.reference(digest_of_bytes(manifest))
             are_checked = False
 
             def feed(message: Mapping[str, Any]) -> None:

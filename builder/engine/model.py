@@ -1,9 +1,16 @@
-"""Docker Engine as its API describes it: the engine, and an image."""
+"""Docker Engine as its API describes it: the engine, an image, and errors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import requests
+from docker.errors import APIError, DockerException, StreamParseError
+from urllib3.exceptions import HTTPError
+
+from builder.common.errors import FREE_DISK, DiskError, EngineError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +45,51 @@ class ImageInfo:
     size: int
     created: str
     layers: tuple[str, ...] = ()
+
+
+# ---- errors of docker-py and of the engine, as errors of builder
+
+
+@contextmanager
+def translated(action: str) -> Iterator[None]:
+    """Raises EngineError or DiskError for docker-py's errors; `action` is what was attempted."""
+    try:
+        yield
+    except (DockerException, StreamParseError, requests.RequestException, HTTPError, ConnectionError) as error:
+        # urllib3 raises its own error for a stream that ends early, docker-py a StreamParseError for a truncated line.
+        text = str(getattr(error, "explanation", None) or error)
+        if is_disk_full(text) or (isinstance(error, APIError) and error.status_code is not None):
+            raise reported(action, text) from error
+        first_line = text.splitlines()[0] if text else repr(error)
+        raise EngineError(
+            f"{action}: Docker Engine does not answer: {first_line}",
+            hint="Find or start an engine with `builder engine`. Then run the same command again: it continues where "
+            "it stopped.",
+        ) from error
+
+
+def reported(action: str, message: str) -> EngineError | DiskError:
+    """The error for a message of the engine."""
+    if is_disk_full(message):
+        return DiskError(f"{action}: the disk of Docker Engine is full", hint=FREE_DISK)
+    return EngineError(f"{action}: {message}")
+
+
+def is_disk_full(text: str) -> bool:
+    return "no space left on device" in text.lower() or "disk quota exceeded" in text.lower()
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Whether docker-py failed because this user may not open the engine's socket."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        if isinstance(current, PermissionError):
+            return True
+        seen.add(id(current))
+        pending += [current.__cause__, current.__context__]
+        pending += [part for part in current.args if isinstance(part, BaseException)]
+    return False

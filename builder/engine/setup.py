@@ -92,7 +92,7 @@ def install_packages(packages: Sequence[str], minimum: tuple[int, int]) -> None:
         options: list[str] = []
         if parse_version(_candidate(packages[0])) < minimum:
             # Adds Debian's trixie for the engine's packages only, in apt files of its own.
-            main = next((source.uri for source in host.read().apt.sources if source.kind == "main"), "")
+            main = next((source.uri for source in host.read_host().apt.sources if source.kind == "main"), "")
             codename = host.os_release().get("VERSION_CODENAME", "")
             if not main or not codename:
                 raise EngineError(
@@ -173,7 +173,7 @@ def _candidate(package: str, options: Sequence[str] = ()) -> str:
 
 def _apt(arguments: Sequence[str]) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
-    hide = host.read().hide
+    hide = host.read_host().hide
     done = subprocess.run(
         ["apt-get", *arguments], env=environment, stdin=subprocess.DEVNULL, text=True, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

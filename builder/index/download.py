@@ -19,7 +19,7 @@ import requests
 from packaging.utils import canonicalize_name
 
 from builder.common.errors import FetchError, store_error
-from builder.common.retry import RetryPolicy
+from builder.common.tasks import RetryPolicy
 from builder.index.session import DOCTOR, PIECE, RETRIED, IndexSession, describe, origin_of
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
@@ -40,7 +40,7 @@ class _RetryError(Exception):
     """A fault that the next attempt may not have."""
 
 
-class _Part:
+class _PartialFile:
     """A file that is being downloaded: its size, its hash, and how many of its bytes were `reported` as progress."""
 
     def __init__(self, file: BufferedRandom, progress: Callable[[int], None]) -> None:
@@ -165,7 +165,7 @@ class Fetcher:
     def _attempt(self, wheel: Wheel, file: BufferedRandom) -> None:
         """One attempt, which resumes an earlier one. Discards a part that is not the wheel."""
         url = self._find(wheel)
-        part = _Part(file, self._progress)
+        part = _PartialFile(file, self._progress)
         if wheel.size and part.size > wheel.size:
             part.clear()
         try:
@@ -190,7 +190,7 @@ class Fetcher:
             part.report(0)
             raise
 
-    def _receive(self, wheel: Wheel, url: str, part: _Part) -> None:
+    def _receive(self, wheel: Wheel, url: str, part: _PartialFile) -> None:
         """Requests the missing bytes; writes at most one piece more."""
         if not origin_of(url).startswith(("https://", "http://")):
             raise FetchError(

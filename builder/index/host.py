@@ -19,7 +19,7 @@ from shlex import quote
 from urllib.parse import urlsplit
 
 from builder.common.errors import UsageError
-from builder.common.redact import Redactor
+from builder.common.text import Redactor
 from builder.index import settings as index
 from builder.index.settings import IndexSettings
 from builder.matrix.schema import Matrix
@@ -168,11 +168,11 @@ class Host:
         return {f"{FOLDER}/{name}": content for name, content in files.items()}
 
 
-def read(environ: Mapping[str, str] | None = None) -> Host:
+def read_host(environ: Mapping[str, str] | None = None) -> Host:
     """This machine's settings; raises UsageError if one cannot be read."""
     environ = os.environ if environ is None else environ
     try:
-        settings = index.read(environ, Path.home())
+        settings = index.read_index_settings(environ, Path.home())
     except ValueError as error:
         raise UsageError(str(error)) from error
     proxies = {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy} if settings.proxy else {}
@@ -180,11 +180,11 @@ def read(environ: Mapping[str, str] | None = None) -> Host:
     return Host(index=settings, ca=_ca(settings), proxies=proxies, read_apt=_apt)
 
 
-def of(matrix: Matrix) -> Host:
+def host_for_matrix(matrix: Matrix) -> Host:
     """This machine's settings, with those of a matrix for registries and archives. Raises UsageError."""
     registries = Registries(insecure=tuple(matrix.insecure), create=tuple(matrix.create_repository))
     expired = frozenset(release for release, debian in matrix.debian.items() if debian.ignore_valid_until)
-    return replace(read(), registries=registries, expired=expired)
+    return replace(read_host(), registries=registries, expired=expired)
 
 
 def _ca(settings: IndexSettings) -> bytes:

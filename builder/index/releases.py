@@ -21,7 +21,7 @@ LARGEST = 4 << 20  # bytes of a METADATA file; real ones have less than 0.1 MB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class ListedRelease:
     """One release as listed by the index; `wheels` are file names."""
 
     version: Version
@@ -36,13 +36,13 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Package:
+class ListedPackage:
     """All releases, the oldest first; none if the index does not have the package."""
 
     name: str
-    releases: tuple[Release, ...] = ()
+    releases: tuple[ListedRelease, ...] = ()
 
-    def release(self, version: Version) -> Release | None:
+    def release(self, version: Version) -> ListedRelease | None:
         return next((release for release in self.releases if release.version == version), None)
 
 
@@ -59,7 +59,7 @@ class Metadata:
 class Catalogue(Protocol):
     """Where packages are looked up: an index, or a stored copy of one."""
 
-    def package(self, name: str) -> Package: ...
+    def package(self, name: str) -> ListedPackage: ...
     def metadata(self, name: str, version: Version) -> Metadata: ...
 
 
@@ -69,10 +69,10 @@ class Index:
     def __init__(self, settings: IndexSettings) -> None:
         self._session = IndexSession(settings, retries=3)
         self._files: dict[str, list[DistributionPackage]] = {}
-        self._packages: dict[str, Package] = {}
+        self._packages: dict[str, ListedPackage] = {}
         self._metadata: dict[tuple[str, Version], Metadata] = {}
 
-    def package(self, name: str) -> Package:
+    def package(self, name: str) -> ListedPackage:
         """Raises FetchError if the index cannot be read; a package that it does not have has no releases."""
         name = canonicalize_name(name)
         if name in self._packages:
@@ -84,14 +84,14 @@ class Index:
         releases = []
         for version, files in sorted(by_version.items()):
             required = (text for file in files if _is_printable(text := file.requires_python))
-            release = Release(
+            release = ListedRelease(
                 version=version,
                 wheels=tuple(sorted(file.filename for file in files if file.filename.endswith(".whl"))),
                 requires_python=next(required, ""),
                 is_yanked=all(file.is_yanked for file in files),
             )
             releases.append(release)
-        self._packages[name] = Package(name=name, releases=tuple(releases))
+        self._packages[name] = ListedPackage(name=name, releases=tuple(releases))
         return self._packages[name]
 
     def metadata(self, name: str, version: Version) -> Metadata:
@@ -119,7 +119,7 @@ class Index:
                     if info is None or info.file_size > LARGEST:
                         raise ValueError
                     text += wheel.read(info)
-        self._metadata[name, version] = parse(file.filename, bytes(text))
+        self._metadata[name, version] = parse_metadata(file.filename, bytes(text))
         return self._metadata[name, version]
 
     def _list(self, name: str) -> list[DistributionPackage]:
@@ -129,7 +129,7 @@ class Index:
         return self._files[name]
 
 
-def parse(file: str, text: bytes) -> Metadata:
+def parse_metadata(file: str, text: bytes) -> Metadata:
     """A METADATA file (core metadata). Raises FetchError for an invalid one."""
     fields, _ = parse_email(text)
     try:

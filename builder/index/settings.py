@@ -74,7 +74,7 @@ def split(url: str) -> SplitResult:
         return SplitResult("", "", "", "", "")
 
 
-def read(environ: Mapping[str, str], home: Path, etc: Path = Path("/etc")) -> IndexSettings:
+def read_index_settings(environ: Mapping[str, str], home: Path, etc: Path = Path("/etc")) -> IndexSettings:
     """Settings from the environment, then from files of the user in `home` and of the system in `etc`.
 
     Raises ValueError for a file that is not a configuration file.
@@ -152,7 +152,7 @@ def _uv_index(files: Sequence[Path]) -> str:
 def main(etc: Path = Path("/etc")) -> int:
     """Prints `export NAME=value` lines for the set-up script."""
     try:
-        settings = read(os.environ, Path.home(), etc)
+        settings = read_index_settings(os.environ, Path.home(), etc)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as model
 
-from builder.common.digest import HEX
+from builder.common.files import SHA256_HEX
 from builder.matrix.schema import matches
 
 PLATFORM = "x86_64"
@@ -17,12 +17,12 @@ LONGEST = 255  # characters of a file name; parsing one with thousands of tags w
 
 
 _Word = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9_.+!-]{0,99}", "letters, digits and _.+!-")]
-Sha256 = Annotated[str, matches(HEX, "64 hex digits")]  # in hex
+Sha256 = Annotated[str, matches(SHA256_HEX, "64 hex digits")]  # in hex
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
-class Entry:
+class LockedWheel:
     """A wheel in a lock; `size` in bytes."""
 
     name: _Word
@@ -33,7 +33,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wheel(Entry):
+class Wheel(LockedWheel):
     """A wheel of a cell. `component` is the first of the cell's components that needs it.
 
     CUDA wheels that the framework or its line needs belong to the component `cuda`.

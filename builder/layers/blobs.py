@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
 
-from builder.common import digest
 from builder.common.errors import DamagedError, store_error
+from builder.common.files import digest_of_bytes
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -78,7 +78,7 @@ class Blobs:
             data = self.path(blob).read_bytes()
         except FileNotFoundError:
             raise DamagedError(f"blob {blob} is missing from the store", hint=REPAIR, blob=blob) from None
-        if digest.of_bytes(data) != blob:
+        if digest_of_bytes(data) != blob:
             raise DamagedError(f"{self.path(blob)} does not match its digest", hint=REPAIR, blob=blob)
         return data
 
@@ -130,7 +130,7 @@ class Blobs:
 
     def put(self, data: bytes, media_type: str) -> Descriptor:
         """Stores a small blob."""
-        descriptor = Descriptor(media_type=media_type, digest=digest.of_bytes(data), size=len(data))
+        descriptor = Descriptor(media_type=media_type, digest=digest_of_bytes(data), size=len(data))
         if not self.has(descriptor.digest, descriptor.size):
             with self.new_blob() as blob:
                 blob.file.write(data)

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.common import atomic, digest
 from builder.common.errors import FREE_STORE, DamagedError, DiskError
-from builder.common.units import size
+from builder.common.files import TEMPORARY_SUFFIX, short_digest
+from builder.common.text import size
 from builder.layers import images, store
 from builder.layers.blobs import MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.store import IMAGE_NAME, Store
@@ -47,7 +47,7 @@ class Use:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class StoreCheck:
     """The result of a check. `damaged` blobs were removed; `incomplete` images have names and faults.
 
     `restored` are the names in the index, if that was lost or damaged.
@@ -96,7 +96,7 @@ def incomplete(stored: Store, *, without: Collection[str] = ()) -> dict[str, str
     return faults
 
 
-def find(stored: Store, *, without: Collection[str] = ()) -> Garbage:
+def find_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
     """The garbage, including that of the images `without` as if they were removed. Writes nothing.
 
     Layers kept for the next build are garbage. Raises DamagedError if another named image is incomplete.
@@ -117,7 +117,7 @@ def find(stored: Store, *, without: Collection[str] = ()) -> Garbage:
     files += [
         path for path in (stored.root / "layers").iterdir() if store.read_record(path).get("digest") in {*unused, None}
     ]
-    files += stored.root.rglob(f".*{atomic.SUFFIX}")
+    files += stored.root.rglob(f".*{TEMPORARY_SUFFIX}")
     return Garbage(blobs=blobs, leftovers=store.sizes(files))
 
 
@@ -128,7 +128,7 @@ def collect(stored: Store, *, without: Collection[str] = (), wait: bool = False)
     """
     stored.require()
     with stored.locked(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
-        garbage = find(stored, without=without)
+        garbage = find_garbage(stored, without=without)
         if without:
             stored.remove_names(without)
         for path in (*garbage.leftovers, *garbage.blobs):
@@ -145,7 +145,7 @@ def make_room(stored: Store, need: Callable[[], int], *, wait: bool = False) -> 
     needed = need()
     if _shortage(stored, needed) <= 0:
         return
-    if _shortage(stored, needed) <= find(stored).bytes:
+    if _shortage(stored, needed) <= find_garbage(stored).bytes:
         collect(stored, wait=wait)
         needed = need()
     if _shortage(stored, needed) > 0:
@@ -165,7 +165,7 @@ def _shortage(stored: Store, needed: int) -> int:
     return max(over, needed + 1 - shutil.disk_usage(stored.root).free)
 
 
-def check(stored: Store, read: Callable[[int], None]) -> Check:
+def check_blobs(stored: Store, read: Callable[[int], None]) -> StoreCheck:
     """Hashes every blob and removes those that do not match their digest; `read` is called with bytes read.
 
     First restores a lost or damaged index. Raises FileError if there is no store.
@@ -183,7 +183,9 @@ def check(stored: Store, read: Callable[[int], None]) -> Check:
         for blob in damaged:
             stored.discard(blob)
         faults = incomplete(stored)
-    return Check(blobs=len(blobs), bytes=sum(blobs.values()), damaged=damaged, incomplete=faults, restored=restored)
+    return StoreCheck(
+        blobs=len(blobs), bytes=sum(blobs.values()), damaged=damaged, incomplete=faults, restored=restored
+    )
 
 
 def _restore_index(stored: Store) -> tuple[str, ...]:
@@ -200,7 +202,7 @@ def _restore_index(stored: Store) -> tuple[str, ...]:
         if blob not in known and count < LARGEST_MANIFEST:
             with suppress(DamagedError):  # not a manifest
                 images.blobs(stored, blob)
-                named.append((f"recovered:{digest.short(blob)}", blob, count))
+                named.append((f"recovered:{short_digest(blob)}", blob, count))
     names = {
         name: Descriptor(media_type=MANIFEST_TYPE, digest=blob, size=count)
         for name, blob, count in named

@@ -9,15 +9,15 @@ from fnmatch import fnmatchcase
 
 from packaging.utils import canonicalize_name
 
-from builder.common import digest
 from builder.common.errors import DamagedError, VerifyError
+from builder.common.files import digest_of_data
 from builder.layers import oci, os_layer
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import IMAGE_NAME, Store
-from builder.lock.diff import Package, Side
+from builder.lock.diff import ImageContents, InstalledWheel
 from builder.matrix import cells
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
@@ -25,7 +25,7 @@ from builder.plan.settings import built_labels
 UNTESTED = ".untested"  # suffix of an image's name in the store until its tests pass
 
 
-def read(store: Store, manifest: str) -> Image:
+def read_stored_image(store: Store, manifest: str) -> Image:
     """The image with this manifest. Raises DamagedError if one of the two documents is missing or invalid."""
     try:
         return oci.read_image(store.read(manifest), store.read)
@@ -34,7 +34,10 @@ def read(store: Store, manifest: str) -> Image:
 
 
 def blobs(store: Store, manifest: str) -> dict[str, int]:
-    """Digest -> size of each blob of an image: manifest, configuration, layers. Raises DamagedError as `read` does."""
+    """Digest -> size of each blob of an image: manifest, configuration, layers.
+
+    Raises DamagedError as `read_stored_image` does.
+    """
     content = store.read(manifest)
     try:
         return {manifest: len(content), **oci.read_blobs(content)}
@@ -43,7 +46,10 @@ def blobs(store: Store, manifest: str) -> dict[str, int]:
 
 
 def missing(store: Store, manifest: str) -> list[str]:
-    """Blobs of an image that the store lacks or has in another size. Raises DamagedError as `read` does."""
+    """Blobs of an image that the store lacks or has in another size.
+
+    Raises DamagedError as `read_stored_image` does.
+    """
     return [blob for blob, size in blobs(store, manifest).items() if not store.has(blob, size)]
 
 
@@ -64,24 +70,24 @@ def image_ids(store: Store) -> set[str]:
 # ---- by plan
 
 
-def find(store: Store, planned: PlannedImage, known: KnownLayers | None = None) -> Image | None:
+def find_stored_image(store: Store, planned: PlannedImage, known: KnownLayers | None = None) -> Image | None:
     """The image as planned, on the operating system that the store has; None if it is not assembled or incomplete.
 
     With `known`, also None if a layer is not the known one. Raises DamagedError for a manifest or configuration that
     does not match its digest.
     """
-    system = os_layer.stored_system(store, planned.os, known.system(planned.os) if known else None)
+    system = os_layer.stored_system(store, planned.os_inputs, known.system(planned.os_inputs) if known else None)
     record = store.get_record(_key(planned, system)) if system else None
     if record is None or missing(store, record["digest"]):
         return None
-    image = read(store, record["digest"])
+    image = read_stored_image(store, record["digest"])
     for layer, stored in zip(planned.layers, image.layers, strict=False):
         if known and (expected := known.get(layer)) and expected.digest != stored.digest:
             return None
     return image
 
 
-def write(store: Store, planned: PlannedImage, system: OsLayer, layers: Sequence[Layer]) -> Image:
+def write_image(store: Store, planned: PlannedImage, system: OsLayer, layers: Sequence[Layer]) -> Image:
     """Writes the configuration and the manifest of an image of these layers, without a name."""
     labels = built_labels(planned.digest, system.created)
     history = tuple(map(oci.describe, planned.layers))
@@ -99,13 +105,13 @@ def write(store: Store, planned: PlannedImage, system: OsLayer, layers: Sequence
 def put_name(
     store: Store, planned: PlannedImage, system: OsLayer, manifest: Descriptor, name: str, *, instead_of: str = ""
 ) -> None:
-    """Names an image in the store and records it, so that `find` returns it."""
+    """Names an image in the store and records it, so that `find_stored_image` returns it."""
     store.name(name, manifest, instead_of=instead_of)
     store.put_record(_key(planned, system), asdict(manifest) | {IMAGE_NAME: name})
 
 
 def _key(planned: PlannedImage, system: OsLayer) -> str:
-    return digest.of_data(["image", planned.digest, system.digest])
+    return digest_of_data(["image", planned.digest, system.digest])
 
 
 # ---- by name
@@ -129,13 +135,15 @@ def match(names: Iterable[str], word: str, references: Mapping[str, Sequence[str
 # ---- to be compared
 
 
-def side(label: str, manifest: bytes, read_blob: Callable[[str], bytes], wheel_sizes: Mapping[str, int]) -> Side:
+def side(
+    label: str, manifest: bytes, read_blob: Callable[[str], bytes], wheel_sizes: Mapping[str, int]
+) -> ImageContents:
     """One side of a comparison. `wheel_sizes` are known sizes by SHA-256. Raises VerifyError for an invalid image."""
     try:
         image = oci.read_image(manifest, read_blob)
     except VerifyError as error:
         raise VerifyError(f"{label}: {error}", hint=error.hint) from error
-    packages: dict[str, Package] = {}
+    packages: dict[str, InstalledWheel] = {}
     for layer, line in zip(image.layers, image.history, strict=True):
         try:
             contents = oci.parse_history(line)
@@ -143,7 +151,7 @@ def side(label: str, manifest: bytes, read_blob: Callable[[str], bytes], wheel_s
             raise VerifyError(f"{label}: invalid line about wheels in the history") from error
         for file, sha256 in contents.wheels if contents else ():
             name, version = (*file.split("-", 2), "")[:2]
-            packages[canonicalize_name(name)] = Package(
+            packages[canonicalize_name(name)] = InstalledWheel(
                 name=canonicalize_name(name),
                 version=version,
                 file=file,
@@ -151,4 +159,4 @@ def side(label: str, manifest: bytes, read_blob: Callable[[str], bytes], wheel_s
                 size=wheel_sizes.get(sha256, layer.size if contents and len(contents.wheels) == 1 else None),
                 python="py" + contents.python.replace(".", "") if contents and contents.python else "",
             )
-    return Side(label=label, packages=packages, blobs={layer.digest: layer.size for layer in image.layers})
+    return ImageContents(label=label, packages=packages, blobs={layer.digest: layer.size for layer in image.layers})

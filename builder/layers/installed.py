@@ -22,7 +22,7 @@ _METADATA = re.compile(r"(?:.*/site-packages|opt/nvidia)/[^/]+\.dist-info/METADA
 LARGEST = 16 << 20  # bytes of a record
 
 
-class Package(NamedTuple):
+class InstalledPackage(NamedTuple):
     """`version` of a Python package is in its canonical form; it has no source package."""
 
     kind: Literal["deb", "pypi"]
@@ -31,23 +31,23 @@ class Package(NamedTuple):
     source: SourcePackage = NO_SOURCE
 
 
-def python_package(name: str, version: str) -> Package:
-    return Package("pypi", canonicalize_name(name), canonicalize_version(version))
+def python_package(name: str, version: str) -> InstalledPackage:
+    return InstalledPackage("pypi", canonicalize_name(name), canonicalize_version(version))
 
 
 class Installed:
     """The records in the layers that were added so far, lowest first."""
 
     def __init__(self) -> None:
-        self._records: dict[str, set[Package]] = {}  # by path
+        self._records: dict[str, set[InstalledPackage]] = {}  # by path
 
     @property
-    def packages(self) -> set[Package]:
+    def packages(self) -> set[InstalledPackage]:
         return set().union(*self._records.values())
 
     def add(self, layer: BinaryIO) -> None:
         """Reads a layer, a tar in gzip. Raises VerifyError if it is invalid."""
-        added: dict[str, set[Package]] = {}
+        added: dict[str, set[InstalledPackage]] = {}
         try:
             plain = cast("BinaryIO", igzip.open(layer))  # type: ignore[no-untyped-call]
             with plain, tarfile.open(fileobj=plain, mode="r|") as tar:
@@ -80,11 +80,13 @@ class Installed:
             del self._records[other]
 
 
-def debian_packages(status: bytes) -> set[Package]:
+def debian_packages(status: bytes) -> set[InstalledPackage]:
     """The installed packages in dpkg's status file. Raises ValueError for an invalid source package."""
     packages = set()
     for fields in debian.stanzas(status.decode("utf-8", "replace")):
         if fields.get("Status", "").endswith(" installed"):
             name, version = fields.get("Package", ""), fields.get("Version", "")
-            packages.add(Package("deb", name, version, debian.source_package(fields.get("Source", ""), name, version)))
+            packages.add(
+                InstalledPackage("deb", name, version, debian.source_package(fields.get("Source", ""), name, version))
+            )
     return packages

@@ -16,13 +16,13 @@ from typing import Literal
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
-from builder.common import atomic
 from builder.common.errors import BuildError
+from builder.common.files import write_atomically
 from builder.index.wheels import STRICT
 from builder.layers.oci import Layer
 from builder.layers.os_layer import OsLayer
-from builder.lock import document
-from builder.lock.document import KNOWN_LAYERS as PATH
+from builder.lock import lockfile
+from builder.lock.lockfile import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import PlannedLayer
 
 FORMAT: Literal[3] = 3
@@ -79,7 +79,7 @@ class KnownLayers:
             text = _dump(self._file)
             is_empty = not (self._file.layers or self._file.systems)
             if not is_empty and (not self._path.exists() or self._path.read_text(encoding="utf-8") != text):
-                atomic.write_text(self._path, text)
+                write_atomically(self._path, text)
 
 
 def check_layer(planned: PlannedLayer, known: Layer, layer: Layer) -> None:
@@ -119,10 +119,10 @@ def _differs(name: str, key: str, what: str, actual: str | int, known: str | int
 
 def _read(root: Path) -> _File:
     """The known layers of a checkout; none without the file. Raises LockError."""
-    text = document.read_text(root / PATH, _HINT)
+    text = lockfile.read_lock_text(root / PATH, _HINT)
     if text is None:
         return _File(layers={}, systems={})
-    return document.validate(_FILE, text, PATH, FORMAT, _HINT)
+    return lockfile.validate_lock(_FILE, text, PATH, FORMAT, _HINT)
 
 
 def _dump(file: _File) -> str:
@@ -130,7 +130,7 @@ def _dump(file: _File) -> str:
     blocks = []
     for entries in (file.layers, file.systems):
         lines = [f"{json.dumps(key)}: {json.dumps(vars(entry))}" for key, entry in sorted(entries.items())]
-        blocks.append(document.block("{", lines, "}"))
+        blocks.append(lockfile.json_block("{", lines, "}"))
     return f'{{\n "format": {FORMAT},\n "layers": {blocks[0]},\n "systems": {blocks[1]}\n}}\n'
 
 
@@ -142,5 +142,5 @@ def prune(root: Path, inputs: Collection[str], *, check: bool = False) -> bool:
         systems={key: system for key, system in before.systems.items() if key in inputs},
     )
     if after != before and not check:
-        atomic.write_text(root / PATH, _dump(after))
+        write_atomically(root / PATH, _dump(after))
     return after != before

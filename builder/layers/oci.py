@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
-from builder.common import digest
 from builder.common.errors import VerifyError
+from builder.common.files import SHA256_HEX, digest_of_bytes
 from builder.index.wheels import STRICT
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE, Descriptor
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
@@ -29,7 +29,7 @@ CONTAINERD = "containerd"
 _SECOND = 1_000_000_000  # Docker counts nanoseconds
 _WHEEL = re.compile(r"([A-Za-z0-9_.+!-]+\.whl)@sha256:([0-9a-f]{64})", re.ASCII)
 _HISTORY = re.compile(r"wheels format=([0-9]+) python=([0-9.]+|none): (.+)", re.ASCII)
-Digest = Annotated[str, Field(pattern=f"^sha256:{digest.HEX}$")]
+Digest = Annotated[str, Field(pattern=f"^sha256:{SHA256_HEX}$")]
 
 
 def _printable(value: str) -> str:
@@ -180,14 +180,14 @@ _Model = TypeVar("_Model", bound=BaseModel)
 TIME = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"  # RFC 3339, in UTC and seconds
 
 
-class _Blob(BaseModel, frozen=True):
+class _ManifestBlob(BaseModel, frozen=True):
     digest: Digest
     size: Size
 
 
-class _Manifest(BaseModel, frozen=True):
-    config: _Blob
-    layers: tuple[_Blob, ...]
+class _ImageManifest(BaseModel, frozen=True):
+    config: _ManifestBlob
+    layers: tuple[_ManifestBlob, ...]
 
 
 class _Line(BaseModel, frozen=True):
@@ -223,13 +223,13 @@ class _Platforms(BaseModel, frozen=True):
     manifests: tuple[_Platform, ...]
 
 
-class _Entry(_Blob, frozen=True):
+class _IndexEntry(_ManifestBlob, frozen=True):
     media_type: str = Field(alias="mediaType", min_length=1)
     name: str = Field(validation_alias=AliasPath("annotations", NAME))
 
 
-class _Index(BaseModel, frozen=True):
-    manifests: tuple[_Entry, ...]
+class _StoreIndex(BaseModel, frozen=True):
+    manifests: tuple[_IndexEntry, ...]
 
 
 def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
@@ -238,8 +238,8 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
     Raises VerifyError for a manifest or configuration that is not one of an image for one platform, or if the two do
     not match; and what `read_blob` raises.
     """
-    blobs = parse(_Manifest, content, "manifest")
-    config = parse(_Config, read_blob(blobs.config.digest), "configuration")
+    blobs = parse_document(_ImageManifest, content, "manifest")
+    config = parse_document(_Config, read_blob(blobs.config.digest), "configuration")
     diff_ids, lines = config.diff_ids, [line.created_by for line in config.history if not line.empty_layer]
     if not len(blobs.layers) == len(diff_ids) == len(lines):
         raise VerifyError(
@@ -248,7 +248,7 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
         )
     return Image(
         config=Descriptor(media_type=CONFIG_TYPE, digest=blobs.config.digest, size=blobs.config.size),
-        manifest=Descriptor(media_type=MANIFEST_TYPE, digest=digest.of_bytes(content), size=len(content)),
+        manifest=Descriptor(media_type=MANIFEST_TYPE, digest=digest_of_bytes(content), size=len(content)),
         layers=tuple(
             Layer(digest=blob.digest, size=blob.size, diff_id=diff_id)
             for blob, diff_id in zip(blobs.layers, diff_ids, strict=True)
@@ -260,14 +260,14 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
 
 def read_labels(content: bytes, read_blob: Callable[[str], bytes]) -> dict[str, str]:
     """The labels of the image of a manifest, whatever else is wrong with it. Raises as `read_image`."""
-    config = read_blob(parse(_ConfigOnly, content, "manifest").config.digest)
-    labels = parse(_LabelsOnly, config, "configuration").labels or {}
+    config = read_blob(parse_document(_ConfigOnly, content, "manifest").config.digest)
+    labels = parse_document(_LabelsOnly, config, "configuration").labels or {}
     return {name: value for name, value in labels.items() if isinstance(value, str)}
 
 
 def platform_manifest(content: bytes) -> str | None:
     """Digest of the manifest for our platform in the index of an image for several platforms. Raises VerifyError."""
-    manifests = parse(_Platforms, content, "index").manifests
+    manifests = parse_document(_Platforms, content, "index").manifests
     return next(
         (entry.digest for entry in manifests if (entry.os, entry.architecture) == ("linux", ARCHITECTURE)), None
     )
@@ -275,7 +275,7 @@ def platform_manifest(content: bytes) -> str | None:
 
 def read_blobs(content: bytes) -> dict[str, int]:
     """Digest -> size of the configuration and the layers of a manifest, the configuration first. Raises VerifyError."""
-    blobs = parse(_Manifest, content, "manifest")
+    blobs = parse_document(_ImageManifest, content, "manifest")
     return {blob.digest: blob.size for blob in (blobs.config, *blobs.layers)}
 
 
@@ -283,14 +283,14 @@ def read_index(content: bytes) -> dict[str, Descriptor]:
     """Name -> manifest of each image in the index of a store. Raises VerifyError."""
     return {
         entry.name: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
-        for entry in parse(_Index, content, "index").manifests
+        for entry in parse_document(_StoreIndex, content, "index").manifests
     }
 
 
 _HINT = "Use an image for one platform that this builder made."
 
 
-def parse(model: type[_Model], content: bytes, what: str, hint: str = _HINT) -> _Model:
+def parse_document(model: type[_Model], content: bytes, what: str, hint: str = _HINT) -> _Model:
     """A JSON document of a registry or a store. Raises VerifyError, which shows nothing of its text."""
     try:
         return model.model_validate_json(content)

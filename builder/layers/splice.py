@@ -82,7 +82,7 @@ class SpliceError(ValueError):
     """The content of a zip entry does not match the zip's directory."""
 
 
-def write(
+def write_layer(
     entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = ""
 ) -> tuple[Layer, tuple[Source, ...], tuple[File, ...]]:
     """Writes the layer of `entries`, in their order, to `out`; returns it with its Python files and its paths without
@@ -124,7 +124,7 @@ def write(
 
 
 def read_files(layer: BinaryIO) -> Iterator[File]:
-    """The paths in a layer, as `write` returns them. Raises VerifyError if it is no tar in gzip."""
+    """The paths in a layer, as `write_layer` returns them. Raises VerifyError if it is no tar in gzip."""
     try:
         plain = cast("BinaryIO", igzip.open(layer))  # type: ignore[no-untyped-call]
         with plain, tarfile.open(fileobj=plain, mode="r|") as tar:
@@ -329,7 +329,7 @@ def _tar_header(entry: Entry) -> bytes:
     return info.tobuf(format=tarfile.PAX_FORMAT)
 
 
-def read(content: Zipped) -> bytes:
+def read_zipped(content: Zipped) -> bytes:
     """All of a small content; raises SpliceError."""
     return b"".join(_plain(content))
 

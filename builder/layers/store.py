@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from builder.common import atomic, digest
 from builder.common.errors import BusyError, DamagedError, FileError, VerifyError
+from builder.common.files import TEMPORARY_SUFFIX, is_digest, write_atomically
 from builder.layers import oci
 from builder.layers.blobs import REPAIR, Blobs, Descriptor
 
@@ -36,12 +36,12 @@ class Store(Blobs):
         """Creates the folders and files of an empty layout. Raises FileError for a folder that is something else."""
         layout = self.root / "oci-layout"
         if not layout.exists():  # written first, so that an interrupted `prepare` can be repeated
-            is_used = self.root.exists() and any(path.suffix != atomic.SUFFIX for path in self.root.iterdir())
+            is_used = self.root.exists() and any(path.suffix != TEMPORARY_SUFFIX for path in self.root.iterdir())
             if is_used and not self._exists():
                 raise FileError(
                     f"{self.root} is neither empty nor an image layout", hint="Use an empty or a new folder."
                 )
-            atomic.write_text(layout, oci.LAYOUT)
+            write_atomically(layout, oci.LAYOUT)
         for folder in ("blobs/sha256", "layers", "downloads", "tmp"):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         if not self.index.exists():
@@ -94,7 +94,7 @@ class Store(Blobs):
     def put_record(self, key: str, data: Mapping[str, Any]) -> None:
         """`data` has at least the `digest` and `size` of a blob."""
         with self.disk_errors():
-            atomic.write_text(self._record(key), json.dumps(data) + "\n")
+            write_atomically(self._record(key), json.dumps(data) + "\n")
 
     def _record(self, key: str) -> Path:
         return self.root / "layers" / f"{key.removeprefix('sha256:')}.json"
@@ -125,7 +125,7 @@ class Store(Blobs):
 
     def write_index(self, images: Mapping[str, Descriptor]) -> None:
         """Replaces the index. The caller holds its lock."""
-        atomic.write_text(self.index, oci.index(images))
+        write_atomically(self.index, oci.index(images))
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def read_record(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
-    return record if isinstance(record, dict) and "size" in record and digest.is_digest(record.get("digest")) else {}
+    return record if isinstance(record, dict) and "size" in record and is_digest(record.get("digest")) else {}
 
 
 def sizes(paths: Iterable[Path]) -> dict[Path, int]:

@@ -1,23 +1,28 @@
-"""Layers that the store records by their inputs, and how those of wheels are made."""
+"""Layers that the store records by their inputs, and how those of wheels and of plain files are made."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from builder.common.errors import BuildError, FetchError
+from builder.common.files import files_below
 from builder.layers import known_layers, splice, wheel
 from builder.layers.oci import Layer
 from builder.layers.splice import Entry, Source, SpliceError
 from builder.layers.store import Store
+from builder.layers.wheel import InstallScheme
 from builder.layers.wheel_zip import WheelError
+from builder.matrix.cells import CUDA
+from builder.plan import settings
 from builder.plan.layer_order import PlannedLayer
+from builder.plan.plan import PlannedImage
 
 _LAYER = TypeAdapter(Layer)
 _FIELDS = {field.name for field in fields(Layer)}
@@ -41,7 +46,7 @@ def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], k
     With a known layer, nothing is inflated: its digest is compared.
     """
     with store.new_blob() as blob:
-        layer, sources, files = splice.write(entries, blob.file, diff_id=known.diff_id if known else "")
+        layer, sources, files = splice.write_layer(entries, blob.file, diff_id=known.diff_id if known else "")
         if known:
             known_layers.check_layer(planned, known, layer)
         blob.digest = layer.digest
@@ -116,3 +121,47 @@ def check_files(image_id: str, layers: Iterable[tuple[str, Iterable[Sequence[Any
             folder = folder.rpartition("/")[0]
     for path in sorted(folders.keys() & names.keys()):
         raise BuildError(f"{image_id}: /{path} is a folder in {folders[path]} and something else in {names[path]}")
+
+
+# ---- plain files of an image's components, and the link to the CUDA libraries
+
+
+def read_component_files(root: Path, image: PlannedImage, place: InstallScheme) -> dict[str, Entry]:
+    """The files by path. A file of a later component overrides one of an earlier component."""
+    files: dict[str, Entry] = {}
+    for component in image.file_components:
+        top = root / f"templates/{component}/files"
+        for source in files_below(top):
+            path = source.relative_to(top).as_posix()
+            if source.is_symlink():
+                files[path] = Entry(path=path, mode=0o777, link=str(source.readlink()))
+                continue
+            mode = wheel.PROGRAM_MODE if source.stat().st_mode & 0o100 else wheel.FILE_MODE
+            files[path] = Entry(path=path, mode=mode, content=source.read_bytes())
+    for path in files:
+        if above := next((str(parent) for parent in PurePosixPath(path).parents if str(parent) in files), None):
+            raise BuildError(f"templates/ has a file for /{path}, but /{above} is a link or file of another component")
+    constraints = settings.CONSTRAINTS.lstrip("/")
+    files[constraints] = Entry(path=constraints, mode=wheel.FILE_MODE, content=image.constraints.encode())
+    if image.of_component(CUDA):
+        link, metadata = f"{place.site}/{place.link}", f"{place.site}/{place.link}.pth"
+        files[link] = Entry(path=link, mode=0o777, link=f"/{wheel.CUDA.site}/{place.link}")
+        files[metadata] = Entry(path=metadata, mode=wheel.FILE_MODE, content=f"/{wheel.CUDA.site}\n".encode())
+    return files
+
+
+def component_file_entries(files: Mapping[str, Entry], folders: tuple[str, ...]) -> Iterator[Entry]:
+    """Sorted by path, each folder before its contents.
+
+    `folders` are those of the operating system that are not 0755 root:root, which a layer must not write. Raises
+    BuildError for a file in one of them.
+    """
+    seen: set[str] = set()
+    for path in sorted(files):
+        for entry in wheel.new_folders(path, seen):
+            if entry.path in folders:
+                raise BuildError(
+                    f"templates/ has a file for /{path}, but folder /{entry.path} of the system is not 0755 root:root"
+                )
+            yield entry
+        yield files[path]

@@ -52,7 +52,7 @@ RECORDS = f"{OVERLAY}/lib/python/site-packages"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class InstallScheme:
     """Folders that wheels are installed to, as paths without a leading slash; `python` is the interpreter of scripts.
 
     `link` is a name in `site` that no wheel may use: it is a link.
@@ -67,12 +67,12 @@ class Place:
 
 
 # As with `--target`: independent of any Python.
-CUDA = Place(prefix="opt/nvidia", site="opt/nvidia", headers="opt/nvidia/include")
+CUDA = InstallScheme(prefix="opt/nvidia", site="opt/nvidia", headers="opt/nvidia/include")
 
 
-def environment(python: str) -> Place:
+def environment(python: str) -> InstallScheme:
     """The virtual environment in /opt/venv for a Python version such as 3.11."""
-    return Place(
+    return InstallScheme(
         prefix="opt/venv",
         site=f"opt/venv/lib/python{python}/site-packages",
         headers=f"opt/venv/include/site/python{python}",
@@ -81,7 +81,7 @@ def environment(python: str) -> Place:
     )
 
 
-def layer_entries(wheels: Iterable[tuple[str, BinaryIO]], place: Place) -> Iterator[Entry]:
+def layer_entries(wheels: Iterable[tuple[str, BinaryIO]], place: InstallScheme) -> Iterator[Entry]:
     """Entries of a layer of several wheels (file name, file), each folder before its contents.
 
     Raises WheelError if two wheels have different files for one path, or if a wheel is invalid.
@@ -129,10 +129,10 @@ def new_folders(path: str, folders: set[str]) -> Iterator[Entry]:
         yield Entry(path=name, mode=mode)
 
 
-def install(name: str, file: BinaryIO, place: Place) -> Iterator[Entry]:
+def install(name: str, file: BinaryIO, place: InstallScheme) -> Iterator[Entry]:
     """Entries of one wheel in the order of its zip, then those that an installer adds. Raises WheelError."""
     try:
-        wheel = _Wheel(name, file, place)
+        wheel = _WheelInstaller(name, file, place)
         written: dict[str, None] = {}
         for entry in wheel.entries():
             if entry.path in written:  # the installer would choose the file
@@ -152,10 +152,10 @@ def install(name: str, file: BinaryIO, place: Place) -> Iterator[Entry]:
         raise WheelError(f"{name}: {error}") from error
 
 
-class _Wheel:
+class _WheelInstaller:
     """Installs one wheel; `info` is the name of its .dist-info folder."""
 
-    def __init__(self, name: str, file: BinaryIO, place: Place) -> None:
+    def __init__(self, name: str, file: BinaryIO, place: InstallScheme) -> None:
         self._name = name
         self._file = file
         self._place = place
@@ -200,7 +200,7 @@ class _Wheel:
             content = shipped = zipped(self._file, item, self._name)
             row = record.get(path, ("", ""))
             if is_script and item.file_size <= MAX_METADATA:  # a larger one is a binary
-                script = splice.read(shipped)
+                script = splice.read_zipped(shipped)
                 if script.startswith(b"#!python"):  # a placeholder for the interpreter of the image
                     content = b"#!" + self._place.python.encode() + b"\n" + script.partition(b"\n")[2]
                     row = _row(content)
@@ -239,7 +239,7 @@ class _Wheel:
             return None
         if item.file_size > MAX_METADATA:
             raise WheelError(f"{self._name}: {part} is too large: {item.file_size} bytes")
-        return splice.read(zipped(self._file, item, self._name)).decode("utf-8")
+        return splice.read_zipped(zipped(self._file, item, self._name)).decode("utf-8")
 
     def _target(self, path: str) -> tuple[str, bool]:
         """The installed path of a file, and whether the file is a script."""

@@ -20,7 +20,7 @@ from builder.common import debian
 from builder.common.errors import LockError
 from builder.index import mmdebstrap
 from builder.index.host import KEYRING, Host
-from builder.lock.os_lock import Architecture, OsLock, OsRequest, Package
+from builder.lock.os_lock import Architecture, DebianPackage, OsLock, OsRequest
 
 TIMEOUT_S = 300
 OTHER = " (another file)"  # of the same version, at the end of a line of `Archive.missing`
@@ -114,7 +114,7 @@ class Archive:
             if files.get(package.name) != package.sha256
         ]
 
-    def _packages(self, versions: Mapping[str, str]) -> dict[str, Package]:
+    def _packages(self, versions: Mapping[str, str]) -> dict[str, DebianPackage]:
         """Packages of these versions by name, without those that the archives do not have."""
         output = self._apt(
             "apt-cache", "show", *(f"{name}={version}" for name, version in versions.items()), check=False
@@ -122,7 +122,7 @@ class Archive:
         packages = {}
         for fields in debian.stanzas(output):
             name, version, architecture, length, sha256 = (fields[name] for name in _FIELDS)
-            packages[name] = Package(
+            packages[name] = DebianPackage(
                 name=name,
                 version=version,
                 architecture=cast("Architecture", architecture),  # checked by the class

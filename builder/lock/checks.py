@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from packaging.version import Version
 
 from builder.common.errors import LockError, MatrixError, join
-from builder.index.wheels import Entry, is_cuda_wheel
+from builder.index.wheels import LockedWheel, is_cuda_wheel
 from builder.lock.os_lock import OsLock
 from builder.matrix import facts
 from builder.matrix.cells import Cell
@@ -22,7 +22,7 @@ _MAJOR = re.compile(r"nvidia-[a-z0-9-]+-cu(\d+)", re.ASCII)
 _UNNAMED = 13  # the first CUDA whose wheels do not all have it in their names
 
 
-def check(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -> None:
+def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str]) -> None:
     """Raises LockError with every fault of the wheels of a cell, or of its group.
 
     `shared` are the names of those wheels that every image of the group has.
@@ -52,13 +52,13 @@ def check(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -> None:
             f"{cell.id}: {violation}",
             hint=f'Add the bound to frameworks.{cell.framework}.versions."{cell.line}".constraints.',
         )
-        for violation in facts.load().violations({wheel.name: wheel.version for wheel in wheels})
+        for violation in facts.load_facts().violations({wheel.name: wheel.version for wheel in wheels})
     ]
     if faults:
         raise join(faults, f"faults in the wheels of {cell.id}")
 
 
-def _cuda_faults(cell: Cell, wheels: Sequence[Entry], shared: Collection[str]) -> Iterator[LockError]:
+def _cuda_faults(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str]) -> Iterator[LockError]:
     """The CUDA runtime among the wheels must be that of the cell, and all wheels of the same CUDA major.
 
     A variant may have a compiler, which requires a runtime too: only one in `shared` shows that the framework has one.

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from builder.common.errors import StaleError
-from builder.common.units import counted
-from builder.common.units import size as size_text
+from builder.common.text import counted
+from builder.common.text import size as size_text
 from builder.index.wheels import is_cuda_wheel
 from builder.lock import lockfile, os_lock
 from builder.lock.lockfile import Lock, Locked
@@ -27,7 +27,7 @@ Unit = Literal["layers", "wheels"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Package:
+class InstalledWheel:
     """An installed wheel; `python` is the tag of its Python, empty for CUDA wheels; `size` is None if not known."""
 
     name: str
@@ -39,14 +39,14 @@ class Package:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class ImageContents:
     """One image; `blobs` are its layers with their sizes, None if only its lock is known.
 
     `debian` is the version of each Debian package, None if they are not known.
     """
 
     label: str
-    packages: Mapping[str, Package]
+    packages: Mapping[str, InstalledWheel]
     blobs: Mapping[str, int] | None = None
     debian: Mapping[str, str] | None = None
 
@@ -74,8 +74,8 @@ class Change:
     """A package that differs between the sides."""
 
     name: str
-    old: Package | None
-    new: Package | None
+    old: InstalledWheel | None
+    new: InstalledWheel | None
 
     @property
     def kind(self) -> Kind:
@@ -118,8 +118,8 @@ class Diff:
     new one, `gone` what only the old one has.
     """
 
-    old: Side
-    new: Side
+    old: ImageContents
+    new: ImageContents
     changes: tuple[Change, ...]
     unit: Unit
     stays: Amount
@@ -167,8 +167,8 @@ class Revisions:
     old: str
     new: str
     changed: Mapping[str, Diff]
-    added: tuple[Side, ...]
-    removed: tuple[Side, ...]
+    added: tuple[ImageContents, ...]
+    removed: tuple[ImageContents, ...]
     unchanged: int
 
     def as_data(self) -> dict[str, Any]:
@@ -183,12 +183,12 @@ class Revisions:
         }
 
 
-def of_lock(lock: Lock | Locked, debian: Mapping[str, str] | None = None) -> Side:
+def of_lock(lock: Lock | Locked, debian: Mapping[str, str] | None = None) -> ImageContents:
     """The wheels of a cell or group, and the versions of its Debian packages if they are known."""
     name = lock.group if isinstance(lock, Lock) else lock.cell
     python = next((part for part in name.split("-") if part.startswith("py")), "")
     packages = {
-        wheel.name: Package(
+        wheel.name: InstalledWheel(
             name=wheel.name,
             version=wheel.version,
             file=wheel.file,
@@ -198,16 +198,16 @@ def of_lock(lock: Lock | Locked, debian: Mapping[str, str] | None = None) -> Sid
         )
         for wheel in lock.wheels
     }
-    return Side(label=name, packages=packages, debian=debian)
+    return ImageContents(label=name, packages=packages, debian=debian)
 
 
-def sizes(sides: Iterable[Side]) -> dict[str, int]:
+def sizes(sides: Iterable[ImageContents]) -> dict[str, int]:
     """SHA-256 of a wheel -> its bytes, if they are known."""
     packages = (package for side in sides for package in side.packages.values())
     return {package.sha256: package.size for package in packages if package.size is not None}
 
 
-def compare(old: Side, new: Side) -> Diff:
+def compare(old: ImageContents, new: ImageContents) -> Diff:
     """By package; layers are compared if both sides have them, else wheels."""
     pairs = {name: (old.packages.get(name), new.packages.get(name)) for name in {*old.packages, *new.packages}}
     changes = [
@@ -230,7 +230,9 @@ def compare(old: Side, new: Side) -> Diff:
     )
 
 
-def compare_all(old_name: str, old: Mapping[str, Side], new_name: str, new: Mapping[str, Side]) -> Revisions:
+def compare_all(
+    old_name: str, old: Mapping[str, ImageContents], new_name: str, new: Mapping[str, ImageContents]
+) -> Revisions:
     """All cells of two revisions, by id."""
     diffs = {cell: compare(old[cell], side) for cell, side in new.items() if cell in old}
     changed = {cell: diff for cell, diff in diffs.items() if not diff.is_empty}
@@ -259,11 +261,11 @@ def upgrades(old: Mapping[str, Lock | None], new: Iterable[Lock]) -> list[str]:
     return lines
 
 
-def of_project(project: Project) -> dict[str, Side]:
+def of_project(project: Project) -> dict[str, ImageContents]:
     """Cell id -> its wheels and Debian packages, for all cells whose components are locked. Raises LockError."""
-    locks = {group: lock for group in project.groups if (lock := lockfile.read(project.root, group))}
+    locks = {group: lock for group in project.groups if (lock := lockfile.read_lock(project.root, group))}
     requests = {cell.id: os_lock.request_of_cell(project.matrix, cell) for cell in project.cells}
-    systems = {request: os_lock.read(project.root, request) for request in set(requests.values())}
+    systems = {request: os_lock.read_os_lock(project.root, request) for request in set(requests.values())}
     sides = {}
     for cell in project.cells:
         if cell.group in locks:

@@ -8,21 +8,20 @@ component do not change another. `builder.lock.resolve` makes locks. They contai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as model
 
 from builder.common.errors import LockError, StaleError
-from builder.index.wheels import PLATFORM, STRICT, Entry, Wheel, is_cuda_wheel
-from builder.lock import document
+from builder.index.wheels import PLATFORM, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
@@ -32,7 +31,7 @@ TOOLKIT = "cuda-toolkit"  # NVIDIA's metapackage: each release pins the librarie
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
-class Part:
+class LockedComponent:
     """A component of a group: its requirements, and the sorted names of all wheels that it needs."""
 
     requirements: list[str]
@@ -57,8 +56,8 @@ class Lock:
 
     group: str
     basis: Basis
-    components: dict[str, Part]
-    wheels: tuple[Entry, ...]
+    components: dict[str, LockedComponent]
+    wheels: tuple[LockedWheel, ...]
     format: Literal[2] = FORMAT
 
     @property
@@ -178,21 +177,21 @@ def dump(lock: Lock) -> str:
     head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
     parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
     wheels = [json.dumps(vars(wheel)) for wheel in lock.wheels]
-    components, entries = document.block("{", parts, "}"), document.block("[", wheels, "]")
+    components, entries = json_block("{", parts, "}"), json_block("[", wheels, "]")
     return f'{head},\n "components": {components},\n "wheels": {entries}\n}}\n'
 
 
-def read(root: Path, group: str) -> Lock | None:
+def read_lock(root: Path, group: str) -> Lock | None:
     """The group's lock, or None if it has none. Raises LockError for a damaged file."""
     file = path(root, group)
-    text = document.read_text(file, resolve_hint(group))
-    return None if text is None else parse(text, f"locks/{file.name}", group)
+    text = read_lock_text(file, resolve_hint(group))
+    return None if text is None else parse_lock(text, f"locks/{file.name}", group)
 
 
-def parse(text: str, name: str, group: str) -> Lock:
+def parse_lock(text: str, name: str, group: str) -> Lock:
     """A lock from the text of its file, `name` in messages. Raises LockError if it is damaged or was edited."""
     hint = resolve_hint(group)
-    lock = document.validate(_LOCK, text, name, FORMAT, hint)
+    lock = validate_lock(_LOCK, text, name, FORMAT, hint)
     if dump(lock) != text or lock.group != group:
         raise LockError(f"{name} was edited by hand or is incomplete", hint=hint)
     if fault := next(_faults(lock), ""):
@@ -228,3 +227,43 @@ _LOCK = TypeAdapter(Lock)
 
 def resolve_hint(group: str) -> str:
     return f"Resolve it again: builder lock '{group}*'"
+
+
+# ---- all lock files as text: one line for each entry, for readable diffs, and an error for edits by hand
+
+KNOWN_LAYERS = "locks/layers.json"  # not a lock of versions: see builder.layers.known_layers
+_Lock = TypeVar("_Lock")
+
+
+def json_block(opened: str, lines: Sequence[str], closed: str) -> str:
+    """A JSON array or object with one line for each entry, one level deep."""
+    inner = ",\n  ".join(lines)
+    return f"{opened}\n  {inner}\n {closed}" if lines else f"{opened}{closed}"
+
+
+def read_lock_text(file: Path, hint: str) -> str | None:
+    """The text of a lock file; None if there is none. Raises LockError if it cannot be read."""
+    try:
+        return file.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockError(f"{file.name}: {error}", hint=hint) from error
+
+
+def validate_lock(adapter: TypeAdapter[_Lock], text: str, name: str, expected: int, hint: str) -> _Lock:
+    """A lock of the format `expected` from its text, `name` in messages. Raises LockError."""
+    try:
+        return adapter.validate_json(text)
+    except ValidationError as error:
+        try:
+            version = json.loads(text).get("format")
+        except (ValueError, AttributeError, RecursionError):
+            version = None
+        if version not in (None, expected):
+            raise LockError(
+                f"{name} has lock format {version}; this builder reads format {expected}", hint=hint
+            ) from error
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "file"
+        raise LockError(f"{name} is damaged: {place}: {first['msg']}", hint=hint) from error

@@ -16,12 +16,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
-from builder.common import debian, digest
+from builder.common import debian
 from builder.common.debian import SourcePackage
 from builder.common.errors import LockError
-from builder.common.units import counted
+from builder.common.files import digest_of_data, short_digest
+from builder.common.text import counted
 from builder.index.wheels import STRICT, Sha256
-from builder.lock import document
+from builder.lock import lockfile
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.schema import AptPackage, Matrix, matches
@@ -39,7 +40,7 @@ def _check_source(value: str) -> str:
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
-class Package:
+class DebianPackage:
     """A Debian package; `size` in bytes and `sha256` are those of its .deb file.
 
     `source` is its field `Source`: empty if its source package has the same name and version, or if an
@@ -69,7 +70,7 @@ class OsLock:
     debian: str
     time: Annotated[str, matches(r"[0-9]{8}T[0-9]{6}Z", "a time such as 20261122T210000Z")]
     requested: tuple[AptPackage, ...]
-    packages: tuple[Package, ...]
+    packages: tuple[DebianPackage, ...]
     format: Literal[1] = FORMAT
 
     @cached_property
@@ -103,7 +104,7 @@ class OsRequest:
     @property
     def path(self) -> str:
         """The path of its lock in a checkout."""
-        return f"locks/{PREFIX}{self.debian}-{digest.short(digest.of_data(list(self.packages)))[:8]}.json"
+        return f"locks/{PREFIX}{self.debian}-{short_digest(digest_of_data(list(self.packages)))[:8]}.json"
 
 
 def request_of_cell(matrix: Matrix, cell: Cell) -> OsRequest:
@@ -125,18 +126,18 @@ def dump(lock: OsLock) -> str:
         json.dumps({name: value for name, value in vars(package).items() if name != "source" or value})
         for package in lock.packages
     ]
-    return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {document.block("[", lines, "]")}\n}}\n'
+    return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {lockfile.json_block("[", lines, "]")}\n}}\n'
 
 
-def read(root: Path, request: OsRequest) -> OsLock | None:
+def read_os_lock(root: Path, request: OsRequest) -> OsLock | None:
     """The lock of a request, or None if it has none. Raises LockError for a damaged file."""
-    text = document.read_text(root / request.path, _HINT)
-    return None if text is None else parse(text, request)
+    text = lockfile.read_lock_text(root / request.path, _HINT)
+    return None if text is None else parse_os_lock(text, request)
 
 
-def parse(text: str, request: OsRequest) -> OsLock:
+def parse_os_lock(text: str, request: OsRequest) -> OsLock:
     """The lock of a request from the text of its file. Raises LockError if it is damaged or was edited."""
-    lock = document.validate(_LOCK, text, request.path, FORMAT, _HINT)
+    lock = lockfile.validate_lock(_LOCK, text, request.path, FORMAT, _HINT)
     if dump(lock) != text or (lock.debian, lock.requested) != (request.debian, request.packages):
         raise LockError(f"{request.path} was edited by hand or is incomplete", hint=_HINT)
     names = [package.name for package in lock.packages]

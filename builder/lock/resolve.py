@@ -24,14 +24,14 @@ import requests
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from builder.common import threads
 from builder.common.errors import FetchError, LockError, UnreachableError
-from builder.common.units import counted
+from builder.common.tasks import thread_pool
+from builder.common.text import counted
 from builder.index.host import Host
 from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
-from builder.index.wheels import PLATFORM, Entry
+from builder.index.wheels import PLATFORM, LockedWheel
 from builder.lock import checks, lockfile
-from builder.lock.lockfile import Basis, Lock, Part
+from builder.lock.lockfile import Basis, Lock, LockedComponent
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -42,7 +42,7 @@ OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_ST
 UV_NEWEST_GLIBC = 40  # uv 0.13 has platforms up to manylinux_2_40; newer C libraries run what older ones do
 _UNREACHABLE = re.compile(r"(?i)failed to fetch|connect|timed? ?out|error sending request|dns")
 _LIBC = ctypes.CDLL(None)
-_Closure = dict[str, tuple[Entry, str]]  # name -> wheel, of size 0, and its address
+_Closure = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0, and its address
 
 
 class Resolver:
@@ -81,8 +81,8 @@ class Resolver:
         needs, basis = lockfile.group_requirements(self._matrix, group), lockfile.basis(self._matrix, cell)
         preferred = {**prefer, **(present.versions if present else {})}
         # What is locked stays as it is where it can: a new variant must not change the wheels of other images.
-        parts: dict[str, Part] = {}
-        wheels: dict[str, Entry] = {}
+        parts: dict[str, LockedComponent] = {}
+        wheels: dict[str, LockedWheel] = {}
         if present and present.basis == basis:
             still_needed = {component: part for component, part in present.components.items() if component in needs}
             if all(part.requirements == needs[component] for component, part in still_needed.items()):
@@ -108,7 +108,7 @@ class Resolver:
             added: _Closure = {}
             for component in new:
                 closure = self._closure(cell, needs[component], versions)
-                parts[component] = Part(requirements=needs[component], wheels=sorted(closure))
+                parts[component] = LockedComponent(requirements=needs[component], wheels=sorted(closure))
                 added |= {name: wheel for name, wheel in closure.items() if name not in wheels}
             wheels |= self._with_sizes(cell, added)
         self._check(cell, {component: part.wheels for component, part in parts.items()}, wheels)
@@ -148,11 +148,11 @@ class Resolver:
             return str(error)
         return ""
 
-    def _check(self, cell: Cell, names: Mapping[str, Iterable[str]], wheels: Mapping[str, Entry]) -> None:
+    def _check(self, cell: Cell, names: Mapping[str, Iterable[str]], wheels: Mapping[str, LockedWheel]) -> None:
         """Raises LockError with every fault of wheels; `names` are those that each component needs."""
         foundation = cells.foundation(self._matrix, cell)
         shared = {name for component in foundation for name in names.get(component, ())}
-        checks.check(cell, list(wheels.values()), shared)
+        checks.check_wheels(cell, list(wheels.values()), shared)
 
     def _without_one_setting(
         self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis
@@ -262,12 +262,12 @@ class Resolver:
                 )
             return out.read_text(encoding="utf-8")
 
-    def _with_sizes(self, cell: Cell, closure: _Closure) -> dict[str, Entry]:
+    def _with_sizes(self, cell: Cell, closure: _Closure) -> dict[str, LockedWheel]:
         """Wheels by name, with sizes from the index where they are not known yet."""
         urls = {wheel.sha256: url for wheel, url in closure.values() if wheel.sha256 not in self._sizes}
         if urls:
             self._say(f"{cell.group}: getting the size of {counted(len(urls), 'wheel')}")
-            with IndexSession(self._index, retries=4) as session, threads.pool(POOL, "sizes") as pool:
+            with IndexSession(self._index, retries=4) as session, thread_pool(POOL, "sizes") as pool:
                 sizes = pool.map(lambda url: _size(cell, session, url), urls.values())
                 self._sizes |= dict(zip(urls, sizes, strict=True))
         return {name: replace(wheel, size=self._sizes[wheel.sha256]) for name, (wheel, _) in closure.items()}
@@ -291,7 +291,7 @@ def _end_with_parent() -> None:
     _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, linux/prctl.h
 
 
-def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mapping[Tag, int]) -> tuple[Entry, str]:
+def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mapping[Tag, int]) -> tuple[LockedWheel, str]:
     """The wheel that an installer would take: the one with the most specific tag, then the highest build number."""
     ranked: list[tuple[int, BuildTag, str, str, str, str]] = []
     for entry in package.get("wheels", []):
@@ -314,7 +314,7 @@ def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mappin
         raise LockError(f"{cell.id}: {name} has two builds that fit equally: {file}, {rivals[0]}")
     if not sha256:
         raise LockError(f"{cell.id}: the index has no SHA-256 for {file}", hint="Use an index that has hashes.")
-    return Entry(name=name, version=number, file=file, size=0, sha256=sha256), url
+    return LockedWheel(name=name, version=number, file=file, size=0, sha256=sha256), url
 
 
 @cache

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 
-from builder.common import atomic
 from builder.common.errors import LockError, MatrixError, StaleError, for_cells, join
-from builder.common.units import counted, listed
+from builder.common.files import write_atomically
+from builder.common.text import counted, listed
 from builder.index.host import Host
 from builder.index.wheels import is_cuda_wheel
-from builder.lock import apt, checks, diff, document, lockfile, os_lock
+from builder.lock import apt, checks, diff, lockfile, os_lock
 from builder.lock.lockfile import Lock
 from builder.lock.os_lock import OsLock, OsRequest
 from builder.lock.resolve import Resolver
@@ -22,17 +22,17 @@ from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
 
 
-def check(project: Project, chosen: Sequence[Cell]) -> None:
+def check_locks(project: Project, chosen: Sequence[Cell]) -> None:
     """Raises StaleError with every lock that is missing, out of date for these cells, or of no group."""
     faults = []
     for group in dict.fromkeys(cell.group for cell in chosen):
         cells = [cell for cell in chosen if cell.group == group]
-        lock = lockfile.read(project.root, group)
+        lock = lockfile.read_lock(project.root, group)
         if reason := lockfile.stale_reason(project.matrix, lock, cells, project.groups[group]):
             faults.append(f"locks/{group}.json: {reason}")
     for request in _requests(project, chosen):
         try:
-            if os_lock.read(project.root, request) is None:
+            if os_lock.read_os_lock(project.root, request) is None:
                 faults.append(f"{request.path}: missing")
         except LockError as error:
             faults.append(str(error))
@@ -63,7 +63,7 @@ def update(
     faults: dict[str, list[MatrixError]] = {}
     for python, cell in {cell.python: cell for cell in chosen}.items():
         with suppress(LockError):  # a lock that could not be made is among the failures
-            lock = os_lock.read(project.root, os_lock.request_of_cell(project.matrix, cell))
+            lock = os_lock.read_os_lock(project.root, os_lock.request_of_cell(project.matrix, cell))
             if lock and (of_python := list(checks.system_faults(project.matrix, python, lock))):
                 faults[python] = of_python
     sound = [cell for cell in chosen if cell.python not in faults]
@@ -87,7 +87,7 @@ def _update_wheels(
     present: dict[str, Lock | None] = dict.fromkeys(project.groups)
     for group in project.groups:
         with suppress(LockError):  # a damaged lock is made again
-            present[group] = lockfile.read(project.root, group)
+            present[group] = lockfile.read_lock(project.root, group)
     # A group is resolved as a whole, also if only some of its cells are chosen: they share the lock.
     stale = [
         group
@@ -120,7 +120,7 @@ def _update_wheels(
     for lock in new:
         path, text = lockfile.path(project.root, lock.group), lockfile.dump(lock)
         if not path.exists() or path.read_bytes() != text.encode():
-            atomic.write_text(path, text)
+            write_atomically(path, text)
             changed.append(path.relative_to(project.root).as_posix())
     return changed, failures
 
@@ -138,7 +138,7 @@ def update_systems(
     present: dict[OsRequest, OsLock | None] = dict.fromkeys(_requests(project, chosen))
     for request in present:
         with suppress(LockError):  # a damaged lock is made again
-            present[request] = os_lock.read(project.root, request)
+            present[request] = os_lock.read_os_lock(project.root, request)
     stale = [request for request, lock in present.items() if refresh or lock is None]
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
@@ -165,7 +165,7 @@ def update_systems(
     for request, lock in new.items():
         before = present[request]
         if before is None or before.packages != lock.packages:  # its time alone changes nothing
-            atomic.write_text(project.root / request.path, os_lock.dump(lock))
+            write_atomically(project.root / request.path, os_lock.dump(lock))
             changed.append(request.path)
     unique = {str(error): error for error in failures}  # an unknown package fails every request that has it
     return changed, list(unique.values())
@@ -190,7 +190,7 @@ def current_locks_of_stale(
         try:
             with apt.archive(release, host, say) as archive:
                 for request in group:
-                    lock = os_lock.read(project.root, request)
+                    lock = os_lock.read_os_lock(project.root, request)
                     missing = archive.missing(lock) if lock else []
                     if others := [name.removesuffix(apt.OTHER) for name in missing if name.endswith(apt.OTHER)]:
                         failures.append(
@@ -240,4 +240,4 @@ def _strays(project: Project) -> list[str]:
     files = {f"locks/{file.name}" for file in (project.root / "locks").glob("*.json")}
     groups = {f"locks/{group}.json" for group in project.groups}
     systems = {request.path for request in _requests(project, project.cells)}
-    return sorted(files - groups - systems - {document.KNOWN_LAYERS})
+    return sorted(files - groups - systems - {lockfile.KNOWN_LAYERS})

@@ -95,7 +95,7 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
             cells[cell.id] = cell
     for number, inclusion in enumerate(matrix.include):
         where = matrix.where("include", number, "cell")
-        cell = parse(matrix, inclusion.cell, where)
+        cell = cell_of_id(matrix, inclusion.cell, where)
         if cell.id in cells:
             raise MatrixError(f"{where}: {cell.id} is already in the matrix: delete the entry")
         cells[cell.id] = cell
@@ -198,7 +198,7 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
     return tuple(cell for cell in cells if cell.id in selected)
 
 
-def parse(matrix: Matrix, cell_id: str, where: str) -> Cell:
+def cell_of_id(matrix: Matrix, cell_id: str, where: str) -> Cell:
     """The cell with this id, in the matrix or not; raises MatrixError with the part that is unknown."""
     parts = ID.fullmatch(cell_id)
     if not parts:

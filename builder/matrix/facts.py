@@ -78,7 +78,7 @@ class Generation(StrictModel):
     source: Line
 
 
-class Trap(StrictModel):
+class VersionConflict(StrictModel):
     """Versions `affected` of `package` need versions `wants` of `other`, which no metadata has.
 
     With `required`, `other` must be installed too.
@@ -114,7 +114,7 @@ class Facts(StrictModel):
     plugins: dict[Package, dict[Major, Package]]
     builds: dict[Package, dict[Release, Build]]
     gpus: dict[Capability, Generation]
-    traps: list[Trap]
+    traps: list[VersionConflict]
     caveats: list[Caveat]
 
     def driver(self, cuda: str) -> str:
@@ -165,9 +165,9 @@ class Facts(StrictModel):
         return lines
 
 
-def read(path: Path) -> Facts:
+def read_facts(path: Path) -> Facts:
     """Facts of a file. Raises FileError with every fault and its place, and MatrixError for invalid YAML."""
-    located = strict_yaml.load(path)
+    located = strict_yaml.load_yaml(path)
     try:
         return Facts.model_validate(located.data)
     except ValidationError as error:
@@ -177,6 +177,6 @@ def read(path: Path) -> Facts:
 
 
 @cache
-def load() -> Facts:
+def load_facts() -> Facts:
     """The facts of this program."""
-    return read(FILE)
+    return read_facts(FILE)

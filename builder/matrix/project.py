@@ -14,8 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from builder.common import atomic, strict_yaml
+from builder.common import strict_yaml
 from builder.common.errors import BusyError, UsageError
+from builder.common.files import TEMPORARY_SUFFIX
 from builder.matrix import cells, reader
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
@@ -77,13 +78,13 @@ class Project:
             file.flush()
             shutil.rmtree(self.state / "tmp", ignore_errors=True)
             for folder in ("locks", "images", ".builder/evidence", ".builder/built"):
-                for path in (self.root / folder).rglob(f".*{atomic.SUFFIX}"):
+                for path in (self.root / folder).rglob(f".*{TEMPORARY_SUFFIX}"):
                     path.unlink()
             yield
 
     @cached_property
     def matrix(self) -> Matrix:
-        return reader.check(strict_yaml.load(self.root / "matrix.yaml"))
+        return reader.check_matrix(strict_yaml.load_yaml(self.root / "matrix.yaml"))
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

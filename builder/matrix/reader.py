@@ -18,7 +18,7 @@ from builder.matrix.schema import CPU, Matrix, cuda_major
 _Name = tuple[Key, str, Collection[str], str]
 
 
-def check(located: Located) -> Matrix:
+def check_matrix(located: Located) -> Matrix:
     """The matrix in parsed YAML; raises MatrixError."""
     if not isinstance(located.data, dict):
         value = validation.describe(located.data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from builder.common.errors import BuildError, MatrixError
-from builder.common.units import parse_size, size
+from builder.common.text import parse_size, size
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
@@ -21,17 +21,17 @@ _Layers = Sequence[tuple[str, int]]  # name and bytes of each
 def check_plan(matrix: Matrix, images: Iterable[PlannedImage]) -> None:
     """Raises one BuildError for all images whose wheels and Debian packages alone are too large."""
     sizes = [(image.cell, [(layer.name, layer.bytes) for layer in image.layers]) for image in images]
-    _refuse([fault for cell, layers in sizes for fault in check(matrix, cell, layers)])
+    _refuse([fault for cell, layers in sizes for fault in budget_faults(matrix, cell, layers)])
 
 
 def check_built(matrix: Matrix, cell: Cell, layers: Sequence[tuple[str, int, int]]) -> None:
     """Raises BuildError if an image is too large; `layers` are name, compressed bytes and unpacked bytes of each."""
     compressed = [(name, count) for name, count, _ in layers]
     unpacked = [(name, count) for name, _, count in layers]
-    _refuse(check(matrix, cell, compressed, unpacked))
+    _refuse(budget_faults(matrix, cell, compressed, unpacked))
 
 
-def check(matrix: Matrix, cell: Cell, layers: _Layers, unpacked: _Layers = ()) -> list[str]:
+def budget_faults(matrix: Matrix, cell: Cell, layers: _Layers, unpacked: _Layers = ()) -> list[str]:
     """One line if the image is too large, one for each layer that is, and one if it is too large `unpacked`.
 
     The first budget that matches the cell applies. Raises MatrixError if there are budgets but none for this cell.

@@ -16,8 +16,8 @@ from functools import cache
 from operator import attrgetter
 from typing import Literal
 
-from builder.common import digest
 from builder.common.errors import MatrixError
+from builder.common.files import digest_of_data
 from builder.index.wheels import Wheel
 from builder.matrix.cells import CUDA, Cell
 
@@ -125,7 +125,7 @@ def _wheel_layers(
             kind="files",
             name=f"{name} bytecode",
             component=name,
-            inputs=digest.of_data([LAYER_FORMAT, compiler, python, list(compiled)]),
+            inputs=digest_of_data([LAYER_FORMAT, compiler, python, list(compiled)]),
             python=python,
             compiled=compiled,
         )
@@ -144,4 +144,4 @@ def wheels_key(python: str, wheels: Sequence[Wheel]) -> str:
 
 @cache  # images of many variants have the same layers
 def _wheels_key(layer_format: int, python: str, entries: tuple[tuple[str, int, str], ...]) -> str:
-    return digest.of_data({"layer": layer_format, "python": python, "wheels": entries})
+    return digest_of_data({"layer": layer_format, "python": python, "wheels": entries})

@@ -15,10 +15,10 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from builder.common import digest
 from builder.common.errors import LockError, StaleError, for_cells
+from builder.common.files import digest_of_data, digests_of_tree
 from builder.common.reference import ImageRef
-from builder.index.wheels import Entry, Wheel, is_cuda_wheel
+from builder.index.wheels import LockedWheel, Wheel, is_cuda_wheel
 from builder.lock import lockfile, os_lock
 from builder.lock.lockfile import Lock, Locked
 from builder.lock.os_lock import OsLock, OsRequest
@@ -64,7 +64,7 @@ class WheelList:
 
     path: str
     is_cuda: bool
-    wheels: tuple[Entry, ...]
+    wheels: tuple[LockedWheel, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,11 @@ class PlannedImage:
 
     `uv` is the release of uv's Python, empty for Debian's; `references` are the full tag and the aliases;
     `requirements` are those of the lock, by component; `layers` start with the lowest; `file_components` are the
-    components with files of their own; `system` is what the operating system is locked for, `os` the digest of the
-    inputs of the os stage; `compiler` is the digest of what compiles bytecode: operating systems with the same one
-    give the same bytecode; `constraints` is the text of pip's constraints file; `os_lock` are its Debian packages,
-    `files` the paths and digests of the files that its components put into it. `thorough` are the components whose
-    thorough tests this image must pass itself, see `thorough_components`.
+    components with files of their own; `os_request` is what the operating system is locked for, `os_inputs` the digest
+    of the inputs of the os stage; `compiler_inputs` is the digest of what compiles bytecode: operating systems with the
+    same one give the same bytecode; `constraints` is the text of pip's constraints file; `os_lock` are its Debian
+    packages, `files` the paths and digests of the files that its components put into it. `thorough` are the components
+    whose thorough tests this image must pass itself, see `thorough_components`.
     """
 
     cell: Cell
@@ -86,9 +86,9 @@ class PlannedImage:
     base: str
     debian: str
     uv: str
-    system: OsRequest
-    os: str
-    compiler: str
+    os_request: OsRequest
+    os_inputs: str
+    compiler_inputs: str
     digest: str
     wheels: tuple[Wheel, ...]
     lists: tuple[WheelList, ...]
@@ -177,13 +177,13 @@ class Plan:
         }
 
 
-def make(project: Project, selected: Sequence[Cell]) -> Plan:
+def make_plan(project: Project, selected: Sequence[Cell]) -> Plan:
     """The plan for `selected` cells; those without a lock are listed in `unlocked`. Raises LockError, StaleError.
 
     An image depends on its own cell alone, not on the other cells selected or the rest of the matrix.
     """
     references = tags.compute(project.matrix, project.cells)
-    locks = {group: lockfile.read(project.root, group) for group in dict.fromkeys(cell.group for cell in selected)}
+    locks = {group: lockfile.read_lock(project.root, group) for group in dict.fromkeys(cell.group for cell in selected)}
     planner = _Planner(project)
     locked: list[tuple[Cell, Lock, _System]] = []
     by_group: dict[str, list[Cell]] = {}
@@ -240,9 +240,9 @@ def _contains(image: PlannedImage, other: PlannedImage) -> bool:
     )
 
 
-def make_locked(project: Project, selected: Sequence[Cell]) -> Plan:
-    """As `make`, but a cell without a lock is a LockError."""
-    plan = make(project, selected)
+def make_locked_plan(project: Project, selected: Sequence[Cell]) -> Plan:
+    """As `make_plan`, but a cell without a lock is a LockError."""
+    plan = make_plan(project, selected)
     if plan.unlocked:
         raise LockError(
             f"not locked: {', '.join(plan.unlocked[:5])}{' ...' if len(plan.unlocked) > 5 else ''}",
@@ -299,7 +299,7 @@ class _Planner:
         return self._system(cell.python, self._request(cell.python, cells.components(self._matrix, cell)))
 
     def _locked_system(self, version: str, request: OsRequest) -> _System | None:
-        lock, python = os_lock.read(self._root, request), self._matrix.python[version]
+        lock, python = os_lock.read_os_lock(self._root, request), self._matrix.python[version]
         if lock is None:
             return None
         by_uv = [python.uv, self._tree(UV_LOCK)] if python.uv else []  # each uv has one build of a release
@@ -312,24 +312,24 @@ class _Planner:
             kind="os",
             name="os",
             component="base",
-            inputs=digest.of_data(inputs),
+            inputs=digest_of_data(inputs),
             python=version,
             debian=sum(package.size for package in lock.packages),
         )
         # Bytecode depends on the program that makes it and on the image's Python, not on other Debian packages: a
         # security refresh of these leaves the bytecode of gigabytes of wheels as it is.
-        compiler = digest.of_data([self._tree(COMPILER), by_uv or lock.interpreter(version)])
+        compiler = digest_of_data([self._tree(COMPILER), by_uv or lock.interpreter(version)])
         return _System(request=request, lock=lock, layer=layer, compiler=compiler)
 
     def _tree_digests(self, name: str) -> dict[str, str]:
         """Digests of the files at or below a path, by path."""
         path = self._root / name
-        return digest.of_tree(self._root, path) if path.exists() else {}
+        return digests_of_tree(self._root, path) if path.exists() else {}
 
     def _files_digest(self, python: str, components: tuple[str, ...], constraints: str) -> str:
         """The digest of the inputs of a layer with the files of components."""
         files = {name: self._tree(f"templates/{name}/files") for name in components}
-        return digest.of_data([layer_order.LAYER_FORMAT, python, files, constraints])
+        return digest_of_data([layer_order.LAYER_FORMAT, python, files, constraints])
 
     def _contents_of(self, components: tuple[str, ...]) -> frozenset[tuple[str, str]]:
         """The paths and digests of the files of components in an image; a later component may replace a file."""
@@ -372,10 +372,10 @@ class _Planner:
             base=matrix.debian[debian].image,
             debian=debian,
             uv=uv or "",
-            system=system.request,
-            os=system.layer.inputs,
-            compiler=system.compiler,
-            digest=digest.of_data(inputs),
+            os_request=system.request,
+            os_inputs=system.layer.inputs,
+            compiler_inputs=system.compiler,
+            digest=digest_of_data(inputs),
             wheels=locked.wheels,
             lists=(*group.cuda, *(item for component in locked.requirements for item in group.lists[component])),
             layers=layers,

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import jinja2
 
-from builder.common import atomic
 from builder.common.errors import StaleError, TemplateError, for_cells
+from builder.common.files import write_atomically
+from builder.matrix.cells import Cell
+from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
-from builder.plan import layer_order, settings
+from builder.plan import budget, layer_order, plan, settings
 from builder.plan.plan import Plan
 
 
@@ -35,6 +37,7 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
     for image in plan.images:
         context = vars(image) | {
             "image": image,
+            "system": image.os_request,
             "epoch": layer_order.MTIME,
             "constraints": settings.CONSTRAINTS,
             "python": image.cell.python,
@@ -63,13 +66,13 @@ def _template_place(error: Exception) -> str:
     return place
 
 
-def write(root: Path, files: Mapping[str, str], *, is_part: bool = False) -> list[str]:
+def write_rendered(root: Path, files: Mapping[str, str], *, is_part: bool = False) -> list[str]:
     """Writes `files` and, unless they are only a part, removes all others from images/; returns what changed."""
     changed = []
     for name, text in files.items():
         path = root / name
         if _differs(path, text):
-            atomic.write_text(path, text)
+            write_atomically(path, text)
             changed.append(name)
     for stray in () if is_part else _strays(root, files):
         path = root / stray
@@ -78,7 +81,7 @@ def write(root: Path, files: Mapping[str, str], *, is_part: bool = False) -> lis
     return changed
 
 
-def check(root: Path, files: Mapping[str, str], part: Sequence[str] = ()) -> None:
+def check_rendered(root: Path, files: Mapping[str, str], part: Sequence[str] = ()) -> None:
     """Raises StaleError with every difference between images/ and `files`.
 
     If `files` are those of some cells only, `part` are the ids of these cells: other files do not matter then.
@@ -111,3 +114,15 @@ def _strays(root: Path, files: Mapping[str, str]) -> list[str]:
         inside = sorted((images / folder).iterdir()) if (images / folder).is_dir() else []
         strays += [name for path in inside if (name := path.relative_to(root).as_posix()) not in files]
     return strays
+
+
+def load_checked_plan(project: Project, chosen: Sequence[Cell]) -> Plan:
+    """The plan of the chosen cells.
+
+    Raises an error unless their files in images/ are up to date and they are within the budgets. The locks and files of
+    other cells do not matter.
+    """
+    planned = plan.make_locked_plan(project, chosen)
+    check_rendered(project.root, render(project.root, project.matrix, planned), [cell.id for cell in chosen])
+    budget.check_plan(project.matrix, planned.images)
+    return planned

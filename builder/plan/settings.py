@@ -89,7 +89,7 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
 
     Raises MatrixError for a variable that every image sets.
     """
-    known = facts.load()
+    known = facts.load_facts()
     driver = "" if cell.is_cpu else known.driver(cell.cuda)
     env = dict(_ENV)
     if not cell.is_cpu:

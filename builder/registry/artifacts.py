@@ -19,12 +19,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from builder.common import digest as digests
 from builder.common.errors import RegistryError, VerifyError
+from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import INDEX_TYPE, Digest, Size
-from builder.registry import push
+from builder.registry import transfer
 from builder.registry.client import REFUSALS, Manifest, Registry
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 
@@ -37,7 +37,7 @@ ATTEMPTS = 30
 _HINT = "Delete it in the registry, then run this again."
 
 
-class _Blob(BaseModel, frozen=True):
+class _ArtifactBlob(BaseModel, frozen=True):
     media_type: str = Field(alias="mediaType", max_length=200)
     digest: Digest
     size: Size
@@ -48,17 +48,17 @@ class _Typed(BaseModel, frozen=True):
     annotations: dict[str, str] | None = None
 
 
-class _Entry(_Typed, _Blob, frozen=True):
+class _ListedArtifact(_Typed, _ArtifactBlob, frozen=True):
     """An artifact in a list."""
 
 
-class _Index(BaseModel, frozen=True):
-    manifests: tuple[_Entry, ...]
+class _ArtifactList(BaseModel, frozen=True):
+    manifests: tuple[_ListedArtifact, ...]
 
 
 class _Artifact(_Typed, frozen=True):
-    layers: tuple[_Blob, ...] = Field(max_length=MOST_FILES)
-    subject: _Blob | None = None
+    layers: tuple[_ArtifactBlob, ...] = Field(max_length=MOST_FILES)
+    subject: _ArtifactBlob | None = None
 
 
 def manifest(
@@ -78,7 +78,7 @@ def manifest(
     return Manifest.of(json.dumps(data, separators=(",", ":"), sort_keys=True).encode(), MANIFEST_TYPE)
 
 
-def put(registry: Registry, artifact: Manifest, contents: Iterable[bytes]) -> None:
+def put_artifact(registry: Registry, artifact: Manifest, contents: Iterable[bytes]) -> None:
     """Stores an artifact, whose documents are `contents`, under its digest."""
     with TemporaryDirectory() as folder:
         files: dict[Descriptor, Path | None] = {}
@@ -86,7 +86,7 @@ def put(registry: Registry, artifact: Manifest, contents: Iterable[bytes]) -> No
             path = Path(folder) / str(len(files))
             path.write_bytes(content)
             files[_descriptor(content, "application/octet-stream")] = path  # the manifest has their real types
-        push.push(registry, artifact, files)
+        transfer.push_image(registry, artifact, files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Attachments:
     def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> None:
         """Adds an artifact, as in `manifest`. Raises RegistryError."""
         artifact = manifest(kind, documents, notes, self.subject)
-        put(self.registry, artifact, documents.values())
+        put_artifact(self.registry, artifact, documents.values())
         self._stored.append(artifact)
 
     def copy(self, source: Registry, artifact: str) -> None:
@@ -111,8 +111,8 @@ class Attachments:
                 f"{source.name}: artifact {artifact} is missing",
                 hint="Run this again when no other job writes to this registry.",
             )
-        blobs = oci.parse(_Artifact, stored.content, f"artifact {source.name}@{artifact}", hint=_HINT).layers
-        put(self.registry, stored, [source.read_blob(blob.digest) for blob in blobs])
+        blobs = oci.parse_document(_Artifact, stored.content, f"artifact {source.name}@{artifact}", hint=_HINT).layers
+        put_artifact(self.registry, stored, [source.read_blob(blob.digest) for blob in blobs])
         self._stored.append(stored)
 
 
@@ -151,7 +151,9 @@ def attached(
     entries = {
         entry.digest: entry
         for page in pages
-        for entry in oci.parse(_Index, page, f"list of artifacts in {registry.name}", hint=_HINT).manifests
+        for entry in oci.parse_document(
+            _ArtifactList, page, f"list of artifacts in {registry.name}", hint=_HINT
+        ).manifests
     }
     if not artifact_type:
         return list(entries)
@@ -174,10 +176,10 @@ def attached(
 
 def entries(index: bytes, name: str) -> list[str]:
     """The digests that an index lists; `name` is for messages. Raises VerifyError."""
-    return [entry.digest for entry in oci.parse(_Index, index, f"index {name}", hint=_HINT).manifests]
+    return [entry.digest for entry in oci.parse_document(_ArtifactList, index, f"index {name}", hint=_HINT).manifests]
 
 
-def read(
+def read_artifact(
     registry: Registry, reference: str, artifact_type: str, subject: str = "", *, without: str = ""
 ) -> dict[str, bytes] | None:
     """The documents of an artifact (a tag or a digest) by media type; None without one. Leaves out those `without`.
@@ -206,16 +208,20 @@ def documents(registry: Registry, subject: str, artifact_type: str) -> Iterator[
     """
     for artifact in reversed(attached(registry, subject, artifact_type)):
         with suppress(VerifyError, RejectedError):
-            yield read(registry, artifact, artifact_type, subject) or {}
+            yield read_artifact(registry, artifact, artifact_type, subject) or {}
 
 
 def _manifest(registry: Registry, reference: str) -> _Artifact | None:
     stored = registry.manifest(reference)
-    return oci.parse(_Artifact, stored.content, f"artifact {registry.name}:{reference}", hint=_HINT) if stored else None
+    return (
+        oci.parse_document(_Artifact, stored.content, f"artifact {registry.name}:{reference}", hint=_HINT)
+        if stored
+        else None
+    )
 
 
 def _descriptor(content: bytes, media_type: str) -> Descriptor:
-    return Descriptor(media_type=media_type, digest=digests.of_bytes(content), size=len(content))
+    return Descriptor(media_type=media_type, digest=digest_of_bytes(content), size=len(content))
 
 
 def _tag(subject: str) -> str:
@@ -228,7 +234,7 @@ def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
     stored = registry.manifest(_tag(subject))
     if stored is None:
         return []
-    oci.parse(_Index, stored.content, f"index {registry.name}:{_tag(subject)}", hint=_HINT)
+    oci.parse_document(_ArtifactList, stored.content, f"index {registry.name}:{_tag(subject)}", hint=_HINT)
     return list(json.loads(stored.content)["manifests"])
 
 
@@ -236,7 +242,7 @@ def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]
     """Adds artifacts to the index under the image's tag, until they stay there."""
     entries = []
     for artifact in artifacts:
-        data = oci.parse(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
+        data = oci.parse_document(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
         typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
         entries.append(_descriptor(artifact.content, MANIFEST_TYPE).as_data() | typed)
     refusals = 0

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
-from builder.common import digest as digests
 from builder.common.errors import RegistryError, VerifyError, of_file
+from builder.common.files import digest_of_bytes, is_digest, short_digest
 from builder.common.reference import ImageRef
-from builder.common.retry import RetryPolicy
+from builder.common.tasks import RetryPolicy
 from builder.index import wheels
 from builder.index.host import Host
 from builder.layers import oci
@@ -62,7 +62,7 @@ class Manifest:
 
     @classmethod
     def of(cls, content: bytes, media_type: str) -> Manifest:
-        return cls(digest=digests.of_bytes(content), media_type=media_type, content=content)
+        return cls(digest=digest_of_bytes(content), media_type=media_type, content=content)
 
 
 class Registry:
@@ -152,7 +152,7 @@ class Registry:
     def read_blob(self, digest: str) -> bytes:
         """A blob of at most 4 MiB, hash-checked."""
         answer = self._http.send(self._blob_request("GET", "reading", digest, (200,)))
-        if digests.of_bytes(answer.body) != digest:
+        if digest_of_bytes(answer.body) != digest:
             raise self._damaged(answer.request.action)
         return answer.body
 
@@ -202,7 +202,7 @@ class Registry:
         Source: OCI distribution specification 1.1, "Listing Referrers".
         """
         expect = (200, *NO_REFERRERS)
-        pages = self._pages(f"listing what refers to {digests.short(digest)}", f"/referrers/{digest}", expect)
+        pages = self._pages(f"listing what refers to {short_digest(digest)}", f"/referrers/{digest}", expect)
         return None if pages[0].status in NO_REFERRERS else [page.body for page in pages]
 
     def list_tags(self) -> list[str]:
@@ -263,7 +263,7 @@ class Registry:
 
         The response may be lost although the manifest was stored. So after each failure the registry is checked first.
         """
-        digest = digests.of_bytes(content)
+        digest = digest_of_bytes(content)
         options = {"headers": {"Content-Type": media_type}, "body": content}
         request = self._manifest_request("PUT", "writing", reference, (201,), **options)
         refusals = count(1)
@@ -291,7 +291,7 @@ class Registry:
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
         digest = answer.headers.get("Docker-Content-Digest", "")
-        if digests.is_digest(digest):
+        if is_digest(digest):
             return digest
         manifest = self._manifest(reference, send)  # the header is optional
         return manifest.digest if manifest else None
@@ -303,14 +303,14 @@ class Registry:
         media_type = answer.headers.get("Content-Type", "").split(";")[0].strip()
         manifest = Manifest.of(answer.body, media_type)
         header = answer.headers.get("Docker-Content-Digest", manifest.digest)
-        if manifest.digest != (reference if digests.is_digest(reference) else header):
+        if manifest.digest != (reference if is_digest(reference) else header):
             raise self._damaged(answer.request.action)
         return manifest
 
     def _manifest_request(
         self, method: str, verb: str, reference: str, expect: tuple[int, ...], **options: Any
     ) -> Request:
-        name = f"@{digests.short(reference)}" if digests.is_digest(reference) else f":{reference}"
+        name = f"@{short_digest(reference)}" if is_digest(reference) else f":{reference}"
         action, url = f"{verb} {self._repository}{name}", f"{self._http.url}/manifests/{reference}"
         return Request(action=action, method=method, url=url, expect=expect, **options)
 
@@ -319,7 +319,7 @@ class Registry:
         return Request(action=action, method=method, url=url, expect=expect, **options)
 
     def _blob_action(self, verb: str, digest: str) -> str:
-        return f"{verb} blob {digests.short(digest)} of {self._repository}"
+        return f"{verb} blob {short_digest(digest)} of {self._repository}"
 
     def _damaged(self, action: str) -> RejectedError:
         return RejectedError(

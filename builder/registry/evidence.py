@@ -20,10 +20,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, StringConstraints, ValidationError
 
-from builder.common import atomic
-from builder.common import digest as digests
 from builder.common.errors import ImageTestError, VerifyError
-from builder.common.units import listed
+from builder.common.files import short_digest, write_atomically
+from builder.common.text import listed
 from builder.layers import oci
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import Printable
@@ -242,7 +241,7 @@ def evidence_path(state: Path, image: str, kind: Kind) -> Path:
 def write_evidence(state: Path, evidence: Evidence) -> None:
     """Replaces the evidence of an earlier run of the same tests."""
     path = evidence_path(state, evidence.image, evidence.kind)
-    atomic.write_text(path, evidence.model_dump_json(indent=1) + "\n")
+    write_atomically(path, evidence.model_dump_json(indent=1) + "\n")
 
 
 def read_evidence(state: Path, image: str) -> list[Evidence]:
@@ -313,7 +312,7 @@ def registry_coverage(
     refused: list[str] = []
     for artifact in artifacts.attached(registry, requirement.image, TYPE):
         try:
-            documents = artifacts.read(registry, artifact, TYPE, requirement.image) or {}
+            documents = artifacts.read_artifact(registry, artifact, TYPE, requirement.image) or {}
             try:
                 evidence = Evidence.model_validate_json(documents.get(TYPE, b""))
             except ValidationError as error:
@@ -327,7 +326,7 @@ def registry_coverage(
                 raise VerifyError(f"{reason}, and this machine did not run these tests")
             reports.append(Report(evidence=evidence, signer=signer, artifact=artifact))
         except (VerifyError, RejectedError) as error:
-            refused.append(f"report {digests.short(artifact)} does not count: {error}")
+            refused.append(f"report {short_digest(artifact)} does not count: {error}")
     return coverage_of(reports, refused)
 
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from builder.common import digest
 from builder.common.errors import VerifyError
-from builder.layers import files, oci, os_layer, splice, stored_layers, wheel
+from builder.common.files import digest_of_bytes, short_digest
+from builder.layers import oci, os_layer, splice, stored_layers, wheel
 from builder.layers.blobs import CONFIG_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
-from builder.lock.document import KNOWN_LAYERS
+from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.tags import OCI, PLAN_LABEL
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
@@ -32,7 +32,7 @@ How = Literal["derived", "known", "built"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class PlannedDigests:
     """`layers` are the known layers without wheels, by their number in the image, and how they are known.
 
     `system` is the known operating system, or the one that this machine built last; None without one.
@@ -43,14 +43,14 @@ class Expected:
     system: OsLayer | None = None
 
 
-def of_plan(root: Path, store: Store, image: PlannedImage, actual: Image) -> Expected:
+def of_plan(root: Path, store: Store, image: PlannedImage, actual: Image) -> PlannedDigests:
     """An image of the plan, with its layers from the checkout at `root` and from records of the store.
 
     `actual` is the image to compare with it. Raises LockError.
     """
     known = of_known(root, KnownLayers(root), image)
     layers, system = dict(known.layers), known.system
-    built_system = os_layer.stored_system(store, image.os, None)
+    built_system = os_layer.stored_system(store, image.os_inputs, None)
     # The same system may be compressed to other bytes here.
     if built_system and (system is None or built_system.digest in (layer.digest for layer in actual.layers)):
         system = built_system
@@ -59,28 +59,30 @@ def of_plan(root: Path, store: Store, image: PlannedImage, actual: Image) -> Exp
             layers[number] = (system, "known" if system == known.system else "built")
         elif layer.compiled and number not in layers and (built := stored_layers.stored_layer(store, layer, None)):
             layers[number] = (built, "built")
-    return Expected(image=image, layers=layers, system=system)
+    return PlannedDigests(image=image, layers=layers, system=system)
 
 
-def of_known(root: Path, known: KnownLayers, image: PlannedImage) -> Expected:
+def of_known(root: Path, known: KnownLayers, image: PlannedImage) -> PlannedDigests:
     """An image of the plan, with its layers from the checkout alone."""
     layers: dict[int, tuple[Layer, How]] = {}
-    system = known.system(image.os)
+    system = known.system(image.os_inputs)
     for number, layer in enumerate(image.layers):
         if layer.kind == "files" and not layer.compiled:
             layers[number] = (_files(root, image), "derived")
         elif recorded := system if layer.kind == "os" else known.get(layer):
             layers[number] = (recorded, "known")
-    return Expected(image=image, layers=layers, system=system)
+    return PlannedDigests(image=image, layers=layers, system=system)
 
 
 def _files(root: Path, image: PlannedImage) -> Layer:
-    entries = files.entries(files.read(root, image, wheel.environment(image.cell.python)), ())
+    entries = stored_layers.component_file_entries(
+        stored_layers.read_component_files(root, image, wheel.environment(image.cell.python)), ()
+    )
     with Path(os.devnull).open("wb") as discarded:
-        return splice.write(entries, discarded)[0]
+        return splice.write_layer(entries, discarded)[0]
 
 
-def check(expected: Expected, image: Image, manifest: bytes, config: bytes, *, is_trusted: bool) -> None:
+def check_image(expected: PlannedDigests, image: Image, manifest: bytes, config: bytes, *, is_trusted: bool) -> None:
     """Raises VerifyError unless an image has the configuration of the plan and the expected layers.
 
     Without a trusted report or signature, every layer must be expected.
@@ -97,7 +99,7 @@ def check(expected: Expected, image: Image, manifest: bytes, config: bytes, *, i
             )
         elif expected_layer and not _is_same(planned, expected_layer, layer):
             lines.append(
-                f"layer {planned.name} is {digest.short(layer.digest)}, expected {digest.short(expected_layer.digest)}"
+                f"layer {planned.name} is {short_digest(layer.digest)}, expected {short_digest(expected_layer.digest)}"
             )
     if lines:
         raise VerifyError(f"{expected.image.id}: the staged image differs from the plan: {'; '.join(_first(lines))}")
@@ -108,7 +110,7 @@ def _is_same(planned: PlannedLayer, expected: Layer, layer: Layer) -> bool:
     return layer.diff_id == expected.diff_id and (planned.kind == "os" or layer.digest == expected.digest)
 
 
-def differences(expected: Expected, manifest: bytes, config: bytes) -> list[str]:
+def differences(expected: PlannedDigests, manifest: bytes, config: bytes) -> list[str]:
     """How an image's manifest and configuration differ from those of the plan, one line each; the first ten.
 
     Digests of layers are not compared here. Both documents must be valid for `oci.read_image`.
@@ -121,7 +123,7 @@ def differences(expected: Expected, manifest: bytes, config: bytes) -> list[str]
     plan = labels.get(PLAN_LABEL)
     if plan != image.digest:
         return [
-            f"built from plan {digest.short(str(plan))}, but this checkout's plan is {digest.short(image.digest)}: "
+            f"built from plan {short_digest(str(plan))}, but this checkout's plan is {short_digest(image.digest)}: "
             "check out the revision that it was built from"
         ]
     layers, diff_ids = actual_manifest["layers"], actual["rootfs"]["diff_ids"]
@@ -140,7 +142,7 @@ def differences(expected: Expected, manifest: bytes, config: bytes) -> list[str]
     ]
     history = [oci.describe(planned) for planned in image.layers]
     expected_config = oci.config(image.settings, stack, history, created=created, labels=built)
-    descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest.of_bytes(config), size=len(config))
+    descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
     lines = [*_compare("", json.loads(expected_config), actual)]
     lines += _compare("manifest", json.loads(oci.manifest(descriptor, stack)), actual_manifest)
     if not lines and expected_config != config:

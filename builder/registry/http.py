@@ -16,8 +16,8 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder.common.errors import NoRegistryError, RegistryError
-from builder.common.retry import RetryPolicy
-from builder.common.units import counted
+from builder.common.tasks import RetryPolicy
+from builder.common.text import counted
 from builder.registry import failures
 from builder.registry.auth import Login, login_hint
 from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError

@@ -16,7 +16,7 @@ from builder.registry import artifacts
 from builder.registry.client import Registry
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import look_up
-from builder.registry.staging import INDEX, Place, name_of
+from builder.registry.staging import INDEX, StagingArea, name_of
 
 
 def references(project: Project, registry: str) -> dict[ImageRef, set[str]]:
@@ -29,10 +29,10 @@ def references(project: Project, registry: str) -> dict[ImageRef, set[str]]:
     return expected
 
 
-def staged_images(place: Place) -> dict[str, set[str]]:
+def staged_images(place: StagingArea) -> dict[str, set[str]]:
     """The digests of the images that staged releases list, by the name of their repository in staging.
 
-    Leaves out releases that cannot be read: `Check` reports them.
+    Leaves out releases that cannot be read: `RepositoryCheck` reports them.
     """
     digests: dict[str, set[str]] = {}
     for stamp in place.stamps():
@@ -83,7 +83,7 @@ def compare_tags(
     )
 
 
-def recorded_tags(place: Place) -> set[tuple[str, str, str]]:
+def recorded_tags(place: StagingArea) -> set[tuple[str, str, str]]:
     """The full tag, day and digest of each image of the recorded releases. Raises RegistryError, VerifyError."""
     return {
         (image.references[0], stamp.partition(".")[0], image.digest)
@@ -104,7 +104,7 @@ def _day(tag: str) -> str:
     return tag.rpartition("-")[2].partition(".")[0]
 
 
-def require_contents(public: Sequence[Registry], place: Place | None) -> None:
+def require_contents(public: Sequence[Registry], place: StagingArea | None) -> None:
     """Raises RegistryError if there is nothing to check: its name may be wrong.
 
     Before the first release, the public repositories are empty.
@@ -122,7 +122,7 @@ def require_contents(public: Sequence[Registry], place: Place | None) -> None:
         )
 
 
-def repositories(project: Project, host: Host, place: Place | None, registry: str) -> list[Registry]:
+def repositories(project: Project, host: Host, place: StagingArea | None, registry: str) -> list[Registry]:
     """The public repositories, those of staging, and that of the releases. Raises RegistryError if there are none."""
     public = list(references(project, registry))
     staged = [place.repository(name) for name in (*map(name_of, public), INDEX)] if place else []
@@ -135,7 +135,7 @@ def repositories(project: Project, host: Host, place: Place | None, registry: st
 
 
 @dataclass(kw_only=True)
-class Check:
+class RepositoryCheck:
     """Reads everything reachable from the tags of a repository, and from the digests `also`, with what is attached.
 
     `read` is called with numbers of bytes.

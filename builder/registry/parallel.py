@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
-from builder.common import errors, threads
+from builder.common import errors
 from builder.common.errors import BuilderError, NoRegistryError
+from builder.common.tasks import thread_pool
 from builder.registry.client import Registry
 from builder.registry.failures import StoppedError
 
@@ -27,7 +28,7 @@ def look_up(
 ) -> list[tuple[_Input, _Output]]:
     """Each input with what the function returns for it, in order. Raises the first error of the function."""
     listed = list(inputs)
-    with threads.pool(parallel, "lookup") as pool:
+    with thread_pool(parallel, "lookup") as pool:
         return list(zip(listed, pool.map(function, listed), strict=True))
 
 
@@ -52,7 +53,7 @@ def transfer(
             stop.set()
             raise
 
-    with threads.pool(parallel, "transfer") as pool:
+    with thread_pool(parallel, "transfer") as pool:
         try:
             futures = [pool.submit(run, each) for each in inputs]
             wait(futures)
@@ -63,7 +64,7 @@ def transfer(
     return [future.result() for future in futures]
 
 
-def in_turn(
+def pipeline(
     begin: Callable[[_Input], _Begun],
     finish: Callable[[_Begun, threading.Event], _Output],
     inputs: Iterable[_Input],
@@ -91,7 +92,7 @@ def in_turn(
             raise
 
     finishing: list[Future[_Output]] = []
-    with threads.pool(FINISHES, "finish") as pool:
+    with thread_pool(FINISHES, "finish") as pool:
         try:
             for each in inputs:
                 if is_unreachable.is_set():

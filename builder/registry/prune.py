@@ -14,22 +14,22 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
-from builder.common import digest as digests
 from builder.common.console import View
 from builder.common.errors import VerifyError
-from builder.common.units import counted
+from builder.common.files import SHA256_HEX, short_digest
+from builder.common.text import counted
 from builder.layers import oci
 from builder.matrix import tags
 from builder.registry import artifacts, evidence
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.parallel import look_up
-from builder.registry.staging import INDEX, PREFIX, RELEASED, Place, Release
+from builder.registry.staging import INDEX, PREFIX, RELEASED, Release, StagingArea
 
 NEW = timedelta(days=7)  # another machine may still list an image that was tested or staged this recently
-_PLAN_TAG = re.compile(rf"plan-{digests.HEX}", re.ASCII)
+_PLAN_TAG = re.compile(rf"plan-{SHA256_HEX}", re.ASCII)
 # The index of what is attached to an image; with a suffix, what cosign stores for it.
-_ATTACHED_TAG = re.compile(rf"sha256-({digests.HEX})(?:\.[a-z]+)?", re.ASCII)
+_ATTACHED_TAG = re.compile(rf"sha256-({SHA256_HEX})(?:\.[a-z]+)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ def _items(contents: Contents, repository: Repository, roots: Iterable[str]) -> 
         if subject not in needed:
             gone = "" if subject in repository.images else ", which no longer exists"
             for digest in attached:
-                texts.setdefault(digest, f"attached to {digests.short(subject)}{gone}")
+                texts.setdefault(digest, f"attached to {short_digest(subject)}{gone}")
     return [
         Item(
             registry=repository.registry,
@@ -180,7 +180,9 @@ def summary(items: Iterable[Item]) -> str:
 # ---- registry
 
 
-def read(place: Place, public: Sequence[Registry], plans: Collection[str], keep: int, view: View) -> Contents:
+def read_registries(
+    place: StagingArea, public: Sequence[Registry], plans: Collection[str], keep: int, view: View
+) -> Contents:
     """What staging and the public repositories have; `keep` is that of `unneeded`.
 
     Raises VerifyError, RegistryError if anything that may be needed cannot be read.
@@ -209,7 +211,7 @@ def read(place: Place, public: Sequence[Registry], plans: Collection[str], keep:
     )
 
 
-def _document(place: Place, tag: str) -> Release:
+def _document(place: StagingArea, tag: str) -> Release:
     """The release or the list of images with this tag."""
     stamp = tag.removeprefix(PREFIX)
     is_list = stamp == tag
@@ -272,7 +274,7 @@ def _newest(registry: Registry, image: str) -> Evidence | None:
     proofs: list[Evidence] = []
     for documents in artifacts.documents(registry, image, evidence.TYPE):
         with suppress(VerifyError):
-            proofs.append(oci.parse(Evidence, documents.get(evidence.TYPE, b""), "report"))
+            proofs.append(oci.parse_document(Evidence, documents.get(evidence.TYPE, b""), "report"))
     return max(proofs, key=lambda proof: proof.finished, default=None)
 
 

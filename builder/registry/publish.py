@@ -17,7 +17,7 @@ from builder.common import errors
 from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, DamagedError, ImageTestError, RegistryError, UsageError
 from builder.common.reference import ImageRef
-from builder.common.units import size
+from builder.common.text import size
 from builder.index.host import Host
 from builder.layers import images as stored_images
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
@@ -26,19 +26,19 @@ from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, push, tagging
+from builder.registry import evidence, tagging, transfer
 from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Coverage, Requirement
-from builder.registry.parallel import in_turn
-from builder.registry.push import Pushed
+from builder.registry.parallel import pipeline
 from builder.registry.suite import Suite
 from builder.registry.tagging import TagChange
+from builder.registry.transfer import Pushed
 
 Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class PublishableImage:
     """The image of a cell, what its tests proved, and the references to publish it under, the full tag first.
 
     `source` is a repository of the same registry that has its blobs, empty if there is none. `fetch` downloads a blob
@@ -70,7 +70,7 @@ def require_registry(project: Project, registry: str) -> None:
         )
 
 
-def targets(project: Project, store: Store, plan: Plan, registry: str = "") -> list[Target]:
+def targets(project: Project, store: Store, plan: Plan, registry: str = "") -> list[PublishableImage]:
     """The images of the store that passed their tests; `registry` overrides the setting in matrix.yaml.
 
     Raises one error for all images that are not built or have not passed.
@@ -83,9 +83,9 @@ def targets(project: Project, store: Store, plan: Plan, registry: str = "") -> l
 
 def collect(
     project: Project, store: Store, plan: Plan, registry: str = ""
-) -> tuple[list[Target], dict[str, BuilderError]]:
+) -> tuple[list[PublishableImage], dict[str, BuilderError]]:
     """As `targets`, with the errors by cell."""
-    chosen: list[Target] = []
+    chosen: list[PublishableImage] = []
     failures: dict[str, BuilderError] = {}
     suite = Suite.of(project.root)
     for image in plan.images:
@@ -96,9 +96,9 @@ def collect(
     return chosen, failures
 
 
-def _target(project: Project, store: Store, image: PlannedImage, suite: Suite, registry: str) -> Target:
+def _target(project: Project, store: Store, image: PlannedImage, suite: Suite, registry: str) -> PublishableImage:
     """An image of the store. Raises DamagedError, or ImageTestError if it has not passed."""
-    stored = stored_images.find(store, image)
+    stored = stored_images.find_stored_image(store, image)
     if stored is None:
         raise NotBuiltError("not built")
     requirement = Requirement.of(image, stored.manifest.digest, suite)
@@ -106,7 +106,7 @@ def _target(project: Project, store: Store, image: PlannedImage, suite: Suite, r
     if coverage.failure:
         raise ImageTestError(coverage.failure)
     manifest = Manifest.of(store.read(stored.manifest.digest), MANIFEST_TYPE)
-    return Target(
+    return PublishableImage(
         cell=image.id, stored=stored, manifest=manifest, coverage=coverage, references=references(image, registry)
     )
 
@@ -127,7 +127,7 @@ def blobs_of(store: Store, image: Image) -> dict[Descriptor, Path | None]:
 class Sent:
     """An image that is in the registry now."""
 
-    target: Target
+    target: PublishableImage
     pushed: Pushed
     seconds: float
 
@@ -179,7 +179,7 @@ class ReleaseDocuments(Protocol):
     def record(self) -> None:
         """Records what is published, before anything is pushed."""
 
-    def attach(self, registry: Registry, image: Target, stamped: str) -> None:
+    def attach(self, registry: Registry, image: PublishableImage, stamped: str) -> None:
         """Attaches statements to an image that is in the registry, and signs it, before it has a tag.
 
         `stamped` is the stamped tag that the image gets now, empty if it has one.
@@ -190,7 +190,7 @@ class ReleaseDocuments(Protocol):
 class _Publication:
     """An image, its repository, and the digests of its moving tags when the push began."""
 
-    target: Target
+    target: PublishableImage
     registry: Registry
     moving: dict[str, str | None]
     sent: Sent | None = None  # when the image is finished
@@ -219,7 +219,7 @@ class Publisher:
     roll_back: bool = False
     documents: ReleaseDocuments | None = None
 
-    def publish(self, chosen: Sequence[Target]) -> Published:
+    def publish(self, chosen: Sequence[PublishableImage]) -> Published:
         """Pushes every image, then sets all tags. The error that ended it is in the result."""
         images: list[_Publication] = []
         changes: list[TagChange] = []
@@ -240,12 +240,14 @@ class Publisher:
         sent = (image.sent for image in images if image.sent)
         return Published(images=tuple(sent), tags=tuple(changes), error=error)
 
-    def _publish(self, chosen: Sequence[Target], images: list[_Publication], changes: list[TagChange]) -> None:
+    def _publish(
+        self, chosen: Sequence[PublishableImage], images: list[_Publication], changes: list[TagChange]
+    ) -> None:
         """Fills `images` and `changes` as it goes on: both are shown after a failure too."""
         # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
         for target in chosen:
             registry = Registry(target.references[0], host=self.host, write=True)
-            moving = tagging.read(registry, [reference.tag for reference in target.references])
+            moving = tagging.read_tags(registry, [reference.tag for reference in target.references])
             images.append(_Publication(target=target, registry=registry, moving=moving))
         if not self.roll_back:
             self._check_forward(images)
@@ -260,7 +262,7 @@ class Publisher:
             target, began = image.target, time.monotonic()
             sources = {*repositories, target.source} - {target.references[0].repository, ""}
             blobs = blobs_of(self.store, target.stored)
-            pushed = push.push(
+            pushed = transfer.push_image(
                 image.registry,
                 target.manifest,
                 blobs,
@@ -280,7 +282,7 @@ class Publisher:
             image.sent = replace(sent, seconds=sent.seconds + time.monotonic() - began)
 
         with self.view.live():
-            in_turn(push_image, finish_image, images, lambda image: self.view.end(image.target.cell, "failed"))
+            pipeline(push_image, finish_image, images, lambda image: self.view.end(image.target.cell, "failed"))
 
         # No tag before all images are complete in the registry: none names an image of half a release. First the tags
         # that never move. They were free when the stamp was chosen: if one is not any more, another push set it.

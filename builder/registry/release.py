@@ -21,14 +21,14 @@ from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, evidence, expected, publish, pull, scan, staging, statements
+from builder.registry import artifacts, evidence, expected, publish, sbom_and_provenance, scan, staging, transfer
 from builder.registry.client import Registry
 from builder.registry.evidence import Requirement
 from builder.registry.parallel import CHECKS, look_up
-from builder.registry.publish import Published, Publisher, Target
+from builder.registry.publish import PublishableImage, Published, Publisher
 from builder.registry.scan import ImageScan, Scanner
 from builder.registry.signing import Signer, Trust
-from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
+from builder.registry.staging import Release, Released, ReleasedImage, StagedImage, StagingArea
 from builder.registry.suite import Suite, gpu_test
 
 
@@ -39,7 +39,7 @@ class Candidate:
     `scan` is None if matrix.yaml has no scanner.
     """
 
-    target: Target
+    target: PublishableImage
     sbom: bytes
     scan: ImageScan | None
 
@@ -58,7 +58,7 @@ class Releaser:
     """
 
     project: Project
-    place: Place
+    place: StagingArea
     release: Release
     planned: Mapping[str, PlannedImage]
     registry: str = ""
@@ -113,7 +113,7 @@ class Releaser:
         expected_image = expected.of_known(self.project.root, self._known, planned)
         # The report that is required below covers layers that are not known.
         config = registry.read_blob(image.config.digest)
-        expected.check(expected_image, image, manifest.content, config, is_trusted=True)
+        expected.check_image(expected_image, image, manifest.content, config, is_trusted=True)
         requirement = Requirement.of(planned, image.manifest.digest, self._suite)
         coverage = evidence.registry_coverage(
             registry, requirement, self._trust, state=self.project.state, allow_unsigned=self.allow_unsigned
@@ -132,14 +132,14 @@ class Releaser:
                 f"{staged.cell}: GPU tests have not passed (gpu: {coverage.gpu_status})",
                 hint=f"{how}   To release it untested: {self.again} --allow-untested-gpu",
             )
-        target = Target(
+        target = PublishableImage(
             cell=staged.cell,
             stored=image,
             manifest=manifest,
             coverage=coverage,
             references=publish.references(planned, self.registry),
         )
-        sbom = statements.sbom(planned, target.references[0].name, image)
+        sbom = sbom_and_provenance.sbom(planned, target.references[0].name, image)
         image_scan: ImageScan | None = None
         if self._scanner:
             view.begin(staged.cell, "scanning")
@@ -183,13 +183,13 @@ class Releaser:
                     hint="Stage the images again, or use --roll-back to move the tags back.",
                 )
 
-    def _with_source(self, store: Store, target: Target) -> Target:
+    def _with_source(self, store: Store, target: PublishableImage) -> PublishableImage:
         """The target, with where its blobs come from: mounted from staging, or else downloaded from there."""
         name = staging.name_of(target.references[0])
         staged, registry = self.place.repository(name), self.place.open(name)
 
         def fetch(blob: Descriptor) -> Path:
-            pull.fetch(registry, store, [blob])
+            transfer.fetch_blobs(registry, store, [blob])
             return store.path(blob.digest)
 
         is_same = staged.registry == target.references[0].registry
@@ -223,7 +223,7 @@ class Documents:
         allowed = dict.fromkeys((*(before.allowed if before else ()), *now))
         releaser.place.record(Released(stamp=stamp, revision=revision, images=tuple(images), allowed=tuple(allowed)))
 
-    def attach(self, registry: Registry, image: Target, stamped: str) -> None:
+    def attach(self, registry: Registry, image: PublishableImage, stamped: str) -> None:
         """Attaches the reports that count, the SBOM and the scan; then, signed, the statements; then the signature."""
         releaser, candidate = self.releaser, self.candidates[image.cell]
         planned, signer = releaser.planned[image.cell], releaser.signer
@@ -232,17 +232,17 @@ class Documents:
             if source.name != registry.name:
                 for report in image.coverage.reports:
                     attachments.copy(source, report.artifact)
-            attachments.add(statements.SBOM_TYPE, {statements.SBOM_TYPE: candidate.sbom})
+            attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: candidate.sbom})
             if candidate.scan:
                 candidate.scan.add_to(attachments, signer)
         if signer is None:
             return
         # The commit of the checkout, whose plan was compared with the image: the document in staging is not signed.
-        provenance = statements.provenance(
+        provenance = sbom_and_provenance.provenance(
             planned, source=releaser.project.matrix.source, revision=git.state(releaser.project.root)
         )
-        documents = {statements.SBOM: candidate.sbom, statements.PROVENANCE: provenance}
-        signer.attest(registry, image.digest, documents, statements.agree)
+        documents = {sbom_and_provenance.SBOM: candidate.sbom, sbom_and_provenance.PROVENANCE: provenance}
+        signer.attest(registry, image.digest, documents, sbom_and_provenance.agree)
         # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
         full = image.references[0]
         annotations = {"cell": image.cell, "image": staging.name_of(full), "tag": full.tag}

@@ -19,11 +19,10 @@ from typing import Annotated
 
 from pydantic import AliasPath, BaseModel, Field, StrictInt, StringConstraints
 
-from builder.common import digest as digests
 from builder.common.console import View
 from builder.common.errors import BuilderError, NoRegistryError, RefusedError, SigningError, UsageError, VerifyError
-from builder.common.redact import Redactor
-from builder.common.units import duration
+from builder.common.files import digest_of_bytes
+from builder.common.text import Redactor, duration
 from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import Descriptor
@@ -31,7 +30,7 @@ from builder.layers.oci import Digest
 from builder.matrix.project import Project
 from builder.matrix.schema import SBOM
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, publish, signing, statements
+from builder.registry import artifacts, publish, sbom_and_provenance, signing
 from builder.registry.artifacts import Attachments
 from builder.registry.client import Registry
 from builder.registry.failures import RejectedError, one_line
@@ -134,7 +133,7 @@ class Scanner:
             command=tuple(self._settings.command),
             exit_status=status,
             time=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-            output=digests.of_bytes(printed),
+            output=digest_of_bytes(printed),
         )
         refusal: RefusedError | None = None
         if status:
@@ -173,19 +172,19 @@ class Scanner:
         trust = Trust.of(self._project)
         if trust.signers:
             # The last one first: an earlier release may have attached one without source packages.
-            sboms = signing.statements_of_image(registry, image, statements.SBOM, trust)[::-1]
+            sboms = signing.statements_of_image(registry, image, sbom_and_provenance.SBOM, trust)[::-1]
         else:
-            attached = artifacts.documents(registry, image, statements.SBOM_TYPE)
-            sboms = [documents.get(statements.SBOM_TYPE, b"") for documents in attached]
+            attached = artifacts.documents(registry, image, sbom_and_provenance.SBOM_TYPE)
+            sboms = [documents.get(sbom_and_provenance.SBOM_TYPE, b"") for documents in attached]
         for content in sboms:
             with suppress(VerifyError):
-                if oci.parse(_Sbom, content, "SBOM", hint="").subject == image:
+                if oci.parse_document(_SbomSubject, content, "SBOM", hint="").subject == image:
                     return content
         kind = "signed by a trusted signer " if trust.signers else ""
         raise VerifyError(f"{cell}: no SBOM {kind}is attached to this image: `builder release` attaches one")
 
 
-class _Sbom(BaseModel):
+class _SbomSubject(BaseModel):
     subject: str = Field(validation_alias=AliasPath("metadata", "component", "bom-ref"))
 
 
@@ -222,8 +221,8 @@ def newest_scan(project: Project, registry: Registry, image: str) -> str:
     scans: list[tuple[str, str, dict[str, bytes]]] = []
     for artifact in listed:
         with suppress(VerifyError, RejectedError):
-            documents = artifacts.read(registry, artifact, TYPE, image, without=OUTPUT_TYPE) or {}
-            record = oci.parse(ScanRecord, documents.get(TYPE, b""), f"scan {artifact}", hint="")
+            documents = artifacts.read_artifact(registry, artifact, TYPE, image, without=OUTPUT_TYPE) or {}
+            record = oci.parse_document(ScanRecord, documents.get(TYPE, b""), f"scan {artifact}", hint="")
             if record.image == image:
                 scans.append((record.time, record.state, documents))
     if not scans:

@@ -128,7 +128,7 @@ class Signer:
         """The output of cosign if the image has a signature or a statement of our key; empty if not."""
         if self.key == KEYLESS:
             return ""
-        with TemporaryDirectory() as folder, suppress(_RejectedError):
+        with TemporaryDirectory() as folder, suppress(_CosignError):
             public = Path(folder) / "key.pub"
             public.write_text(self._public_key, encoding="utf-8")
             return _cosign_image(registry, digest, command, f"--key={public}", _OFFLINE, *options)
@@ -189,7 +189,7 @@ def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> s
                 options = [f"--bundle={path}", *(["--new-bundle-format"] if is_new else [])]
             try:
                 _cosign("verify-blob", *_identity(trust.root, who), *options, str(document))
-            except _RejectedError:
+            except _CosignError:
                 continue
             return who.name
     return ""
@@ -212,7 +212,7 @@ def _verified(trust: Trust, registry: Registry, digest: str, command: str, *opti
     """Each trusted signer of an image or of its statements, with the output of cosign."""
     trust.check_keys()
     for who in trust.signers:
-        with suppress(_RejectedError):
+        with suppress(_CosignError):
             yield who.name, _cosign_image(registry, digest, command, *options, *_identity(trust.root, who))
 
 
@@ -248,7 +248,7 @@ def _identity(root: Path, who: Trusted) -> list[str]:
     return [f"--certificate-identity={who.identity}", f"--certificate-oidc-issuer={who.issuer}"]
 
 
-class _RejectedError(SigningError):
+class _CosignError(SigningError):
     """cosign ended with an error."""
 
 
@@ -301,5 +301,5 @@ def _cosign(*arguments: str) -> str:
                 hint="Check the connection to the registry and, without a key, to Sigstore.",
             )
         lines = [line for line in result.stderr.splitlines() if line and not line.startswith(_WARNING)]
-        raise _RejectedError(f"cosign {arguments[0]}: {one_line(lines[0])[:300] if lines else 'failed'}")
+        raise _CosignError(f"cosign {arguments[0]}: {one_line(lines[0])[:300] if lines else 'failed'}")
     return result.stdout

@@ -11,19 +11,19 @@ from builder.common import errors
 from builder.common.console import Meter, View
 from builder.common.errors import BuildError
 from builder.common.reference import ImageRef
-from builder.common.units import size
+from builder.common.text import size
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import publish, push
+from builder.registry import publish, transfer
 from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Coverage, attach_evidence
-from builder.registry.parallel import in_turn
+from builder.registry.parallel import pipeline
 from builder.registry.publish import NotBuiltError
 from builder.registry.signing import Signer
-from builder.registry.staging import Place, StagedImage, name_of, plan_tag
+from builder.registry.staging import StagedImage, StagingArea, name_of, plan_tag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Staged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Image:
+class _ImageToStage:
     """An image to push, and what its tests proved: None for an image that was not tested."""
 
     staged: StagedImage
@@ -48,7 +48,7 @@ class _Image:
     coverage: Coverage | None
 
 
-class Assembler(Protocol):
+class KnownImageAssembler(Protocol):
     """Makes images from layers that a registry has. `repositories` are those with such layers."""
 
     def repositories(self) -> list[ImageRef]: ...
@@ -62,11 +62,11 @@ def stage_images(
     project: Project,
     store: Store,
     view: View,
-    place: Place,
+    place: StagingArea,
     plan: Plan,
     *,
     signer: Signer | None = None,
-    assembler: Assembler | None = None,
+    assembler: KnownImageAssembler | None = None,
     listed_on: str = "",
 ) -> Staged:
     """Pushes the images of a plan that passed their tests by digest, and attaches their reports, signed by `signer`.
@@ -79,7 +79,9 @@ def stage_images(
     targets, failures = publish.collect(project, store, plan)
     by_cell = {planned.id: planned for planned in plan.images}
     images = [
-        _Image(staged=_staged(by_cell[target.cell], target.digest), stored=target.stored, coverage=target.coverage)
+        _ImageToStage(
+            staged=_staged(by_cell[target.cell], target.digest), stored=target.stored, coverage=target.coverage
+        )
         for target in targets
     ]
 
@@ -94,7 +96,9 @@ def stage_images(
         elif assembler:
             try:
                 stored = assembler.assemble(planned)
-                images.append(_Image(staged=_staged(planned, stored.manifest.digest), stored=stored, coverage=None))
+                images.append(
+                    _ImageToStage(staged=_staged(planned, stored.manifest.digest), stored=stored, coverage=None)
+                )
                 del failures[planned.id]
             except BuildError as error:
                 failures[planned.id] = error
@@ -107,7 +111,7 @@ def stage_images(
     # One image after another; what is attached to one goes up while the next one is pushed.
     repositories = {image.staged.repository: place.repository(image.staged.repository) for image in images}
 
-    def push_image(image: _Image) -> tuple[_Image, Registry, Manifest, int]:
+    def push_image(image: _ImageToStage) -> tuple[_ImageToStage, Registry, Manifest, int]:
         registry = place.open(image.staged.repository, write=True)
         manifest = Manifest.of(store.read(image.staged.digest), image.stored.manifest.media_type)
         # Blobs may be mounted from other repositories of the same registry.
@@ -119,10 +123,10 @@ def stage_images(
         meter = Meter(view, image.staged.cell, "checked or sent", sum(blob.size for blob in blobs))
         mounts = [name for name in names if name != own.repository]
         fetch = assembler.fetch if assembler else None
-        pushed = push.push(registry, manifest, blobs, fetch=fetch, mount_from=mounts, progress=meter.add)
+        pushed = transfer.push_image(registry, manifest, blobs, fetch=fetch, mount_from=mounts, progress=meter.add)
         return image, registry, manifest, pushed.sent
 
-    def finish_image(pushed: tuple[_Image, Registry, Manifest, int], stop: threading.Event) -> int:
+    def finish_image(pushed: tuple[_ImageToStage, Registry, Manifest, int], stop: threading.Event) -> int:
         image, registry, manifest, sent = pushed
         registry = registry.stoppable(stop)
         if image.coverage:
@@ -136,7 +140,7 @@ def stage_images(
         return sent
 
     with view.live():
-        sent = sum(in_turn(push_image, finish_image, images, lambda image: view.end(image.staged.cell, "failed")))
+        sent = sum(pipeline(push_image, finish_image, images, lambda image: view.end(image.staged.cell, "failed")))
     return Staged(here=here, elsewhere=tuple(elsewhere), sent=sent)
 
 

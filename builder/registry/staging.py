@@ -18,8 +18,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, StringConstraints
 
-from builder.common import atomic, digest
 from builder.common.errors import RegistryError, StaleError, UsageError, VerifyError
+from builder.common.files import digest_of_bytes, short_digest, write_atomically
 from builder.common.reference import ImageRef, staged_repository
 from builder.index.host import Host
 from builder.layers import oci
@@ -96,7 +96,7 @@ class Released(BaseModel, extra="forbid", frozen=True):
     allowed: tuple[_Line, ...] = ()
 
 
-class Place:
+class StagingArea:
     """Where images are staged: a registry, optionally with a prefix for the names of repositories."""
 
     def __init__(self, text: str, registry: str, host: Host) -> None:
@@ -116,14 +116,14 @@ class Place:
             raise UsageError(f"staging: no registry in {text!r}", hint='Use e.g. "registry.example.com/staging".')
 
     @classmethod
-    def of(cls, project: Project, text: str, host: Host) -> Place:
+    def of(cls, project: Project, text: str, host: Host) -> StagingArea:
         """Where the images of a project are staged; `text` overrides matrix.yaml. Raises UsageError."""
         place = cls(text or project.matrix.staging, project.matrix.registry, host)
         place.option = f" --staging {quote(text)}" if text else ""
         return place
 
     @classmethod
-    def if_set(cls, project: Project, text: str, host: Host) -> Place | None:
+    def if_set(cls, project: Project, text: str, host: Host) -> StagingArea | None:
         """The place of the text or of matrix.yaml; None if neither names one."""
         return cls.of(project, text, host) if text or project.matrix.staging else None
 
@@ -160,10 +160,10 @@ class Place:
         raise UsageError(f"no staged release {stamp}", hint=f"Staged: {', '.join(self.stamps()[:5]) or 'none'}.")
 
     def _document(self, tag: str, stamp: str) -> Release | None:
-        documents = artifacts.read(self.open(INDEX), tag, TYPE)
+        documents = artifacts.read_artifact(self.open(INDEX), tag, TYPE)
         if documents is None:
             return None
-        release = oci.parse(Release, documents.get(TYPE, b""), tag, hint=_HINT)
+        release = oci.parse_document(Release, documents.get(TYPE, b""), tag, hint=_HINT)
         if release.stamp != stamp:
             raise VerifyError(f"{tag} has the stamp {release.stamp}, expected {stamp}", hint=_HINT)
         return release
@@ -175,7 +175,7 @@ class Place:
         """
         content = Release(stamp=day, revision="", images=tuple(images)).model_dump_json().encode()
         artifact = artifacts.manifest(TYPE, {TYPE: content})
-        self._put(f"{LIST}{day}-{digest.short(artifact.digest)}", artifact, content)
+        self._put(f"{LIST}{day}-{short_digest(artifact.digest)}", artifact, content)
 
     def lists(self) -> list[str]:
         """The tags of the lists of images that were staged without a release."""
@@ -192,9 +192,11 @@ class Place:
 
     def released(self, stamp: str) -> Released | None:
         """What was published of a release; None if nothing was. Raises RegistryError, VerifyError."""
-        documents = artifacts.read(self.open(INDEX), f"{RELEASED}{stamp}", RELEASED_TYPE)
+        documents = artifacts.read_artifact(self.open(INDEX), f"{RELEASED}{stamp}", RELEASED_TYPE)
         return (
-            oci.parse(Released, documents.get(RELEASED_TYPE, b""), f"release {stamp}", hint="") if documents else None
+            oci.parse_document(Released, documents.get(RELEASED_TYPE, b""), f"release {stamp}", hint="")
+            if documents
+            else None
         )
 
     def released_stamps(self) -> list[str]:
@@ -209,7 +211,7 @@ class Place:
 
     def _put(self, tag: str, artifact: Manifest, content: bytes) -> None:
         registry = self.open(INDEX, write=True)
-        artifacts.put(registry, artifact, [content])
+        artifacts.put_artifact(registry, artifact, [content])
         registry.put_manifest(tag, artifact.content, artifact.media_type)
 
     def write(
@@ -229,7 +231,7 @@ class Place:
                 continue  # an older release, which was deleted: its stamp would make this one older than the newest
             present: dict[str, bytes] = {}
             with suppress(VerifyError):  # not a list of ours: the next stamp is used
-                present = (artifacts.read(registry, tag, TYPE) if is_present else None) or {}
+                present = (artifacts.read_artifact(registry, tag, TYPE) if is_present else None) or {}
             is_same = present.get(TYPE) == content
             is_signed = signing.SIGNATURE_TYPE in present and (
                 not project.matrix.evidence or bool(signing.trusted_signer(Trust.of(project), present, TYPE))
@@ -237,13 +239,13 @@ class Place:
             if not is_present or (is_same and signer and not is_signed):
                 documents = signing.signed(TYPE, content, signer)
                 artifact = artifacts.manifest(TYPE, documents)
-                artifacts.put(registry, artifact, documents.values())
+                artifacts.put_artifact(registry, artifact, documents.values())
                 if is_same or registry.digest_of(tag) is None:
                     registry.put_manifest(tag, artifact.content, artifact.media_type)
                     time.sleep(artifacts.CONFIRM_S)  # another machine may have set the same tag at the same time
                 is_same = registry.digest_of(tag) == artifact.digest
             if is_same:
-                atomic.write_text(_own(project, content), f"{stamp}\n")
+                write_atomically(_own(project, content), f"{stamp}\n")
                 return release
         raise AssertionError("stamps are endless")
 
@@ -256,7 +258,7 @@ class Place:
         content = release.model_dump_json().encode()
         if not project.matrix.evidence or _own(project, content).exists():
             return
-        documents = artifacts.read(self.open(INDEX), f"{PREFIX}{release.stamp}", TYPE) or {}
+        documents = artifacts.read_artifact(self.open(INDEX), f"{PREFIX}{release.stamp}", TYPE) or {}
         if documents.get(TYPE) == content and signing.trusted_signer(Trust.of(project), documents, TYPE):
             return
         raise VerifyError(
@@ -269,7 +271,7 @@ class Place:
 
 def _own(project: Project, content: bytes) -> Path:
     """The file that records that this checkout wrote a staged release."""
-    return project.state / "staged" / digest.short(digest.of_bytes(content))
+    return project.state / "staged" / short_digest(digest_of_bytes(content))
 
 
 def name_of(reference: ImageRef) -> str:
@@ -282,7 +284,7 @@ def plan_tag(plan: str) -> str:
     return f"plan-{plan.removeprefix('sha256:')}"
 
 
-def image_of(place: Place, staged: StagedImage) -> tuple[Image, Manifest]:
+def image_of(place: StagingArea, staged: StagedImage) -> tuple[Image, Manifest]:
     """A staged image and its manifest. Raises RegistryError, VerifyError."""
     registry = place.open(staged.repository)
     manifest = registry.manifest(staged.digest)

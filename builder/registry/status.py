@@ -20,7 +20,7 @@ from builder.registry.evidence import OWN, Coverage, Requirement
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import look_up
 from builder.registry.signing import Trust
-from builder.registry.staging import Place, Release, StagedImage
+from builder.registry.staging import Release, StagedImage, StagingArea
 from builder.registry.suite import Suite
 
 NO, YES, NONE = "no", "yes", "-"
@@ -60,7 +60,7 @@ class StatusReader:
     project: Project
     store: Store
     host: Host
-    place: Place | None = None
+    place: StagingArea | None = None
     registry: str = ""
     here: bool = False
 
@@ -94,7 +94,7 @@ class StatusReader:
         images = self._release.images if self._release else ()
         staged = next((image for image in images if image.cell == planned.id), None)
         is_current = staged is not None and staged.plan == planned.digest
-        stored = stored_images.find(self.store, planned)
+        stored = stored_images.find_stored_image(self.store, planned)
         if staged and is_current:
             tested, seconds, gpu = self._tests_in_registry(planned, staged)
         elif stored:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from packaging.version import InvalidVersion, Version
 
-from builder.common import digest as digests
 from builder.common.errors import RegistryError, VerifyError
+from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.matrix.tags import OCI
 from builder.registry.client import Manifest, Registry
@@ -45,7 +45,7 @@ class TagChange:
         return {"reference": reference, "before": self.before, "after": self.digest, "state": self.state}
 
 
-def read(registry: Registry, names: Iterable[str]) -> dict[str, str | None]:
+def read_tags(registry: Registry, names: Iterable[str]) -> dict[str, str | None]:
     """The digests that tags name now."""
     return {name: registry.digest_of(name) for name in names}
 
@@ -91,7 +91,7 @@ def tag(registry: Registry, manifest: Manifest, changes: list[TagChange], before
 
     `before` has the digest of each tag when the push began. Raises RegistryError for a tag that changed since.
     """
-    if digests.of_bytes(manifest.content) != manifest.digest:
+    if digest_of_bytes(manifest.content) != manifest.digest:
         raise VerifyError(f"{registry.name}: the digest of the manifest to tag is not {manifest.digest}")
     for name, was in before.items():
         now = registry.digest_of(name)

@@ -19,22 +19,22 @@ from typing import Literal, cast
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from builder.common import digest
 from builder.common.errors import BuilderError, FetchError, RegistryError, VerifyError
-from builder.common.units import listed
+from builder.common.files import digest_of_bytes, short_digest
+from builder.common.text import listed
 from builder.index.download import CONNECTIONS, Fetcher
-from builder.index.wheels import LONGEST, Entry, Wheel
+from builder.index.wheels import LONGEST, LockedWheel, Wheel
 from builder.layers import oci, splice, stored_layers
 from builder.layers.oci import Layer, WheelsOf
 from builder.layers.splice import SpliceError
 from builder.layers.store import Store
 from builder.layers.wheel_zip import WheelError
-from builder.lock.document import KNOWN_LAYERS
+from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.tags import CELL_LABEL
 from builder.plan.layer_order import LAYER_FORMAT
 from builder.registry import expected
 from builder.registry.client import Registry
-from builder.registry.expected import Expected, How
+from builder.registry.expected import How, PlannedDigests
 
 SHOWN = 6  # wheels of a layer that are named
 CONFIGURATION = "configuration"  # the name of its finding
@@ -42,7 +42,7 @@ State = Literal["derived", "known", "same", "signed", "unknown", "different", "f
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ImageSource:
     """An image in a store or a registry: its manifest, and access to its blobs by digest.
 
     `matches` returns whether a blob's bytes match its digest and size, and calls its last argument with the number of
@@ -79,13 +79,13 @@ class Check:
     """
 
     fetcher: Fetcher
-    expected: Expected | None = None
+    expected: PlannedDigests | None = None
     is_signed: bool = False
     fast: bool = False
     read: Callable[[int], None] = lambda _: None
 
 
-def verify(source: Source, check: Check) -> Iterator[Finding]:
+def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
     """Findings for the configuration and for each layer, lowest first.
 
     Raises VerifyError for an invalid image.
@@ -103,7 +103,7 @@ def verify(source: Source, check: Check) -> Iterator[Finding]:
     if check.expected is not None:
         lines = expected.differences(check.expected, source.manifest, config)
         state = "different" if lines else "same"
-    yield _finding(check, CONFIGURATION, digest.of_bytes(config), cast("State", state), _plain("; ".join(lines)))
+    yield _finding(check, CONFIGURATION, digest_of_bytes(config), cast("State", state), _plain("; ".join(lines)))
 
     known = check.expected.layers if check.expected else {}
     pool = ThreadPoolExecutor(CONNECTIONS)  # wheels are fetched while the layers below are checked
@@ -134,7 +134,7 @@ def _finding(check: Check, layer: str, blob: str, state: State, detail: str) -> 
     return Finding(layer=layer, digest=blob, state=state, detail=detail)
 
 
-def cell_of(source: Source) -> str:
+def cell_of(source: ImageSource) -> str:
     """The id of the cell in an image's labels, empty without one. Raises VerifyError."""
     return oci.read_image(source.manifest, source.read_blob).labels.get(CELL_LABEL, "")
 
@@ -149,7 +149,7 @@ def _wheel(file: str, sha256: str) -> Wheel:
         if len(file) > LONGEST:
             raise InvalidWheelFilename(f"{len(file)} characters")
         name, version, _, _ = parse_wheel_filename(file)
-        checked = Entry(name=name, version=str(version), file=file, size=0, sha256=sha256)
+        checked = LockedWheel(name=name, version=str(version), file=file, size=0, sha256=sha256)
         return Wheel(component="none", **checked.__dict__)
     except (InvalidWheelFilename, ValueError) as error:
         raise VerifyError(f"invalid wheel name in its history: {file[:100]!r}") from error
@@ -162,13 +162,13 @@ def _compare(layer: Layer, expected_layer: tuple[Layer, How] | None) -> tuple[St
     known, how = expected_layer
     if known.digest != layer.digest:
         if how == "built":  # perhaps from other Debian packages
-            return "unknown", f"this store has {digest.short(known.digest)} instead"
+            return "unknown", f"this store has {short_digest(known.digest)} instead"
         if how == "known" and known.diff_id == layer.diff_id:
             return (
                 "unknown",
-                f"{KNOWN_LAYERS} has the same contents as {digest.short(known.digest)}, compressed differently",
+                f"{KNOWN_LAYERS} has the same contents as {short_digest(known.digest)}, compressed differently",
             )
-        return "different", f"expected {digest.short(known.digest)}"
+        return "different", f"expected {short_digest(known.digest)}"
     if known.diff_id != layer.diff_id:
         return "different", "the configuration has another diff id for it"
     return "derived" if how == "derived" else "known", ""
@@ -181,19 +181,19 @@ def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]]) 
     try:
         files = [(file, downloads[sha256].result()) for file, sha256 in of.wheels]
         with Path(os.devnull).open("wb") as discarded:
-            derived, *_ = splice.write(stored_layers.wheel_entries(files, of.python), discarded)
+            derived, *_ = splice.write_layer(stored_layers.wheel_entries(files, of.python), discarded)
     except (WheelError, SpliceError) as error:
         return "different", str(error)
     except (FetchError, FileNotFoundError) as error:  # another builder may have removed it from the store
         return "failed", str(error)
     if (derived.digest, derived.diff_id) != (layer.digest, layer.diff_id):
-        return "different", f"its wheels produce {digest.short(derived.digest)}"
+        return "different", f"its wheels produce {short_digest(derived.digest)}"
     return "derived", ""
 
 
-def source_in_store(store: Store, manifest: str) -> Source:
+def source_in_store(store: Store, manifest: str) -> ImageSource:
     """The image of a store with this manifest. Raises DamagedError if the manifest is missing."""
-    return Source(
+    return ImageSource(
         manifest=store.read(manifest),
         read_blob=store.read,
         has_blob=lambda blob: store.path(blob).exists(),
@@ -201,12 +201,12 @@ def source_in_store(store: Store, manifest: str) -> Source:
     )
 
 
-def source_in_registry(registry: Registry, name: str) -> Source:
+def source_in_registry(registry: Registry, name: str) -> ImageSource:
     """The image with this tag or digest. Raises RegistryError without one."""
     manifest = registry.manifest(name)
     if manifest is None:
         raise RegistryError(f"{registry.name} has no {name}", hint="Check the tag.")
-    return Source(
+    return ImageSource(
         manifest=manifest.content,
         read_blob=cache(registry.read_blob),
         has_blob=registry.has_blob,

@@ -19,9 +19,9 @@ from typing import Any
 from rich.console import Console
 
 from builder.build.image_tests import NOTHING, Tester
-from builder.build.work import LoadedImage, Method
-from builder.common import digest
+from builder.build.work import ImageProvider, LoadedImage
 from builder.common.errors import BuilderError, EngineError, ImageTestError
+from builder.common.files import digest_of_bytes, digest_of_data
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo, ImageInfo
@@ -102,7 +102,7 @@ class FakeEngine(Engine):
         """Adds an image; returns its id, a digest of its labels or else of its name."""
         seed = labels or reference
         tags = () if reference.startswith("sha256:") else (reference,)
-        image = ImageInfo(id=digest.of_data(seed), labels=dict(labels or {}), tags=tags, size=1, created="2026")
+        image = ImageInfo(id=digest_of_data(seed), labels=dict(labels or {}), tags=tags, size=1, created="2026")
         self.known[reference] = image
         return image.id
 
@@ -206,7 +206,7 @@ class FakeEngine(Engine):
             elif not self._has(chain, number, blob):
                 raise EngineError(f"loading: {path} is not in the archive")
         manifest = json.loads(contents["index.json"])["manifests"][0]["digest"]
-        image_id = manifest if self.settings.store == "containerd" else digest.of_bytes(contents[docker["Config"]])
+        image_id = manifest if self.settings.store == "containerd" else digest_of_bytes(contents[docker["Config"]])
         self.calls.append(f"load {image_id}")
         labels = config["config"].get("Labels") or {}
         self.known[image_id] = ImageInfo(id=image_id, labels=labels, tags=(), size=1, created="2026")
@@ -233,7 +233,7 @@ class Loopback(http.client.HTTPConnection):
             data = response.read()
         except http.client.IncompleteRead as error:
             raise EngineError("unexpected EOF") from error
-        if response.status != http.client.OK or digest.of_bytes(data) != expected:
+        if response.status != http.client.OK or digest_of_bytes(data) != expected:
             raise EngineError(f"status {response.status}, or verification failed for digest {expected}")
         return data
 
@@ -245,7 +245,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 @dataclass
-class FakeMethod(Method):
+class FakeProvider(ImageProvider):
     """Records builds. `broken` are the errors by cell; `before` is called first; `layers` are being made.
 
     `lost`: `find` returns no image, as if the engine had lost it.

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from builder.common.errors import LockError
 from builder.index.host import Host
-from builder.index.wheels import Entry, Wheel
+from builder.index.wheels import LockedWheel, Wheel
 from builder.lock import lockfile, os_lock
-from builder.lock.lockfile import Lock, Part
-from builder.lock.os_lock import OsLock, OsRequest, Package
+from builder.lock.lockfile import Lock, LockedComponent
+from builder.lock.os_lock import DebianPackage, OsLock, OsRequest
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 
@@ -27,10 +27,12 @@ PYTHON = "3.11.2-6"  # version of the Debian package
 CUDA = ("nvidia-cuda-runtime-cu12", "nvidia-sums-cu12")
 
 
-def entry(name: str, version: str, size: int, tag: str = "py3-none-any") -> Entry:
+def entry(name: str, version: str, size: int, tag: str = "py3-none-any") -> LockedWheel:
     """A wheel; its digest is that of its file name."""
     file = f"{name.replace('-', '_')}-{version}-{tag}.whl"
-    return Entry(name=name, version=version, file=file, size=size, sha256=hashlib.sha256(file.encode()).hexdigest())
+    return LockedWheel(
+        name=name, version=version, file=file, size=size, sha256=hashlib.sha256(file.encode()).hexdigest()
+    )
 
 
 def wheel(component: str, name: str, version: str, size: int, tag: str = "py3-none-any") -> Wheel:
@@ -42,8 +44,8 @@ def lock_of(project: Project, group: Iterable[Cell]) -> Lock:
     """The lock of a group: CUDA's wheels for the framework, and a wheel for each requirement of a component."""
     members = list(group)
     first = members[0]
-    parts: dict[str, Part] = {}
-    wheels: dict[str, Entry] = {}
+    parts: dict[str, LockedComponent] = {}
+    wheels: dict[str, LockedWheel] = {}
     for component, requirements in lockfile.group_requirements(project.matrix, members).items():
         own = []
         if component == first.framework and not first.is_cpu:
@@ -52,7 +54,7 @@ def lock_of(project: Project, group: Iterable[Cell]) -> Lock:
             name = re.split(r"==|>|\[", text, maxsplit=1)[0]
             version = first.release if "==" in text else "2.0"
             own.append(entry(name, version, 1000 + len(name)))
-        parts[component] = Part(requirements=requirements, wheels=sorted(wheel.name for wheel in own))
+        parts[component] = LockedComponent(requirements=requirements, wheels=sorted(wheel.name for wheel in own))
         wheels = {wheel.name: wheel for wheel in own} | wheels
     return Lock(
         group=first.group,
@@ -73,7 +75,7 @@ def os_lock_of(request: OsRequest, version: str = "1.0-1", python: str = PYTHON)
     requested = dict.fromkeys(request.packages, version)
     versions = {"libc6": f"{glibc}-{version}", **requested, f"python{minor}-minimal": python}
     packages = tuple(
-        Package(
+        DebianPackage(
             name=name,
             version=versions[name],
             architecture="amd64",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from builder.build.operating_systems import Mmdebstrap
-from builder.build.work import Work
+from builder.build.work import RunContext
 from builder.index.host import Host
 
 DAY = 1_767_225_600  # 2026-01-01T00:00:00Z
@@ -21,7 +21,7 @@ class FakeMmdebstrap(Mmdebstrap):
     the runs. Every release has a base image.
     """
 
-    def __init__(self, work: Work, make: MakeTar = lambda *_: file_system()) -> None:
+    def __init__(self, work: RunContext, make: MakeTar = lambda *_: file_system()) -> None:
         super().__init__(work)
         self.make = make
         self.hosts: list[Host] = []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from builder.common.digest import is_digest, of_bytes
+from builder.common.files import digest_of_bytes, is_digest
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import RejectedError
@@ -64,7 +64,7 @@ class MemoryRegistry(Registry):
             sent(size)
             self.on_upload(digest)
             content = path.read_bytes()
-            if of_bytes(content) != digest:
+            if digest_of_bytes(content) != digest:
                 raise RejectedError("no", status=400, code="DIGEST_INVALID")
             self.contents[digest] = content
         finally:
@@ -79,7 +79,7 @@ class MemoryRegistry(Registry):
     def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
         content = self.contents.get(digest, b"")
         read(len(content))
-        return of_bytes(content) == digest and len(content) == size
+        return digest_of_bytes(content) == digest and len(content) == size
 
     # ---- manifests and tags
 
@@ -94,18 +94,20 @@ class MemoryRegistry(Registry):
         content = self.contents.get(digest)
         if not content:
             return None
-        return Manifest(digest=of_bytes(content), media_type=self.types.get(digest, MANIFEST_TYPE), content=content)
+        return Manifest(
+            digest=digest_of_bytes(content), media_type=self.types.get(digest, MANIFEST_TYPE), content=content
+        )
 
     def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
         self.put_manifest_once(reference, content, media_type)
         self.on_put(reference)
-        return of_bytes(content)
+        return digest_of_bytes(content)
 
     def put_manifest_once(self, reference: str, content: bytes, media_type: str) -> None:
         if self.before_put and reference.startswith("sha256-"):
             self.before_put.pop(0)()
         self.calls.append(f"put {reference}")
-        digest = of_bytes(content)
+        digest = digest_of_bytes(content)
         self.contents[digest] = content
         self.types[digest] = media_type
         self.tags[reference] = digest
@@ -120,7 +122,7 @@ class MemoryRegistry(Registry):
     def add_image(self, config: object) -> str:
         """Adds an image without layers; returns its digest. `config` is JSON data or bytes."""
         content = config if isinstance(config, bytes) else json.dumps(config).encode()
-        blob = {"digest": of_bytes(content), "size": len(content)}
+        blob = {"digest": digest_of_bytes(content), "size": len(content)}
         manifest = json.dumps({"config": blob, "layers": []}).encode()
-        self.contents |= {of_bytes(content): content, of_bytes(manifest): manifest}
-        return of_bytes(manifest)
+        self.contents |= {digest_of_bytes(content): content, digest_of_bytes(manifest): manifest}
+        return digest_of_bytes(manifest)

@@ -16,16 +16,16 @@ from requests.adapters import BaseAdapter, HTTPAdapter
 from urllib3 import HTTPResponse
 from urllib3.exceptions import ProtocolError
 
-from builder.common.digest import of_bytes
+from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
-from builder.common.retry import RetryPolicy
+from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
 from builder.registry.client import Registry
 
 HOST = "registry.example.test"
 QUICK = RetryPolicy(retries=2, first_delay_s=0.001, longest_delay_s=5)
 CONTENT = random.Random(1).randbytes(1000)
-DIGEST = of_bytes(CONTENT)
+DIGEST = digest_of_bytes(CONTENT)
 
 
 @dataclass(frozen=True, kw_only=True)

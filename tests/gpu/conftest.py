@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from docker.models.containers import Container
 
-from builder.build.outcomes import NOT_APPLICABLE
+from builder.registry.suite import NOT_APPLICABLE
 from tests.images.conftest import (  # noqa: F401  pytest finds fixtures and hooks by name
     engine,
     pytest_configure,

@@ -109,7 +109,7 @@ def certificates(text: str) -> set[str]:
 
 
 def test_nothing_of_the_build_host_is_left(host: Host, attributes: dict[str, Any], container: Container) -> None:
-    settings = machine.read()
+    settings = machine.read_host()
     assert host.check_output("ls -A /mnt") == ""
     assert host.run("find / -xdev -name ca.crt -path '*host*' 2>/dev/null").stdout == ""
     assert not host.file("/etc/pip.conf").exists

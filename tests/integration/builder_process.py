@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from builder import start
-from builder.cli.commands import COMMANDS
+from builder.cli import COMMANDS
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__, *{f"builder.cli.{module}" for module, _ in COMMANDS.values()}])

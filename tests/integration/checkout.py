@@ -19,12 +19,12 @@ from pathlib import Path
 from rich.console import Console
 
 from builder.build.operating_systems import Mmdebstrap
-from builder.build.work import Work
-from builder.common import digest
+from builder.build.work import RunContext
 from builder.common.console import View
+from builder.common.files import digest_of_data, digests_of_tree
 from builder.engine.client import Engine
 from builder.index import host
-from builder.lock.document import KNOWN_LAYERS
+from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.project import Project
 from tests.integration import stores, wheels
 from tests.integration.builder_process import BuilderProcess
@@ -223,7 +223,9 @@ class Checkout:
         """The base image of a Debian release in the machine's own engine, which is made if it cannot be pulled."""
         project = Project(self.root)
         view = View(Console(file=io.StringIO()))
-        work = Work(engine=Engine.connect(), project=project, host=host.of(project.matrix), view=view)
+        work = RunContext(
+            engine=Engine.connect(), project=project, host=host.host_for_matrix(project.matrix), view=view
+        )
         return Mmdebstrap(work).base_image(release)
 
     def docker(self, *arguments: str) -> str:
@@ -269,7 +271,7 @@ class Checkout:
     def _inputs(self) -> str:
         """A digest of what its locks and rendered files depend on, without its namespace."""
         matrix = (self.root / "matrix.yaml").read_text(encoding="utf-8").replace(self.namespace, "")
-        return digest.of_data([matrix, digest.of_tree(self.root, self.root / "templates")])
+        return digest_of_data([matrix, digests_of_tree(self.root, self.root / "templates")])
 
     def references(self, suffix: str = "") -> list[str]:
         """The expected tags of a cell, the full one first."""

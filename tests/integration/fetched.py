@@ -25,7 +25,7 @@ FITS = re.compile(r".*-(manylinux[0-9a-z_.]*_x86_64|any)\.whl")
 
 def fetch(requirement: str, cache: Path) -> Distribution:
     """The wheel of a requirement for this platform, with a checked hash; cached in `cache`."""
-    settings = index.read(os.environ, Path.home())
+    settings = index.read_index_settings(os.environ, Path.home())
     package = _resolve(requirement, settings)
     for entry in package["wheels"]:
         url, sha256 = str(entry["url"]), str(entry["hashes"]["sha256"])

@@ -20,7 +20,7 @@ def unpack(cache: Path) -> Path:
     shutil.rmtree(cache, ignore_errors=True)
     for folder in ("lists/partial", "archives/partial", "root"):
         (cache / folder).mkdir(parents=True)
-    settings = host.read()
+    settings = host.read_host()
     (main,) = [source.uri for source in settings.apt.sources if source.kind == "main"]
     (cache / "sources.list").write_text(f"deb [signed-by={host.KEYRING}] {main} sid main\n", encoding="utf-8")
     options = {

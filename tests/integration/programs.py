@@ -54,7 +54,7 @@ def unpack_from(release: str, package: str, folder: Path) -> Path:
 def _downloaded(release: str, package: str) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         # Mirrors may lag behind; what they have is signed.
-        Archive(release, replace(host.read(), expired=frozenset({release})), Path(folder))
+        Archive(release, replace(host.read_host(), expired=frozenset({release})), Path(folder))
         environment = {**os.environ, "APT_CONFIG": f"{folder}/apt.conf"}
         subprocess.run(
             ["apt-get", "download", "-q", package],

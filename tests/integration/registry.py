@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
-from builder.common import digest as digests
+from builder.common.files import digest_of_bytes
 from builder.layers.blobs import CONFIG_TYPE, PLAIN_LAYER_TYPE, Descriptor
 from tests.integration import programs
 from tests.integration.checkout import until
@@ -393,7 +393,7 @@ class Image:
 
     @property
     def digest(self) -> str:
-        return digests.of_bytes(self.manifest)
+        return digest_of_bytes(self.manifest)
 
     @property
     def size(self) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import FetchError
-from builder.common.retry import RetryPolicy
+from builder.common.tasks import RetryPolicy
 from builder.index.download import Fetcher
 from builder.index.session import PIECE
 from builder.index.settings import IndexSettings

@@ -178,7 +178,7 @@ def test_during_the_build_of_a_dockerfile(fresh: Checkout, index: Index, number:
 
 
 def test_temporary_files_of_a_killed_process_are_removed(checkout: Checkout) -> None:
-    """Those of `builder.common.atomic`, killed between writing and renaming."""
+    """Those of `builder.common.files`, killed between writing and renaming."""
     checkout.lock_and_render()
     for place in ("locks/.{}.json", "images/{}/.plain.Dockerfile", ".builder/evidence/.{}.json"):
         path = checkout.root / f"{place.format(PLAIN)}.x7k3_a1b.tmp"

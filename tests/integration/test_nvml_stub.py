@@ -72,7 +72,7 @@ class StubbedMachine:
         """The driver and GPUs from `builder.compat.gpus`, and the leased ones."""
         code = (
             "import json; from dataclasses import asdict; from builder.compat import gpus as gpu\n"
-            "driver, gpus = gpu.read()\n"
+            "driver, gpus = gpu.read_gpus()\n"
             "with gpu.Pool(poll=0.01).lease() as leased: indices = [each.index for each in leased]\n"
             "print(json.dumps([driver, [asdict(each) for each in gpus], gpu.Pool().why_not(), indices]))"
         )

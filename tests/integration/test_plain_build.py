@@ -39,7 +39,7 @@ def tree(checkout: Checkout, image: str) -> dict[str, Entry]:
 def plain(built: Checkout) -> str:
     """The id of an image that `docker build` builds; only Debian packages may be cached."""
     base = built.base_image()
-    host_files = host.read(built.environ).files("bookworm")
+    host_files = host.read_host(built.environ).files("bookworm")
     for name, content in host_files.items():
         (built.root / name).write_bytes(content)
     assert "templates/host/index.env" in host_files

@@ -9,10 +9,9 @@ import pytest
 
 from builder.common.errors import RegistryError
 from builder.common.reference import ImageRef
-from builder.common.retry import RetryPolicy
+from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
-from builder.registry import push as pushing
-from builder.registry import signing, transport
+from builder.registry import signing, transfer, transport
 from builder.registry.client import Manifest, Registry
 from builder.registry.signing import Signer
 from tests.integration import registry as registries
@@ -59,7 +58,7 @@ def test_certificates(bridge: str, keys: Path, tmp_path: Path, monkeypatch: pyte
             connect(server.address)
         (folder / "us.key").symlink_to(tmp_path / "client/key.pem")
         registry = connect(server.address)
-        pushing.push(registry, Manifest.of(sample.manifest, IMAGE), sample.files)
+        transfer.push_image(registry, Manifest.of(sample.manifest, IMAGE), sample.files)
         assert registry.manifest(sample.digest)
         Signer(key=str(keys / "ours.key")).sign_image(registry, sample.digest, {"cell": "c"})
         assert signing.has_signature(registry, sample.digest)

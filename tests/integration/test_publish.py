@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from builder.common.reference import ImageRef
-from builder.common.retry import RetryPolicy
+from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
 from builder.registry.client import Registry
 from tests.integration import registry as registries

@@ -18,13 +18,12 @@ import pytest
 
 from builder.common.errors import FileError, RegistryError
 from builder.common.reference import ImageRef
-from builder.common.retry import RetryPolicy
+from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
-from builder.registry import push as pushing
-from builder.registry import upload
+from builder.registry import transfer, upload
 from builder.registry.client import Manifest, Registry
-from builder.registry.push import Pushed
+from builder.registry.transfer import Pushed
 from tests.integration import registry as registries
 from tests.integration.registry import IMAGE, PASSWORD, USER, Fault, Image, Proxy, Server, Tokens, Trouble, image
 
@@ -77,7 +76,7 @@ def push(registry: Registry, sample: Image, *, mount_from: tuple[str, ...] = ())
     """Pushes an image; checks that the progress is complete and no thread is left."""
     progress: list[int] = []
     manifest = Manifest.of(sample.manifest, IMAGE)
-    pushed = pushing.push(registry, manifest, sample.files, mount_from=mount_from, progress=progress.append)
+    pushed = transfer.push_image(registry, manifest, sample.files, mount_from=mount_from, progress=progress.append)
     assert sum(progress) == sample.size
     assert pushed.digest == sample.digest
     assert pushed.sent + pushed.present + pushed.mounted == sample.size

@@ -33,7 +33,7 @@ class Archives:
     def __init__(self) -> None:
         self.real = {
             "debian-security" if source.kind == "security" else "debian": source.uri.rstrip("/")
-            for source in host.read().apt.sources
+            for source in host.read_host().apt.sources
         }
         self.gone = False
         self.requests: list[str] = []

@@ -240,7 +240,7 @@ def spliced(wheels: Sequence[Path], python: str) -> Tree:
         blob, root = Path(scratch) / "layer.tar.gz", Path(scratch) / "root"
         with blob.open("wb") as out:
             opened = [(path.name, io.BytesIO(path.read_bytes())) for path in wheels]
-            splice.write(wheel.layer_entries(opened, target), out)
+            splice.write_layer(wheel.layer_entries(opened, target), out)
         with tarfile.open(blob) as tar:
             tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # Python 3.11.2 has no `filter=`
             tar.extractall(root)

@@ -29,7 +29,7 @@ from builder.matrix.project import Project
 from tests.fakes.engine import MemoryConsole
 from tests.paths import ROOT, UNIT
 
-PARSE = strict_yaml.parse
+PARSE = strict_yaml.parse_yaml
 
 settings.register_profile("unit", deadline=None, max_examples=60, derandomize=True, database=None)
 settings.load_profile("unit")
@@ -102,7 +102,7 @@ def spare_templates(tmp_path_factory: pytest.TempPathFactory) -> SpareTemplates:
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare_templates: SpareTemplates) -> Iterator[Project]:
     """A writable copy of the tiny project, with the real templates."""
-    monkeypatch.setattr(strict_yaml, "parse", _parse)
+    monkeypatch.setattr(strict_yaml, "parse_yaml", _parse)
     root = tmp_path / "project"
     shutil.copytree(UNIT / "tiny", root)
     shutil.copy2(ROOT / "locks/uv.txt", root / "locks/uv.txt")

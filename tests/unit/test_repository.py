@@ -32,7 +32,7 @@ LIMIT = 1 / 3  # unique bytes of all cells of CUDA 12.8, of the sum of their siz
 
 @pytest.fixture(scope="module")
 def images() -> tuple[PlannedImage, ...]:
-    return plan.make_locked(PROJECT, PROJECT.cells).images
+    return plan.make_locked_plan(PROJECT, PROJECT.cells).images
 
 
 def of_cuda(images: tuple[PlannedImage, ...], cuda: str) -> list[PlannedImage]:
@@ -112,7 +112,7 @@ def test_the_framework_has_the_release_of_the_tag(images: tuple[PlannedImage, ..
 
 @pytest.mark.parametrize(("framework", "release", "cuda"), RELEASES)
 def test_facts_have_every_release(framework: str, release: str, cuda: str) -> None:
-    build = facts.load().build(PROJECT.matrix.frameworks[framework].package, release, cuda)
+    build = facts.load_facts().build(PROJECT.matrix.frameworks[framework].package, release, cuda)
     assert build, "no entry in builder/matrix/facts.yaml: run `.venv/bin/python -m tools.facts`"
     assert Version(build.cuda).major == Version(cuda).major
     assert build.architectures
@@ -120,7 +120,7 @@ def test_facts_have_every_release(framework: str, release: str, cuda: str) -> No
 
 @pytest.mark.parametrize("cuda", CUDAS)
 def test_facts_have_the_drivers_of_every_cuda(cuda: str) -> None:
-    minimum, bundled = facts.load().driver(cuda), facts.load().toolkit_driver(cuda)
+    minimum, bundled = facts.load_facts().driver(cuda), facts.load_facts().toolkit_driver(cuda)
     assert Version(minimum) <= Version(bundled)
 
 

@@ -57,7 +57,7 @@ def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tm
     staged = repository(ours, proxy, "staging/ty-cuda")
     digest = ours.stored()[ours.references()[0]]
     [artifact] = artifacts.attached(staged, digest, evidence.TYPE)
-    documents = artifacts.read(staged, artifact, evidence.TYPE, digest)
+    documents = artifacts.read_artifact(staged, artifact, evidence.TYPE, digest)
     assert documents
     if what == "edited":
         documents[evidence.TYPE] = documents[evidence.TYPE].replace(b'"finished":"2', b'"finished":"3')
@@ -265,7 +265,7 @@ def test_a_tag_that_moves_during_a_release(ours: Checkout, proxy: Proxy) -> None
     other = artifacts.manifest("application/x-test", {})
 
     def move() -> None:
-        artifacts.put(public(ours, proxy), other, [])
+        artifacts.put_artifact(public(ours, proxy), other, [])
         public(ours, proxy).put_manifest(full, other.content, other.media_type)
 
     record = Trouble(fault=Fault.MEANWHILE, method="PUT", path="/releases/manifests/released-", meanwhile=move)

@@ -113,7 +113,7 @@ def test_each_run_continues_an_interrupted_one(ours: Checkout, server: Server) -
 
 def images_of(documents: Registry, stamp: str, cell: str) -> list[str]:
     """The digests of a cell's images in a release."""
-    release = artifacts.read(documents, f"release-{stamp}", TYPE) or {}
+    release = artifacts.read_artifact(documents, f"release-{stamp}", TYPE) or {}
     return [image["digest"] for image in json.loads(release[TYPE])["images"] if image["cell"] == cell]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from packageurl import PackageURL
 
-from builder.registry import artifacts, evidence, scan, statements
+from builder.registry import artifacts, evidence, sbom_and_provenance, scan
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Trouble
@@ -66,7 +66,7 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
             documented("cosign verify ", f"{proxy.address}/{full}", "another-cell", keys)
         assert len(artifacts.attached(public(ours, proxy), digests[ours.references(suffix)[0]], evidence.TYPE)) == 1
     check_sbom(ours, proxy, keys)
-    recorded = artifacts.read(
+    recorded = artifacts.read_artifact(
         repository(ours, proxy, "staging/releases"),
         f"released-{today()}",
         "application/vnd.gpu-images.released.v1+json",
@@ -100,7 +100,7 @@ def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
             sbom = statement["predicate"]
     digest = checkout.stored()[checkout.references("-extra")[0]]
     [artifact] = artifacts.attached(public(checkout, proxy), digest, "application/vnd.cyclonedx+json")
-    documents = artifacts.read(public(checkout, proxy), artifact, "application/vnd.cyclonedx+json", digest)
+    documents = artifacts.read_artifact(public(checkout, proxy), artifact, "application/vnd.cyclonedx+json", digest)
     assert documents
     assert json.loads(documents["application/vnd.cyclonedx+json"]) == sbom
     [debian] = [each for each in sbom["components"] if each["type"] == "operating-system"]
@@ -116,7 +116,8 @@ def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
     assert installed <= listed
     assert {each for each in listed if each[0] == "deb"} <= installed
     sources = {
-        each["name"]: statements.source_package(PackageURL.from_string(each["purl"])) or (each["name"], each["version"])
+        each["name"]: sbom_and_provenance.source_package(PackageURL.from_string(each["purl"]))
+        or (each["name"], each["version"])
         for each in packages
         if each["purl"].startswith("pkg:deb/")
     }
@@ -370,7 +371,7 @@ def test_a_vulnerable_image_is_not_released(ours: Checkout, proxy: Proxy, keys: 
     ignored.write_text('["tini", "tinyextra"]', encoding="utf-8")
     release(ours, proxy, UNTESTED_GPU, *sign)
     assert (state(PLAIN), state(EXTRA)) == (f"passed {day}",) * 2
-    released = artifacts.read(
+    released = artifacts.read_artifact(
         repository(ours, proxy, "staging/releases"),
         f"released-{today()}",
         "application/vnd.gpu-images.released.v1+json",

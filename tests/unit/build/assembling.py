@@ -15,12 +15,12 @@ from typing import Any, BinaryIO
 
 from builder.build.assemble import Assembler
 from builder.build.layer_lookup import LayerLookup
-from builder.build.work import Work
-from builder.common import digest
+from builder.build.work import RunContext
 from builder.common.console import View
 from builder.common.errors import BuilderError, RegistryError
+from builder.common.files import digest_of_bytes, digest_of_data, short_digest
 from builder.common.reference import ImageRef
-from builder.common.retry import RetryPolicy
+from builder.common.tasks import RetryPolicy
 from builder.index.download import Fetcher
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
@@ -107,9 +107,9 @@ class World:
         """The file system that the fake of mmdebstrap makes."""
         self.before_system()
         self.systems.append(name.rpartition("-")[0])
-        self.system_inputs.add(digest.of_data({path: digest.of_bytes(content) for path, content in files.items()}))
+        self.system_inputs.add(digest_of_data({path: digest_of_bytes(content) for path, content in files.items()}))
         for inputs, error in self.broken_systems.items():
-            if name.endswith(digest.short(inputs)[:6]):
+            if name.endswith(short_digest(inputs)[:6]):
                 raise error
         content = f"{arguments} {self.packages}".encode()
         return file_system(content, self.taken, self.folders, DAY + 86400 * (int(self.packages) - 1))
@@ -221,11 +221,11 @@ class AssemblyBench:
         self.assemblers: list[Assembler] = []
 
     @property
-    def work(self) -> Work:
-        return Work(engine=self.engine, project=self.project, host=Host(), view=View(self.console))
+    def work(self) -> RunContext:
+        return RunContext(engine=self.engine, project=self.project, host=Host(), view=View(self.console))
 
     def images(self, *cells: str) -> list[PlannedImage]:
-        planned = plan.make_locked(self.project, self.project.select(cells))
+        planned = plan.make_locked_plan(self.project, self.project.select(cells))
         by_id = {image.id: image for image in planned.images}
         return [by_id[cell] for cell in cells]
 
@@ -265,7 +265,7 @@ class AssemblyBench:
 
     def stored(self, cell: str) -> Image:
         """The image of a cell, which the store must have."""
-        image = stored_images.find(self.store, self.images(cell)[0])
+        image = stored_images.find_stored_image(self.store, self.images(cell)[0])
         assert image is not None
         return image
 

@@ -12,11 +12,11 @@ import pytest
 
 from builder.build import operating_systems
 from builder.build.work import built_ids
-from builder.common import digest
 from builder.common.errors import BuildError
+from builder.common.files import digest_of_bytes
 from builder.layers import garbage, oci, stored_layers
 from builder.layers import images as stored_images
-from builder.lock.document import KNOWN_LAYERS
+from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
@@ -132,7 +132,7 @@ def test_the_layers_are_in_the_planned_order(bench: AssemblyBench) -> None:
     assert [layer.diff_id for layer in stored.layers] == config["rootfs"]["diff_ids"]
     assert list(stored.history) == [oci.describe(layer) for layer in image.layers]
     for layer in stored.layers:
-        assert digest.of_bytes(bench.store.path(layer.digest).read_bytes()) == layer.digest
+        assert digest_of_bytes(bench.store.path(layer.digest).read_bytes()) == layer.digest
 
 
 def test_the_configuration(bench: AssemblyBench) -> None:
@@ -347,8 +347,8 @@ def test_the_first_build_records_its_layers(bench: AssemblyBench) -> None:
     [image] = bench.images(EMBER)
     stack = dict(zip((layer.inputs for layer in image.layers), bench.stored(EMBER).layers, strict=True))
     del stack[image.layers[-1].inputs]  # plain files
-    system = stack.pop(image.os)
-    assert {key: entry["digest"] for key, entry in recorded["systems"].items()} == {image.os: system.digest}
+    system = stack.pop(image.os_inputs)
+    assert {key: entry["digest"] for key, entry in recorded["systems"].items()} == {image.os_inputs: system.digest}
     assert {key: entry["digest"] for key, entry in recorded["layers"].items()} == {
         inputs: layer.digest for inputs, layer in stack.items()
     }
@@ -360,7 +360,7 @@ def test_a_known_layer_with_other_bytes_is_an_error(benches: Callable[[], Assemb
     other.world.more["ember"] = {"ember/more.py": b"more"}
     with pytest.raises(BuildError, match=r"^layer ember has the digest sha256"):
         other.run(EMBER)
-    assert stored_images.find(other.store, other.images(EMBER)[0]) is None
+    assert stored_images.find_stored_image(other.store, other.images(EMBER)[0]) is None
 
 
 def test_another_operating_system_for_the_same_lock_is_an_error(benches: Callable[[], AssemblyBench]) -> None:

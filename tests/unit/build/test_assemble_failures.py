@@ -25,7 +25,7 @@ def two_systems(benches: Callable[[], AssemblyBench], edit: Edit) -> AssemblyBen
     bench = benches()
     bench.project = locks.write_os_locks(edit("board: {needs: [python]", "board: {apt: [git], needs: [python]"))
     images = bench.images(QUARTZ, BOARD)
-    assert images[0].os != images[1].os
+    assert images[0].os_inputs != images[1].os_inputs
     return bench
 
 
@@ -102,7 +102,7 @@ def test_a_file_in_a_folder_with_another_owner_is_an_error(bench: AssemblyBench)
 def test_a_system_that_fails_fails_only_the_images_on_it(benches: Callable[[], AssemblyBench], edit: Edit) -> None:
     bench = two_systems(benches, edit)
     images = bench.images(QUARTZ, BOARD)
-    bench.world.broken_systems[images[1].os] = BuildError("apt failed")
+    bench.world.broken_systems[images[1].os_inputs] = BuildError("apt failed")
     assembler = bench.begin(images)
     assert assembler.build(images[0])
     with pytest.raises(BuildError, match="apt failed"):
@@ -147,7 +147,7 @@ def test_a_system_that_fails_does_not_fail_bytecode_of_another(
     """Of the systems with the same Python, the next one that is ready compiles."""
     bench = two_systems(benches, edit)
     images = bench.images(BOARD, QUARTZ)
-    bench.world.broken_systems[images[0].os] = BuildError("apt failed")
+    bench.world.broken_systems[images[0].os_inputs] = BuildError("apt failed")
     assembler = bench.begin(images)
     assert assembler.build(images[1])
     with pytest.raises(BuildError, match="apt failed"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from builder.build import disk
-from builder.build.work import Work, clean, record_built
+from builder.build.work import RunContext, clean, record_built
 from builder.common.console import View
 from builder.common.errors import DiskError
 from builder.index.host import Host
@@ -74,8 +74,8 @@ class DiskBench:
     stored: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.work = Work(engine=self.engine, project=self.project, host=Host(), view=View(MemoryConsole()))
-        self.plan = plan.make(self.project, self.project.select(LOCKED))
+        self.work = RunContext(engine=self.engine, project=self.project, host=Host(), view=View(MemoryConsole()))
+        self.plan = plan.make_plan(self.project, self.project.select(LOCKED))
 
     def add_image(self, name: str, cuda: str, *, ours: bool = True, stored: bool = True) -> str:
         """Puts an image into the engine; returns its id."""
@@ -219,7 +219,7 @@ def test_only_outstanding_images_are_built(
 ) -> None:
     descriptor = Descriptor(media_type=MANIFEST_TYPE, digest="sha256:" + "a" * 64, size=1)
     image = Image(config=descriptor, manifest=descriptor, layers=())
-    monkeypatch.setattr(stored_image, "find", lambda *_: image if stored else None)
+    monkeypatch.setattr(stored_image, "find_stored_image", lambda *_: image if stored else None)
     bench.plan = Plan(images=bench.plan.images[:1])
     if not reason:
         [planned] = bench.plan.images

@@ -10,10 +10,10 @@ import pytest
 
 from builder.build.dockerfile import DockerfileBuilder, context_files
 from builder.build.programs import Program
-from builder.build.work import Work, built_ids
-from builder.common import digest
+from builder.build.work import RunContext, built_ids
 from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, EngineError
+from builder.common.files import digest_of_data
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.matrix.project import Project
@@ -48,7 +48,7 @@ class Buildx(FakePrograms):
             {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         )
         labels = dict(word.removeprefix("--label=").split("=", 1) for word in program.command if "--label" in word)
-        image_id = digest.of_data(labels)
+        image_id = digest_of_data(labels)
         self.files = {"../id": image_id.encode()}
         if self.status == 0:
             self.engine.add_image(image_id, labels=labels)
@@ -62,14 +62,14 @@ class TinyProject:
         self.project = project
         self.engine = FakeEngine()
         self.console = MemoryConsole()
-        self.work = Work(engine=self.engine, project=project, host=HOST, view=View(self.console))
+        self.work = RunContext(engine=self.engine, project=project, host=HOST, view=View(self.console))
         self.buildx = Buildx(self.engine)
         [self.image] = self.rendered(CELL)
 
     def rendered(self, *cells: str) -> tuple[PlannedImage, ...]:
-        planned = plan.make_locked(self.project, self.project.select(cells))
+        planned = plan.make_locked_plan(self.project, self.project.select(cells))
         root = self.project.root
-        render.write(root, render.render(root, self.project.matrix, planned))
+        render.write_rendered(root, render.render(root, self.project.matrix, planned))
         return planned.images
 
     @property
@@ -308,7 +308,7 @@ def test_the_context_has_what_the_dockerfile_reads_and_nothing_else(checkout: Ti
         for path in (root / "templates" / component).rglob("*")
         if path.is_file()
     }
-    assert names_of(checkout.project, image) == {*plan.COMMON_INPUTS, image.system.path, *rendered, *templates}
+    assert names_of(checkout.project, image) == {*plan.COMMON_INPUTS, image.os_request.path, *rendered, *templates}
     assert {f"{plan.STEPS}/{path.name}" for path in (root / plan.STEPS).iterdir()} <= names_of(checkout.project, image)
     lists_of_plain = {f"images/{GROUP}/{name}" for name in ("cuda.txt", "wheels-python.txt", "wheels-ember.txt")}
     assert {name for name in names_of(checkout.project, images[GROUP]) if name.endswith(".txt") and GROUP in name} == {

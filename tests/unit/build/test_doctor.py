@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from builder.build import doctor, operating_systems
-from builder.build.doctor import Finding
+from builder.build.doctor import MachineFinding
 from builder.common.errors import EngineError
 from builder.compat.gpus import Gpu
 from builder.engine.client import Engine
@@ -58,8 +58,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if name in has["which"] else None)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=has["free"]))
     monkeypatch.setattr(operating_systems, "obstacle_here", lambda: has["reason"])
-    monkeypatch.setattr("builder.compat.gpus.read", lambda: has["gpus"])
-    monkeypatch.setattr("builder.index.host.read", lambda: Host(index=has["settings"]))
+    monkeypatch.setattr("builder.compat.gpus.read_gpus", lambda: has["gpus"])
+    monkeypatch.setattr("builder.index.host.read_host", lambda: Host(index=has["settings"]))
     monkeypatch.setattr("subprocess.run", programs)
     monkeypatch.setattr(IndexSession, "files", files)
     monkeypatch.setenv("DOCKER_CONFIG", "/nonexistent")
@@ -67,7 +67,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return has
 
 
-def examine(project: Project) -> dict[str, Finding]:
+def examine(project: Project) -> dict[str, MachineFinding]:
     findings = doctor.examine(project, Store(project.root / "store"), lambda _: None)
     assert len({finding.name for finding in findings}) == len(findings)
     assert all(finding.detail for finding in findings)

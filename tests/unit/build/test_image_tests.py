@@ -13,7 +13,7 @@ import pytest
 
 from builder.build import image_tests
 from builder.build.image_tests import describe, read_results
-from builder.build.work import LoadedImage, Work
+from builder.build.work import LoadedImage, RunContext
 from builder.common.console import View
 from builder.common.errors import ImageTestError
 from builder.compat import gpus
@@ -89,7 +89,7 @@ def test_a_line_of_the_report_that_was_cut_off_is_ignored(tmp_path: Path) -> Non
 
 @pytest.fixture
 def image(tiny: Project) -> PlannedImage:
-    [planned] = plan.make_locked(tiny, tiny.select([CELL])).images
+    [planned] = plan.make_locked_plan(tiny, tiny.select([CELL])).images
     write_tests(tiny.root, planned.components)
     return planned
 
@@ -160,7 +160,7 @@ def tester(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, 
     ) -> image_tests.Tester:
         info = replace(INFO, runtimes=("nvidia", "runc") if present and runtime else ("runc",))
         pool = gpus.Pool(probe=lambda: (driver if present else "", present), poll=0.001)
-        work = Work(engine=FakeEngine(info=info), project=tiny, host=Host(), view=View(console))
+        work = RunContext(engine=FakeEngine(info=info), project=tiny, host=Host(), view=View(console))
         return image_tests.Tester(work, gpu_mode=mode, pool=pool)
 
     return make

@@ -15,7 +15,7 @@ import pytest
 from builder.build import images, staged_tests
 from builder.build.images import Options, Outcome
 from builder.build.staged_tests import StagedImages
-from builder.build.work import LoadedImage, Origin, Work
+from builder.build.work import LoadedImage, Origin, RunContext
 from builder.common import errors
 from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, EngineError, FetchError, ImageTestError, RegistryError
@@ -24,7 +24,7 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry.evidence import Report
-from tests.fakes.engine import FakeEngine, FakeMethod, FakeTester, MemoryConsole
+from tests.fakes.engine import FakeEngine, FakeProvider, FakeTester, MemoryConsole
 
 FIRST, SECOND = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
 
@@ -47,15 +47,15 @@ class BuildBench:
 
     def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = FakeEngine()
-        self.method = FakeMethod(self.engine)
+        self.method = FakeProvider(self.engine)
         self.tester = ModeTester(self.engine)
         self.console = MemoryConsole()
-        self.work = Work(engine=self.engine, project=project, host=Host(), view=View(self.console))
-        self.plan = plan.make_locked(project, project.select([FIRST, SECOND]))
+        self.work = RunContext(engine=self.engine, project=project, host=Host(), view=View(self.console))
+        self.plan = plan.make_locked_plan(project, project.select([FIRST, SECOND]))
         monkeypatch.setattr(images, "Tester", self._tester)
         monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
 
-    def _tester(self, _: Work, **options: Any) -> FakeTester:
+    def _tester(self, _: RunContext, **options: Any) -> FakeTester:
         self.tester.options = options
         return self.tester
 
@@ -400,7 +400,7 @@ SMALL, LARGE = "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board"
 
 
 def test_a_larger_image_leaves_the_thorough_tests_of_a_smaller_one_out(bench: BuildBench) -> None:
-    bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
+    bench.plan = plan.make_locked_plan(bench.work.project, bench.work.project.select([LARGE, SMALL]))
     bench.run(jobs=1)
     small, large = (next(each for each in bench.plan.images if each.id == cell) for cell in (SMALL, LARGE))
     assert bench.tester.thorough == {
@@ -410,21 +410,21 @@ def test_a_larger_image_leaves_the_thorough_tests_of_a_smaller_one_out(bench: Bu
 
 
 def test_an_image_that_is_made_alone_runs_all_its_tests(bench: BuildBench) -> None:
-    bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE]))
+    bench.plan = plan.make_locked_plan(bench.work.project, bench.work.project.select([LARGE]))
     bench.run(jobs=1)
     assert bench.tester.thorough == {LARGE: frozenset(bench.plan.images[0].components)}
 
 
 def test_an_image_of_a_dockerfile_runs_all_its_tests(bench: BuildBench) -> None:
     """Its layers are not those of the plan, even if there are as many."""
-    bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
+    bench.plan = plan.make_locked_plan(bench.work.project, bench.work.project.select([LARGE, SMALL]))
     bench.method.assembles = False
     bench.run(jobs=1)
     assert bench.tester.thorough == {image.id: frozenset(image.components) for image in bench.plan.images}
 
 
 def test_an_image_that_is_tested_again_runs_all_its_tests(bench: BuildBench) -> None:
-    bench.plan = plan.make_locked(bench.work.project, bench.work.project.select([LARGE, SMALL]))
+    bench.plan = plan.make_locked_plan(bench.work.project, bench.work.project.select([LARGE, SMALL]))
     bench.run(jobs=1)
     bench.retest()
     assert bench.tester.thorough == {image.id: frozenset(image.components) for image in bench.plan.images}
@@ -433,7 +433,7 @@ def test_an_image_that_is_tested_again_runs_all_its_tests(bench: BuildBench) -> 
 class UnreachableStaging(StagedImages):
     """Its registry does not respond when results are attached."""
 
-    def __init__(self, method: FakeMethod) -> None:
+    def __init__(self, method: FakeProvider) -> None:
         self.method = method
 
     def build(self, image: PlannedImage) -> LoadedImage:

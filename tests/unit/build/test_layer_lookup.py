@@ -63,10 +63,10 @@ def test_an_operating_system_of_the_registry_is_not_made_again(benches: Callable
     first.run(EMBER)
     second = benches()
     [image] = first.images(EMBER)
-    system = os_layer.stored_system(first.store, image.os, None)
+    system = os_layer.stored_system(first.store, image.os_inputs, None)
     assert system
     second.world.registry[system.digest] = first.store.read(system.digest)
     second.run(EMBER)
     assert second.world.systems == []
-    assert os_layer.stored_system(second.store, image.os, None) == system
+    assert os_layer.stored_system(second.store, image.os_inputs, None) == system
     assert second.stored(EMBER) == first.stored(EMBER)

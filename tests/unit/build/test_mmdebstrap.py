@@ -15,7 +15,7 @@ import pytest
 from builder.build import operating_systems
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program
-from builder.build.work import Work
+from builder.build.work import RunContext
 from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, EngineError, UsageError
 from builder.index.host import Apt, AptSource, Host
@@ -91,7 +91,7 @@ class Machine:
         monkeypatch.setattr("builder.index.mmdebstrap.KEYRING", str(self.keyring))
         monkeypatch.setattr("builder.common.machine.MEMINFO", folder / "meminfo")
         monkeypatch.setattr("builder.common.machine.CGROUP", folder)
-        work = Work(engine=self.engine, project=project, host=HOST, view=View(self.console))
+        work = RunContext(engine=self.engine, project=project, host=HOST, view=View(self.console))
         self.mmdebstrap = Mmdebstrap(work, self.children)
 
     def set_memory(self, free: int) -> None:

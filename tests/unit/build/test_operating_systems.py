@@ -6,7 +6,7 @@ import io
 import json
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,10 +15,10 @@ import pytest
 from builder.build import operating_systems
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import SystemLayers
-from builder.build.work import Work
-from builder.common import digest
+from builder.build.work import RunContext
 from builder.common.console import View
 from builder.common.errors import BuildError, DiskError
+from builder.common.files import digest_of_bytes
 from builder.index.host import Host
 from builder.layers import os_layer
 from builder.layers.known_layers import KnownLayers
@@ -26,7 +26,9 @@ from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
+from builder.plan.plan import PlannedImage
 from tests.fakes.engine import FakeEngine, MemoryConsole
+from tests.fakes.locks import TIME
 from tests.fakes.mmdebstrap import FakeMmdebstrap, file_system
 
 CELL = "qz-0.5-cu129-py311"
@@ -47,8 +49,8 @@ class OneSystem:
         self.store.prepare()
         self.console = MemoryConsole()
         self.engine = FakeEngine()
-        self.work = Work(engine=self.engine, project=project, host=Host(), view=View(self.console))
-        [self.image] = plan.make_locked(project, project.select([CELL])).images
+        self.work = RunContext(engine=self.engine, project=project, host=Host(), view=View(self.console))
+        [self.image] = plan.make_locked_plan(project, project.select([CELL])).images
         self.known = KnownLayers(project.root)
         self.error: BuildError | None = None
         self.runs: list[tuple[Sequence[str], Mapping[str, bytes]]] = []
@@ -68,7 +70,7 @@ class OneSystem:
 
     @property
     def recorded(self) -> OsLayer | None:
-        return os_layer.stored_system(self.store, self.image.os, None)
+        return os_layer.stored_system(self.store, self.image.os_inputs, None)
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_a_layer_is_made_and_recorded(system: OneSystem) -> None:
     layer = system.make()
     blob = system.store.path(layer.digest).read_bytes()
     assert layer == OsLayer(
-        digest=digest.of_bytes(blob),
+        digest=digest_of_bytes(blob),
         diff_id=layer.diff_id,
         size=len(blob),
         unpacked=layer.unpacked,
@@ -101,7 +103,7 @@ def test_mmdebstrap_gets_the_lock_and_the_steps(system: OneSystem) -> None:
     [(arguments, files)] = system.runs
     assert arguments == ["newbird", "946684800", "python3.11"]
     root = system.work.project.root
-    assert files["packages.json"] == (root / system.image.system.path).read_bytes()
+    assert files["packages.json"] == (root / system.image.os_request.path).read_bytes()
     assert files["steps/os.sh"] == (root / "templates/steps/os.sh").read_bytes()
     assert "uv" not in files
 
@@ -136,7 +138,7 @@ def test_a_full_store_leaves_no_record(system: OneSystem, monkeypatch: pytest.Mo
 
 
 def test_a_layer_with_other_bytes_than_the_known_one_is_not_stored(system: OneSystem) -> None:
-    system.known.add_system(system.image.os, replace(system.make(), diff_id=digest.of_bytes(b"other")))
+    system.known.add_system(system.image.os_inputs, replace(system.make(), diff_id=digest_of_bytes(b"other")))
     for blob in (system.store.root / "blobs/sha256").iterdir():
         blob.unlink()
     with pytest.raises(BuildError, match=r"^layer os has the diff id"):
@@ -177,3 +179,79 @@ def test_its_time_does_not_depend_on_the_time_zone(system: OneSystem, monkeypatc
             assert system.make().created == "2026-01-01T00:00:00Z"
     finally:
         time.tzset()
+
+
+Edit = Callable[[str, str], Project]
+SNAPSHOT = "http://snapshot.example.test/archive"
+OF_APT = BuildError("os: mmdebstrap failed\n  | E: Package 'tini' has no installation candidate", hint="Full log: x")
+OF_CHECK = BuildError("os: failed at os.sh\n  | The installed packages (>) are not the locked ones (<):\n  | < tini")
+OF_CHECK_CUT = BuildError(
+    "\n".join(["os: failed at os.sh", *[f"  | > p{number} 1.0 all {'0' * 64}" for number in range(15)]])
+)
+OF_A_HOOK = BuildError("os: mmdebstrap failed\n  | E: command failed: /x/run-commands\n  | E: mmdebstrap failed to run")
+OF_PIP = BuildError("image: failed at wheels.sh\n  | error: Hash mismatch for tini")
+
+
+def build(project: Project, *results: BuildError | str) -> tuple[str, list[Host], str]:
+    """The result of a build whose attempts end like this; the settings of each attempt; what was said."""
+    console = MemoryConsole()
+    work = RunContext(engine=FakeEngine(), project=project, host=Host(), view=View(console))
+    image: PlannedImage = plan.make_locked_plan(project, project.select([CELL])).images[0]
+    attempts: list[Host] = []
+
+    def attempt(host: Host) -> str:
+        result = results[len(attempts)]
+        attempts.append(host)
+        if isinstance(result, BuildError):
+            raise result
+        return result
+
+    return operating_systems.with_snapshot_fallback(work, image, attempt), attempts, console.text
+
+
+@pytest.fixture
+def with_snapshot(edit: Edit) -> Project:
+    return edit('    glibc: "2.36"\n', f'    glibc: "2.36"\n    snapshot: {SNAPSHOT}\n')
+
+
+@pytest.mark.parametrize("error", [OF_APT, OF_CHECK, OF_CHECK_CUT])
+def test_an_error_of_packages_says_how_to_lock_the_current_ones(tiny: Project, error: BuildError) -> None:
+    with pytest.raises(BuildError) as caught:
+        build(tiny, error)
+    assert str(caught.value) == str(error)
+    assert f"lock the current versions: builder refresh {CELL}" in caught.value.hint
+    assert caught.value.hint.endswith(error.hint)
+
+
+@pytest.mark.parametrize("error", [OF_PIP, OF_A_HOOK])
+def test_other_errors_stay_as_they_are(tiny: Project, error: BuildError) -> None:
+    with pytest.raises(BuildError) as caught:
+        build(tiny, error)
+    assert caught.value is error
+
+
+def test_a_snapshot_archive_is_used_after_a_failure(with_snapshot: Project) -> None:
+    result, attempts, said = build(with_snapshot, OF_APT, "done")
+    assert result == "done"
+    first, second = attempts
+    assert first.sources_list("newbird") == ""
+    lines = second.sources_list("newbird").splitlines()
+    assert [line.split("] ")[1] for line in lines] == [
+        f"{SNAPSHOT}/debian/{TIME} newbird main",
+        f"{SNAPSHOT}/debian/{TIME} newbird-updates main",
+        f"{SNAPSHOT}/debian-security/{TIME} newbird-security main",
+    ]
+    assert all("check-valid-until=no" in line for line in lines)
+    assert said == f"{CELL}: apt failed; trying again with the snapshot archive of newbird\n"
+
+
+def test_the_second_failure_is_the_last(with_snapshot: Project) -> None:
+    with pytest.raises(BuildError, match="no installation candidate"):
+        build(with_snapshot, OF_APT, OF_APT)
+
+
+def test_without_a_failure_of_packages_there_is_one_attempt(with_snapshot: Project) -> None:
+    assert len(build(with_snapshot, "done")[1]) == 1
+    with pytest.raises(BuildError) as caught:
+        build(with_snapshot, OF_PIP)
+    assert caught.value is OF_PIP

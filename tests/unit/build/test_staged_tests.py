@@ -16,7 +16,7 @@ from builder.layers.oci import Image
 from builder.registry import artifacts, evidence, signing, staging
 from builder.registry.evidence import Coverage, Evidence, Requirement
 from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
-from builder.registry.staging import Place, StagedImage
+from builder.registry.staging import StagedImage, StagingArea
 from builder.registry.suite import GPU_TESTS, Suite
 from tests.fakes.engine import INFO
 from tests.fakes.registry import MemoryRegistry
@@ -78,7 +78,7 @@ class GpuMachine:
         staged = StagedImage(
             cell=JUPYTER, repository="ember-cuda", digest=self.image.manifest.digest, plan=self.planned.digest
         )
-        place = Place("registry.example.test/staging", "", Host())
+        place = StagingArea("registry.example.test/staging", "", Host())
         return StagedImages(self.bench.work, self.bench.store, place, {JUPYTER: staged}, signer)
 
     def coverage(self) -> Coverage:

@@ -43,7 +43,7 @@ def run(tiny: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     monkeypatch.delenv("GPU_IMAGES_STORE", raising=False)
     monkeypatch.delenv("GPU_IMAGES_STORE_LIMIT", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("builder.index.host.read", Host)
+    monkeypatch.setattr("builder.index.host.read_host", Host)
     before = signal.getsignal(signal.SIGTERM)
 
     def exit_(code: int) -> NoReturn:

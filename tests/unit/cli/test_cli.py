@@ -18,17 +18,16 @@ from typing import NoReturn
 import pytest
 
 from builder import cli
-from builder.cli import commands
-from builder.cli.commands import COMMANDS
+from builder.cli import COMMANDS
 from builder.cli.context import SHOWN
 from builder.common import errors
 from builder.common.errors import BuilderError
-from builder.common.units import size
+from builder.common.text import size
 from builder.layers import known_layers
 from builder.layers.oci import Layer
 from builder.lock import lockfile
 from builder.lock import update as locking
-from builder.lock.document import KNOWN_LAYERS
+from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.project import Project
 from builder.plan import plan
 from tests.unit.cli.conftest import CELL, Run
@@ -47,7 +46,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
         def make(*_: object) -> NoReturn:
             raise error
 
-        monkeypatch.setattr(plan, "make", make)
+        monkeypatch.setattr(plan, "make_plan", make)
 
     return fail
 
@@ -158,7 +157,7 @@ def test_sigterm_becomes_terminated(run: Run, monkeypatch: pytest.MonkeyPatch) -
         os.kill(os.getpid(), signal.SIGTERM)
         pytest.fail("SIGTERM did nothing")
 
-    monkeypatch.setattr(plan, "make", kill)
+    monkeypatch.setattr(plan, "make_plan", kill)
     assert run("plan", CELL).code == 143
 
 
@@ -195,7 +194,7 @@ def test_the_ids_of_cells_are_listed(run: Run) -> None:
 def test_a_plan_is_printed_as_json(run: Run, tiny: Project) -> None:
     result = run("plan", "--format", "json", CELL, UNLOCKED)
     assert (result.code, result.err) == (0, "")
-    assert json.loads(result.out) == plan.make(tiny, tiny.select([CELL, UNLOCKED])).as_data()
+    assert json.loads(result.out) == plan.make_plan(tiny, tiny.select([CELL, UNLOCKED])).as_data()
 
 
 def test_one_image_is_shown_by_layers(run: Run) -> None:
@@ -211,7 +210,7 @@ def test_one_image_is_shown_by_layers(run: Run) -> None:
 
 def test_several_images_are_shown_in_a_line_each(run: Run, tiny: Project) -> None:
     ids = [CELL, f"{CELL}-board"]
-    plain, board = (image.bytes for image in plan.make(tiny, tiny.select(ids)).images)
+    plain, board = (image.bytes for image in plan.make_plan(tiny, tiny.select(ids)).images)
     added = size(board - plain)
     head, first, second, last = run("plan", *ids).out.splitlines()
     assert head.split() == ["CELL", "LAYERS", "WHEELS", "SIZE", "ADDS", "OWN", "TAG"]
@@ -345,7 +344,7 @@ def test_render_writes_what_its_check_requires(run: Run, locked: Project) -> Non
 def test_a_check_fails_if_a_render_would_change_the_known_layers(run: Run, locked: Project) -> None:
     assert run("render").code == 0
     known = known_layers.KnownLayers(locked.root)
-    planned = plan.make_locked(locked, locked.cells).images[0].layers[0]
+    planned = plan.make_locked_plan(locked, locked.cells).images[0].layers[0]
     layer = Layer(digest=f"sha256:{'1' * 64}", diff_id=f"sha256:{'2' * 64}", size=1, unpacked=1)
     known.add(planned, layer)
     known.write()
@@ -372,10 +371,10 @@ def test_ctrl_c_raises_an_exception_only_after_the_import_of_a_command(
         during.append(signal.getsignal(signal.SIGINT))
         return importlib.import_module(name)
 
-    monkeypatch.setattr(commands, "import_module", import_module)
+    monkeypatch.setattr(cli, "import_module", import_module)
     restored = signal.signal(signal.SIGINT, before)
     try:
-        assert commands.Commands(COMMANDS)["plan"].name == "plan"
+        assert cli.Commands(COMMANDS)["plan"].name == "plan"
         after = signal.getsignal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, restored)

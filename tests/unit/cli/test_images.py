@@ -17,10 +17,10 @@ from builder.build import disk, images
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options, Outcome
-from builder.build.work import LoadedImage, Method
+from builder.build.work import ImageProvider, LoadedImage
 from builder.cli.context import Context
-from builder.common import digest
 from builder.common.errors import DiskError, NoEngineError
+from builder.common.files import digest_of_bytes
 from builder.engine import setup
 from builder.engine.client import Engine
 from builder.index.host import Host, Registries
@@ -39,7 +39,7 @@ from tests.unit.matrix.test_cells import TINY_IDS
 class Call:
     """The arguments of a call of `images.make_images` or `images.retest`; `holder` is the command in the lock."""
 
-    method: Method
+    method: ImageProvider
     cells: list[str]
     options: Options
     holder: str
@@ -58,7 +58,7 @@ def calls(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch, archive: l
     """The calls, in a rendered checkout. `images.make_images` reports that it built the first image."""
     calls: list[Call] = []
 
-    def fake(_: object, method: Method, planned: Plan, options: Options) -> list[Outcome]:
+    def fake(_: object, method: ImageProvider, planned: Plan, options: Options) -> list[Outcome]:
         holder = json.loads((locked.state / "lock").read_text())["command"]
         calls.append(Call(method, [image.id for image in planned.images], options, holder))
         outcomes = [Outcome(image=image) for image in planned.images]
@@ -224,14 +224,14 @@ def test_packages_that_are_gone_are_replaced_by_current_ones(
 ) -> None:
     """The build failed after minutes of downloads, with a page of apt's messages for each operating system."""
     archive.versions["newbird"] = "2.0-1"
-    before = plan.make_locked(locked, locked.select([CELL])).images[0].os
+    before = plan.make_locked_plan(locked, locked.select([CELL])).images[0].os_inputs
     result = run("images", CELL)
     assert result.code == 0, result.err
     assert CHANGE in result.err
     assert f"  in {CELL}\n" in result.err
     assert "git commit -m 'Update Debian packages' locks" in result.err
-    after = plan.make_locked(locked, locked.select([CELL])).images[0]
-    assert after.os != before
+    after = plan.make_locked_plan(locked, locked.select([CELL])).images[0]
+    assert after.os_inputs != before
     assert [call.cells for call in calls] == [[CELL]]
     assert run("render", "--check").code == 0
     assert "git commit" not in run("images", CELL).err, "the new locks are current"
@@ -276,15 +276,15 @@ def test_locked_packages_that_are_gone_are_refused(
 def test_nothing_is_looked_up_for_an_operating_system_in_the_store(
     run: Run, locked: Project, calls: list[Call], archive: locks.FakeArchive
 ) -> None:
-    image = plan.make_locked(locked, locked.select([CELL])).images[0]
+    image = plan.make_locked_plan(locked, locked.select([CELL])).images[0]
     store = Store(locked.root.parent / "cache/gpu-images")
     store.prepare()
     blob = b"operating system"
-    digests = {"digest": digest.of_bytes(blob), "diff_id": digest.of_bytes(blob)}
+    digests = {"digest": digest_of_bytes(blob), "diff_id": digest_of_bytes(blob)}
     rest = {"created": "2026-11-22T00:00:00Z", "taken": (), "folders": ()}
     store.path(digests["digest"]).parent.mkdir(parents=True, exist_ok=True)
     store.path(digests["digest"]).write_bytes(blob)
-    store.put_record(image.os, {**digests, "size": len(blob), "unpacked": len(blob), **rest})
+    store.put_record(image.os_inputs, {**digests, "size": len(blob), "unpacked": len(blob), **rest})
     archive.versions["newbird"] = "2.0-1"
     assert run("images", "--locked", CELL).code == 0
     assert archive.looked_up == []
@@ -337,7 +337,7 @@ def test_the_store_needs_no_variable_home(run: Run, monkeypatch: pytest.MonkeyPa
 def test_the_settings_for_registries_are_those_of_the_checkout(
     edit: Callable[[str, str], Project], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("builder.index.host.read", Host)
+    monkeypatch.setattr("builder.index.host.read_host", Host)
     settings = 'insecure: ["e.test:5000"]\ncreate_repository: [make-it, "{repository}"]'
     context = Context(root=edit("namespace: team", f"namespace: team\n{settings}").root)
     assert context.host.registries == Registries(insecure=("e.test:5000",), create=("make-it", "{repository}"))

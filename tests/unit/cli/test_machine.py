@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from builder.build import doctor
-from builder.common import digest
+from builder.common.files import digest_of_bytes, short_digest
 from builder.layers.blobs import CONFIG_TYPE
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.registry import verify
-from builder.registry.verify import Finding, Source, State
+from builder.registry.verify import Finding, ImageSource, State
 from tests.unit.cli.conftest import CELL, Run, store_of
 
 
@@ -28,7 +28,7 @@ def test_gc_deletes_only_unused_blobs(run: Run, tiny: Project) -> None:
     assert preview.code == 0
     assert {path: path.stat().st_mtime_ns for path in store.root.rglob("*")} == before
     assert preview.out.splitlines()[0].split() == ["IMAGE", "MANIFEST", "SIZE", "OWN"]
-    assert preview.out.splitlines()[1].split()[:2] == ["example/image:1", digest.short(manifest)]
+    assert preview.out.splitlines()[1].split()[:2] == ["example/image:1", short_digest(manifest)]
     assert "would be freed: 5 B (1 unused blob, 0 leftovers)" in preview.err
     assert store.path(stray.digest).exists()
     assert "\nfreed: 5 B (1 unused blob, 0 leftovers)" in run("gc").err
@@ -89,7 +89,7 @@ def test_a_check_of_the_store_removes_damaged_blobs(run: Run, tiny: Project) -> 
 def findings(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """What `verify` finds in `example/image:1`; a test fills the list."""
     findings: list[Finding] = []
-    monkeypatch.setattr("builder.registry.verify.verify", lambda *_: iter(findings))
+    monkeypatch.setattr("builder.registry.verify.verify_image", lambda *_: iter(findings))
     monkeypatch.setattr("builder.registry.verify.cell_of", lambda _: "")
     store_of(tiny, "example/image:1")
     return findings
@@ -159,17 +159,17 @@ def test_an_image_that_is_not_in_the_store_is_refused(run: Run) -> None:
 def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     manifests: list[bytes] = []
 
-    def read(image: Source, _: object) -> Iterator[Finding]:
+    def read(image: ImageSource, _: object) -> Iterator[Finding]:
         manifests.append(image.manifest)
         yield Finding(layer="x", digest="sha256:0", state="derived")
 
     monkeypatch.setattr("builder.registry.verify.cell_of", lambda _: "")
-    monkeypatch.setattr("builder.registry.verify.verify", read)
+    monkeypatch.setattr("builder.registry.verify.verify_image", read)
     full = str(tags.compute(tiny.matrix, tiny.cells)[CELL][0])
     for name in (f"{full}.untested", full):
         store = store_of(tiny, name)
         assert run("verify", CELL).code == 0
-        assert digest.of_bytes(manifests[-1]) == store.images()[name].digest
+        assert digest_of_bytes(manifests[-1]) == store.images()[name].digest
 
 
 # ---- doctor
@@ -179,7 +179,7 @@ def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest
 def test_doctor_fails_only_if_something_is_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch, state: doctor.State, code: int
 ) -> None:
-    finding = doctor.Finding(name="thing", state=state, detail="[detail]")
+    finding = doctor.MachineFinding(name="thing", state=state, detail="[detail]")
     monkeypatch.setattr(doctor, "examine", lambda *_: [finding])
     result = run("doctor")
     assert result.code == code

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from builder.common.digest import of_bytes
+from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.registry import artifacts, prune, staging
 from builder.registry.prune import Item
-from builder.registry.staging import Place, Released, ReleasedImage
+from builder.registry.staging import Released, ReleasedImage, StagingArea
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Run
 from tests.unit.registry.test_staging import IMAGE
@@ -22,7 +22,7 @@ STAGING = "registry.example.test/staging"
 
 
 PUBLIC = "registry.example.test:5000/team/quartz-cuda"
-DIGEST = of_bytes(b"image")
+DIGEST = digest_of_bytes(b"image")
 
 
 class Repositories(dict[str, MemoryRegistry]):
@@ -57,7 +57,7 @@ def test_staging_without_a_release_is_not_without_faults(run: Run, repositories:
 
 
 def test_repositories_without_anything_are_named(tiny: Project, run: Run, repositories: Repositories) -> None:
-    Place(STAGING, "", Host()).write(tiny, "20261122", "abc", [IMAGE])
+    StagingArea(STAGING, "", Host()).write(tiny, "20261122", "abc", [IMAGE])
     result = run("registry", "check", "--fast", "--staging", STAGING, "--format", "json")
     assert f"{PUBLIC}: done" in result.err
     assert "nothing there" in result.err
@@ -70,7 +70,7 @@ def test_repositories_without_anything_are_named(tiny: Project, run: Run, reposi
 
 def test_faults_are_printed_as_json(tiny: Project, run: Run, repositories: Repositories) -> None:
     """The command fails all the same."""
-    Place(STAGING, "", Host()).write(tiny, "20261122", "abc", [IMAGE])
+    StagingArea(STAGING, "", Host()).write(tiny, "20261122", "abc", [IMAGE])
     repositories[PUBLIC].tags["1.0"] = DIGEST
     result = run("registry", "check", "--staging", STAGING, "--format", "json")
     assert result.code == 15
@@ -82,7 +82,7 @@ def test_a_stamped_tag_of_a_stranger_is_listed(run: Run, repositories: Repositor
     full = next(iter(tags.compute(tiny.matrix, tiny.select([CELL])).values()))[0]
     repositories[PUBLIC].tags |= dict.fromkeys([full.tag, f"{full.tag}-20261122", f"{full.tag}-20261123"], DIGEST)
     image = ReleasedImage(cell=CELL, digest=DIGEST, references=(str(full),), gpu="", signer="")
-    Place(STAGING, "", Host()).record(Released(stamp="20261122", revision="", images=(image,)))
+    StagingArea(STAGING, "", Host()).record(Released(stamp="20261122", revision="", images=(image,)))
     result = run("registry", "diff", "--staging", STAGING)
     assert [line for line in result.out.splitlines() if "release" in line] == [
         f"{PUBLIC}:{full.tag}-20261123 was not set by a recorded release"
@@ -103,7 +103,7 @@ def test_staged_releases_are_listed_with_the_checks_that_their_publication_skipp
     memory = MemoryRegistry()
     monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     monkeypatch.setattr(staging, "Registry", lambda *_, **__: memory)
-    place = Place(STAGING, "", Host())
+    place = StagingArea(STAGING, "", Host())
     place.write(tiny, "20261122", "abc", [IMAGE])
     place.write(tiny, "20261122", "", [IMAGE, IMAGE])
     place.record(Released(stamp="20261122", revision="abc", images=(), allowed=("unsigned",)))
@@ -122,7 +122,7 @@ def test_staged_releases_are_listed_with_the_checks_that_their_publication_skipp
 
 def test_what_prune_would_delete_is_printed_as_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     item = Item(registry=MemoryRegistry(), digest=DIGEST, kind="image", text="plan-1")
-    monkeypatch.setattr(prune, "read", lambda *_: None)
+    monkeypatch.setattr(prune, "read_registries", lambda *_: None)
     monkeypatch.setattr(prune, "unneeded", lambda *_: [item])
     monkeypatch.setattr(prune, "delete", lambda items, _: len(items))
     data = {"repository": item.registry.name, "digest": DIGEST, "kind": "image", "text": "plan-1"}

@@ -9,7 +9,7 @@ import pytest
 from builder.common import git
 from builder.layers.store import Store
 from builder.matrix.project import Project
-from builder.registry import push, staging
+from builder.registry import staging, transfer
 from tests.unit.cli.conftest import Result, Run
 from tests.unit.registry import test_release, test_stager
 from tests.unit.registry.test_publish import EMBER, PublishBench
@@ -42,13 +42,13 @@ def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> Re
 def stage(rendered: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Run:
     """Stages an image that passed its tests."""
     yard = test_stager.Yard(PublishBench(rendered, tmp_path / "store", monkeypatch))
-    monkeypatch.setattr(push, "push", test_stager.PUSH)
+    monkeypatch.setattr(transfer, "push_image", test_stager.PUSH)
     monkeypatch.setattr(staging, "Registry", yard.open)
 
     def call(*arguments: str) -> Result:
         return run("--store", str(yard.bench.store.root), "stage", *arguments, "--staging", PLACE)
 
-    monkeypatch.setattr(staging.Place, "stamps", lambda _: [])
+    monkeypatch.setattr(staging.StagingArea, "stamps", lambda _: [])
     monkeypatch.setattr(git, "state", lambda _: "abc")
     return call
 

@@ -70,7 +70,7 @@ REFUSED = {
 @pytest.mark.parametrize(("blob", "where", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_rarely_meant_is_refused(blob: bytes, where: str, message: str) -> None:
     with pytest.raises(MatrixError) as caught:
-        strict_yaml.parse(blob, "m.yaml")
+        strict_yaml.parse_yaml(blob, "m.yaml")
     assert place(caught.value).startswith(where)
     assert message in str(caught.value)
 
@@ -79,17 +79,17 @@ def test_what_is_rarely_meant_is_refused(blob: bytes, where: str, message: str) 
 @pytest.mark.parametrize("text", ['a: 1\nb: "x{}"\n', 'a: 1\n"x{}": 1\n'], ids=["value", "key"])
 def test_escapes_of_characters_that_are_not_allowed(text: str, escape: str) -> None:
     with pytest.raises(MatrixError) as caught:
-        strict_yaml.parse(text.format(escape).encode(), "m.yaml")
+        strict_yaml.parse_yaml(text.format(escape).encode(), "m.yaml")
     assert place(caught.value).startswith("m.yaml:2")
 
 
 def test_a_too_large_file_is_refused() -> None:
     with pytest.raises(MatrixError, match=rf"m.yaml: {MAX_BYTES + 1} bytes, more than the {MAX_BYTES} allowed"):
-        strict_yaml.parse(b"#" * (MAX_BYTES + 1), "m.yaml")
+        strict_yaml.parse_yaml(b"#" * (MAX_BYTES + 1), "m.yaml")
 
 
 def test_the_deepest_nesting_that_is_allowed_is_read() -> None:
-    data = strict_yaml.parse(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, "m.yaml").data
+    data = strict_yaml.parse_yaml(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, "m.yaml").data
     for _ in range(MAX_DEPTH - 1):
         assert len(data) == 1
         data = data[0]
@@ -98,13 +98,13 @@ def test_the_deepest_nesting_that_is_allowed_is_read() -> None:
 
 @pytest.mark.parametrize("typed", ["3.10", "1.e+3", "017", "yes", "2026-01-02", "~", "1_000"])
 def test_raw_keeps_what_was_typed(typed: str) -> None:
-    located = strict_yaml.parse(f"a:\n  - {typed}\n".encode(), "m.yaml")
+    located = strict_yaml.parse_yaml(f"a:\n  - {typed}\n".encode(), "m.yaml")
     assert located.raw["a", 0] == typed
     assert located.data["a"][0] != typed
 
 
 def test_every_value_has_its_place() -> None:
-    located = strict_yaml.parse(b"a:\n  b: [x, {c: y}]\n", "m.yaml")
+    located = strict_yaml.parse_yaml(b"a:\n  b: [x, {c: y}]\n", "m.yaml")
     assert located.data == {"a": {"b": ["x", {"c": "y"}]}}
     assert located.where(("a", "b", 0)) == "m.yaml:2:7"
     assert located.where(("a", "b"), key=True) == "m.yaml:2:3"
@@ -115,18 +115,18 @@ def test_every_value_has_its_place() -> None:
 
 def test_an_absent_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match=r"^matrix.yaml: No such file"):
-        strict_yaml.load(tmp_path / "matrix.yaml")
+        strict_yaml.load_yaml(tmp_path / "matrix.yaml")
 
 
 def test_folder_instead_of_file(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match="Is a directory"):
-        strict_yaml.load(tmp_path)
+        strict_yaml.load_yaml(tmp_path)
 
 
 @given(st.binary(max_size=60) | st.text(alphabet="ab:-[]{}&*!?|>%@\"'\\x0U \n\t#,<=~", max_size=60).map(str.encode))
 def test_any_input_gives_data_or_one_error(blob: bytes) -> None:
     try:
-        name = strict_yaml.parse(blob, "m.yaml").name + ":"
+        name = strict_yaml.parse_yaml(blob, "m.yaml").name + ":"
     except MatrixError as error:
         name = place(error)
     assert name.startswith("m.yaml:")

@@ -19,18 +19,19 @@ from packaging.version import Version
 
 from builder.cli import explain as command
 from builder.cli.context import Context
-from builder.common import digest, strict_yaml
+from builder.common import strict_yaml
 from builder.common.errors import BuilderError, FetchError, RefusedError, UsageError, VerifyError
+from builder.common.files import digest_of_bytes
 from builder.compat import explain, gpus
 from builder.compat.explain import Explainer, Explanation, Resolve
 from builder.compat.gpus import Gpu
 from builder.index import host
 from builder.index.host import Host
-from builder.index.releases import Metadata, Package, Release
+from builder.index.releases import ListedPackage, ListedRelease, Metadata
 from builder.lock.resolve import Resolver
 from builder.matrix import cells, facts, reader
 from builder.matrix.cells import Cell
-from builder.matrix.facts import Build, Trap
+from builder.matrix.facts import Build, VersionConflict
 from builder.matrix.schema import Matrix
 from builder.registry.client import labels_of
 from tests.fakes.wire import Reply, Sent, Wire, connect
@@ -101,9 +102,9 @@ exclude:
 class Stored:
     """The files in metadata/ as an index."""
 
-    def package(self, name: str) -> Package:
+    def package(self, name: str) -> ListedPackage:
         releases = [
-            Release(
+            ListedRelease(
                 version=Version(version),
                 wheels=tuple(release.get("wheels", ())),
                 requires_python=release.get("requires_python", ""),
@@ -111,7 +112,7 @@ class Stored:
             )
             for version, release in _read(name).get("releases", {}).items()
         ]
-        return Package(name=name, releases=tuple(releases))
+        return ListedPackage(name=name, releases=tuple(releases))
 
     def metadata(self, name: str, version: Version) -> Metadata:
         data = _read(name)["metadata"][str(version)]
@@ -125,10 +126,10 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
     return content
 
 
-CHECKED = reader.check(strict_yaml.parse(MATRIX.encode(), "matrix.yaml"))
+CHECKED = reader.check_matrix(strict_yaml.parse_yaml(MATRIX.encode(), "matrix.yaml"))
 CELLS = cells.expand(CHECKED)
 BUILD = Build(cuda="11.2", architectures=["sm_70"], source="made up")
-FACTS = facts.load().model_copy(update={"builds": {"tensorflow": {"2.9.3": BUILD}}})
+FACTS = facts.load_facts().model_copy(update={"builds": {"tensorflow": {"2.9.3": BUILD}}})
 
 
 def resolves(*_: object) -> str:
@@ -139,7 +140,7 @@ def resolves(*_: object) -> str:
 def explained(text: str, resolve: Resolve = resolves, **changes: Any) -> Explanation:
     explainer = Explainer(matrix=CHECKED, known=CELLS, catalogue=Stored(), facts=FACTS, resolve=resolve)
     explainer = replace(explainer, **changes)
-    return explainer.explain(explain.parse(explainer.matrix, text))
+    return explainer.explain(explain.cell_of_combination(explainer.matrix, text))
 
 
 def near(text: str) -> list[str]:
@@ -256,7 +257,7 @@ def test_uv_is_asked_unless_metadata_refuses_the_cell(text: str, is_asked: bool)
 
 def test_a_release_with_only_sources_is_left_to_uv() -> None:
     class Sources(Stored):
-        def package(self, name: str) -> Package:
+        def package(self, name: str) -> ListedPackage:
             package = super().package(name)
             return replace(package, releases=tuple(replace(release, wheels=()) for release in package.releases))
 
@@ -326,7 +327,7 @@ def test_a_line_without_cuda_wheels_has_the_components_of_its_sibling() -> None:
     class Older(Stored):
         """With a release like 2.9.3."""
 
-        def package(self, name: str) -> Package:
+        def package(self, name: str) -> ListedPackage:
             package = super().package(name)
             if name != "tensorflow":
                 return package
@@ -420,9 +421,9 @@ class Changed(Stored):
         self._changes = {"requires": requires, **changes}
         self._others = others or {}
 
-    def package(self, name: str) -> Package:
+    def package(self, name: str) -> ListedPackage:
         if other := self._others.get(canonicalize_name(name)):
-            return Package(name=name, releases=(Release(version=Version(other.version)),))
+            return ListedPackage(name=name, releases=(ListedRelease(version=Version(other.version)),))
         return super().package(name)
 
     def metadata(self, name: str, version: Version) -> Metadata:
@@ -432,13 +433,15 @@ class Changed(Stored):
         return replace(metadata, **self._changes) if (name, str(version)) == ("torch", "2.8.0") else metadata
 
 
-def with_changes(catalogue: Changed, *traps: Trap) -> Explanation:
+def with_changes(catalogue: Changed, *traps: VersionConflict) -> Explanation:
     known = FACTS.model_copy(update={"traps": list(traps)})
     return explained("pt-2.8-cu128-py313", catalogue=catalogue, facts=known)
 
 
-def trap(package: str, affected: str, wants: str) -> Trap:
-    return Trap(package=package, affected=affected, other="other", wants=wants, reason="made up", source="made up")
+def trap(package: str, affected: str, wants: str) -> VersionConflict:
+    return VersionConflict(
+        package=package, affected=affected, other="other", wants=wants, reason="made up", source="made up"
+    )
 
 
 RUNTIME = "nvidia-cuda-runtime-cu12==12.8.90"
@@ -590,20 +593,20 @@ def test_a_summary_of_a_reason_of_uv(reason: str, lines: list[str]) -> None:
 )
 def test_an_invalid_combination(text: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
-        explain.parse(CHECKED, text)
+        explain.cell_of_combination(CHECKED, text)
     assert message in str(refused.value)
     assert refused.value.hint or "did you mean" in message
 
 
 @pytest.mark.parametrize(("tag", "cuda"), [("cu118", "11.8"), ("cu1210", "12.10"), ("cu92", "9.2"), ("cpu", "cpu")])
 def test_cuda_tags(tag: str, cuda: str) -> None:
-    assert explain.parse(CHECKED, f"pt-2.9-{tag}-py310").cuda == cuda
+    assert explain.cell_of_combination(CHECKED, f"pt-2.9-{tag}-py310").cuda == cuda
 
 
 @pytest.mark.parametrize(("tag", "hint"), [("cu13", "Use cu132 for 13.2."), ("cu14", "Use cu140 for 14.0.")])
 def test_a_major_version_of_cuda_is_not_enough(tag: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
-        explain.parse(CHECKED, f"pt-2.15-{tag}-py311")
+        explain.cell_of_combination(CHECKED, f"pt-2.15-{tag}-py311")
     assert refused.value.hint == hint
 
 
@@ -612,7 +615,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     """The command, with the matrix above, the stored index and a resolver that finds no conflict."""
     (tmp_path / "matrix.yaml").write_text(MATRIX)
     monkeypatch.setattr(command, "Index", lambda _: Stored())
-    monkeypatch.setattr(host, "read", Host)
+    monkeypatch.setattr(host, "read_host", Host)
     monkeypatch.setattr(Resolver, "reason", resolves)
     return lambda *arguments: CliRunner().invoke(command.explain_command, arguments, obj=Context(root=tmp_path))
 
@@ -663,19 +666,19 @@ def test_a_named_cell_that_does_not_run_is_refused_and_one_of_all_is_not(run: Ca
 
 def test_gpus_of_this_machine(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     h200 = Gpu(name="NVIDIA H200", capability="9.0", memory=1)
-    monkeypatch.setattr(gpus, "read", lambda: ("580.65.06", (h200, h200)))
+    monkeypatch.setattr(gpus, "read_gpus", lambda: ("580.65.06", (h200, h200)))
     assert run("--gpu", "this", "pt-2.9-cu128-py311").output.splitlines() == [
         "NVIDIA H200 (compute capability 9.0), driver 580.65.06:",
         "  runs          pt-2.9-cu128-py311",
     ]
-    monkeypatch.setattr(gpus, "read", lambda: ("", ()))
+    monkeypatch.setattr(gpus, "read_gpus", lambda: ("", ()))
     assert isinstance(run("--gpu", "this").exception, UsageError)
 
 
 def described(labels: Mapping[str, str]) -> tuple[bytes, bytes]:
     """Manifest and configuration of an image with these labels."""
     config = json.dumps({"config": {"Labels": labels}, "rootfs": {"diff_ids": []}}).encode()
-    blob = {"digest": digest.of_bytes(config), "size": len(config)}
+    blob = {"digest": digest_of_bytes(config), "size": len(config)}
     return json.dumps({"config": blob, "layers": []}).encode(), config
 
 
@@ -685,7 +688,7 @@ LISTED = json.dumps(
         "manifests": [
             {"digest": "sha256:" + "7" * 64, "platform": {"architecture": "arm64", "os": "linux"}},
             {"digest": "sha256:" + "8" * 64, "platform": {"architecture": "amd64", "os": "windows"}},
-            {"digest": digest.of_bytes(MANIFEST), "platform": {"architecture": "amd64", "os": "linux"}},
+            {"digest": digest_of_bytes(MANIFEST), "platform": {"architecture": "amd64", "os": "linux"}},
         ]
     }
 ).encode()
@@ -699,7 +702,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, first: Reply, config: bytes = CONFIG)
     def answer(sent: Sent) -> Reply:
         if "/blobs/" in sent.path:
             return Reply(body=config)
-        return reply(MANIFEST) if sent.path.endswith(digest.of_bytes(MANIFEST)) else first
+        return reply(MANIFEST) if sent.path.endswith(digest_of_bytes(MANIFEST)) else first
 
     return Wire.install(monkeypatch, answer)
 
@@ -708,7 +711,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, first: Reply, config: bytes = CONFIG)
 def test_labels_of_an_image_in_a_registry(monkeypatch: pytest.MonkeyPatch, content: bytes, kind: str) -> None:
     wire = serve(monkeypatch, reply(content, kind))
     assert labels_of(connect(), "2.9") == {"gpu-images.cuda": "12.8", "gpu-images.driver": "525.60.13"}
-    assert [line for line in wire.lines if "/blobs/" in line] == [f"GET /v2/a/b/blobs/{digest.of_bytes(CONFIG)}"]
+    assert [line for line in wire.lines if "/blobs/" in line] == [f"GET /v2/a/b/blobs/{digest_of_bytes(CONFIG)}"]
 
 
 def test_an_image_in_a_registry_is_judged_by_its_labels(

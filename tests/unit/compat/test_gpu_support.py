@@ -11,7 +11,7 @@ from builder.matrix import facts
 from builder.matrix.facts import Build
 from builder.matrix.tags import ARCHITECTURES_LABEL, BUILT_FOR_LABEL, CUDA_LABEL, DRIVER_LABEL
 
-KNOWN = facts.load()
+KNOWN = facts.load_facts()
 TORCH_128 = ImageNeeds(
     cuda="12.8", driver="525.60.13", architectures=("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
     compiled="12.8",

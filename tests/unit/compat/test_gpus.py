@@ -80,7 +80,7 @@ class Library:
 def test_read(monkeypatch: pytest.MonkeyPatch, names: list[str] | None, driver: str, expected: tuple[Gpu, ...]) -> None:
     library = Library(names)
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    assert gpus.read() == (driver, expected)
+    assert gpus.read_gpus() == (driver, expected)
     assert not library.is_open
 
 

@@ -18,7 +18,7 @@ from urllib3.exceptions import ProtocolError
 from builder.common.errors import DiskError, EngineError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine
-from builder.engine.errors import translated
+from builder.engine.model import translated
 
 RESULT = bytes(range(256)) * 8
 REFERENCE = f"host.example.test/a:t@sha256:{'0' * 64}"

@@ -13,7 +13,7 @@ from http.client import HTTPResponse
 
 import pytest
 
-from builder.common import digest
+from builder.common.files import digest_of_bytes
 from builder.engine import endpoint as endpoints
 from builder.engine.endpoint import Content, Endpoint
 from builder.layers import blobs
@@ -50,7 +50,7 @@ class Served:
         return Loopback(f"127.0.0.1:{self.endpoint.port}", timeout=20)
 
 
-PLAIN_DIGEST, MANIFEST_DIGEST = digest.of_bytes(PLAIN), digest.of_bytes(MANIFEST)
+PLAIN_DIGEST, MANIFEST_DIGEST = digest_of_bytes(PLAIN), digest_of_bytes(MANIFEST)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_layer_of_many_members_inflated(served: Served) -> None:
     response, body = served.ask("blobs", PLAIN_DIGEST)
     assert response.status == 200
     assert int(response.headers["Content-Length"]) == len(PLAIN)
-    assert digest.of_bytes(body) == PLAIN_DIGEST
+    assert digest_of_bytes(body) == PLAIN_DIGEST
     assert not served.endpoint.is_broken
 
 

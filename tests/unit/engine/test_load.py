@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from builder.common import digest
 from builder.common.errors import BuildError, DamagedError, DiskError, EngineError, NoEngineError
+from builder.common.files import digest_of_bytes
 from builder.engine import load
 from builder.engine.client import RUN_LABEL
 from builder.engine.endpoint import Content, Endpoint
@@ -38,7 +38,7 @@ def put_image(store: Store, *contents: bytes) -> Image:
         layers.append(
             Layer(
                 digest=blob.digest,
-                diff_id=digest.of_bytes(content),
+                diff_id=digest_of_bytes(content),
                 size=blob.size,
                 unpacked=len(content),
             )
@@ -97,7 +97,7 @@ def test_an_archive_has_both_formats(store: Store) -> None:
         }
     ]
     blobs = {name: content for name, content in files.items() if name.startswith("blobs/")}
-    assert [path(digest.of_bytes(content)) for content in blobs.values()] == list(blobs)
+    assert [path(digest_of_bytes(content)) for content in blobs.values()] == list(blobs)
     assert [gzip.decompress(blobs[path(layer.digest)]) for layer in image.layers] == list(LAYERS)
     assert len(blobs) == len(LAYERS) + 2
 
@@ -244,7 +244,7 @@ def test_a_damaged_layer_of_unknown_size_is_removed(store: Store) -> None:
         load_image(engine_of("overlay2"), store, image)
 
 
-@pytest.mark.parametrize("change", [{"diff_id": digest.of_bytes(b"other")}, {"unpacked": 7}], ids=str)
+@pytest.mark.parametrize("change", [{"diff_id": digest_of_bytes(b"other")}, {"unpacked": 7}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_with_a_wrong_record_is_named(
     store: Store, monkeypatch: pytest.MonkeyPatch, kind: str, change: dict[str, Any]

@@ -98,7 +98,7 @@ def apt(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, candidate: 
     programs = Programs(answer)
     monkeypatch.setattr("subprocess.run", programs)
     archives = Apt(sources=(AptSource(kind="main", uri="http://mirror.example.test/debian"),))
-    monkeypatch.setattr("builder.index.host.read", lambda: machine.get("host", Host(read_apt=lambda: archives)))
+    monkeypatch.setattr("builder.index.host.read_host", lambda: machine.get("host", Host(read_apt=lambda: archives)))
     return programs
 
 

@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from builder.common.errors import DiskError, FetchError
-from builder.common.retry import RetryPolicy
+from builder.common.tasks import RetryPolicy
 from builder.index.download import DEFAULT_POLICY, Fetcher
 from builder.index.session import PIECE
 from builder.index.settings import IndexSettings

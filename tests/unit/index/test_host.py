@@ -144,7 +144,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def read(**environ: str) -> Host:
-    return host.read({"PIP_CONFIG_FILE": "/dev/null", **environ})
+    return host.read_host({"PIP_CONFIG_FILE": "/dev/null", **environ})
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -190,4 +190,4 @@ def test_a_missing_bundle_is_an_error(elsewhere: Path) -> None:
 def test_a_broken_pip_configuration(elsewhere: Path) -> None:
     (elsewhere / "pip.conf").write_text("no section")
     with pytest.raises(UsageError, match=r"pip.conf is not a pip configuration file"):
-        host.read({"PIP_CONFIG_FILE": str(elsewhere / "pip.conf")})
+        host.read_host({"PIP_CONFIG_FILE": str(elsewhere / "pip.conf")})

@@ -203,7 +203,7 @@ def encrypted(sent: Sent) -> Reply:
 )
 def test_metadata_with_an_invalid_name_or_version(text: bytes) -> None:
     with pytest.raises(FetchError, match="invalid METADATA"):
-        releases.parse("x.whl", text)
+        releases.parse_metadata("x.whl", text)
 
 
 def test_unprintable_text_is_ignored(lay: Laid) -> None:

@@ -21,7 +21,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def read(environ: Mapping[str, str], home: Path) -> IndexSettings:
-    return index.read(environ, home, home / "etc")
+    return index.read_index_settings(environ, home, home / "etc")
 
 
 def conf(path: Path, text: str) -> str:

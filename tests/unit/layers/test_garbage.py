@@ -50,7 +50,7 @@ LEFT = {"downloads/a.whl", "downloads/b.part", "tmp/c", ".index.json.d.tmp", "la
 
 def test_garbage_is_what_no_image_uses(crowded: Store) -> None:
     before = files(crowded)
-    unused = garbage.find(crowded)
+    unused = garbage.find_garbage(crowded)
     gone = {path.name for path in unused.blobs}
     assert {digest_of(data)[7:] for data in (b"old", b"kept for later")} < gone
     assert len(gone) == 3, "and the manifest of the old image; both have one configuration"
@@ -63,7 +63,7 @@ def test_garbage_is_what_no_image_uses(crowded: Store) -> None:
 
 def test_gc_frees_it_and_leaves_a_whole_store(crowded: Store) -> None:
     before, size = files(crowded), crowded.size()
-    expected = garbage.find(crowded)
+    expected = garbage.find_garbage(crowded)
     freed = garbage.collect(crowded)
     assert freed == expected
     gone = {path.relative_to(crowded.root).as_posix() for path in (*freed.blobs, *freed.leftovers)}
@@ -100,7 +100,7 @@ def test_files_that_another_builder_removes_meanwhile_are_ignored(
     crowded: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes are added without a lock: at any moment, a download becomes a wheel, or a temporary file a blob."""
-    size, before = crowded.size(), garbage.find(crowded)
+    size, before = crowded.size(), garbage.find_garbage(crowded)
     iterdir, rglob = Path.iterdir, Path.rglob
 
     def removed(folder: Path) -> Iterator[Path]:
@@ -110,7 +110,7 @@ def test_files_that_another_builder_removes_meanwhile_are_ignored(
     monkeypatch.setattr(Path, "iterdir", lambda path: chain(iterdir(path), removed(path)))
     monkeypatch.setattr(Path, "rglob", lambda path, pattern: chain(rglob(path, pattern), removed(path)))
     assert crowded.size() == size
-    assert garbage.find(crowded) == before
+    assert garbage.find_garbage(crowded) == before
 
 
 # ---- room
@@ -123,14 +123,14 @@ def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 def test_garbage_is_freed_to_make_room(crowded: Store) -> None:
     limited = Store(crowded.root, limit=crowded.size())
-    freeable = garbage.find(crowded).bytes
+    freeable = garbage.find_garbage(crowded).bytes
     garbage.make_room(limited, lambda: freeable)
-    assert garbage.find(crowded).bytes == 0
+    assert garbage.find_garbage(crowded).bytes == 0
 
 
 def test_nothing_is_freed_if_that_cannot_be_enough(crowded: Store) -> None:
     limited = Store(crowded.root, limit=crowded.size())
-    before, freeable = files(crowded), garbage.find(crowded).bytes
+    before, freeable = files(crowded), garbage.find_garbage(crowded).bytes
     with pytest.raises(DiskError, match=r"must be written to the store .*, its limit is ") as caught:
         garbage.make_room(limited, lambda: freeable + 1)
     assert "builder gc" in caught.value.hint
@@ -140,10 +140,10 @@ def test_nothing_is_freed_if_that_cannot_be_enough(crowded: Store) -> None:
 def test_room_of_the_disk(crowded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 1000)
     garbage.make_room(crowded, lambda: 999)
-    assert garbage.find(crowded).blobs, "there was room"
+    assert garbage.find_garbage(crowded).blobs, "there was room"
     with pytest.raises(DiskError, match=r"^5\.0 GB must be written .*, and the disk has 1 kB free"):
         garbage.make_room(crowded, lambda: 5_000_000_000)
-    assert garbage.find(crowded).blobs, "freeing it could not be enough"
+    assert garbage.find_garbage(crowded).blobs, "freeing it could not be enough"
 
 
 def test_a_build_that_writes_nothing_needs_no_room(crowded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_build_that_writes_nothing_needs_no_room(crowded: Store, monkeypatch: 
 
 def test_the_need_is_computed_again_after_garbage_is_freed(crowded: Store) -> None:
     """The garbage may be from an interrupted build."""
-    needs = iter([garbage.find(crowded).bytes, crowded.size() + 1])
+    needs = iter([garbage.find_garbage(crowded).bytes, crowded.size() + 1])
     with pytest.raises(DiskError):
         garbage.make_room(Store(crowded.root, limit=crowded.size()), lambda: next(needs))
 
@@ -173,7 +173,7 @@ def make_room_of_one_byte(store: Store) -> None:
 
 @pytest.mark.parametrize("what", ["manifest", "layer", "index"])
 @pytest.mark.parametrize(
-    "free_it", [garbage.find, garbage.collect, make_room_of_one_byte], ids=["find", "collect", "room"]
+    "free_it", [garbage.find_garbage, garbage.collect, make_room_of_one_byte], ids=["find", "collect", "room"]
 )
 def test_nothing_is_freed_while_a_named_image_is_incomplete(
     crowded: Store, what: str, free_it: Callable[[Store], object]
@@ -207,7 +207,7 @@ def test_a_damaged_image_can_be_removed(crowded: Store) -> None:
 
 def test_a_check_of_an_undamaged_store(crowded: Store) -> None:
     read: list[int] = []
-    result = garbage.check(crowded, read.append)
+    result = garbage.check_blobs(crowded, read.append)
     assert (result.damaged, result.incomplete) == ((), {})
     assert result.blobs == len(list((crowded.root / "blobs/sha256").iterdir()))
     assert result.bytes == sum(read)
@@ -217,12 +217,12 @@ def test_a_check_removes_damaged_blobs_and_names_the_incomplete_images(crowded: 
     """The next build makes them again."""
     damage(crowded, digest_of(b"new"))
     damage(crowded, digest_of(b"kept for later"))
-    result = garbage.check(crowded, lambda _: None)
+    result = garbage.check_blobs(crowded, lambda _: None)
     assert set(result.damaged) == {digest_of(b"new"), digest_of(b"kept for later")}
     assert list(result.incomplete) == ["x"]
     assert not crowded.path(digest_of(b"new")).exists()
     crowded.put(b"new", LAYER_TYPE)
-    assert garbage.check(crowded, lambda _: None).incomplete == {}
+    assert garbage.check_blobs(crowded, lambda _: None).incomplete == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", None], ids=["empty", "truncated", "lost"])
@@ -234,7 +234,7 @@ def test_a_check_restores_the_index(crowded: Store, text: str | None) -> None:
         crowded.index.unlink()
     else:
         crowded.index.write_text(text)
-    result = garbage.check(crowded, lambda _: None)
+    result = garbage.check_blobs(crowded, lambda _: None)
     recovered = result.restored[0]
     assert (result.incomplete, result.restored) == ({}, (recovered, "x"))
     assert recovered.startswith("recovered:")
@@ -252,7 +252,7 @@ def test_a_lost_index_is_restored_from_the_records_of_images(store: Store) -> No
     store.put_record("9" * 64, {"digest": manifests["old"].digest, "size": 1})
     store.path(manifests["lost"].digest).unlink()
     store.index.unlink()
-    assert garbage.check(store, lambda _: None).restored == ("org/a:1", "org/b:1")
+    assert garbage.check_blobs(store, lambda _: None).restored == ("org/a:1", "org/b:1")
     assert store.images() == {"org/a:1": manifests["new"], "org/b:1": manifests["other"]}
 
 

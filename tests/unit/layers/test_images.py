@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from builder.common import digest
 from builder.common.errors import DamagedError, FileError
+from builder.common.files import digest_of_bytes
 from builder.layers import images, oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
@@ -31,7 +31,7 @@ def put_image(store: Store, *contents: bytes, name: str = "") -> Image:
     layers = []
     for content in contents:
         blob = store.put(content, LAYER_TYPE)
-        diff_id = digest.of_bytes(b"tar of " + content)
+        diff_id = digest_of_bytes(b"tar of " + content)
         layers.append(Layer(digest=blob.digest, diff_id=diff_id, size=blob.size))
     settings = Settings(env={}, ports=(), command=("x",), labels={"a": "1"})
     history = tuple(f"layer {number}" for number in range(len(layers)))
@@ -43,7 +43,7 @@ def put_image(store: Store, *contents: bytes, name: str = "") -> Image:
 
 def test_an_image_is_read_as_it_was_stored(store: Store) -> None:
     image = put_image(store, b"one", b"two")
-    assert images.read(store, image.manifest.digest) == image
+    assert images.read_stored_image(store, image.manifest.digest) == image
     assert images.missing(store, image.manifest.digest) == []
     assert images.image_ids(store) == {image.manifest.digest, image.config.digest}
 
@@ -57,36 +57,36 @@ def test_missing_and_truncated_blobs(store: Store) -> None:
     assert images.image_ids(store) == set()
     store.path(image.config.digest).unlink()
     with pytest.raises(DamagedError, match="is missing from the store"):
-        images.read(store, image.manifest.digest)
+        images.read_stored_image(store, image.manifest.digest)
 
 
 def test_an_image_is_found_by_its_plan_and_its_operating_system(store: Store, tiny: Project) -> None:
     """Until one of its blobs is missing."""
-    planned = plan.make_locked(tiny, tiny.select(["qz-0.5-cu129-py311"])).images[0]
+    planned = plan.make_locked_plan(tiny, tiny.select(["qz-0.5-cu129-py311"])).images[0]
     image = put_image(store, b"os", b"wheels")
     system = OsLayer(
         digest=image.layers[0].digest, diff_id=image.layers[0].diff_id, size=2, unpacked=3,
         created="2026-01-01T00:00:00Z", taken=(), folders=(),
     )  # fmt: skip
     images.put_name(store, planned, system, image.manifest, "x")
-    assert images.find(store, planned) is None, "without its operating system"
+    assert images.find_stored_image(store, planned) is None, "without its operating system"
     other = replace(system, digest=image.layers[1].digest, size=image.layers[1].size)
     for made, expected in ((other, None), (system, image)):
-        store.put_record(planned.os, asdict(made))
-        assert images.find(store, planned) == expected
+        store.put_record(planned.os_inputs, asdict(made))
+        assert images.find_stored_image(store, planned) == expected
     store.path(image.layers[1].digest).unlink()
-    assert images.find(store, planned) is None
+    assert images.find_stored_image(store, planned) is None
 
 
 def test_an_image_without_its_manifest(store: Store) -> None:
     with pytest.raises(FileError):
-        images.read(store, "sha256:" + "0" * 64)
+        images.read_stored_image(store, "sha256:" + "0" * 64)
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b'{"config": 1, "layers": []}', b'{"config": {"digest": 1}}', b"x"])
 def test_an_invalid_manifest_is_damaged(store: Store, text: bytes) -> None:
     blob = store.put(text, MANIFEST_TYPE)
-    for read in (images.blobs, images.read):
+    for read in (images.blobs, images.read_stored_image):
         with pytest.raises(DamagedError, match="invalid manifest") as caught:
             read(store, blob.digest)
         assert caught.value.blob == blob.digest

@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 
-from builder.common import digest
 from builder.common.errors import BuildError, LockError
+from builder.common.files import digest_of_bytes
 from builder.layers import known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Layer
 from builder.layers.os_layer import OsLayer
-from builder.lock.document import KNOWN_LAYERS as PATH
+from builder.lock.lockfile import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import LayerKind, PlannedLayer
 
-OS = digest.of_bytes(b"the inputs of an operating system")
+OS = digest_of_bytes(b"the inputs of an operating system")
 
 
 def planned(kind: LayerKind = "wheels", name: str = "torch") -> PlannedLayer:
-    return PlannedLayer(kind=kind, name=name, component="x", inputs=digest.of_bytes(name.encode()))
+    return PlannedLayer(kind=kind, name=name, component="x", inputs=digest_of_bytes(name.encode()))
 
 
 def layer(content: str = "1", compressed: str = "") -> Layer:
     blob = f"{content} {compressed}".encode()
-    return Layer(digest=digest.of_bytes(blob), diff_id=digest.of_bytes(content.encode()), size=len(blob), unpacked=9)
+    return Layer(digest=digest_of_bytes(blob), diff_id=digest_of_bytes(content.encode()), size=len(blob), unpacked=9)
 
 
 def system(content: str = "1", compressed: str = "") -> OsLayer:
@@ -110,7 +110,7 @@ def test_the_description_of_a_recorded_system_must_be_right(root: Path, change: 
         known.add_system(OS, system())
 
 
-@pytest.mark.parametrize("change", [{"diff_id": digest.of_bytes(b"x")}, {"size": 1}, {"unpacked": 1}])
+@pytest.mark.parametrize("change", [{"diff_id": digest_of_bytes(b"x")}, {"size": 1}, {"unpacked": 1}])
 def test_a_recorded_layer_must_be_right_in_all_its_fields(root: Path, change: dict[str, Any]) -> None:
     """The diff id of a known layer is not computed again."""
     known = KnownLayers(root)

@@ -59,13 +59,13 @@ def stored(content: bytes) -> Zipped:
 def write(entries: Sequence[Entry]) -> tuple[bytes, Layer, tuple[Source, ...], tuple[File, ...]]:
     """The blob, the layer, which must describe it correctly, its Python files and its files."""
     out = io.BytesIO()
-    layer, sources, files = splice.write(entries, out)
+    layer, sources, files = splice.write_layer(entries, out)
     blob = out.getvalue()
     assert layer.size == len(blob)
     assert layer.digest == "sha256:" + hashlib.sha256(blob).hexdigest()
     assert layer.diff_id == "sha256:" + hashlib.sha256(gzip.decompress(blob)).hexdigest()
     known = io.BytesIO()
-    again = splice.write(entries, known, diff_id=layer.diff_id)
+    again = splice.write_layer(entries, known, diff_id=layer.diff_id)
     assert again == (layer, sources, files), "it is the same without inflating"
     assert known.getvalue() == blob
     return blob, layer, sources, files
@@ -126,7 +126,9 @@ def test_entries_can_be_read_back() -> None:
     assert list(files) == [entry.path for entry in ENTRIES]
     for entry in ENTRIES:
         info, content = files[entry.path]
-        expected = entry.content if isinstance(entry.content, bytes) else entry.content and splice.read(entry.content)
+        expected = (
+            entry.content if isinstance(entry.content, bytes) else entry.content and splice.read_zipped(entry.content)
+        )
         assert content == (expected or b"")
         assert (info.mode, info.linkname) == (entry.mode, entry.link)
         assert (info.uid, info.gid, info.uname, info.gname) == (0, 0, "", "")
@@ -258,7 +260,7 @@ def test_nothing_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, compress)
     out = io.BytesIO()
-    splice.write(ENTRIES, out)
+    splice.write_layer(ENTRIES, out)
     assert out.getvalue() == expected
 
 
@@ -373,13 +375,13 @@ def test_damage_is_an_error_that_names_the_path(content: Zipped, after: int) -> 
     entries = [Entry(path="a/good", mode=0o644, content=b"good"), Entry(path="a/bad", mode=0o644, content=content)]
     entries += [Entry(path=f"a/{n}", mode=0o644, content=bytes(splice.CHUNK)) for n in range(after)]
     with pytest.raises(SpliceError, match=r"^some\.whl: a/bad: "):
-        splice.write(entries, io.BytesIO())
+        splice.write_layer(entries, io.BytesIO())
     assert threading.active_count() == threads
 
 
 @pytest.mark.parametrize("content", STREAMS)
 def test_damage_is_an_error_when_an_entry_is_read_or_hashed(content: Zipped) -> None:
-    for read in (splice.read, splice.sha256):
+    for read in (splice.read_zipped, splice.sha256):
         with pytest.raises(SpliceError, match=r"^some\.whl: a/bad: "):
             read(content)
 
@@ -387,7 +389,7 @@ def test_damage_is_an_error_when_an_entry_is_read_or_hashed(content: Zipped) -> 
 @pytest.mark.parametrize("kind", [deflated, stored])
 @pytest.mark.parametrize("data", [b"", MODULE, bytes(5 * splice.CHUNK)], ids=["empty", "small", "large"])
 def test_an_entry_is_read_or_hashed(kind: Callable[[bytes], Zipped], data: bytes) -> None:
-    assert splice.read(kind(data)) == data
+    assert splice.read_zipped(kind(data)) == data
     assert splice.sha256(kind(data)) == hashlib.sha256(data).hexdigest()
 
 
@@ -408,9 +410,9 @@ def test_a_zip_bomb_is_detected_while_it_is_inflated(size: int) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(SpliceError, match=r"some\.whl: a/bad: "):
-            splice.write([Entry(path="a/bomb", mode=0o644, content=content)], out)
+            splice.write_layer([Entry(path="a/bomb", mode=0o644, content=content)], out)
         with pytest.raises(SpliceError):
-            splice.read(content)
+            splice.read_zipped(content)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -447,7 +449,7 @@ def much() -> Iterator[Entry]:
 
 def writes() -> int:
     out = Failing(0, OSError())
-    splice.write(much(), out)
+    splice.write_layer(much(), out)
     return out.writes
 
 
@@ -459,7 +461,7 @@ def test_an_error_while_writing_is_raised_and_leaves_no_thread(which: str) -> No
     error = OSError(28, "No space left on device")
     out = Failing({"first": 1, "middle": total // 2, "last": total}[which], error)
     with pytest.raises(OSError, match="No space left") as raised:
-        splice.write(much(), out)
+        splice.write_layer(much(), out)
     assert raised.value is error
     assert threading.enumerate() == threads
     assert out.writes == out._number, "it continued after the error"
@@ -473,7 +475,7 @@ def test_an_error_of_the_entries_is_raised_and_leaves_no_thread(error: BaseExcep
 
     threads = threading.enumerate()
     with pytest.raises(type(error)) as raised:
-        splice.write(entries(), io.BytesIO())
+        splice.write_layer(entries(), io.BytesIO())
     assert raised.value is error
     assert threading.enumerate() == threads
 
@@ -494,7 +496,7 @@ def test_ctrl_c_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, number: int) -
     monkeypatch.setattr(threading, "Semaphore", Interrupted)
     threads = threading.enumerate()
     with pytest.raises(KeyboardInterrupt):
-        splice.write(ENTRIES if number < 3 else much(), io.BytesIO())
+        splice.write_layer(ENTRIES if number < 3 else much(), io.BytesIO())
     assert threading.enumerate() == threads
 
 
@@ -514,7 +516,7 @@ def test_slow_writing_limits_reading() -> None:
             read += 1
             yield Entry(path=f"{number}", mode=0o644, content=stored(NOISE))
 
-    thread = threading.Thread(target=splice.write, args=(entries(), Slow()))
+    thread = threading.Thread(target=splice.write_layer, args=(entries(), Slow()))
     thread.start()
     before = -1
     while before != read:

@@ -382,7 +382,7 @@ def test_names_are_sorted(store: Store, tmp_path: Path) -> None:
 
 def test_an_existing_name_is_not_written_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = image(store, "x", b"layer")
-    monkeypatch.setattr("builder.common.atomic.write_text", failing(AssertionError("written again")))
+    monkeypatch.setattr("builder.layers.store.write_atomically", failing(AssertionError("written again")))
     store.name("x", manifest)
 
 

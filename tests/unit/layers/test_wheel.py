@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from builder.layers import splice, wheel, wheel_zip
 from builder.layers.splice import Entry, SpliceError, Zipped
-from builder.layers.wheel import Place
+from builder.layers.wheel import InstallScheme
 from builder.layers.wheel_zip import WheelError
 from builder.plan import layer_order
 
@@ -48,7 +48,7 @@ class Wheel:
 
 
 def read(entry: Entry) -> bytes:
-    return splice.read(entry.content) if isinstance(entry.content, Zipped) else entry.content or b""
+    return splice.read_zipped(entry.content) if isinstance(entry.content, Zipped) else entry.content or b""
 
 
 def row(path: str, content: bytes) -> tuple[str, str, str]:
@@ -104,27 +104,27 @@ def zipped(
     return Wheel(name=name, content=out.getvalue())
 
 
-def entries(packed: Wheel, place: Place = PLACE) -> dict[str, Entry]:
+def entries(packed: Wheel, place: InstallScheme = PLACE) -> dict[str, Entry]:
     """Path -> entry of an installed wheel; paths are unique."""
     files = list(wheel.install(*packed.open(), place))
     assert len({entry.path for entry in files}) == len(files)
     return {entry.path: entry for entry in files}
 
 
-def installed(packed: Wheel, place: Place = PLACE) -> dict[str, bytes]:
+def installed(packed: Wheel, place: InstallScheme = PLACE) -> dict[str, bytes]:
     """The files, without the links of the second record."""
     return {path: read(entry) for path, entry in entries(packed, place).items() if not entry.link}
 
 
-def record(packed: Wheel, place: Place = PLACE) -> dict[str, list[str]]:
+def record(packed: Wheel, place: InstallScheme = PLACE) -> dict[str, list[str]]:
     text = installed(packed, place)[f"{place.site}/{INFO}/RECORD"].decode()
     return {path: rest for path, *rest in csv.reader(io.StringIO(text))}
 
 
-def refusal(*packed: Wheel, place: Place = PLACE) -> str:
+def refusal(*packed: Wheel, place: InstallScheme = PLACE) -> str:
     """The message of a refusal: one line that begins with the name of the (last) wheel."""
     with pytest.raises(WheelError) as raised:
-        splice.write(wheel.layer_entries([item.open() for item in packed], place), io.BytesIO())
+        splice.write_layer(wheel.layer_entries([item.open() for item in packed], place), io.BytesIO())
     message = str(raised.value)
     assert "\n" not in message
     assert message.startswith((f"{packed[-1].name}: ", f"{packed[0].name} and {packed[-1].name} "))
@@ -147,7 +147,7 @@ def test_a_plain_wheel_in_its_order_and_record_is_last() -> None:
 
 
 @pytest.mark.parametrize(("place", "site"), [(PLACE, SITE), (wheel.CUDA, "opt/nvidia")])
-def test_a_second_record_links_to_the_first(place: Place, site: str) -> None:
+def test_a_second_record_links_to_the_first(place: InstallScheme, site: str) -> None:
     """For the files of the folder itself: an installer that replaces the package removes only these links."""
     packed = pack({"a.py": b""}, points="[console_scripts]\nrun = a:b\n", parts={"licenses/LICENSE": b""})
     links = {path: entry for path, entry in entries(packed, place).items() if entry.link}
@@ -637,7 +637,7 @@ def test_any_damage_raises_our_errors(changes: list[tuple[int, int]], end: int, 
     with io.BytesIO() if in_memory else tempfile.TemporaryFile() as file:
         file.write(content)
         try:
-            splice.write(wheel.layer_entries([(NAME, cast("BinaryIO", file))], PLACE), io.BytesIO())
+            splice.write_layer(wheel.layer_entries([(NAME, cast("BinaryIO", file))], PLACE), io.BytesIO())
         except (WheelError, SpliceError) as error:
             assert str(error).startswith(f"{NAME}: ")  # noqa: PT017  it need not be raised
 
@@ -737,7 +737,7 @@ def test_a_layer_of_a_wheel_is_these_bytes() -> None:
         points="[console_scripts]\nrun = tiny:run\n[gui_scripts]\nwindow = tiny.gui:App.run\n",
         method=zipfile.ZIP_STORED,
     )
-    written, *_ = splice.write(wheel.layer_entries([packed.open()], PLACE), io.BytesIO())
+    written, *_ = splice.write_layer(wheel.layer_entries([packed.open()], PLACE), io.BytesIO())
     assert layer_order.LAYER_FORMAT == 4
     assert written.digest == "sha256:eae85e1f0aff42e69f9dcf5968d195ee090093341629f8184aee93332a7fbf4c"
     assert written.diff_id == "sha256:713862eae54b7e04a9709468e8aa01235df0cb5f3bbd34e35e2742a65845993c"

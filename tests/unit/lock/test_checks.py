@@ -38,7 +38,7 @@ RIGHT = (RUNTIME, CUDNN, wheel("torch", "2.9.1", "cp311-cp311-manylinux_2_28_x86
 
 def refusal(cell: Cell, *wheels: Wheel) -> LockError:
     with pytest.raises(LockError) as caught:
-        checks.check(cell, wheels, {wheel.name for wheel in wheels})
+        checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels})
     return caught.value
 
 
@@ -62,7 +62,7 @@ def refusal(cell: Cell, *wheels: Wheel) -> LockError:
     ids=["CUDA 12", "CUDA 13", "CUDA 11", "cpu", "post and local versions"],
 )
 def test_good_wheels(cell: Cell, wheels: list[Wheel]) -> None:
-    checks.check(cell, wheels, {wheel.name for wheel in wheels})
+    checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels})
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,14 @@ def test_packages_without_a_python(tiny: Project) -> None:
 def test_all_locks_of_this_project_are_right() -> None:
     project = Project(ROOT)
     for cell in project.cells:
-        system = os_lock.read(ROOT, os_lock.request_of_cell(project.matrix, cell))
+        system = os_lock.read_os_lock(ROOT, os_lock.request_of_cell(project.matrix, cell))
         assert system
         assert list(checks.system_faults(project.matrix, cell.python, system)) == []
     for group, members in project.groups.items():
-        lock = lockfile.read(ROOT, group)
+        lock = lockfile.read_lock(ROOT, group)
         assert lock is not None
         for cell in members:
             assert lockfile.stale_reason(project.matrix, lock, [cell]) == ""
             wheels = lockfile.of_cell(project.matrix, cell, lock).wheels
             foundation = {"cuda", *cells.foundation(project.matrix, cell)}
-            checks.check(cell, wheels, {wheel.name for wheel in wheels if wheel.component in foundation})
+            checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels if wheel.component in foundation})

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from builder.cli import compare
 from builder.cli.context import Context
-from builder.common import digest
 from builder.common.errors import BuilderError, LockError, MatrixError, UsageError, VerifyError
+from builder.common.files import digest_of_bytes, digest_of_data
 from builder.index.host import Host
-from builder.index.wheels import Entry, Wheel
+from builder.index.wheels import LockedWheel, Wheel
 from builder.layers import images, oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
 from builder.layers.store import Store
 from builder.lock import diff, lockfile, os_lock
-from builder.lock.diff import Side
-from builder.lock.lockfile import Basis, Lock, Locked, Part
+from builder.lock.diff import ImageContents
+from builder.lock.lockfile import Basis, Lock, Locked, LockedComponent
 from builder.lock.os_lock import OsLock, OsRequest
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
@@ -49,11 +49,13 @@ def group_lock(*wheels: Wheel, group: str = CELL, components: Sequence[str] = ("
     owners = {wheel.name: "ember" if wheel.component == "cuda" else wheel.component for wheel in wheels}
     assert set(owners.values()) <= set(components)
     parts = {
-        component: Part(requirements=[], wheels=sorted(name for name, owner in owners.items() if owner == component))
+        component: LockedComponent(
+            requirements=[], wheels=sorted(name for name, owner in owners.items() if owner == component)
+        )
         for component in components
     }
     entries = [
-        Entry(name=wheel.name, version=wheel.version, file=wheel.file, size=wheel.size, sha256=wheel.sha256)
+        LockedWheel(name=wheel.name, version=wheel.version, file=wheel.file, size=wheel.size, sha256=wheel.sha256)
         for wheel in sorted(wheels, key=lambda wheel: wheel.name)
     ]
     basis = Basis(cuda="", toolkit="", python="", platform="", glibc="", constraints=[])
@@ -62,13 +64,13 @@ def group_lock(*wheels: Wheel, group: str = CELL, components: Sequence[str] = ("
 
 def os_locked(request: OsRequest, versions: Mapping[str, str]) -> OsLock:
     packages = [
-        os_lock.Package(name=name, version=version, architecture="amd64", size=1, sha256="0" * 64)
+        os_lock.DebianPackage(name=name, version=version, architecture="amd64", size=1, sha256="0" * 64)
         for name, version in sorted(versions.items())
     ]
     return OsLock(debian=request.debian, time="20261122T210000Z", requested=request.packages, packages=tuple(packages))
 
 
-def side(*wheels: Wheel, cell: str = CELL) -> Side:
+def side(*wheels: Wheel, cell: str = CELL) -> ImageContents:
     return diff.of_lock(locked(*wheels, cell=cell))
 
 
@@ -83,14 +85,14 @@ def layer(*wheels: Wheel, python: str = "3.11", kind: str = "wheels") -> str:
 def blobs(*layers: tuple[str, int]) -> tuple[bytes, bytes]:
     """Manifest and configuration of an image of these layers, as line of history and bytes."""
     history = [{"created_by": line} for line, _ in layers]
-    diff_ids = [digest.of_data([line]) for line, _ in layers]
+    diff_ids = [digest_of_data([line]) for line, _ in layers]
     config = json.dumps({"rootfs": {"diff_ids": diff_ids}, "history": history}).encode()
-    entries = [{"digest": digest.of_data([line, size]), "size": size} for line, size in layers]
-    manifest = {"config": {"digest": digest.of_bytes(config), "size": len(config)}, "layers": entries}
+    entries = [{"digest": digest_of_data([line, size]), "size": size} for line, size in layers]
+    manifest = {"config": {"digest": digest_of_bytes(config), "size": len(config)}, "layers": entries}
     return json.dumps(manifest).encode(), config
 
 
-def image(*layers: tuple[str, int], known: Sequence[Locked] = ()) -> Side:
+def image(*layers: tuple[str, int], known: Sequence[Locked] = ()) -> ImageContents:
     manifest, config = blobs(*layers)
     return images.side("example/image:1", manifest, lambda _: config, diff.sizes(map(diff.of_lock, known)))
 
@@ -322,7 +324,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiffCommand:
     (tmp_path / "matrix.yaml").write_text(MATRIX)
     monkeypatch.setattr("subprocess.run", Programs(desk.git))
     monkeypatch.setattr("builder.common.git.export", desk.export)
-    monkeypatch.setattr("builder.index.host.read", Host)
+    monkeypatch.setattr("builder.index.host.read_host", Host)
     newer = wheel("ember", "ember", "1.11.0", 950_000)
     desk.commit("old", group_lock(CUDA, EMBER), group_lock(PLAIN, group=OTHER))
     desk.commit("new", group_lock(CUDA, newer), group_lock(PLAIN, group=OTHER))

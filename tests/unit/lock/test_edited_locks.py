@@ -61,14 +61,14 @@ TINY = Project(UNIT / "tiny")
 KINDS = {
     "wheels": Kind(
         text=lockfile.dump(locks.lock_of(TINY, TINY.groups[GROUP])),
-        parse=lambda text: lockfile.parse(text, f"locks/{GROUP}.json", GROUP),
+        parse=lambda text: lockfile.parse_lock(text, f"locks/{GROUP}.json", GROUP),
         dump=lockfile.dump,
         contradictions=of_wheels,
         entries="wheels",
     ),
     "packages": Kind(
         text=os_lock.dump(locks.os_lock_of(REQUEST)),
-        parse=lambda text: os_lock.parse(text, REQUEST),
+        parse=lambda text: os_lock.parse_os_lock(text, REQUEST),
         dump=os_lock.dump,
         contradictions=of_packages,
         entries="packages",

@@ -113,7 +113,7 @@ choices = st.builds(
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A checkout without matrix.yaml and locks. Its matrix.yaml is read as JSON, which is faster."""
 
-    read_yaml = strict_yaml.parse
+    read_yaml = strict_yaml.parse_yaml
 
     def parse(blob: bytes, name: str) -> Located:
         if name != "matrix.yaml":
@@ -125,7 +125,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copytree(ROOT / "templates", folder / "templates", symlinks=True, ignore=ignored)
     (folder / "locks").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strict_yaml, "parse", parse)
+        patch.setattr(strict_yaml, "parse_yaml", parse)
         yield folder
 
 
@@ -145,11 +145,11 @@ def put(project: Project, locks: dict[str, Lock]) -> None:
 
 def seen(project: Project, chosen: Sequence[Cell]) -> dict[str, tuple[Any, ...]]:
     """Cell id -> all that must not change: Dockerfile and what it reads, layers, digest of the plan."""
-    planned = plan.make_locked(project, chosen)
+    planned = plan.make_locked_plan(project, chosen)
     result = {}
     for image in planned.images:
         texts = render.render(project.root, project.matrix, plan.Plan(images=(image,)))
-        result[image.id] = (texts, image.layers, image.digest, image.os, image.constraints)
+        result[image.id] = (texts, image.layers, image.digest, image.os_inputs, image.constraints)
     return result
 
 

@@ -25,35 +25,35 @@ def test_the_tiny_locks_are_up_to_date(tiny: Project, snapshot: Callable[[str, s
 
 def test_read_gives_what_was_written(tiny: Project) -> None:
     for group, lock in locks.locks(tiny).items():
-        assert lockfile.read(tiny.root, group) == lock
+        assert lockfile.read_lock(tiny.root, group) == lock
 
 
 def test_an_empty_lock(tiny: Project) -> None:
     empty = replace(locks.locks(tiny)[GROUP], wheels=(), components={})
     lockfile.path(tiny.root, GROUP).write_text(lockfile.dump(empty))
-    assert lockfile.read(tiny.root, GROUP) == empty
+    assert lockfile.read_lock(tiny.root, GROUP) == empty
 
 
 def test_none(tiny: Project) -> None:
-    assert lockfile.read(tiny.root, "em-1.9-cu129-py39") is None
+    assert lockfile.read_lock(tiny.root, "em-1.9-cu129-py39") is None
 
 
 def test_a_lock_of_another_format(tiny: Project) -> None:
     """As in an older revision, where nothing is damaged."""
     text = lockfile.dump(locks.locks(tiny)[GROUP]).replace('"format": 2', '"format": 1')
     with pytest.raises(LockError, match=r"^HEAD~9:locks/x\.json has lock format 1; this builder reads format 2$"):
-        lockfile.parse(text, "HEAD~9:locks/x.json", "x")
+        lockfile.parse_lock(text, "HEAD~9:locks/x.json", "x")
 
 
 def test_a_lock_that_cannot_be_read_is_named(tiny: Project) -> None:
     path = lockfile.path(tiny.root, "em-1.9-cu129-py39")
     path.write_bytes(b"\xff")
     with pytest.raises(LockError, match=r"em-1.9-cu129-py39.json: .*codec can't decode"):
-        lockfile.read(tiny.root, "em-1.9-cu129-py39")
+        lockfile.read_lock(tiny.root, "em-1.9-cu129-py39")
     path.unlink()
     path.mkdir()
     with pytest.raises(LockError, match=r"em-1.9-cu129-py39.json: .*Is a directory"):
-        lockfile.read(tiny.root, "em-1.9-cu129-py39")
+        lockfile.read_lock(tiny.root, "em-1.9-cu129-py39")
 
 
 def test_requirements_by_component(tiny: Project) -> None:
@@ -94,7 +94,7 @@ def test_requirements_of_a_component_of_a_line(edit: Edit) -> None:
 def stale(project: Project, cell_id: str = CELL) -> str:
     """Why the tiny lock is not current for a cell."""
     [cell] = project.select([cell_id])
-    lock = lockfile.read(project.root, cell.group)
+    lock = lockfile.read_lock(project.root, cell.group)
     assert lock is not None
     return lockfile.stale_reason(project.matrix, lock, [cell])
 
@@ -244,4 +244,4 @@ def test_wheels_that_are_missing_or_unused_are_named(tiny: Project) -> None:
         part = replace(lock.components["board"], wheels=wheels)
         text = lockfile.dump(replace(lock, components={**lock.components, "board": part}))
         with pytest.raises(LockError, match=f"was edited by hand: {fault}$"):
-            lockfile.parse(text, "x", GROUP)
+            lockfile.parse_lock(text, "x", GROUP)

@@ -32,9 +32,9 @@ def request_of(project: Project, name: str = CELL) -> OsRequest:
 def test_what_is_written_is_read(tiny: Project) -> None:
     request = request_of(tiny)
     lock = locks.os_lock_of(request)
-    assert os_lock.parse(os_lock.dump(lock), request) == lock
-    assert os_lock.read(tiny.root, request) == lock
-    assert os_lock.read(tiny.root, replace(request, packages=())) is None
+    assert os_lock.parse_os_lock(os_lock.dump(lock), request) == lock
+    assert os_lock.read_os_lock(tiny.root, request) == lock
+    assert os_lock.read_os_lock(tiny.root, replace(request, packages=())) is None
 
 
 def test_a_source_is_written_where_the_field_is_present(tiny: Project) -> None:
@@ -46,7 +46,7 @@ def test_a_source_is_written_where_the_field_is_present(tiny: Project) -> None:
     named = replace(lock, packages=(replace(first, source="glibc (2.36-9)"), *others))
     text = os_lock.dump(named)
     assert text.count('"source"') == 1
-    assert os_lock.parse(text, request) == named
+    assert os_lock.parse_os_lock(text, request) == named
     assert named.packages[0].source_package == ("glibc", "2.36-9")
     assert others[0].source_package == (others[0].name, others[0].version)
 
@@ -67,7 +67,7 @@ def test_a_refresh_adds_sources_to_an_earlier_lock(tiny: Project, archive: locks
     changed, _, said = update(tiny, CELL, refresh=True)
     assert changed == [request_of(tiny).path]
     assert said == ["Debian newbird: reading the lists of packages"], "no version differs"
-    lock = os_lock.read(tiny.root, request_of(tiny))
+    lock = os_lock.read_os_lock(tiny.root, request_of(tiny))
     assert lock
     assert {package.source for package in lock.packages} == {"glibc"}
 
@@ -165,7 +165,7 @@ def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: locks.Fake
     assert (changed, failures) == ([path], [])
     assert said == ["Debian newbird: reading the lists of packages", f"{path}: {count} packages, the newest versions"]
     assert update(tiny, "*")[0] == [old_path]
-    lock = os_lock.read(tiny.root, request_of(tiny))
+    lock = os_lock.read_os_lock(tiny.root, request_of(tiny))
     assert lock
     assert lock.packages == locks.os_lock_of(request_of(tiny), "2.0-1").packages
     assert lock.time >= "20261122T000000Z"
@@ -192,7 +192,7 @@ def test_a_refresh_without_new_packages_changes_nothing(tiny: Project, archive: 
 def test_a_lock_is_made_from_the_snapshot_archive_if_there_is_one(edit: Edit, archive: locks.FakeArchive) -> None:
     project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
     [path] = update(project, CELL, refresh=True)[0]
-    lock = os_lock.read(project.root, request_of(project))
+    lock = os_lock.read_os_lock(project.root, request_of(project))
     assert lock
     assert lock.time != locks.TIME
     assert f"http://snapshot.example.test/archive/debian/{lock.time} newbird main" in archive.sources
@@ -256,17 +256,17 @@ def test_a_lock_refuses_what_the_locked_packages_contradict(
 
 def test_a_missing_lock_is_found_by_check(tiny: Project) -> None:
     path = request_of(tiny).path
-    locking.check(tiny, tiny.select([CELL]))
+    locking.check_locks(tiny, tiny.select([CELL]))
     (tiny.root / path).unlink()
     with pytest.raises(StaleError, match=f"^locks are out of date:\n  {path}: missing$"):
-        locking.check(tiny, tiny.select([CELL]))
+        locking.check_locks(tiny, tiny.select([CELL]))
 
 
 def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: locks.FakeArchive, edit: Edit) -> None:
     path = request_of(tiny).path
     project = edit("apt: [python3]", "apt: [python3, git]")
     with pytest.raises(StaleError, match=f"  {path}: belongs to no cell"):
-        locking.check(project, [])
+        locking.check_locks(project, [])
     archive.broken = "newbird"
     with pytest.raises(LockError):
         locking.update(project, project.select([CELL]), Host(), upgrade=False, refresh=True, say=lambda _: None)
@@ -303,7 +303,7 @@ def test_check_names_missing_and_damaged_locks(tiny: Project) -> None:
     (tiny.root / path).unlink()
     (tiny.root / old_path).write_text("{}")
     with pytest.raises(StaleError) as caught:
-        locking.check(tiny, tiny.select([CELL, OLD_CELL]))
+        locking.check_locks(tiny, tiny.select([CELL, OLD_CELL]))
     lines = [line.strip() for line in str(caught.value).splitlines() if os_lock.PREFIX in line]
     assert sorted(line.partition(":")[0].partition(" ")[0] for line in lines) == sorted([path, old_path])
 
@@ -324,7 +324,7 @@ def test_only_locks_with_packages_that_are_gone_are_renewed(tiny: Project, archi
     new, said = current_locks(tiny)
     assert {request: lock.versions["libc6"] for request, lock in new.items()} == {request_of(tiny): "2.36-2.0-1"}
     assert said == [f"Debian {release}: looking up the locked packages" for release in ("newbird", "oldbird")]
-    assert os_lock.read(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny)), "nothing is written"
+    assert os_lock.read_os_lock(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny)), "nothing is written"
 
 
 def test_a_release_that_cannot_be_looked_up_keeps_its_locks(tiny: Project, archive: locks.FakeArchive) -> None:

@@ -333,7 +333,7 @@ def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(
     assert {wheel.size for wheel in lock.wheels} != {0}
     assert all(wheel.size == len(wheel.file) for wheel in lock.wheels)
     assert str(uv.wheels) not in lockfile.dump(lock)
-    assert lockfile.parse(lockfile.dump(lock), "its file", GROUP) == lock
+    assert lockfile.parse_lock(lockfile.dump(lock), "its file", GROUP) == lock
     assert lockfile.stale_reason(tiny.matrix, lock, group, group) == ""
 
 
@@ -476,7 +476,7 @@ def test_a_new_component_is_resolved_beside_what_is_kept(tiny: Project, edit: Ed
     assert lock.components["extra"].wheels == ["extra", "other", "pip"]
     assert [wheel for wheel in lock.wheels if wheel.name not in {"extra", "other"}] == list(present.wheels)
     assert (lock.versions["extra"], lock.versions["other"]) == ("3.0", "1.5")
-    assert lockfile.parse(lockfile.dump(lock), "its file", GROUP) == lock
+    assert lockfile.parse_lock(lockfile.dump(lock), "its file", GROUP) == lock
 
     assert uv.closures == [["extra"]]
     [choice] = uv.version_calls

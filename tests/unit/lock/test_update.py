@@ -11,7 +11,7 @@ from builder.common.errors import LockError, StaleError
 from builder.index.host import Host
 from builder.lock import lockfile, os_lock
 from builder.lock import update as locking
-from builder.lock.lockfile import Lock, Part
+from builder.lock.lockfile import Lock, LockedComponent
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from tests.fakes import locks
@@ -40,7 +40,9 @@ def lock_of(project: Project, group: str, versions: Mapping[str, str]) -> Lock:
     return Lock(
         group=group,
         basis=lockfile.basis(project.matrix, members[0]),
-        components={name: Part(requirements=packages, wheels=list(WHEELS)) for name, packages in needs.items()},
+        components={
+            name: LockedComponent(requirements=packages, wheels=list(WHEELS)) for name, packages in needs.items()
+        },
         wheels=tuple(locks.entry(name, versions[name], 1, tag) for name, tag in WHEELS.items()),
     )
 
@@ -113,14 +115,14 @@ def paths(*groups: str) -> list[str]:
 
 def stale_lines(project: Project, *names: str) -> list[str]:
     with pytest.raises(StaleError, match=r"^locks are out of date:\n") as caught:
-        locking.check(project, project.select(names))
+        locking.check_locks(project, project.select(names))
     assert caught.value.hint.startswith("Resolve again: builder lock")
     return [line.strip() for line in str(caught.value).splitlines()[1:]]
 
 
 def test_check(tiny: Project) -> None:
     """One lock covers all cells of its group. A missing lock is named once."""
-    locking.check(tiny, tiny.select([f"{LOCKED}*", f"{LOCKED_QUARTZ}*"]))
+    locking.check_locks(tiny, tiny.select([f"{LOCKED}*", f"{LOCKED_QUARTZ}*"]))
     assert stale_lines(tiny, f"{LOCKED}*", f"{OLD_39}*") == [f"locks/{OLD_39}.json: missing"]
 
 
@@ -129,7 +131,7 @@ def test_check_says_why_a_lock_is_stale_for_a_cell(edit: Edit) -> None:
     project = edit("packages: [notebook]", "packages: [notebook>=2]")
     line = f"locks/{LOCKED}.json: jupyter: matrix.yaml requires notebook>=2, the lock has notebook"
     assert stale_lines(project, f"{LOCKED}*") == stale_lines(project, f"{LOCKED}-jupyter") == [line]
-    locking.check(project, project.select([LOCKED, f"{LOCKED}-board"]))
+    locking.check_locks(project, project.select([LOCKED, f"{LOCKED}-board"]))
 
 
 def test_check_names_files_that_belong_to_no_cell(tiny: Project) -> None:
@@ -143,7 +145,7 @@ def test_update_resolves_the_stale_groups_of_the_chosen_cells(tiny: Project, res
     assert resolver.resolved == [CU1210_39, QUARTZ_39]
     assert changed == [*paths(CU1210_39, QUARTZ_39), "locks/gone.json (removed: no cell needs it)"]
     assert contents(tiny).keys() == {LOCKED, LOCKED_QUARTZ, CU1210_39, QUARTZ_39}
-    locking.check(tiny, tiny.select(["*-cu1210-*"]))
+    locking.check_locks(tiny, tiny.select(["*-cu1210-*"]))
     assert update(tiny, "*-cu1210-*") == []
     assert resolver.resolved == []
 
@@ -195,7 +197,7 @@ def test_a_change_leaves_the_locks_of_groups_that_it_does_not_concern(
     assert resolver.resolved == resolved
     after = contents(tiny)
     assert {group for group in after if after[group] != before.get(group)} == set(resolved)
-    locking.check(project, project.cells)
+    locking.check_locks(project, project.cells)
 
 
 def test_an_unused_component_leaves_the_lock(tiny: Project, edit: Edit) -> None:
@@ -207,7 +209,7 @@ def test_an_unused_component_leaves_the_lock(tiny: Project, edit: Edit) -> None:
     assert stale_lines(project, "*") == lines
     assert update(project, "*") == paths(*GROUPS[:-1])
     for group in GROUPS[:-1]:
-        lock = lockfile.read(tiny.root, group)
+        lock = lockfile.read_lock(tiny.root, group)
         assert lock is not None
         assert list(lock.components) == ["python", project.groups[group][0].framework, "board"]
     assert contents(tiny)[QUARTZ_39] == quartz, "it never had the component"
@@ -228,7 +230,7 @@ def test_a_damaged_lock_is_resolved_again(tiny: Project, resolver: FakeResolver,
     lockfile.path(tiny.root, LOCKED).write_bytes(damage)
     assert update(tiny, f"{LOCKED}-board") == paths(LOCKED)
     assert resolver.present == {LOCKED: None}
-    assert lockfile.read(tiny.root, LOCKED) is not None
+    assert lockfile.read_lock(tiny.root, LOCKED) is not None
 
 
 def test_a_group_prefers_the_versions_of_its_cuda_and_its_python(tiny: Project, resolver: FakeResolver) -> None:
@@ -278,7 +280,7 @@ def test_groups_that_stay_count_more_than_those_resolved_before(
         write(tiny, group, "8")
     project = edit("release: 1.9.2", "release: 1.9.3")
     update(project, OLD_39, CU129_311)
-    lock = lockfile.read(tiny.root, OLD_39)
+    lock = lockfile.read_lock(tiny.root, OLD_39)
     assert lock is not None
     assert lock.versions == dict.fromkeys(WHEELS, "7")
     assert resolver.preferred == {OLD_39: {CUDA: "8"}, CU129_311: dict.fromkeys(WHEELS, "8")}
@@ -311,7 +313,7 @@ def test_old_and_new_versions_are_shown_before_anything_is_written(
     assert messages == [], "nothing changed"
     resolver.newest = "10"
     lockfile.path(tiny.root, OLD_39).unlink()
-    monkeypatch.setattr("builder.common.atomic.write_text", lambda path, _: messages.append(f"write {path.stem}"))
+    monkeypatch.setattr("builder.lock.update.write_atomically", lambda path, _: messages.append(f"write {path.stem}"))
     update(tiny, "*", upgrade=True, say=messages.append)
     assert messages == [
         f"{OLD_39}: new, 3 packages, 3 B",

@@ -47,14 +47,14 @@ def test_the_cpu_comes_last_and_has_no_cuda(on_cpu: Project) -> None:
     assert quartz == [*TINY_IDS[12:], *(f"qz-0.5-cpu-py311{suffix}" for suffix in ("", "-jupyter", "-board"))]
     cell = on_cpu.select(["qz-0.5-cpu-py311-board"])[0]
     assert (cell.cuda, cell.cuda_tag, cell.group, cell.is_cpu) == ("cpu", "cpu", "qz-0.5-cpu-py311", True)
-    assert cells.parse(on_cpu.matrix, cell.id, "x") == cell
+    assert cells.cell_of_id(on_cpu.matrix, cell.id, "x") == cell
     assert cells.components(on_cpu.matrix, cell) == ("base", "python", "quartz", "board")
     assert not on_cpu.select(["qz-0.5-cu129-py311"])[0].is_cpu
 
 
 def test_a_cpu_that_is_not_in_the_matrix(tiny: Project) -> None:
     with pytest.raises(MatrixError, match="no CUDA version 'cpu'"):
-        cells.parse(tiny.matrix, "qz-0.5-cpu-py311", "x")
+        cells.cell_of_id(tiny.matrix, "qz-0.5-cpu-py311", "x")
 
 
 @pytest.mark.parametrize("variant", ["", "-jupyter", "-board"])

@@ -13,7 +13,7 @@ from builder.common.errors import FileError
 from builder.compat.gpu_support import _ARCHITECTURE
 from builder.matrix import facts
 
-KNOWN = facts.load()
+KNOWN = facts.load_facts()
 
 
 @pytest.mark.parametrize(
@@ -155,5 +155,5 @@ def test_invalid_values_are_refused_with_their_place(tmp_path: Path, old: str, n
     changed.write_text(text.replace(old, new, 1))
     line = text[: text.index(old)].count("\n") + 1
     with pytest.raises(FileError, match=rf"^facts\.yaml:{line}:[0-9]+: {place}: ") as caught:
-        facts.read(changed)
+        facts.read_facts(changed)
     assert caught.value.hint

@@ -20,7 +20,7 @@ TINY = (UNIT / "tiny/matrix.yaml").read_text(encoding="utf-8")
 
 
 def load(text: str) -> Matrix:
-    return reader.check(strict_yaml.parse(text.encode(), "matrix.yaml"))
+    return reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
 
 
 def refusal(old: str, new: str) -> MatrixError:

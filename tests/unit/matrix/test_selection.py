@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builder.common.strict_yaml import Located
-from builder.index.wheels import Entry
+from builder.index.wheels import LockedWheel
 from builder.lock import lockfile
-from builder.lock.lockfile import Lock, Part
+from builder.lock.lockfile import Lock, LockedComponent
 from builder.matrix import cells, reader, tags
 from builder.matrix.cells import CUDA, Cell
 from builder.matrix.schema import CPU, Matrix
@@ -72,7 +72,7 @@ def matrices(draw: st.DrawFn) -> Matrix:
             "versions": versions,
         }
     data = BASE | {"frameworks": frameworks}
-    return reader.check(Located(name="matrix.yaml", data=data, marks={}, keys={}, raw={}))
+    return reader.check_matrix(Located(name="matrix.yaml", data=data, marks={}, keys={}, raw={}))
 
 
 randoms = st.randoms(use_true_random=True)  # seeded by Hypothesis; to draw each number takes most of the time
@@ -82,7 +82,7 @@ randoms = st.randoms(use_true_random=True)  # seeded by Hypothesis; to draw each
 def test_ids_are_unique_and_can_be_parsed(matrix: Matrix) -> None:
     expanded = cells.expand(matrix)
     assert len({cell.id for cell in expanded}) == len(expanded)
-    assert [cells.parse(matrix, cell.id, "x") for cell in expanded] == list(expanded)
+    assert [cells.cell_of_id(matrix, cell.id, "x") for cell in expanded] == list(expanded)
 
 
 @given(matrices())
@@ -144,14 +144,14 @@ SHARED = (entry("sums", "1", 10), entry("tools", "1", LARGE))
 BLAS, FFT = (entry(name, "1", LARGE, "py3-none-manylinux_2_28_x86_64") for name in ("nvidia-blas", "nvidia-fft"))
 
 
-def lock_of(matrix: Matrix, members: Sequence[Cell], needs: Mapping[str, Iterable[Entry]]) -> Lock:
+def lock_of(matrix: Matrix, members: Sequence[Cell], needs: Mapping[str, Iterable[LockedWheel]]) -> Lock:
     """A group's lock: each component needs a wheel of its own name and those in `needs`, CUDA's not on the cpu."""
-    parts: dict[str, Part] = {}
-    wheels: dict[str, Entry] = {}
+    parts: dict[str, LockedComponent] = {}
+    wheels: dict[str, LockedWheel] = {}
     for component, requirements in lockfile.group_requirements(matrix, members).items():
         more = [wheel for wheel in needs.get(component, ()) if wheel in SHARED or not members[0].is_cpu]
         own = {wheel.name: wheel for wheel in (entry(component, "1", 10), *more)}
-        parts[component] = Part(requirements=requirements, wheels=sorted(own))
+        parts[component] = LockedComponent(requirements=requirements, wheels=sorted(own))
         wheels |= own
     basis = lockfile.basis(matrix, members[0])
     ordered = tuple(wheels[name] for name in sorted(wheels))
@@ -178,7 +178,9 @@ def test_one_lock_is_current_for_all_cells_of_a_group(matrix: Matrix, random: Ra
 
 
 @given(matrices(), some_needs)
-def test_a_cell_has_the_wheels_of_its_components_and_no_more(matrix: Matrix, needs: dict[str, list[Entry]]) -> None:
+def test_a_cell_has_the_wheels_of_its_components_and_no_more(
+    matrix: Matrix, needs: dict[str, list[LockedWheel]]
+) -> None:
     for members in groups(cells.expand(matrix)).values():
         lock = lock_of(matrix, members, needs)
         entries = {wheel.name: wheel for wheel in lock.wheels}
@@ -200,7 +202,7 @@ def test_a_cell_has_the_wheels_of_its_components_and_no_more(matrix: Matrix, nee
 
 
 def stacks(
-    matrix: Matrix, needs: Mapping[str, Iterable[Entry]], random: Random
+    matrix: Matrix, needs: Mapping[str, Iterable[LockedWheel]], random: Random
 ) -> dict[str, tuple[Cell, tuple[PlannedLayer, ...]]]:
     """Cell id -> the cell and its layers."""
     result = {}
@@ -219,7 +221,7 @@ def stacks(
 
 @given(matrices(), some_needs, randoms)
 def test_cells_of_a_group_share_their_layers_up_to_the_operating_system(
-    matrix: Matrix, needs: dict[str, list[Entry]], random: Random
+    matrix: Matrix, needs: dict[str, list[LockedWheel]], random: Random
 ) -> None:
     below: dict[str, tuple[PlannedLayer, ...]] = {}
     for cell, stacked in stacks(matrix, needs, random).values():
@@ -234,7 +236,9 @@ def test_cells_of_a_group_share_their_layers_up_to_the_operating_system(
 
 
 @given(matrices(), some_needs, randoms)
-def test_another_variant_changes_no_other_cell(matrix: Matrix, needs: dict[str, list[Entry]], random: Random) -> None:
+def test_another_variant_changes_no_other_cell(
+    matrix: Matrix, needs: dict[str, list[LockedWheel]], random: Random
+) -> None:
     """Neither its wheels nor its layers, although the lock of the group then has another component."""
     fewer = matrix.model_copy(update={"variants": {"plain": [], "board": ["board"]}})
     before, after = stacks(fewer, needs, random), stacks(matrix, needs, random)

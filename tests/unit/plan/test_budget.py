@@ -35,45 +35,45 @@ def cell(project: Project, cell_id: str = CELL) -> Cell:
 
 
 def test_without_budgets_everything_is_allowed(tiny: Project) -> None:
-    assert budget.check(tiny.matrix, cell(tiny), [("huge", 10**15)]) == []
+    assert budget.budget_faults(tiny.matrix, cell(tiny), [("huge", 10**15)]) == []
 
 
 def test_the_limits_are_inclusive(budgeted: Budgeted) -> None:
     project = budgeted(("*", "3MB", "2MB"))
-    assert budget.check(project.matrix, cell(project), [("a", 2 * MB), ("b", MB)]) == []
-    assert len(budget.check(project.matrix, cell(project), [("a", 2 * MB), ("b", MB + 1)])) == 1
-    assert len(budget.check(project.matrix, cell(project), [("a", 2 * MB + 1)])) == 1
+    assert budget.budget_faults(project.matrix, cell(project), [("a", 2 * MB), ("b", MB)]) == []
+    assert len(budget.budget_faults(project.matrix, cell(project), [("a", 2 * MB), ("b", MB + 1)])) == 1
+    assert len(budget.budget_faults(project.matrix, cell(project), [("a", 2 * MB + 1)])) == 1
 
 
 def test_the_first_budget_that_matches_applies(budgeted: Budgeted) -> None:
     """Even if a later one allows less."""
     project = budgeted(("*-jupyter", "1MB", "1MB"), ("em-*", "9MB", "9MB"), ("*", "1MB", "1MB"))
     layers = [("x", 5 * MB)]
-    assert budget.check(project.matrix, cell(project), layers) == []
-    (image, layer) = budget.check(project.matrix, cell(project, f"{CELL}-jupyter"), layers)
+    assert budget.budget_faults(project.matrix, cell(project), layers) == []
+    (image, layer) = budget.budget_faults(project.matrix, cell(project, f"{CELL}-jupyter"), layers)
     assert "(matrix.yaml:2:" in image
     assert "(matrix.yaml:2:" in layer
-    assert "(matrix.yaml:4:" in budget.check(project.matrix, cell(project, "qz-0.5-cu129-py311"), layers)[0]
+    assert "(matrix.yaml:4:" in budget.budget_faults(project.matrix, cell(project, "qz-0.5-cu129-py311"), layers)[0]
 
 
 def test_budgets_of_which_none_matches(budgeted: Budgeted) -> None:
     project = budgeted(("qz-*", "1MB", "1MB"))
     with pytest.raises(MatrixError, match=f"no entry matches {CELL}$") as caught:
-        budget.check(project.matrix, cell(project), [])
+        budget.budget_faults(project.matrix, cell(project), [])
     assert place(caught.value) == "matrix.yaml:2:3"
 
 
 def test_a_pattern_with_too_many_alternatives(budgeted: Budgeted) -> None:
     project = budgeted(("{a,b}" * 9, "1MB", "1MB"))
     with pytest.raises(MatrixError, match="more than 256 patterns") as caught:
-        budget.check(project.matrix, cell(project), [])
+        budget.budget_faults(project.matrix, cell(project), [])
     assert place(caught.value).startswith("matrix.yaml:2:")
 
 
 def test_all_images_of_a_plan_are_reported_at_once(budgeted: Budgeted) -> None:
     """Layers without wheels are not counted: their size is not known yet."""
     project = budgeted(("qz-*", "1GB", "1GB"), ("*", "2MB", "1MB"))
-    images = plan.make(project, project.cells).images
+    images = plan.make_plan(project, project.cells).images
     with pytest.raises(BuildError) as caught:
         budget.check_plan(project.matrix, images)
     lines = str(caught.value).splitlines()

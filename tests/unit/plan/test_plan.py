@@ -29,7 +29,7 @@ CELL = f"{GROUP}-jupyter"
 
 
 def planned(project: Project, cell: str = CELL) -> PlannedImage:
-    return plan.make_locked(project, project.select([cell])).images[0]
+    return plan.make_locked_plan(project, project.select([cell])).images[0]
 
 
 def relock(project: Project) -> Project:
@@ -41,7 +41,7 @@ def relock(project: Project) -> Project:
 
 def test_snapshot(tiny: Project, snapshot: Callable[[str, str], None]) -> None:
     """As in `builder plan --format json`, without the digests that depend on templates/."""
-    data = plan.make(tiny, tiny.select([CELL, "em-1.9-cu129-py39"])).as_data()
+    data = plan.make_plan(tiny, tiny.select([CELL, "em-1.9-cu129-py39"])).as_data()
     for image in data["images"]:
         image["digest"] = "(masked)"
         for layer in image["layers"]:
@@ -52,11 +52,11 @@ def test_snapshot(tiny: Project, snapshot: Callable[[str, str], None]) -> None:
 
 def test_two_plans_of_the_same_inputs_are_equal(tiny: Project) -> None:
     again = Project(tiny.root)
-    assert plan.make(tiny, tiny.cells).as_data() == plan.make(again, again.cells).as_data()
+    assert plan.make_plan(tiny, tiny.cells).as_data() == plan.make_plan(again, again.cells).as_data()
 
 
 def test_the_plan_does_not_depend_on_the_machine(tiny: Project) -> None:
-    assert str(tiny.root) not in json.dumps(plan.make(tiny, tiny.cells).as_data())
+    assert str(tiny.root) not in json.dumps(plan.make_plan(tiny, tiny.cells).as_data())
 
 
 def test_components_with_files_of_their_own(tiny: Project) -> None:
@@ -67,7 +67,7 @@ def test_components_with_files_of_their_own(tiny: Project) -> None:
 
 def test_an_image_does_not_depend_on_the_other_cells_selected(tiny: Project) -> None:
     alone = planned(tiny)
-    among = next(image for image in plan.make(tiny, tiny.cells).images if image.id == CELL)
+    among = next(image for image in plan.make_plan(tiny, tiny.cells).images if image.id == CELL)
     assert alone == among
 
 
@@ -77,15 +77,15 @@ def test_a_security_refresh_changes_the_operating_system_alone(tiny: Project) ->
     after = planned(locks.write_os_locks(tiny, "2.0-1"))
     moved = [new.name for old, new in zip(before.layers, after.layers, strict=True) if old.inputs != new.inputs]
     assert moved == ["os"]
-    assert before.os != after.os
-    assert after.os == next(layer.inputs for layer in after.layers if layer.kind == "os")
+    assert before.os_inputs != after.os_inputs
+    assert after.os_inputs == next(layer.inputs for layer in after.layers if layer.kind == "os")
 
 
 def test_source_packages_change_no_image(tiny: Project) -> None:
     """Only the SBOM names them; recording them must not make a new operating system."""
     before = planned(tiny)
-    path = tiny.root / before.system.path
-    lock = os_lock.read(tiny.root, before.system)
+    path = tiny.root / before.os_request.path
+    lock = os_lock.read_os_lock(tiny.root, before.os_request)
     assert lock
     named = replace(lock, packages=tuple(replace(package, source="glibc") for package in lock.packages))
     path.write_text(os_lock.dump(named))
@@ -93,9 +93,9 @@ def test_source_packages_change_no_image(tiny: Project) -> None:
 
 
 def test_images_with_one_os_share_it(tiny: Project) -> None:
-    images = plan.make(tiny, tiny.cells).images
+    images = plan.make_plan(tiny, tiny.cells).images
     assert {image.cell.group for image in images} == set(locks.GROUPS)
-    assert len({image.os for image in images}) == 1
+    assert len({image.os_inputs for image in images}) == 1
 
 
 def layers_of(project: Project) -> dict[str, str]:
@@ -130,22 +130,22 @@ def test_a_changed_file_changes_the_layers_made_from_it(tiny: Project, name: str
 
 
 def test_sums(tiny: Project) -> None:
-    both = plan.make(tiny, tiny.select([CELL, CELL.removesuffix("-jupyter")]))
+    both = plan.make_plan(tiny, tiny.select([CELL, CELL.removesuffix("-jupyter")]))
     small, large = sorted(image.bytes for image in both.images)
     assert (both.sum_bytes, both.unique_bytes) == (small + large, large)
     assert Plan(images=()).unique_bytes == 0
 
 
 def test_cells_without_a_lock(tiny: Project) -> None:
-    unlocked = plan.make(tiny, tiny.select(["em-1.9-*"]))
+    unlocked = plan.make_plan(tiny, tiny.select(["em-1.9-*"]))
     assert not unlocked.images
     assert unlocked.unlocked == tuple(cell.id for cell in tiny.select(["em-1.9-*"]))
     with pytest.raises(LockError, match=r"^not locked: em-1.9-cu129-py39, ") as caught:
-        plan.make_locked(tiny, tiny.select(["*"]))
+        plan.make_locked_plan(tiny, tiny.select(["*"]))
     assert str(caught.value).endswith(" ...")
     assert caught.value.hint == "Resolve first: builder lock", "of all cells"
     with pytest.raises(LockError) as few:
-        plan.make_locked(tiny, tiny.select(["em-1.9-cu129-py39{,-board}"]))
+        plan.make_locked_plan(tiny, tiny.select(["em-1.9-cu129-py39{,-board}"]))
     assert few.value.hint == "Resolve first: builder lock em-1.9-cu129-py39 em-1.9-cu129-py39-board"
 
 
@@ -161,7 +161,7 @@ def test_a_stale_lock(edit: Edit) -> None:
 def test_a_stale_lock_of_a_cell_whose_debian_packages_are_not_locked(edit: Edit) -> None:
     """Both must be locked again: the cell is listed, as one without any lock."""
     project = edit("packages: [notebook]", "packages: [notebook>=2]\n    apt: [git]")
-    assert plan.make(project, project.select([CELL])).unlocked == (CELL,)
+    assert plan.make_plan(project, project.select([CELL])).unlocked == (CELL,)
 
 
 @pytest.mark.parametrize("cell", [GROUP, "qz-0.5-cu129-py311"])
@@ -221,8 +221,8 @@ def test_other_facts_have_another_digest(tiny: Project, monkeypatch: pytest.Monk
     """A label has the driver: another driver makes another image of the same layers."""
     before, text = planned(tiny), dockerfile(tiny)
     drivers = {"12": facts.Driver(minimum="526.0", source="made up")}
-    changed = facts.load().model_copy(update={"drivers": drivers})
-    monkeypatch.setattr(facts, "load", lambda: changed)
+    changed = facts.load_facts().model_copy(update={"drivers": drivers})
+    monkeypatch.setattr(facts, "load_facts", lambda: changed)
     assert dockerfile(tiny) != text
     after = planned(tiny)
     assert after.digest != before.digest
@@ -250,7 +250,7 @@ def test_a_python_of_other_debian_packages(edit: Edit) -> None:
     with pytest.raises(LockError, match=f"^not locked: {CELL}$"):
         planned(project)
     after = planned(locks.write_os_locks(project))
-    assert after.system.packages == ("ca-certificates", "git", "python3", "python3-extra", "tini")
+    assert after.os_request.packages == ("ca-certificates", "git", "python3", "python3-extra", "tini")
     moved = [new.name for old, new in zip(before.layers, after.layers, strict=True) if old.inputs != new.inputs]
     assert moved == ["os"]
 
@@ -304,13 +304,13 @@ def test_an_image_for_the_cpu_has_the_same_layers_without_cuda(on_cpu: Project) 
     assert without_cuda[:-1] == list(cpu.layers[:-1])
     assert cuda.layers[-1].inputs != cpu.layers[-1].inputs
     assert cpu.digest != cuda.digest
-    text = render.render(on_cpu.root, on_cpu.matrix, plan.make(on_cpu, on_cpu.select(["qz-0.5-cpu-py311"])))
+    text = render.render(on_cpu.root, on_cpu.matrix, plan.make_plan(on_cpu, on_cpu.select(["qz-0.5-cpu-py311"])))
     dockerfile = text["images/qz-0.5-cpu-py311/plain.Dockerfile"]
     assert not [line for line in dockerfile.splitlines() if "nvidia" in line.lower() and not line.startswith("#")]
 
 
 def dockerfile(project: Project) -> str:
-    locked = plan.make_locked(project, project.select([CELL]))
+    locked = plan.make_locked_plan(project, project.select([CELL]))
     return render.render(project.root, project.matrix, locked)[f"images/{GROUP}/jupyter.Dockerfile"]
 
 
@@ -324,7 +324,7 @@ def test_what_images_of_a_group_share_is_computed_once(tiny: Project, monkeypatc
         return original(cell, *arguments)
 
     monkeypatch.setattr(layer_order, "foundation", foundation)
-    images = plan.make(tiny, tiny.cells).images
+    images = plan.make_plan(tiny, tiny.cells).images
     assert len(groups) == len({image.cell.group for image in images}) < len(images)
 
 
@@ -349,9 +349,9 @@ def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> N
         read[file.as_posix()] += 1
         return original(file)
 
-    monkeypatch.setattr(lockfile, "read", locked)
+    monkeypatch.setattr(lockfile, "read_lock", locked)
     monkeypatch.setattr(Path, "read_bytes", count)
-    large = plan.make(project, chosen)
+    large = plan.make_plan(project, chosen)
     assert len(large.unlocked) == 20 * 2 * 3
     assert len(large.images) == 8 * 20 * 2 * 3
     assert len({image.digest for image in large.images}) == len(large.images)

@@ -27,7 +27,7 @@ DOCKERFILES = {CELL: f"images/{GROUP}/jupyter.Dockerfile", PLAIN: f"images/{PLAI
 
 
 def rendered(project: Project, *ids: str) -> dict[str, str]:
-    planned = plan.make_locked(project, project.select(ids or (CELL, PLAIN)))
+    planned = plan.make_locked_plan(project, project.select(ids or (CELL, PLAIN)))
     return render.render(project.root, project.matrix, planned)
 
 
@@ -150,7 +150,7 @@ def test_cuda_of_a_variant_has_a_list_of_its_own(tiny: Project) -> None:
 def test_a_dockerfile_reads_only_files_that_exist(tiny: Project) -> None:
     """Files of images/, templates/ and locks/ by their paths in the build context."""
     files = rendered(tiny, *locks.LOCKED)
-    render.write(tiny.root, files)
+    render.write_rendered(tiny.root, files)
     texts = [text for name, text in files.items() if name.endswith(".Dockerfile")]
     assert len(texts) == len(locks.LOCKED)
     for text in texts:
@@ -166,7 +166,7 @@ def test_a_dockerfile_reads_only_files_that_exist(tiny: Project) -> None:
 
 def test_no_digest_of_the_plan_the_lock_or_a_layer_is_in_it(tiny: Project) -> None:
     """The only digests are that of the pinned base image and those of the wheels."""
-    planned = plan.make_locked(tiny, tiny.select(locks.LOCKED))
+    planned = plan.make_locked_plan(tiny, tiny.select(locks.LOCKED))
     files = render.render(tiny.root, tiny.matrix, planned)
     wheels = {wheel.sha256 for image in planned.images for wheel in image.wheels}
     bases = {image.base.partition("@sha256:")[2] for image in planned.images}
@@ -221,7 +221,7 @@ def instructions(text: str, word: str) -> list[str]:
 @pytest.mark.parametrize("cell", [CELL, PLAIN])
 def test_the_dockerfile_equals_the_configuration_of_an_assembled_image(tiny: Project, cell: str) -> None:
     text = rendered(tiny, cell)[DOCKERFILES[cell]].replace(" \\\n", " ")
-    [image] = plan.make_locked(tiny, tiny.select([cell])).images
+    [image] = plan.make_locked_plan(tiny, tiny.select([cell])).images
     config = json.loads(oci.config(image.settings, (), (), created="", labels={}))["config"]
 
     def pairs(word: str) -> dict[str, str]:
@@ -282,19 +282,19 @@ def test_no_template(tiny: Project) -> None:
     (tiny.root / "templates/Dockerfile.j2").unlink()
     files = tiny.root / "templates"
     with pytest.raises(TemplateError, match=r"Dockerfile.j2"):
-        render.render(files.parent, tiny.matrix, plan.make_locked(tiny, tiny.select([PLAIN])))
+        render.render(files.parent, tiny.matrix, plan.make_locked_plan(tiny, tiny.select([PLAIN])))
 
 
 def test_write_then_check_then_write_nothing(tiny: Project) -> None:
     files = rendered(tiny)
-    assert render.write(tiny.root, files) == list(files)
-    render.check(tiny.root, files)
-    assert render.write(tiny.root, files) == []
+    assert render.write_rendered(tiny.root, files) == list(files)
+    render.check_rendered(tiny.root, files)
+    assert render.write_rendered(tiny.root, files) == []
 
 
 def test_check_writes_nothing(tiny: Project) -> None:
     with pytest.raises(StaleError, match=f"{DOCKERFILES[CELL]}: missing"):
-        render.check(tiny.root, rendered(tiny))
+        render.check_rendered(tiny.root, rendered(tiny))
     assert not (tiny.root / "images").exists()
 
 
@@ -316,16 +316,16 @@ CHANGES = {
 @pytest.mark.parametrize(("name", "content", "message"), CHANGES.values(), ids=CHANGES.keys())
 def test_every_difference_is_found_and_corrected(tiny: Project, name: str, content: bytes | None, message: str) -> None:
     files = rendered(tiny)
-    render.write(tiny.root, files)
+    render.write_rendered(tiny.root, files)
     path = tiny.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n") if content is None else content)
     with pytest.raises(StaleError) as caught:
-        render.check(tiny.root, files)
+        render.check_rendered(tiny.root, files)
     assert str(caught.value).splitlines()[1:] == [f"  {message}"]
     assert caught.value.hint == "Update it: builder render"
-    assert render.write(tiny.root, files) == [message.partition(":")[0]]
-    render.check(tiny.root, files)
+    assert render.write_rendered(tiny.root, files) == [message.partition(":")[0]]
+    render.check_rendered(tiny.root, files)
     written = {
         file.relative_to(tiny.root).as_posix(): file for file in (tiny.root / "images").rglob("*") if file.is_file()
     }
@@ -334,14 +334,14 @@ def test_every_difference_is_found_and_corrected(tiny: Project, name: str, conte
 
 def test_a_link_in_images_is_removed_not_followed(tiny: Project) -> None:
     files = rendered(tiny)
-    render.write(tiny.root, files)
+    render.write_rendered(tiny.root, files)
     (tiny.root / "images/link").symlink_to(tiny.root / "templates")
-    assert render.write(tiny.root, files) == ["images/link"]
+    assert render.write_rendered(tiny.root, files) == ["images/link"]
     assert (tiny.root / "templates/Dockerfile.j2").exists()
 
 
 def test_a_long_list_of_differences_is_truncated(tiny: Project) -> None:
     files = {f"images/x/{number}": "" for number in range(100)}
     with pytest.raises(StaleError) as caught:
-        render.check(tiny.root, files)
+        render.check_rendered(tiny.root, files)
     assert len(str(caught.value).splitlines()) == 21

@@ -113,8 +113,8 @@ def test_on_the_cpu_nothing_is_configured_for_gpus(on_cpu: Project) -> None:
 
 def known(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Replaces some facts."""
-    changed = facts.load().model_copy(update=changes)
-    monkeypatch.setattr(facts, "load", lambda: changed)
+    changed = facts.load_facts().model_copy(update=changes)
+    monkeypatch.setattr(facts, "load_facts", lambda: changed)
 
 
 def test_a_cuda_with_an_unknown_driver(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:

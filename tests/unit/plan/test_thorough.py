@@ -18,7 +18,7 @@ class Pair:
 
     def __init__(self, tiny: Project) -> None:
         self.project = tiny
-        self.small, self.large = (plan.make_locked(tiny, tiny.select([cell])).images[0] for cell in (SMALL, LARGE))
+        self.small, self.large = (plan.make_locked_plan(tiny, tiny.select([cell])).images[0] for cell in (SMALL, LARGE))
 
     def of_large(self) -> set[str]:
         """The components whose thorough tests the larger image must pass."""
@@ -41,13 +41,13 @@ def test_the_smallest_image_with_a_component_passes_its_thorough_tests(pair: Pai
 
 def test_an_image_without_its_smaller_sibling_passes_all_of_them(pair: Pair) -> None:
     assert pair.large.thorough == ALONE
-    both = plan.make_locked(pair.project, pair.project.select([SMALL, LARGE])).images
+    both = plan.make_locked_plan(pair.project, pair.project.select([SMALL, LARGE])).images
     assert {image.id: set(image.thorough) for image in both}[LARGE] == BESIDE_THE_SMALL_ONE
 
 
 def test_the_thorough_components_do_not_change_what_is_built(pair: Pair) -> None:
     """Locality: what is selected together does not change an image."""
-    both = plan.make_locked(pair.project, pair.project.select([SMALL, LARGE])).images
+    both = plan.make_locked_plan(pair.project, pair.project.select([SMALL, LARGE])).images
     assert {image.id: image.digest for image in both} == {SMALL: pair.small.digest, LARGE: pair.large.digest}
 
 
@@ -100,7 +100,7 @@ def test_a_file_that_another_component_replaces(pair: Pair) -> None:
     other = folder / "board/files" / name.relative_to(folder / component / "files")
     other.parent.mkdir(parents=True, exist_ok=True)
     other.write_text("another")
-    both = plan.make_locked(pair.project, pair.project.select([SMALL, LARGE])).images
+    both = plan.make_locked_plan(pair.project, pair.project.select([SMALL, LARGE])).images
     assert {image.id: set(image.thorough) for image in both}[LARGE] == ALONE
 
 

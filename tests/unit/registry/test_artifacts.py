@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError, VerifyError
+from builder.common.files import digest_of_bytes
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.registry import artifacts
 from builder.registry.client import REFUSALS, Manifest
 from builder.registry.failures import RejectedError, TransientError
 from tests.fakes.registry import MemoryRegistry
 
-SUBJECT = Descriptor(media_type=MANIFEST_TYPE, digest=of_bytes(b"image"), size=5)
+SUBJECT = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of_bytes(b"image"), size=5)
 TAG = SUBJECT.digest.replace(":", "-")
 TYPE = "application/x-test"
 
@@ -46,7 +46,7 @@ def test_without_the_api_an_index_lists_what_is_attached(registry: MemoryRegistr
         "artifactType": TYPE,
         "annotations": {"note": "first"},
     }
-    assert artifacts.read(registry, second, TYPE, SUBJECT.digest) == {TYPE: b"second"}
+    assert artifacts.read_artifact(registry, second, TYPE, SUBJECT.digest) == {TYPE: b"second"}
 
 
 def test_attaching_it_again_writes_nothing(registry: MemoryRegistry) -> None:
@@ -69,7 +69,7 @@ def test_with_the_api_there_is_no_index(registry: MemoryRegistry) -> None:
 @pytest.mark.parametrize("listed", [{}, {"artifactType": artifacts.EMPTY_TYPE}])
 def test_a_type_that_is_not_listed_is_read(registry: MemoryRegistry, listed: dict[str, str]) -> None:
     first, second = attach(registry, "first"), attach(registry, "second")
-    foreign, damaged = of_bytes(b"{}"), of_bytes(b"damaged")
+    foreign, damaged = digest_of_bytes(b"{}"), digest_of_bytes(b"damaged")
     registry.contents[foreign] = b"{}"
     original = registry.manifest
 
@@ -161,7 +161,7 @@ def test_writers_that_never_stop(registry: MemoryRegistry) -> None:
     ("change", "message"),
     [
         ({"artifactType": "application/x-other"}, "does not have the type application/x-test"),
-        ({"subject": {**SUBJECT.as_data(), "digest": of_bytes(b"another")}}, "expected sha256"),
+        ({"subject": {**SUBJECT.as_data(), "digest": digest_of_bytes(b"another")}}, "expected sha256"),
         ({"subject": None}, "expected sha256"),
         ({"layers": "x"}, "invalid artifact"),
         ({"layers": [{"mediaType": "x", "digest": "../../etc", "size": 1}]}, "invalid artifact"),
@@ -172,15 +172,15 @@ def test_an_artifact_of_something_else(registry: MemoryRegistry, change: dict[st
     content = json.dumps({**json.loads(document("x").content), **change}).encode()
     registry.put_manifest("tag", content, MANIFEST_TYPE)
     with pytest.raises(VerifyError, match=message):
-        artifacts.read(registry, "tag", TYPE, SUBJECT.digest)
+        artifacts.read_artifact(registry, "tag", TYPE, SUBJECT.digest)
 
 
 def test_missing_artifacts(registry: MemoryRegistry) -> None:
-    assert artifacts.read(registry, "tag", TYPE) is None
+    assert artifacts.read_artifact(registry, "tag", TYPE) is None
     artifact = attach(registry, "first")
-    del registry.contents[of_bytes(b"first")]
+    del registry.contents[digest_of_bytes(b"first")]
     with pytest.raises(RejectedError, match="no such blob"):
-        artifacts.read(registry, artifact, TYPE, SUBJECT.digest)
+        artifacts.read_artifact(registry, artifact, TYPE, SUBJECT.digest)
 
 
 def test_a_copy_has_the_same_digest(registry: MemoryRegistry) -> None:
@@ -189,9 +189,9 @@ def test_a_copy_has_the_same_digest(registry: MemoryRegistry) -> None:
     with artifacts.attaching(target, SUBJECT) as attachments:
         attachments.copy(registry, artifact)
         with pytest.raises(RegistryError, match="is missing"):
-            attachments.copy(registry, of_bytes(b"unknown"))
+            attachments.copy(registry, digest_of_bytes(b"unknown"))
     assert artifacts.attached(target, SUBJECT.digest, TYPE) == [artifact]
-    assert artifacts.read(target, artifact, TYPE, SUBJECT.digest) == {TYPE: b"first"}
+    assert artifacts.read_artifact(target, artifact, TYPE, SUBJECT.digest) == {TYPE: b"first"}
 
 
 def test_several_are_listed_in_one_change(registry: MemoryRegistry) -> None:
@@ -210,7 +210,7 @@ def test_after_an_error_nothing_is_listed(registry: MemoryRegistry) -> None:
     def attach_two() -> None:
         with artifacts.attaching(registry, SUBJECT) as attachments:
             attachments.add(TYPE, {TYPE: b"first"})
-            attachments.copy(MemoryRegistry(), of_bytes(b"unknown"))
+            attachments.copy(MemoryRegistry(), digest_of_bytes(b"unknown"))
 
     with pytest.raises(RegistryError, match="is missing"):
         attach_two()

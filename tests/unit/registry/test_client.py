@@ -17,9 +17,9 @@ import pytest
 import requests
 from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError, ProtocolError
 
-from builder.common.digest import of_bytes
 from builder.common.errors import NoRegistryError, RegistryError
-from builder.common.retry import RetryPolicy
+from builder.common.files import digest_of_bytes
+from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.registry import http
@@ -352,7 +352,7 @@ class Tag:
     def __call__(self, sent: Sent) -> Reply | Exception:
         if sent.method == "PUT":
             if self.stores:
-                self.digest = of_bytes(sent.body)
+                self.digest = digest_of_bytes(sent.body)
             return self.answers.pop(0)
         return Reply(headers={"Docker-Content-Digest": self.digest}) if self.digest else Reply(status=404)
 
@@ -364,7 +364,7 @@ def test_a_lost_response_is_no_failure(lay: Lay, answer: Reply | Exception) -> N
     assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"]
 
 
-@pytest.mark.parametrize("before", ["", of_bytes(b"other")])
+@pytest.mark.parametrize("before", ["", digest_of_bytes(b"other")])
 def test_a_manifest_that_did_not_arrive_is_sent_again(lay: Lay, before: str) -> None:
     wire = lay(Tag([broken(), Reply(status=201)], stores=False, before=before))
     assert connect().put_manifest("1.0", CONTENT, IMAGE) == DIGEST
@@ -393,7 +393,7 @@ def test_a_blob_that_the_registry_lost_is_an_error(lay: Lay) -> None:
 
 
 def test_a_manifest_that_the_registry_changes(lay: Lay) -> None:
-    lay(lambda _: Reply(status=201, headers={"Docker-Content-Digest": of_bytes(b"other")}))
+    lay(lambda _: Reply(status=201, headers={"Docker-Content-Digest": digest_of_bytes(b"other")}))
     with pytest.raises(RegistryError, match="stored different content"):
         connect().put_manifest("1.0", CONTENT, IMAGE)
 

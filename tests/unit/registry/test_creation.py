@@ -11,7 +11,7 @@ import pytest
 
 from builder.common.errors import RegistryError
 from builder.index.host import Apt, AptSource, Host, Registries
-from builder.registry import client, push
+from builder.registry import client, transfer
 from builder.registry.client import Manifest
 from tests.fakes.wire import HOST, Reply, Sent, Wire, connect, errors
 from tests.unit.registry.conftest import Lay
@@ -64,7 +64,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[CreatingService]:
 def send(wire: Lay, service: CreatingService, repository: str = "a/b", host: Host = MACHINE) -> Wire:
     """Pushes a manifest."""
     laid = wire(service.answer)
-    push.push(connect(repository=repository, host=host), IMAGE, {})
+    transfer.push_image(connect(repository=repository, host=host), IMAGE, {})
     return laid
 
 

@@ -32,7 +32,7 @@ class EvidenceDesk:
     def __init__(self, project: Project) -> None:
         self.project = project
         self.registry = MemoryRegistry()
-        [self.planned] = plan.make_locked(project, project.select([CELL])).images
+        [self.planned] = plan.make_locked_plan(project, project.select([CELL])).images
         self.passed = write_tests(project.root, self.planned.components)
         self.passed_on_gpu = write_tests(project.root, ["quartz"], GPU_TESTS)
 
@@ -266,7 +266,7 @@ def test_thorough_tests_are_needed_of_the_image_that_must_pass_them(desk: Eviden
     others, base = desk.passed[1:], "tests/images/test_base.py"
     desk.attach(desk.proof(passed=(f"{base}::test_partly[a]", *others)))
     assert desk.read().refused[0].endswith(f"it lacks results of tests: {base}::test_imported and 1 more")
-    desk.planned = plan.make_locked(desk.project, desk.project.select([CELL])).images[0]
+    desk.planned = plan.make_locked_plan(desk.project, desk.project.select([CELL])).images[0]
     object.__setattr__(desk.planned, "thorough", frozenset(desk.planned.components) - {"base"})
     assert desk.read().failure == ""
     desk.attach(desk.proof(passed=(f"{base}::test_partly[a]", f"{base}::test_long[a]", *others)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from builder.common import digest
+from builder.common.files import digest_of_bytes, digest_of_data
 from builder.layers import oci, os_layer
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
@@ -20,29 +20,29 @@ from builder.matrix.project import Project
 from builder.plan import plan, settings
 from builder.plan.plan import PlannedImage
 from builder.registry import expected
-from builder.registry.expected import Expected
+from builder.registry.expected import PlannedDigests
 
 CELL = "qz-0.5-cu129-py311-board"
-BLOB = Descriptor(media_type=LAYER_TYPE, digest=digest.of_bytes(b"x"), size=1)
+BLOB = Descriptor(media_type=LAYER_TYPE, digest=digest_of_bytes(b"x"), size=1)
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
 @pytest.fixture
 def image(tiny: Project) -> PlannedImage:
-    return plan.make_locked(tiny, tiny.select([CELL])).images[0]
+    return plan.make_locked_plan(tiny, tiny.select([CELL])).images[0]
 
 
 def documents(image: PlannedImage) -> tuple[dict[str, Any], dict[str, Any]]:
     """Manifest and configuration as the assembler writes them."""
     stack = [
-        Layer(digest=digest.of_data(number), diff_id=digest.of_data([number]), size=number)
+        Layer(digest=digest_of_data(number), diff_id=digest_of_data([number]), size=number)
         for number in range(len(image.layers))
     ]
     history = [oci.describe(layer) for layer in image.layers]
     created = "2026-11-01T00:00:00Z"
     labels = settings.built_labels(image.digest, created)
     config = oci.config(image.settings, stack, history, created=created, labels=labels)
-    descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest.of_bytes(config), size=len(config))
+    descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
     return json.loads(oci.manifest(descriptor, stack)), json.loads(config)
 
 
@@ -50,8 +50,8 @@ def differences(image: PlannedImage, manifest: dict[str, Any], config: dict[str,
     """With a manifest that names the configuration as it is."""
     content = json.dumps(config, separators=(",", ":")).encode()
     if manifest["config"].get("digest"):
-        manifest["config"] |= {"digest": digest.of_bytes(content), "size": len(content)}
-    return expected.differences(Expected(image=image, layers={}), json.dumps(manifest).encode(), content)
+        manifest["config"] |= {"digest": digest_of_bytes(content), "size": len(content)}
+    return expected.differences(PlannedDigests(image=image, layers={}), json.dumps(manifest).encode(), content)
 
 
 def test_an_image_of_the_assembler_has_no_differences(image: PlannedImage) -> None:
@@ -60,8 +60,8 @@ def test_an_image_of_the_assembler_has_no_differences(image: PlannedImage) -> No
 
 def add_layer(manifest: dict[str, Any], config: dict[str, Any]) -> None:
     """The attack: an additional layer with a history line like ours."""
-    manifest["layers"].append({"mediaType": LAYER_TYPE, "digest": digest.of_data("x"), "size": 1})
-    config["rootfs"]["diff_ids"].append(digest.of_data("y"))
+    manifest["layers"].append({"mediaType": LAYER_TYPE, "digest": digest_of_data("x"), "size": 1})
+    config["rootfs"]["diff_ids"].append(digest_of_data("y"))
     config["history"].append({"created": config["created"], "created_by": "files: python bytecode"})
 
 
@@ -105,8 +105,8 @@ def test_a_change_is_named(image: PlannedImage, change: Change, message: str) ->
 def test_the_same_values_in_other_bytes(image: PlannedImage) -> None:
     manifest, config = documents(image)
     content = json.dumps(config, indent=1).encode()
-    manifest["config"] |= {"digest": digest.of_bytes(content), "size": len(content)}
-    lines = expected.differences(Expected(image=image, layers={}), json.dumps(manifest).encode(), content)
+    manifest["config"] |= {"digest": digest_of_bytes(content), "size": len(content)}
+    lines = expected.differences(PlannedDigests(image=image, layers={}), json.dumps(manifest).encode(), content)
     assert lines == ["the configuration has the same values but different bytes"]
 
 
@@ -127,12 +127,12 @@ def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
         taken=(),
         folders=(),
     )
-    store.put_record(image.os, system.__dict__)
-    assert os_layer.stored_system(store, image.os, None) == system
+    store.put_record(image.os_inputs, system.__dict__)
+    assert os_layer.stored_system(store, image.os_inputs, None) == system
     compiled = {number: layer for number, layer in kinds.items() if layer.compiled}
     for layer in compiled.values():
         code = store.put(layer.name.encode(), LAYER_TYPE)
-        record = {"digest": code.digest, "size": code.size, "diff_id": digest.of_bytes(b"x"), "unpacked": 1}
+        record = {"digest": code.digest, "size": code.size, "diff_id": digest_of_bytes(b"x"), "unpacked": 1}
         store.put_record(layer.inputs, record | {"sources": [], "files": []})
     known = expected.of_plan(tiny.root, store, image, actual).layers
     assert set(known) == set(kinds)
@@ -149,18 +149,18 @@ def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: 
     """Without a signer, a new machine could not check the layers of Debian packages and of bytecode."""
     known = KnownLayers(tiny.root)
     system = OsLayer(
-        digest=digest.of_bytes(b"debian"),
-        diff_id=digest.of_bytes(b"inflated"),
+        digest=digest_of_bytes(b"debian"),
+        diff_id=digest_of_bytes(b"inflated"),
         size=6,
         unpacked=1,
         created="2026-11-01T00:00:00Z",
         taken=(),
         folders=(),
     )
-    known.add_system(image.os, system)
+    known.add_system(image.os_inputs, system)
     compiled = [layer for layer in image.layers if layer.compiled]
     for layer in compiled:
-        content = digest.of_bytes(layer.name.encode())
+        content = digest_of_bytes(layer.name.encode())
         known.add(layer, Layer(digest=content, diff_id=content, size=1, unpacked=1))
     known.write()
     os_of_image = Layer(digest=system.digest, diff_id=system.diff_id, size=6)
@@ -173,7 +173,7 @@ def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: 
     # This machine compressed the same operating system to other bytes: what it made counts too.
     blob = store.put(b"debian, compressed by another zlib", LAYER_TYPE)
     built = replace(system, digest=blob.digest, size=blob.size)
-    store.put_record(image.os, built.__dict__)
+    store.put_record(image.os_inputs, built.__dict__)
     [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
     assert expected.of_plan(tiny.root, store, image, actual).layers[number][0].digest == system.digest
     here = replace(actual, layers=(replace(os_of_image, digest=blob.digest),))
@@ -187,7 +187,7 @@ def test_the_creation_time_is_that_of_the_known_system(tiny: Project, image: Pla
     [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
     known = KnownLayers(tiny.root)
     system = OsLayer(
-        digest=digest.of_bytes(b"compressed by another zlib"),
+        digest=digest_of_bytes(b"compressed by another zlib"),
         diff_id=config["rootfs"]["diff_ids"][number],
         size=1,
         unpacked=1,
@@ -195,7 +195,7 @@ def test_the_creation_time_is_that_of_the_known_system(tiny: Project, image: Pla
         taken=(),
         folders=(),
     )
-    known.add_system(image.os, system)
+    known.add_system(image.os_inputs, system)
     plan_of_checkout = expected.of_known(tiny.root, known, image)
     content = json.dumps(config, separators=(",", ":")).encode()
     lines = expected.differences(plan_of_checkout, json.dumps(manifest).encode(), content)

@@ -7,14 +7,14 @@ import re
 
 import pytest
 
-from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError
+from builder.common.files import digest_of_bytes
 from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.matrix.project import Project
 from builder.registry import artifacts, inspection, staging
-from builder.registry.inspection import Check
-from builder.registry.staging import Place, Released, ReleasedImage
+from builder.registry.inspection import RepositoryCheck
+from builder.registry.staging import Released, ReleasedImage, StagingArea
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.registry.test_artifacts import SUBJECT, TAG, attach, document
 from tests.unit.registry.test_staging import IMAGE
@@ -26,8 +26,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     served = MemoryRegistry()
     blobs = [b"config", b"layer"]
-    served.contents |= {of_bytes(blob): blob for blob in blobs}
-    listed = [{"digest": of_bytes(blob), "size": len(blob)} for blob in blobs]
+    served.contents |= {digest_of_bytes(blob): blob for blob in blobs}
+    listed = [{"digest": digest_of_bytes(blob), "size": len(blob)} for blob in blobs]
     manifest = json.dumps({"config": listed[0], "layers": listed[1:]}).encode()
     for tag in ("1.0", "1.0-20261122"):
         served.put_manifest(tag, manifest, MANIFEST_TYPE)
@@ -45,29 +45,29 @@ def documents(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
 
 
 def faults(registry: MemoryRegistry, *, fast: bool = False) -> list[str]:
-    return list(Check(registry=registry, fast=fast).faults())
+    return list(RepositoryCheck(registry=registry, fast=fast).faults())
 
 
 def test_a_registry_without_faults(registry: MemoryRegistry) -> None:
     read: list[int] = []
-    check = Check(registry=registry, read=read.append)
+    check = RepositoryCheck(registry=registry, read=read.append)
     assert list(check.faults()) == []
-    assert check.blobs == {of_bytes(blob) for blob in (b"config", b"layer", b"{}", b"report")}
+    assert check.blobs == {digest_of_bytes(blob) for blob in (b"config", b"layer", b"{}", b"report")}
     assert sum(read) == len(b"configlayer{}report"), "each blob once"
 
 
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("blob", [b"layer", b"report"])
 def test_a_missing_blob(registry: MemoryRegistry, blob: bytes, fast: bool) -> None:
-    del registry.contents[of_bytes(blob)]
+    del registry.contents[digest_of_bytes(blob)]
     [fault] = faults(registry, fast=fast)
-    assert f"blob {of_bytes(blob)} is {'missing' if fast else 'damaged'}" in fault
+    assert f"blob {digest_of_bytes(blob)} is {'missing' if fast else 'damaged'}" in fault
 
 
 def test_a_damaged_blob_that_is_served_without_an_error(registry: MemoryRegistry) -> None:
-    registry.contents[of_bytes(b"layer")] = b"lover"
+    registry.contents[digest_of_bytes(b"layer")] = b"lover"
     [fault] = faults(registry)
-    assert fault == f"{registry.name}:1.0: blob {of_bytes(b'layer')} is damaged"
+    assert fault == f"{registry.name}:1.0: blob {digest_of_bytes(b'layer')} is damaged"
     assert faults(registry, fast=True) == []
 
 
@@ -81,22 +81,22 @@ def test_an_attached_document_without_its_manifest(registry: MemoryRegistry) -> 
 def test_what_the_api_of_a_registry_lists_is_checked(registry: MemoryRegistry) -> None:
     """It is under no tag."""
     artifact = document("scan")
-    artifacts.put(registry, artifact, [b"scan"])
+    artifacts.put_artifact(registry, artifact, [b"scan"])
     entry = {"mediaType": MANIFEST_TYPE, "digest": artifact.digest, "size": len(artifact.content)}
     registry.api = [json.dumps({"manifests": [entry]}).encode()]
     assert faults(registry) == []
-    del registry.contents[of_bytes(b"scan")]
+    del registry.contents[digest_of_bytes(b"scan")]
     [fault] = faults(registry)
-    assert fault.endswith(f"attached {artifact.digest}: blob {of_bytes(b'scan')} is damaged")
+    assert fault.endswith(f"attached {artifact.digest}: blob {digest_of_bytes(b'scan')} is damaged")
 
 
 def test_an_image_without_a_tag_that_a_release_lists(registry: MemoryRegistry) -> None:
     digest = registry.tags.pop("1.0")
     assert digest == registry.tags.pop("1.0-20261122")
-    del registry.contents[of_bytes(b"layer")]
+    del registry.contents[digest_of_bytes(b"layer")]
     assert faults(registry) == []
-    assert list(Check(registry=registry, also=[digest]).faults()) == [
-        f"{registry.name}@{digest}: blob {of_bytes(b'layer')} is damaged"
+    assert list(RepositoryCheck(registry=registry, also=[digest]).faults()) == [
+        f"{registry.name}@{digest}: blob {digest_of_bytes(b'layer')} is damaged"
     ]
 
 
@@ -122,7 +122,7 @@ def test_stamped_tags_that_no_release_set(
     del documents
     digest = registry.tags["1.0"]
     registry.tags |= {"1.0-20261122.1": digest, "1.0-20261123": digest, "1.0-20261121": "sha256:" + "e" * 64}
-    place = Place("registry.example.test/staging", "", Host())
+    place = StagingArea("registry.example.test/staging", "", Host())
     for day in ("20261121", "20261122"):
         image = ReleasedImage(cell="c", digest=digest, references=(f"{registry.name}:1.0",), gpu="", signer="")
         place.record(Released(stamp=day, revision="", images=(image,)))
@@ -133,7 +133,7 @@ def test_stamped_tags_that_no_release_set(
 
 def test_a_check_of_an_empty_place_fails(tiny: Project, registry: MemoryRegistry, documents: MemoryRegistry) -> None:
     """A misspelt name had no faults."""
-    place = Place("registry.example.test/staging", "", Host())
+    place = StagingArea("registry.example.test/staging", "", Host())
     with pytest.raises(RegistryError, match=r"^nothing is staged in registry\.example\.test/staging/releases$"):
         inspection.require_contents([registry], place)
     place.write(tiny, "20261122", "", [IMAGE])
@@ -145,7 +145,7 @@ def test_a_check_of_an_empty_place_fails(tiny: Project, registry: MemoryRegistry
 
 
 def test_the_repositories_of_a_project(tiny: Project) -> None:
-    place = Place("other.example.test/staging", "", Host())
+    place = StagingArea("other.example.test/staging", "", Host())
     names = [each.name for each in inspection.repositories(tiny, Host(), place, "")]
     assert "registry.example.test:5000/team/quartz-cuda" in names
     assert "other.example.test/staging/quartz-cuda" in names

@@ -8,7 +8,7 @@ import pytest
 
 from builder.common.errors import NoRegistryError, RegistryError
 from builder.registry import parallel
-from builder.registry.parallel import in_turn
+from builder.registry.parallel import pipeline
 
 WAIT_S = 10
 
@@ -31,7 +31,7 @@ def test_the_next_begins_while_the_last_is_finished() -> None:
         assert third_has_begun.wait(WAIT_S), "it waits for the first to be finished"
         return f"finished {number}"
 
-    assert in_turn(begin, finish, [1, 2, 3], ignore) == ["finished 1", "finished 2", "finished 3"]
+    assert pipeline(begin, finish, [1, 2, 3], ignore) == ["finished 1", "finished 2", "finished 3"]
     assert begun == [1, 2, 3]
 
 
@@ -51,7 +51,7 @@ def test_all_failures_are_one_error() -> None:
         finished.append(number)
 
     with pytest.raises(RegistryError, match="2 images failed\ncannot finish 1\ncannot begin 3"):
-        in_turn(begin, finish, [1, 2, 3, 4], failed.append)
+        pipeline(begin, finish, [1, 2, 3, 4], failed.append)
     assert sorted(failed) == [1, 3]
     assert sorted(finished) == [2, 4]
 
@@ -81,7 +81,7 @@ def test_nothing_more_begins_without_the_registry(step: str) -> None:
             second_has_failed.set()
 
     with pytest.raises(RegistryError, match=r"^2 images failed\ndamaged\nconnection refused$"):
-        in_turn(begin, finish, range(1, 75), fail)
+        pipeline(begin, finish, range(1, 75), fail)
     assert len(begun) <= 4, "what had begun meanwhile"
 
 
@@ -101,6 +101,6 @@ def test_an_interrupt_stops_what_is_being_finished(monkeypatch: pytest.MonkeyPat
         raise RegistryError("stopped")
 
     with pytest.raises(KeyboardInterrupt):
-        in_turn(begin, finish, [1, 2, 3], failed.append)
+        pipeline(begin, finish, [1, 2, 3], failed.append)
     assert stopped.is_set()
     assert failed == [], "an interrupted image has not failed"

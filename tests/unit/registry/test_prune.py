@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from builder.common.console import View
-from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError, VerifyError
+from builder.common.files import digest_of_bytes
 from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.registry import artifacts, prune, staging
 from builder.registry.evidence import TYPE, Evidence
 from builder.registry.prune import Contents, Item, Repository
-from builder.registry.staging import Place, Release, StagedImage, plan_tag
+from builder.registry.staging import Release, StagedImage, StagingArea, plan_tag
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.wire import connect
 from tests.unit.registry.test_artifacts import SUBJECT
@@ -29,7 +29,7 @@ REGISTRY = connect()
 
 
 def digest(name: str) -> str:
-    return of_bytes(name.encode())
+    return digest_of_bytes(name.encode())
 
 
 def tag(image: str, suffix: str = "") -> str:
@@ -182,7 +182,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
 
 def read(*public: MemoryRegistry) -> Contents:
     view = View(Console(quiet=True))
-    return prune.read(Place("registry.example.test/staging", "", Host()), public, (), 1, view)
+    return prune.read_registries(StagingArea("registry.example.test/staging", "", Host()), public, (), 1, view)
 
 
 def test_a_public_repository_that_is_a_staged_one_is_not_read_again(

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from builder.common import digest
 from builder.common.console import View
 from builder.common.errors import BuilderError, ImageTestError, RegistryError, UsageError
+from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
@@ -23,12 +23,12 @@ from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, publish, push
+from builder.registry import evidence, publish, transfer
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import StoppedError
-from builder.registry.publish import Fetch, Published, Publisher, ReleaseDocuments, Target
-from builder.registry.push import Pushed
+from builder.registry.publish import Fetch, PublishableImage, Published, Publisher, ReleaseDocuments
 from builder.registry.suite import GPU_TESTS
+from builder.registry.transfer import Pushed
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.suites import passing_evidence, write_tests
@@ -48,7 +48,7 @@ class FakeDocuments:
     def record(self) -> None:
         self.calls.append("record")
 
-    def attach(self, registry: Registry, image: Target, stamped: str) -> None:
+    def attach(self, registry: Registry, image: PublishableImage, stamped: str) -> None:
         self.calls.append(f"attach {image.cell} {stamped}")
 
 
@@ -63,7 +63,7 @@ class PublishBench:
         self.store = Store(root)
         self.store.prepare()
         self.console = MemoryConsole()
-        self.plan: Plan = plan.make_locked(project, project.select([EMBER, BOARD]))
+        self.plan: Plan = plan.make_locked_plan(project, project.select([EMBER, BOARD]))
         self.stored = {image.id: self._make(image) for image in self.plan.images}
         self.calls: list[str] = []
         self.files: dict[str, Mapping[Descriptor, Path | None]] = {}
@@ -80,9 +80,9 @@ class PublishBench:
         }
         for image in self.plan.images:
             self.prove(image)
-        monkeypatch.setattr("builder.layers.images.find", lambda _, image: self.stored.get(image.id))
+        monkeypatch.setattr("builder.layers.images.find_stored_image", lambda _, image: self.stored.get(image.id))
         monkeypatch.setattr(publish, "Registry", self._registry)
-        monkeypatch.setattr(push, "push", self._push)
+        monkeypatch.setattr(transfer, "push_image", self._push)
 
     def _make(self, image: PlannedImage) -> Image:
         blob = self.store.put(f"layer of {image.id}".encode(), LAYER_TYPE)
@@ -111,7 +111,7 @@ class PublishBench:
     def repository(self, cell: str) -> MemoryRegistry:
         return self._registry(ImageRef.parse(self.image(cell).references[0]), host=Host(), write=True)
 
-    def targets(self, registry: str = "") -> list[Target]:
+    def targets(self, registry: str = "") -> list[PublishableImage]:
         return publish.targets(self.project, self.store, self.plan, registry)
 
     def publish(
@@ -149,7 +149,7 @@ class PublishBench:
         mount_from: Sequence[str],
         progress: Callable[[int], None],
     ) -> Pushed:
-        cell = self._ids[digest.of_bytes(manifest.content)]
+        cell = self._ids[digest_of_bytes(manifest.content)]
         self.calls.append(f"push {cell} to {to.name}")
         assert manifest.media_type == MANIFEST_TYPE
         self.files[cell], self.mounts = files, [*self.mounts, mount_from]
@@ -427,10 +427,10 @@ def test_an_interrupt_stops_what_is_attached(bench: PublishBench) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # not set in background jobs of a shell
 
     class InterruptedDocuments(FakeDocuments):
-        def attach(self, registry: Registry, image: Target, stamped: str) -> None:
+        def attach(self, registry: Registry, image: PublishableImage, stamped: str) -> None:
             attach(registry, image)
 
-    def attach(registry: Registry, target: Target) -> None:
+    def attach(registry: Registry, target: PublishableImage) -> None:
         if target.cell == BOARD:
             main = threading.main_thread().ident
             assert main is not None

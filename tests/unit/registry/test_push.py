@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from builder.common.digest import of_bytes
 from builder.common.errors import FileError, RegistryError
+from builder.common.files import digest_of_bytes
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
-from builder.registry import push as pushing
+from builder.registry import transfer
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import RejectedError, StoppedError
-from builder.registry.push import Pushed
+from builder.registry.transfer import Pushed
 from tests.fakes.registry import MemoryRegistry
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
 MANIFEST, OTHER = b'{"one": 1}', b'{"two": 2}'
-DIGEST, OTHERS = of_bytes(MANIFEST), of_bytes(OTHER)
+DIGEST, OTHERS = digest_of_bytes(MANIFEST), digest_of_bytes(OTHER)
 CONTENT = Manifest.of(MANIFEST, IMAGE)
 Files = dict[Descriptor, Path]
 
@@ -35,7 +35,7 @@ def files(tmp_path: Path) -> Files:
     for size in (10, 30, 20):
         content = bytes([size]) * size
         (tmp_path / str(size)).write_bytes(content)
-        files[Descriptor(media_type=LAYER_TYPE, digest=of_bytes(content), size=size)] = tmp_path / str(size)
+        files[Descriptor(media_type=LAYER_TYPE, digest=digest_of_bytes(content), size=size)] = tmp_path / str(size)
     return files
 
 
@@ -50,7 +50,7 @@ def push(
     """Pushes; the result and the progress. No thread is left in any case."""
     progress: list[int] = []
     try:
-        pushed = pushing.push(registry, CONTENT, files, progress=progress.append, parallel=parallel, **options)
+        pushed = transfer.push_image(registry, CONTENT, files, progress=progress.append, parallel=parallel, **options)
     finally:
         assert workers() == []
     return pushed, progress
@@ -176,7 +176,7 @@ def test_an_interrupt_ends_the_push(files: Files) -> None:
     registry.on_upload = upload
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        pushing.push(registry, CONTENT, files, parallel=1)
+        transfer.push_image(registry, CONTENT, files, parallel=1)
     assert time.monotonic() - start < 10
     assert registry.stop.is_set()
     [left] = workers()

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from builder.common import digest as digests
 from builder.common.console import View
 from builder.common.errors import BuilderError, ImageTestError, RefusedError, RegistryError, StaleError, VerifyError
+from builder.common.files import digest_of_bytes
 from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
@@ -24,13 +24,13 @@ from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
-from builder.registry import artifacts, evidence, expected, publish, pull, scan, signing, staging
+from builder.registry import artifacts, evidence, expected, publish, scan, signing, staging, transfer
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
-from builder.registry.publish import Published, Publisher, Target
+from builder.registry.publish import PublishableImage, Published, Publisher
 from builder.registry.release import Releaser
 from builder.registry.scan import ImageScan, ScanRecord
-from builder.registry.staging import Place, Release, Released, ReleasedImage, StagedImage
+from builder.registry.staging import Release, Released, ReleasedImage, StagedImage, StagingArea
 from builder.registry.suite import GPU_TESTS, Suite
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
@@ -47,24 +47,24 @@ class ReleaseDesk:
     def __init__(self, project: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.project, self.store = project, store
         self.registry = MemoryRegistry()
-        self.place = Place("registry.example.test:5000/staging", "", Host())
-        [self.planned] = plan.make_locked(project, project.select([CELL])).images
+        self.place = StagingArea("registry.example.test:5000/staging", "", Host())
+        [self.planned] = plan.make_locked_plan(project, project.select([CELL])).images
         self.passed = write_tests(project.root, self.planned.components)
         self.passed_on_gpu = write_tests(project.root, ["quartz"], GPU_TESTS)
         self.console = MemoryConsole()
-        self.published: list[tuple[list[Target], Publisher]] = []
+        self.published: list[tuple[list[PublishableImage], Publisher]] = []
         self.order: list[str] = []
         monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
         monkeypatch.setattr(staging, "Registry", lambda *_, **__: self.registry)
 
-        def publish(publisher: Publisher, chosen: Sequence[Target]) -> Published:
+        def publish(publisher: Publisher, chosen: Sequence[PublishableImage]) -> Published:
             return self._publish(publisher, chosen)
 
         monkeypatch.setattr(Publisher, "publish", publish)
         self.image = self.add_image(self.planned)
         self.report()
 
-    def _publish(self, publisher: Publisher, chosen: Sequence[Target]) -> Published:
+    def _publish(self, publisher: Publisher, chosen: Sequence[PublishableImage]) -> Published:
         self.published.append((list(chosen), publisher))
         assert publisher.documents
         publisher.documents.record()
@@ -83,7 +83,7 @@ class ReleaseDesk:
         history = [oci.describe(layer) for layer in planned.layers]
         built = {**built_labels(planned.digest, "2026-11-01T00:00:00Z"), **labels}
         config = oci.config(planned.settings, layers, history, created="2026-11-01T00:00:00Z", labels=built)
-        blob = Descriptor(media_type=CONFIG_TYPE, digest=digests.of_bytes(config), size=len(config))
+        blob = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
         manifest = oci.manifest(blob, layers)
         self.registry.contents[blob.digest] = config
         digest = self.registry.put_manifest("staged", manifest, MANIFEST_TYPE)
@@ -265,7 +265,7 @@ def test_an_image_that_is_taken_out_of_a_staged_release_prevents_it(
     desk.place.write(desk.project, STAMP, "abc", [image, other])
     part = desk.staged().model_dump_json().encode()
     artifact = artifacts.manifest(staging.TYPE, {staging.TYPE: part})
-    artifacts.put(cast("Registry", desk.registry), artifact, [part])
+    artifacts.put_artifact(cast("Registry", desk.registry), artifact, [part])
     desk.registry.put_manifest(f"release-{STAMP}", artifact.content, artifact.media_type)
     with pytest.raises(VerifyError, match="signed the list of its images") as caught:
         desk.release(desk.place.read(STAMP))
@@ -285,8 +285,8 @@ def test_blobs_are_mounted_or_downloaded_from_staging(
 ) -> None:
     """They are downloaded where the registry cannot mount them."""
     fetched: list[str] = []
-    monkeypatch.setattr(pull, "fetch", lambda _, __, blobs: fetched.extend(blob.digest for blob in blobs))
-    desk.place = Place(f"{registry}/staging", "", Host())
+    monkeypatch.setattr(transfer, "fetch_blobs", lambda _, __, blobs: fetched.extend(blob.digest for blob in blobs))
+    desk.place = StagingArea(f"{registry}/staging", "", Host())
     desk.release()
     [target] = desk.published[0][0]
     assert target.source == source

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from builder.common.console import View
-from builder.common.digest import of_bytes
 from builder.common.errors import RefusedError, SigningError, UsageError, VerifyError
+from builder.common.files import digest_of_bytes
 from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.matrix.project import Project
-from builder.registry import artifacts, scan, signing, statements
+from builder.registry import artifacts, sbom_and_provenance, scan, signing
 from builder.registry.client import Registry
 from builder.registry.failures import TooLongError
 from builder.registry.scan import ImageScan, ReleasedScan, Scanner, ScanRecord
@@ -49,7 +49,7 @@ class Desk:
         self.project, self.registry, self.console = project, Limited(), MemoryConsole()
         self.digest = self.registry.put_manifest("2.9", b'{"layers": []}', MANIFEST_TYPE)
         self.image = Descriptor(media_type=MANIFEST_TYPE, digest=self.digest, size=14)
-        self.attach(statements.SBOM_TYPE, self.sbom(self.digest))
+        self.attach(sbom_and_provenance.SBOM_TYPE, self.sbom(self.digest))
 
     def sbom(self, subject: str) -> bytes:
         return json.dumps({"metadata": {"component": {"bom-ref": subject}}}).encode()
@@ -63,7 +63,7 @@ class Desk:
             command=("scanner",),
             exit_status=exit_status,
             time=f"{day}T00:00:00Z",
-            output=of_bytes(output),
+            output=digest_of_bytes(output),
         )
         with artifacts.attaching(cast("Registry", self.registry), self.image) as attachments:
             ImageScan(record=record, output=output, refusal=None).add_to(attachments, signer)
@@ -99,7 +99,7 @@ def test_an_accepted_image_has_what_the_scanner_printed_and_the_record(desk: Des
     assert documents[scan.OUTPUT_TYPE] == b"no matches\n"
     record = ScanRecord.model_validate_json(documents[scan.TYPE])
     assert record == passed.record
-    assert (record.image, record.exit_status, record.output) == (desk.digest, 0, of_bytes(b"no matches\n"))
+    assert (record.image, record.exit_status, record.output) == (desk.digest, 0, digest_of_bytes(b"no matches\n"))
     assert record.command[1:] == ("scanner.py", "sbom:{sbom}"), "without a path of this machine"
     assert desk.state == f"passed {record.time[:10]}, unsigned"
     assert f"{CELL}: scanning" in desk.console.text
@@ -175,7 +175,7 @@ def test_no_more_scans_run_at_a_time_than_parallel_allows(desk: Desk) -> None:
 def test_an_image_without_an_sbom_of_its_own_is_not_scanned(desk: Desk, subject: str) -> None:
     del desk.registry.tags[desk.digest.replace(":", "-")]
     if subject:
-        desk.attach(statements.SBOM_TYPE, desk.sbom(subject))
+        desk.attach(sbom_and_provenance.SBOM_TYPE, desk.sbom(subject))
     failed = desk.released_scan(PASS)
     assert failed
     assert str(failed.error) == f"{CELL}: no SBOM is attached to this image: `builder release` attaches one"

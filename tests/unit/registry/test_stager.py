@@ -17,14 +17,14 @@ from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, evidence, push, staging
+from builder.registry import artifacts, evidence, staging, transfer
 from builder.registry.signing import Signer
 from builder.registry.stager import Staged, stage_images
-from builder.registry.staging import INDEX, Place, plan_tag
+from builder.registry.staging import INDEX, StagingArea, plan_tag
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.registry.test_publish import BOARD, DAY, EMBER, REGISTRY, PublishBench
 
-PUSH = push.push  # the bench replaces it
+PUSH = transfer.push_image  # the bench replaces it
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Yard:
     """The bench, and the repositories of its staging by name."""
 
     bench: PublishBench
-    place: Place = field(default_factory=lambda: Place(f"{REGISTRY}/staging", "", Host()))
+    place: StagingArea = field(default_factory=lambda: StagingArea(f"{REGISTRY}/staging", "", Host()))
     repositories: dict[str, MemoryRegistry] = field(default_factory=dict)
 
     def open(self, reference: ImageRef, **_: Any) -> MemoryRegistry:
@@ -70,7 +70,7 @@ class Yard:
 @pytest.fixture
 def yard(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
     yard = Yard(PublishBench(tiny, tmp_path / "store", monkeypatch))
-    monkeypatch.setattr(push, "push", PUSH)
+    monkeypatch.setattr(transfer, "push_image", PUSH)
     monkeypatch.setattr(staging, "Registry", yard.open)
     return yard
 

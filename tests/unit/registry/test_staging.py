@@ -13,7 +13,7 @@ from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts, signing, staging
 from builder.registry.signing import Signer
-from builder.registry.staging import Place, Release, Released, StagedImage
+from builder.registry.staging import Release, Released, StagedImage, StagingArea
 from tests.fakes.registry import MemoryRegistry
 
 DIGEST = "sha256:" + "a" * 64
@@ -30,13 +30,13 @@ IMAGE = StagedImage(cell="c", repository="pt-cuda", digest=DIGEST, plan=DIGEST)
     ],
 )
 def test_the_repository_of_an_image(text: str, registry: str, expected: str) -> None:
-    assert str(Place(text, registry, Host()).repository("pt-cuda")) == expected
+    assert str(StagingArea(text, registry, Host()).repository("pt-cuda")) == expected
 
 
 @pytest.mark.parametrize("text", ["", "staging", "UPPER/x", "a b", "registry.example.test/"])
 def test_places_that_are_none(text: str) -> None:
     with pytest.raises(UsageError):
-        Place(text, "", Host())
+        StagingArea(text, "", Host())
 
 
 @pytest.fixture
@@ -49,11 +49,11 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
 
 
 @pytest.fixture
-def place(registry: MemoryRegistry) -> Place:
-    return Place("registry.example.test/staging", "", Host())
+def place(registry: MemoryRegistry) -> StagingArea:
+    return StagingArea("registry.example.test/staging", "", Host())
 
 
-def test_stamps_count_up_unless_the_release_is_the_same(tiny: Project, place: Place) -> None:
+def test_stamps_count_up_unless_the_release_is_the_same(tiny: Project, place: StagingArea) -> None:
     first = place.write(tiny, "20261122", "abc", [IMAGE])
     assert first == Release(stamp="20261122", revision="abc", images=(IMAGE,))
     assert place.write(tiny, "20261122", "abc", [IMAGE]) == first
@@ -65,7 +65,7 @@ def test_stamps_count_up_unless_the_release_is_the_same(tiny: Project, place: Pl
 
 
 def test_the_stamp_of_a_deleted_release_is_not_used_again(
-    tiny: Project, place: Place, registry: MemoryRegistry
+    tiny: Project, place: StagingArea, registry: MemoryRegistry
 ) -> None:
     """It would be older than the newest release."""
     for revision in ("abc", "def"):
@@ -76,7 +76,7 @@ def test_the_stamp_of_a_deleted_release_is_not_used_again(
 
 
 def test_a_list_that_nobody_trusted_signed_is_signed_again(
-    tiny: Project, place: Place, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+    tiny: Project, place: StagingArea, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with another key: release advised to run stage again, which changed nothing."""
     tiny.__dict__["matrix"] = tiny.matrix.model_copy(update={"evidence": [Trusted(key="keys/ci.pub")]})
@@ -96,7 +96,7 @@ def test_a_list_that_nobody_trusted_signed_is_signed_again(
 
 
 def test_a_stamp_that_another_machine_sets_at_the_same_time(
-    tiny: Project, place: Place, registry: MemoryRegistry
+    tiny: Project, place: StagingArea, registry: MemoryRegistry
 ) -> None:
     other = "sha256:" + "b" * 64
 
@@ -109,7 +109,7 @@ def test_a_stamp_that_another_machine_sets_at_the_same_time(
     assert registry.tags["release-20261122"] == other
 
 
-def test_tags_that_are_no_stamps_are_ignored(place: Place, registry: MemoryRegistry) -> None:
+def test_tags_that_are_no_stamps_are_ignored(place: StagingArea, registry: MemoryRegistry) -> None:
     registry.tags |= dict.fromkeys(
         ["release-zzz", "release-20261122.0", "release-2026.5", "release-20261122.99999"], "x"
     )
@@ -132,15 +132,15 @@ def test_tags_that_are_no_stamps_are_ignored(place: Place, registry: MemoryRegis
         b'{"stamp": "20261123", "revision": "", "images": []}',
     ],
 )  # fmt: skip
-def test_a_document_that_cannot_be_read(place: Place, registry: MemoryRegistry, content: bytes) -> None:
+def test_a_document_that_cannot_be_read(place: StagingArea, registry: MemoryRegistry, content: bytes) -> None:
     artifact = artifacts.manifest(staging.TYPE, {staging.TYPE: content})
-    artifacts.put(registry, artifact, [content])
+    artifacts.put_artifact(registry, artifact, [content])
     registry.put_manifest("release-20261122", artifact.content, artifact.media_type)
     with pytest.raises(VerifyError):
         place.read("20261122")
 
 
-def test_images_without_a_release_are_listed_by_day(place: Place) -> None:
+def test_images_without_a_release_are_listed_by_day(place: StagingArea) -> None:
     """Each list has its own tag, and none is a release."""
     other = IMAGE.model_copy(update={"cell": "d"})
     for image in (IMAGE, other, IMAGE):
@@ -154,7 +154,7 @@ def test_images_without_a_release_are_listed_by_day(place: Place) -> None:
 
 
 def test_only_what_writes_requests_the_right_to_push(
-    place: Place, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+    place: StagingArea, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rights: list[bool] = []
 
@@ -170,7 +170,7 @@ def test_only_what_writes_requests_the_right_to_push(
     assert rights == [False, False, True]
 
 
-def test_what_was_released(place: Place, tmp_path: Path) -> None:
+def test_what_was_released(place: StagingArea, tmp_path: Path) -> None:
     assert place.released("20261122") is None
     released = Released(stamp="20261122", revision="abc", images=(), allowed=("unsigned",))
     place.record(released)
@@ -179,7 +179,7 @@ def test_what_was_released(place: Place, tmp_path: Path) -> None:
     assert place.stamps() == []
 
 
-def test_the_record_of_a_release_with_control_characters_cannot_be_read(place: Place) -> None:
+def test_the_record_of_a_release_with_control_characters_cannot_be_read(place: StagingArea) -> None:
     """`registry ls` and `status` print it."""
     document = {"stamp": "20261122", "revision": "abc", "images": [], "allowed": ["\x1b[2J"]}
     artifact = artifacts.manifest(staging.RELEASED_TYPE, {staging.RELEASED_TYPE: json.dumps(document).encode()})

@@ -24,7 +24,7 @@ EMBER, BOARD = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
 def test_images_whose_tag_is_of_another_plan(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = MemoryRegistry()
     monkeypatch.setattr(status, "Registry", lambda *_, **__: registry)
-    images = list(plan.make_locked(tiny, tiny.select([EMBER, BOARD])).images)
+    images = list(plan.make_locked_plan(tiny, tiny.select([EMBER, BOARD])).images)
     assert status.unreleased(images, Host()) == images
     by_cell = {image.id: image for image in images}
     tags = {cell: image.references[0].rpartition(":")[2] for cell, image in by_cell.items()}
@@ -43,7 +43,7 @@ def test_staged_images_of_this_plan_and_of_another(
         raise VerifyError(f"{EMBER}: the manifest is missing\nDetails.")
 
     monkeypatch.setattr(staging, "image_of", image_of)
-    planned = plan.make_locked(tiny, tiny.select([EMBER, BOARD]))
+    planned = plan.make_locked_plan(tiny, tiny.select([EMBER, BOARD]))
     plans = {image.id: image.digest for image in planned.images} | {BOARD: "sha256:other"}
     images = [SimpleNamespace(cell=cell, plan=digest, digest="sha256:x") for cell, digest in plans.items()]
     place: Any = SimpleNamespace(
@@ -65,7 +65,7 @@ def test_a_released_image_that_is_neither_staged_nor_stored(
     """After a roll-back, a checkout of that commit showed "another image": staging had a newer release."""
     registry = MemoryRegistry()
     monkeypatch.setattr(status, "Registry", lambda *_, **__: registry)
-    planned = plan.make_locked(tiny, tiny.select([EMBER]))
+    planned = plan.make_locked_plan(tiny, tiny.select([EMBER]))
     [image] = planned.images
     labels = {"config": {"Labels": {"gpu-images.plan": image.digest if is_planned else "sha256:other"}}}
     full = image.references[0].rpartition(":")[2]

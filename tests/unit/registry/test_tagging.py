@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from builder.common.digest import of_bytes
 from builder.common.errors import RegistryError, VerifyError
+from builder.common.files import digest_of_bytes
 from builder.registry import tagging
 from builder.registry.client import Manifest, Registry
 from builder.registry.tagging import TagChange
@@ -18,7 +18,7 @@ from tests.unit.registry.test_push import CONTENT, DIGEST, IMAGE, MANIFEST, OTHE
 
 def tag(registry: Registry, *names: str) -> list[TagChange]:
     changes: list[TagChange] = []
-    tagging.tag(registry, CONTENT, changes, tagging.read(registry, names))
+    tagging.tag(registry, CONTENT, changes, tagging.read_tags(registry, names))
     return changes
 
 
@@ -52,7 +52,7 @@ def test_the_loser_of_a_race_for_a_tag_fails(after: str) -> None:
 def test_a_tag_that_changed_since_the_push_began_is_left_alone(first: str | None) -> None:
     """Both of two pushes that crossed ended with 0; the registry had one's full tag and the other's aliases."""
     registry = MemoryRegistry()
-    third = of_bytes(b"third")
+    third = digest_of_bytes(b"third")
     registry.tags = {"x": third}
     changes: list[TagChange] = []
     with pytest.raises(RegistryError, match=f"tag x changed from {first or 'unset'} to {third}"):
@@ -137,5 +137,5 @@ def test_an_image_that_cannot_be_read_does_not_keep_its_tag(config_digest: str |
     """Every push failed if the tagged image had no configuration in the registry."""
     registry = MemoryRegistry()
     manifest = json.dumps({"config": {"digest": config_digest, "size": 1}, "layers": []}).encode()
-    registry.contents = {of_bytes(manifest): manifest}
-    assert tagging.backward(registry, {"a": of_bytes(manifest)}, DIGEST, NEW) == []
+    registry.contents = {digest_of_bytes(manifest): manifest}
+    assert tagging.backward(registry, {"a": digest_of_bytes(manifest)}, DIGEST, NEW) == []

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from builder.common.digest import of_bytes
 from builder.common.errors import FileError, RegistryError
-from builder.common.retry import RetryPolicy
+from builder.common.files import digest_of_bytes
+from builder.common.tasks import RetryPolicy
 from builder.registry import upload as registry_upload
 from builder.registry.client import Registry
 from builder.registry.failures import RejectedError
@@ -76,7 +76,7 @@ class Uploads:
         where = {"Location": f"{self.origin}/v2/a/b/blobs/uploads/{name}", "Range": f"0-{max(0, len(held) - 1)}"}
         if sent.method == "PUT":
             digest = query.removeprefix("digest=").replace("%3A", ":")
-            if digest != of_bytes(held):
+            if digest != digest_of_bytes(held):
                 return Reply(status=400, body=errors({"code": "DIGEST_INVALID"}))
             self.blobs.add(digest)
             return Reply(status=201)
@@ -120,8 +120,8 @@ def test_a_small_blob_goes_with_the_end(lay: Lay, blob: Path, size: int) -> None
     wire = lay(uploads)
     content = CONTENT[:size]
     blob.write_bytes(content)
-    connect().upload(of_bytes(content), blob, size, lambda _: None)
-    assert uploads.blobs == {of_bytes(content)}
+    connect().upload(digest_of_bytes(content), blob, size, lambda _: None)
+    assert uploads.blobs == {digest_of_bytes(content)}
     assert methods(wire) == ["POST", "PUT"]
     assert "Content-Range" not in wire.seen[1].headers
     assert wire.seen[1].headers["Content-Length"] == str(size)

@@ -15,16 +15,16 @@ from typing import Any, cast
 
 import pytest
 
-from builder.common import digest
 from builder.common.errors import DiskError, FetchError, VerifyError
+from builder.common.files import short_digest
 from builder.index.download import Fetcher
 from builder.index.wheels import Wheel
 from builder.layers import oci, splice, wheel
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.plan.plan import PlannedImage
 from builder.registry import verify
-from builder.registry.expected import Expected
-from builder.registry.verify import Check, Finding, Source
+from builder.registry.expected import PlannedDigests
+from builder.registry.verify import Check, Finding, ImageSource
 from tests.unit.layers import test_wheel
 from tests.unit.layers.test_wheel import pack
 
@@ -50,7 +50,7 @@ class Layer:
 def of_wheels(*packed: test_wheel.Wheel, python: str = "3.11") -> Layer:
     """The layer that is built from these wheels."""
     place = wheel.environment(python) if python else wheel.CUDA
-    written, *_ = splice.write(wheel.layer_entries([each.open() for each in packed], place), io.BytesIO())
+    written, *_ = splice.write_layer(wheel.layer_entries([each.open() for each in packed], place), io.BytesIO())
     wheels = tuple(
         Wheel(component="x", name="x", version="1", file=each.name, size=1, sha256=sha256(each.content))
         for each in packed
@@ -71,7 +71,7 @@ def documents(*layers: Layer, history: Sequence[Any] | None = None) -> dict[str,
     }
 
 
-def source(data: Mapping[str, Any], *, missing: Sequence[Layer] = (), damaged: Sequence[Layer] = ()) -> Source:
+def source(data: Mapping[str, Any], *, missing: Sequence[Layer] = (), damaged: Sequence[Layer] = ()) -> ImageSource:
     """An image in memory; its documents as JSON or bytes."""
     manifest, config = (
         content if isinstance(content, bytes) else json.dumps(content).encode() for content in data.values()
@@ -81,7 +81,7 @@ def source(data: Mapping[str, Any], *, missing: Sequence[Layer] = (), damaged: S
         read(size)
         return blob not in {layer.digest for layer in damaged}
 
-    return Source(
+    return ImageSource(
         manifest=manifest,
         read_blob=lambda _: config,
         has_blob=lambda blob: blob not in {layer.digest for layer in missing},
@@ -89,7 +89,7 @@ def source(data: Mapping[str, Any], *, missing: Sequence[Layer] = (), damaged: S
     )
 
 
-def image(*layers: Layer) -> Source:
+def image(*layers: Layer) -> ImageSource:
     return source(documents(*layers))
 
 
@@ -123,18 +123,18 @@ def fetcher(tmp_path: Path) -> MemoryFetcher:
     return MemoryFetcher(tmp_path, TINY, OTHER)
 
 
-def run(image: Source, fetcher: MemoryFetcher, *, fast: bool = False) -> list[Finding]:
+def run(image: ImageSource, fetcher: MemoryFetcher, *, fast: bool = False) -> list[Finding]:
     """Findings for the layers. Checks that no wheel is left."""
     fetcher.is_open = True
     try:
-        configuration, *findings = verify.verify(image, Check(fetcher=fetcher, fast=fast))
+        configuration, *findings = verify.verify_image(image, Check(fetcher=fetcher, fast=fast))
         assert (configuration.layer, configuration.state) == ("configuration", "unknown")
         return findings
     finally:
         assert list(fetcher._folder.iterdir()) == []
 
 
-def only(image: Source, fetcher: MemoryFetcher) -> tuple[str, str]:
+def only(image: ImageSource, fetcher: MemoryFetcher) -> tuple[str, str]:
     """State and detail of the one layer."""
     [finding] = run(image, fetcher)
     return finding.state, finding.detail
@@ -180,7 +180,7 @@ def test_another_digest(fetcher: MemoryFetcher, what: str) -> None:
     layer = of_wheels(TINY)
     assert only(image(replace(layer, **{what: SHA256})), fetcher) == (
         "different",
-        f"its wheels produce {digest.short(layer.digest)}",
+        f"its wheels produce {short_digest(layer.digest)}",
     )
 
 
@@ -214,8 +214,8 @@ def test_the_configuration_is_compared_with_the_plan(
     fetcher: MemoryFetcher, monkeypatch: pytest.MonkeyPatch, lines: list[str], state: str
 ) -> None:
     monkeypatch.setattr("builder.registry.expected.differences", lambda *_: lines)
-    plan = Expected(image=cast("PlannedImage", None), layers={})
-    finding = next(verify.verify(image(Layer(line="os")), Check(fetcher=fetcher, expected=plan)))
+    plan = PlannedDigests(image=cast("PlannedImage", None), layers={})
+    finding = next(verify.verify_image(image(Layer(line="os")), Check(fetcher=fetcher, expected=plan)))
     assert (finding.layer, finding.state) == ("configuration", state)
     assert finding.detail == "".join(lines).replace("\x1b", "\ufffd")
 
@@ -271,7 +271,7 @@ def test_a_full_disk_is_no_finding(fetcher: MemoryFetcher) -> None:
 
 
 def test_downloads_end_when_no_more_findings_are_read(fetcher: MemoryFetcher) -> None:
-    findings = verify.verify(image(of_wheels(TINY), of_wheels(OTHER)), Check(fetcher=fetcher))
+    findings = verify.verify_image(image(of_wheels(TINY), of_wheels(OTHER)), Check(fetcher=fetcher))
     assert [next(findings).state, next(findings).state] == ["unknown", "derived"]
     findings.close()  # type: ignore[attr-defined]
     assert fetcher.stopped == 1
@@ -280,7 +280,7 @@ def test_downloads_end_when_no_more_findings_are_read(fetcher: MemoryFetcher) ->
 # ---- invalid images
 
 
-def refusal(image: Source, fetcher: MemoryFetcher) -> str:
+def refusal(image: ImageSource, fetcher: MemoryFetcher) -> str:
     with pytest.raises(VerifyError) as raised:
         run(image, fetcher)
     message = str(raised.value)

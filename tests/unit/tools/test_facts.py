@@ -230,7 +230,7 @@ def test_all_releases_are_checked_and_those_that_fail_are_one_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """facts.yaml has 2.9.1, but not with these architectures."""
-    flags = " ".join(facts.load().builds["torch"]["2.15.0"].architectures).encode()
+    flags = " ".join(facts.load_facts().builds["torch"]["2.15.0"].architectures).encode()
     same = {"torch/version.py": b"cuda = '13.2'", "torch/lib/libtorch_python.so": b"\0%s\0" % flags}
     wheels = {f"torch-{version}-{TAG}.whl": TORCH for version in ("2.9.1", "99.0")}
     Index(monkeypatch, wheels | {f"torch-2.15.0-{TAG}.whl": same})

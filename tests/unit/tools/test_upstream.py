@@ -18,7 +18,7 @@ from builder.common import strict_yaml
 from builder.common.errors import FetchError
 from builder.compat.explain import Explainer, Resolve
 from builder.index.host import Host
-from builder.index.releases import Metadata, Package, Release
+from builder.index.releases import ListedPackage, ListedRelease, Metadata
 from builder.index.settings import IndexSettings
 from builder.matrix import reader
 from builder.matrix.cells import Cell
@@ -43,7 +43,7 @@ def proposed(
     for old, new in edits:
         assert text.count(old) == 1
         text = text.replace(old, new)
-    matrix = reader.check(strict_yaml.parse(text.encode(), "matrix.yaml"))
+    matrix = reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
     explainer = Explainer(
         matrix=matrix, known=CELLS, catalogue=catalogue or Stored(), facts=FACTS, resolve=resolve
     )  # fmt: skip
@@ -53,11 +53,11 @@ def proposed(
 class More(Stored):
     """With more releases of torch, whose metadata is that of 2.9.1, and with other packages."""
 
-    def __init__(self, *versions: str, yanked: str = "", packages: tuple[Package, ...] = ()) -> None:
+    def __init__(self, *versions: str, yanked: str = "", packages: tuple[ListedPackage, ...] = ()) -> None:
         self._versions, self._yanked = versions, yanked
         self._packages = {package.name: package for package in packages}
 
-    def package(self, name: str) -> Package:
+    def package(self, name: str) -> ListedPackage:
         package = self._packages.get(name) or super().package(name)
         if name != "torch":
             return package
@@ -91,7 +91,7 @@ def test_a_newer_line_has_what_works_and_the_reasons_for_the_rest() -> None:
 
 
 def test_a_newer_release_of_a_line_takes_along_what_is_pinned_to_the_old_one() -> None:
-    audio = Package(name="torchaudio", releases=(Release(version=Version("2.9.2")),))
+    audio = ListedPackage(name="torchaudio", releases=(ListedRelease(version=Version("2.9.2")),))
     (proposal,) = proposed(
         packages("torchaudio==2.9.1", "numpy==2.9.0"), catalogue=More("2.9.2", packages=(audio,))
     )  # fmt: skip
@@ -105,8 +105,8 @@ def test_a_newer_release_of_a_line_takes_along_what_is_pinned_to_the_old_one() -
 @pytest.mark.parametrize("version", ["2.9.0", None, "2.9.2"])
 def test_a_pin_without_such_a_release_is_kept_and_named(version: str | None) -> None:
     """A yanked one does not count."""
-    releases = (Release(version=Version(version), is_yanked=version == "2.9.2"),) if version else ()
-    catalogue = More("2.9.2", packages=(Package(name="torchaudio", releases=releases),))
+    releases = (ListedRelease(version=Version(version), is_yanked=version == "2.9.2"),) if version else ()
+    catalogue = More("2.9.2", packages=(ListedPackage(name="torchaudio", releases=releases),))
     (proposal,) = proposed(packages("torchaudio==2.9.1"), catalogue=catalogue)
     assert proposal.entry
     assert proposal.entry.packages == ["torchaudio==2.9.1"]

@@ -1,10 +1,12 @@
-"""Bytes, seconds and counts: how they are printed, and how sizes are read. Pure."""
+"""Text for people: bytes, seconds and counts, and the redaction of host names and credentials. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from urllib.parse import urlsplit
 
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3}(?=[kMGT]))?)([kMGT]?)B?", re.ASCII)
@@ -46,3 +48,39 @@ def listed(names: Sequence[str], most: int) -> str:
     """a, b and 3 more: at most this many names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+# ---- host names and credentials
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]+@")
+
+
+@dataclass(frozen=True)
+class Redactor:
+    """Replaces `hosts` with `<mirror>`, and removes user:password@ from every URL."""
+
+    hosts: tuple[str, ...] = ()
+
+    @classmethod
+    def for_urls(cls, urls: Iterable[str]) -> Redactor:
+        """A redactor of the hosts of these URLs, with and without port."""
+        hosts: set[str] = set()
+        for url in urls:
+            try:
+                parts = urlsplit(url)
+                host = parts.hostname
+            except ValueError:  # not a URL, so it has no host
+                continue
+            if not host:
+                continue
+            hosts.add(host)
+            _, _, port = parts.netloc.rpartition(":")
+            if port.isdecimal():
+                hosts.add(f"{host}:{port}")
+        return cls(tuple(sorted(hosts, key=lambda host: (-len(host), host))))
+
+    def __call__(self, text: str) -> str:
+        text = _CREDENTIALS.sub("", text)
+        for host in self.hosts:
+            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "<mirror>", text, flags=re.IGNORECASE)
+        return text

@@ -1,9 +1,28 @@
-"""How long to wait for a server, and how often to try again."""
+"""Threads that do not keep an interrupted command from ending, and how often and how long to wait for a server."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+
+@contextmanager
+def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """Threads for a `with` block, at whose end they have ended.
+
+    After an error, what has not begun is cancelled. After an interrupt (Ctrl-C, SIGTERM), threads are not waited for
+    either, since a server may not respond for a minute: the process ends with them.
+    """
+    threads = ThreadPoolExecutor(workers, name)
+    try:
+        yield threads
+    except BaseException as error:
+        threads.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    threads.shutdown()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builder.matrix.project import Project
-from builder.plan import plan, shards
+from builder.plan import ci, plan
 from builder.plan.plan import PlannedImage
 
 HUGE = 10**15
@@ -13,29 +13,29 @@ HUGE = 10**15
 
 @pytest.fixture
 def images(tiny: Project) -> list[PlannedImage]:
-    return list(plan.make(tiny, tiny.cells).images)
+    return list(plan.make_plan(tiny, tiny.cells).images)
 
 
 def need(part: list[PlannedImage]) -> float:
-    return sum({layer.inputs: layer.bytes for image in part for layer in image.layers}.values()) * shards.ON_DISK
+    return sum({layer.inputs: layer.bytes for image in part for layer in image.layers}.values()) * ci.ON_DISK
 
 
 def test_changed_images(images: list[PlannedImage]) -> None:
     before = {image.id: image.digest for image in images}
-    assert shards.changed(before, images) == []
+    assert ci.changed_images(before, images) == []
     del before[images[0].id]
     before[images[1].id] = "sha256:other"
-    assert shards.changed(before, images) == images[:2]
+    assert ci.changed_images(before, images) == images[:2]
 
 
 def test_parts_fit_and_have_every_image_once(images: list[PlannedImage]) -> None:
     largest = max(need([image]) for image in images)
     for disk in (largest, largest * 1.5):
-        parts = shards.split(images, int(disk) + 1)
+        parts = ci.split_by_disk(images, int(disk) + 1)
         assert sorted(image.id for part in parts for image in part) == sorted(image.id for image in images)
         assert max(map(need, parts)) <= disk + 1
-    assert len(shards.split(images, int(largest) + 1)) > 1
-    assert len(shards.split(images[: shards.MAX_IMAGES], HUGE)) == 1
+    assert len(ci.split_by_disk(images, int(largest) + 1)) > 1
+    assert len(ci.split_by_disk(images[: ci.MAX_IMAGES], HUGE)) == 1
 
 
 def test_images_of_a_group_are_in_one_part_where_they_fit(images: list[PlannedImage]) -> None:
@@ -43,10 +43,10 @@ def test_images_of_a_group_are_in_one_part_where_they_fit(images: list[PlannedIm
     groups = {image.cell.group for image in images}
     for group in groups:
         members = [image for image in images if image.cell.group == group]
-        assert len(shards.split(members, int(need(members)) + 1)) == 1
+        assert len(ci.split_by_disk(members, int(need(members)) + 1)) == 1
 
 
 def test_the_matrix_of_a_github_job(images: list[PlannedImage]) -> None:
-    [entry] = shards.for_github([images[:2]])["include"]
+    [entry] = ci.github_matrix([images[:2]])["include"]
     assert entry == {"name": f"{images[0].id} (2 images)", "cells": f"{images[0].id} {images[1].id}"}
-    assert shards.for_github([]) == {"include": []}
+    assert ci.github_matrix([]) == {"include": []}

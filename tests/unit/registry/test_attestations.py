@@ -10,18 +10,18 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from builder.common.digest import of_bytes
+from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.index.download import Fetcher
 from builder.layers import oci
 from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
-from builder.registry import artifacts, claims, evidence, signing, statements
-from builder.registry.claims import Claims
+from builder.registry import artifacts, attestations, evidence, sbom_and_provenance, signing
+from builder.registry.attestations import Attestations
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
 from builder.registry.signing import Trust
-from builder.registry.verify import Check, Finding, Source
+from builder.registry.verify import Check, Finding, ImageSource
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.layers.test_installed import SITE, STATUS, layer, metadata
 
@@ -57,8 +57,8 @@ class Store(MemoryRegistry):
         }
         self.config = json.dumps(config).encode()
         data = {
-            "config": {"digest": of_bytes(self.config), "size": len(self.config)},
-            "layers": [{"digest": of_bytes(LAYER), "size": len(LAYER)}],
+            "config": {"digest": digest_of_bytes(self.config), "size": len(self.config)},
+            "layers": [{"digest": digest_of_bytes(LAYER), "size": len(LAYER)}],
         }
         self.manifest_bytes = json.dumps(data).encode()
         self.image = oci.read_image(self.manifest_bytes, lambda _: self.config)
@@ -91,15 +91,15 @@ class ClaimsDesk:
     def findings(self, tag: str = "2.9", *, fast: bool = False) -> dict[str, Finding]:
         reference = ImageRef(registry="registry.example", repository="org/pt-cuda", tag=tag)
         trust = Trust(signers=[Trusted(key="ours")], root=self.folder)
-        image_claims = Claims(registry=self.store, reference=reference, image=self.store.image, trust=trust)
-        source = Source(
+        image_claims = Attestations(registry=self.store, reference=reference, image=self.store.image, trust=trust)
+        source = ImageSource(
             manifest=self.store.manifest_bytes,
             read_blob=lambda _: self.store.config,
             has_blob=lambda _: True,
             matches=lambda *_: pytest.fail("the layers are read"),
         )
         check = Check(fetcher=NoWheels(), fast=fast)
-        return {finding.layer: finding for finding in claims.findings(source, check, image_claims, self.folder)}
+        return {finding.layer: finding for finding in attestations.findings(source, check, image_claims, self.folder)}
 
 
 class NoWheels(Fetcher):
@@ -224,7 +224,7 @@ def test_the_source_packages_of_the_sbom_are_compared(desk: ClaimsDesk, upstream
 )
 def test_what_trivy_reads_must_be_the_same_source(desk: ClaimsDesk, source: tuple[str, str], state: str) -> None:
     sbom = sbom_with("pkg:deb/debian/bash@5.2.15-2%2Bb8?upstream=bash%405.2.15-2")
-    pairs = zip(statements.SOURCE_NAMES, source, strict=True)
+    pairs = zip(sbom_and_provenance.SOURCE_NAMES, source, strict=True)
     sbom["components"][0]["properties"] = [{"name": name, "value": value} for name, value in pairs]
     desk.statements = {"cyclonedx": sbom}
     finding = desk.findings()["SBOM"]

@@ -20,7 +20,7 @@ from packageurl import PackageURL
 
 from builder.common.debian import SourcePackage
 from builder.layers.oci import Image
-from builder.lock.os_lock import OsLock, Package
+from builder.lock.os_lock import DebianPackage, OsLock
 from builder.matrix.tags import OCI
 from builder.plan.plan import PlannedImage
 
@@ -88,7 +88,7 @@ def _debian_packages(system: OsLock) -> Iterator[Component]:
         yield _debian_package(package, f"debian-{_release_number(system) or system.debian}")
 
 
-def _debian_package(package: Package, release: str) -> Component:
+def _debian_package(package: DebianPackage, release: str) -> Component:
     """The component of a Debian package.
 
     A source package with another name or version is in the purl (for grype) and in properties (for trivy).
@@ -162,7 +162,7 @@ def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:
             "externalParameters": {"cell": planned.id, "revision": revision},
             "internalParameters": {
                 "plan": planned.digest,
-                "operatingSystem": planned.os,
+                "operatingSystem": planned.os_inputs,
             },
             "resolvedDependencies": dependencies,
         },

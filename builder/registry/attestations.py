@@ -18,18 +18,18 @@ from pydantic import AliasPath, BaseModel, Field
 from builder.common.debian import NO_SOURCE, SourcePackage
 from builder.common.errors import ImageTestError, VerifyError
 from builder.common.reference import ImageRef
-from builder.common.units import listed
+from builder.common.text import listed
 from builder.layers import oci
-from builder.layers.installed import Installed, Package, python_package
+from builder.layers.installed import Installed, InstalledPackage, python_package
 from builder.layers.oci import Image
 from builder.matrix import tags
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
-from builder.registry import evidence, signing, statements, verify
+from builder.registry import evidence, sbom_and_provenance, signing, verify
 from builder.registry.client import Registry
 from builder.registry.evidence import Requirement
 from builder.registry.failures import RejectedError
 from builder.registry.signing import Trust
-from builder.registry.verify import Check, Finding, Source
+from builder.registry.verify import Check, Finding, ImageSource
 
 SHOWN = 5  # packages that differ
 
@@ -39,15 +39,15 @@ class _Property(BaseModel, frozen=True):
     value: str = Field("", max_length=10_000)
 
 
-class _Component(BaseModel, frozen=True):
+class _SbomComponent(BaseModel, frozen=True):
     purl: str = Field("", max_length=1000, pattern=r"^pkg:[a-z]+/")
     name: str = Field(max_length=300)
     version: str = Field(max_length=300)
     properties: tuple[_Property, ...] = ()
 
 
-class _Sbom(BaseModel, frozen=True):
-    components: tuple[_Component, ...]
+class _SbomPackages(BaseModel, frozen=True):
+    components: tuple[_SbomComponent, ...]
 
 
 class _Provenance(BaseModel, frozen=True):
@@ -56,7 +56,7 @@ class _Provenance(BaseModel, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claims:
+class Attestations:
     """The claims about an image in a registry. `reference` is what the user asked for."""
 
     registry: Registry
@@ -79,7 +79,7 @@ class Claims:
             )
         return self._finding("signature", f"by {signer}", "signed")
 
-    def recording_source(self, source: Source, folder: Path) -> Source:
+    def recording_source(self, source: ImageSource, folder: Path) -> ImageSource:
         """The image's source, which also reads the packages in layers whose hashes are compared.
 
         `folder` is for temporary files. Layers must be compared in their order.
@@ -100,8 +100,10 @@ class Claims:
     def attachments(self, *, has_read_layers: bool) -> Iterator[Finding]:
         """Test results, SBOM, provenance. `has_read_layers`: the SBOM is compared with the layers."""
         yield self._test_results()
-        yield self._statement("SBOM", statements.SBOM, self._check_sbom if has_read_layers else _count_packages)
-        yield self._statement("provenance", statements.PROVENANCE, self._check_provenance)
+        yield self._statement(
+            "SBOM", sbom_and_provenance.SBOM, self._check_sbom if has_read_layers else _count_packages
+        )
+        yield self._statement("provenance", sbom_and_provenance.PROVENANCE, self._check_provenance)
 
     @property
     def _digest(self) -> str:
@@ -149,20 +151,20 @@ class Claims:
         return f"{len(listed)} packages, the same as in the files of the image"
 
     def _check_provenance(self, content: bytes) -> str:
-        provenance = oci.parse(_Provenance, content, "provenance", hint="")
+        provenance = oci.parse_document(_Provenance, content, "provenance", hint="")
         if provenance.plan != self.image.labels.get(PLAN_LABEL, ""):
             raise VerifyError("it is about another plan")
         return f"commit {provenance.revision[:60]}" if provenance.revision else "no commit"
 
 
-def findings(source: Source, check: Check, claims: Claims | None, folder: Path) -> Iterator[Finding]:
-    """Findings for an image: for its signature, then those of `verify.verify`, then for its attachments.
+def findings(source: ImageSource, check: Check, claims: Attestations | None, folder: Path) -> Iterator[Finding]:
+    """Findings for an image: for its signature, then those of `verify.verify_image`, then for its attachments.
 
     Without a trusted signature, nothing else is read: its author would choose what this machine downloads. `claims` is
     None without trusted signers. Raises VerifyError, RegistryError, SigningError.
     """
     if claims is None:
-        yield from verify.verify(source, check)
+        yield from verify.verify_image(source, check)
         return
     signature = claims.signature()
     yield signature
@@ -170,7 +172,7 @@ def findings(source: Source, check: Check, claims: Claims | None, folder: Path) 
         return
     if not check.fast:
         source = claims.recording_source(source, folder)
-    yield from verify.verify(source, dataclasses.replace(check, is_signed=True))
+    yield from verify.verify_image(source, dataclasses.replace(check, is_signed=True))
     yield from claims.attachments(has_read_layers=not check.fast)
 
 
@@ -185,13 +187,13 @@ def _count_packages(sbom: bytes) -> str:
     return f"{len(_packages(sbom))} packages, not compared with the files of the image"
 
 
-def _packages(sbom: bytes) -> set[Package]:
+def _packages(sbom: bytes) -> set[InstalledPackage]:
     """The components with records in an image. Debian itself and uv's Python have none. Raises VerifyError."""
-    components = oci.parse(_Sbom, sbom, "SBOM", hint="").components
+    components = oci.parse_document(_SbomPackages, sbom, "SBOM", hint="").components
     return {_package(component) for component in components if component.purl.startswith(("pkg:deb/", "pkg:pypi/"))}
 
 
-def _package(component: _Component) -> Package:
+def _package(component: _SbomComponent) -> InstalledPackage:
     """Raises VerifyError unless what scanners read, the purl and properties, is about this package."""
     name, version = component.name, component.version
     try:
@@ -201,23 +203,26 @@ def _package(component: _Component) -> Package:
     if purl.type == "pypi":
         package, of_purl = python_package(name, version), python_package(purl.name, purl.version or "")
     else:
-        package = Package("deb", name, version, statements.source_package(purl) or SourcePackage(name, version))
+        package = InstalledPackage(
+            "deb", name, version, sbom_and_provenance.source_package(purl) or SourcePackage(name, version)
+        )
         of_purl = package._replace(name=purl.name, version=purl.version or "")
     if package != of_purl:
         raise VerifyError(f"invalid SBOM: {component.purl} is {name} {version}")
     stated = {each.name: each.value for each in component.properties}
     if any(
-        stated.get(each, value) != value for each, value in zip(statements.SOURCE_NAMES, package.source, strict=True)
+        stated.get(each, value) != value
+        for each, value in zip(sbom_and_provenance.SOURCE_NAMES, package.source, strict=True)
     ):
         raise VerifyError(f"invalid SBOM: {component.purl} has properties of another source package")
     return package
 
 
-def _without_sources(packages: set[Package]) -> set[Package]:
+def _without_sources(packages: set[InstalledPackage]) -> set[InstalledPackage]:
     return {package._replace(source=NO_SOURCE) for package in packages}
 
 
-def _other_sources(listed: set[Package], installed: set[Package]) -> set[Package]:
+def _other_sources(listed: set[InstalledPackage], installed: set[InstalledPackage]) -> set[InstalledPackage]:
     """The listed packages that are installed with another source.
 
     Empty if the SBOM names no sources, as in earlier versions of builder.
@@ -228,7 +233,7 @@ def _other_sources(listed: set[Package], installed: set[Package]) -> set[Package
     return {package for package in listed - installed if package._replace(source=NO_SOURCE) in names}
 
 
-def _names(packages: set[Package]) -> str:
+def _names(packages: set[InstalledPackage]) -> str:
     names = [
         f"{package.name} {package.version}" + (f" (source: {' '.join(package.source)})" if package.source.name else "")
         for package in sorted(packages)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from builder.common import threads
+from builder.common.tasks import thread_pool
 
 
 class Work:
@@ -22,7 +22,7 @@ class Work:
         self.ended = True
 
     def run(self, error: BaseException) -> None:
-        with threads.pool(1, "test") as pool:
+        with thread_pool(1, "test") as pool:
             pool.submit(self.first)
             pool.submit(self.second.set)
             assert self.begun.wait(timeout=30)
@@ -30,7 +30,7 @@ class Work:
 
 
 def test_all_work_is_done_at_the_end() -> None:
-    with threads.pool(2, "test") as pool:
+    with thread_pool(2, "test") as pool:
         futures = [pool.submit(pow, 2, power) for power in range(20)]
     assert [future.result(timeout=0) for future in futures] == [2**power for power in range(20)]
 

@@ -1,17 +1,18 @@
-"""Pushes one image: its blobs in parallel, largest first, then its manifest by digest."""
+"""Pushes one image: its blobs in parallel, largest first, then its manifest by digest. Downloads blobs, checked."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from builder.common.errors import DamagedError, RegistryError, of_file
 from builder.layers.blobs import REPAIR, Descriptor
+from builder.layers.store import Store
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import TRANSFERS, transfer
@@ -30,7 +31,7 @@ class Pushed:
     present: int
 
 
-def push(
+def push_image(
     registry: Registry,
     manifest: Manifest,
     files: Mapping[Descriptor, Path | None],
@@ -95,3 +96,21 @@ def push(
     # The manifest last: a registry rejects one whose blobs it lacks.
     digest = registry.put_manifest(manifest.digest, manifest.content, manifest.media_type)
     return Pushed(digest=digest, sent=sizes["sent"], mounted=sizes["mounted"], present=sizes["present"])
+
+
+def fetch_blobs(
+    registry: Registry, store: Store, blobs: Iterable[Descriptor], progress: Callable[[int], None] = lambda _: None
+) -> int:
+    """Downloads the blobs that the store lacks, the largest first; returns their number of bytes.
+
+    `progress` is called with numbers of bytes. Raises RegistryError, DiskError.
+    """
+    missing = {blob.digest: blob for blob in blobs if not store.has(blob.digest, blob.size)}.values()
+
+    def fetch_blob(source: Registry, blob: Descriptor) -> int:
+        with store.new_blob() as written:
+            source.download(blob.digest, blob.size, written.file, progress)
+            written.digest = blob.digest
+        return blob.size
+
+    return sum(transfer(registry, fetch_blob, sorted(missing, key=lambda blob: -blob.size), TRANSFERS))

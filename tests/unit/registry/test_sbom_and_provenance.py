@@ -11,11 +11,11 @@ from packageurl import PackageURL
 
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image
-from builder.lock.os_lock import OsLock, Package
+from builder.lock.os_lock import DebianPackage, OsLock
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
-from builder.registry import statements
+from builder.registry import sbom_and_provenance
 
 NAME = "registry.example.test/team/quartz-cuda"
 CELL = "qz-0.5-cu129-py311-board"
@@ -30,7 +30,7 @@ IMAGE = Image(
 
 @pytest.fixture
 def planned(tiny: Project) -> PlannedImage:
-    [image] = plan.make_locked(tiny, tiny.select([CELL])).images
+    [image] = plan.make_locked_plan(tiny, tiny.select([CELL])).images
     return image
 
 
@@ -39,12 +39,12 @@ def system(planned: PlannedImage) -> OsLock:
     return planned.os_lock
 
 
-def with_packages(planned: PlannedImage, *packages: Package) -> PlannedImage:
+def with_packages(planned: PlannedImage, *packages: DebianPackage) -> PlannedImage:
     return replace(planned, os_lock=replace(planned.os_lock, packages=packages))
 
 
 def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage, system: OsLock) -> None:
-    data = json.loads(statements.sbom(planned, NAME, IMAGE))
+    data = json.loads(sbom_and_provenance.sbom(planned, NAME, IMAGE))
     assert (data["bomFormat"], data["specVersion"]) == ("CycloneDX", "1.6")
     subject = data["metadata"]["component"]
     assert (subject["name"], subject["version"], subject["type"]) == (NAME, MANIFEST.digest, "container")
@@ -71,7 +71,7 @@ def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedIm
             ("libss2", "1.47.0-2+b2", "e2fsprogs (1.47.0-2)"),
         )
     )
-    data = json.loads(statements.sbom(with_packages(planned, first, second, third), NAME, IMAGE))
+    data = json.loads(sbom_and_provenance.sbom(with_packages(planned, first, second, third), NAME, IMAGE))
     components = {each["name"]: each for each in data["components"] if each.get("purl", "").startswith("pkg:deb/")}
     qualifiers = {name: dict(PackageURL.from_string(each["purl"]).qualifiers) for name, each in components.items()}
     common = {"arch": "amd64", "distro": "debian-12"}
@@ -91,7 +91,8 @@ def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedIm
         "libss2": {f"{prefix}Name": "e2fsprogs", f"{prefix}Version": "1.47.0-2"},
     }
     assert {
-        name: statements.source_package(PackageURL.from_string(each["purl"])) for name, each in components.items()
+        name: sbom_and_provenance.source_package(PackageURL.from_string(each["purl"]))
+        for name, each in components.items()
     } == {
         "base-files": None,
         "libssl3": second.source_package,
@@ -102,21 +103,21 @@ def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedIm
 def test_the_sbom_names_the_release_of_debian(planned: PlannedImage, system: OsLock) -> None:
     """Scanners ignore Debian packages without it."""
     base = replace(system.packages[0], name="base-files", version="12.4+deb12u15")
-    data = json.loads(statements.sbom(with_packages(planned, *system.packages, base), NAME, IMAGE))
+    data = json.loads(sbom_and_provenance.sbom(with_packages(planned, *system.packages, base), NAME, IMAGE))
     [debian] = [each for each in data["components"] if each["type"] == "operating-system"]
     assert (debian["name"], debian["version"]) == ("debian", "12")
 
 
 def test_the_statements_of_an_image_are_the_same_everywhere(planned: PlannedImage, system: OsLock) -> None:
-    assert statements.sbom(planned, NAME, IMAGE) == statements.sbom(planned, NAME, IMAGE)
+    assert sbom_and_provenance.sbom(planned, NAME, IMAGE) == sbom_and_provenance.sbom(planned, NAME, IMAGE)
     other = replace(IMAGE, manifest=replace(MANIFEST, digest="sha256:" + "c" * 64))
-    assert statements.sbom(planned, NAME, other) != statements.sbom(planned, NAME, IMAGE)
+    assert sbom_and_provenance.sbom(planned, NAME, other) != sbom_and_provenance.sbom(planned, NAME, IMAGE)
 
 
 @pytest.mark.parametrize(("revision", "commit"), [("f" * 40, "f" * 40), ("f" * 40 + "+changes", ""), ("", "")], ids=str)
 def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, commit: str) -> None:
     address = "https://example.test/org/images"
-    predicate: dict[str, Any] = json.loads(statements.provenance(planned, source=address, revision=revision))
+    predicate: dict[str, Any] = json.loads(sbom_and_provenance.provenance(planned, source=address, revision=revision))
     definition = predicate["buildDefinition"]
     assert definition["externalParameters"] == {"cell": CELL, "revision": revision}
     assert definition["internalParameters"]["plan"] == planned.digest
@@ -128,14 +129,16 @@ def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, co
 def test_statements_agree_if_only_the_commit_differs(planned: PlannedImage, system: OsLock) -> None:
     def provenance(revision: str, planned: PlannedImage = planned) -> Any:
         source = "https://example.test/org/images"
-        return json.loads(statements.provenance(planned, source=source, revision=revision))
+        return json.loads(sbom_and_provenance.provenance(planned, source=source, revision=revision))
 
-    assert statements.agree(provenance("a" * 40), provenance("b" * 40))
-    assert not statements.agree(provenance("a" * 40), provenance(""))
-    assert not statements.agree(provenance("a" * 40), provenance("a" * 40, replace(planned, digest="sha256:other")))
+    assert sbom_and_provenance.agree(provenance("a" * 40), provenance("b" * 40))
+    assert not sbom_and_provenance.agree(provenance("a" * 40), provenance(""))
+    assert not sbom_and_provenance.agree(
+        provenance("a" * 40), provenance("a" * 40, replace(planned, digest="sha256:other"))
+    )
     fewer = replace(planned, wheels=planned.wheels[1:])
-    assert not statements.agree(provenance("a" * 40), provenance("a" * 40, fewer))
-    sbom = json.loads(statements.sbom(planned, NAME, IMAGE))
-    assert statements.agree(sbom, sbom)
-    assert not statements.agree(sbom, json.loads(statements.sbom(fewer, NAME, IMAGE)))
-    assert not statements.agree(sbom, provenance(""))
+    assert not sbom_and_provenance.agree(provenance("a" * 40), provenance("a" * 40, fewer))
+    sbom = json.loads(sbom_and_provenance.sbom(planned, NAME, IMAGE))
+    assert sbom_and_provenance.agree(sbom, sbom)
+    assert not sbom_and_provenance.agree(sbom, json.loads(sbom_and_provenance.sbom(fewer, NAME, IMAGE)))
+    assert not sbom_and_provenance.agree(sbom, provenance(""))
