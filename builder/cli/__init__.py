@@ -36,7 +36,7 @@ COMMANDS = {
     "lock": ("lock", "Choose the exact wheels and Debian packages of CELLS."),
     "plan": ("plan", "Show what would be built: cells, tags, layers, sizes."),
     "push": ("release", "Publish images that passed their tests."),
-    "refresh": ("images", "Apply Debian security updates: lock, build, test and stage."),
+    "refresh": ("release", "Apply Debian security updates: lock, build, test and stage."),
     "registry": ("registry", "Inspect the registry, and delete what is not needed."),
     "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),
     "render": ("lock", "Write images/ from templates/ and locks/."),

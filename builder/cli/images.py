@@ -1,4 +1,4 @@
-"""The commands that make images: images, build, refresh."""
+"""The commands that make images: images, build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options, Outcome
 from builder.build.layer_lookup import LayerLookup
 from builder.build.work import ImageProvider, RunContext
-from builder.cli import lock, machine, release
+from builder.cli import machine
 from builder.cli.context import Context
 from builder.cli.options import (
     CELLS_HELP,
@@ -27,17 +27,14 @@ from builder.cli.options import (
     format_option,
     given,
     jobs_option,
-    sign_option,
-    staging_option,
 )
-from builder.common import git
 from builder.common.errors import BuilderError, LockError, StaleError, UsageError, join
-from builder.common.text import counted, duration
+from builder.common.text import duration
 from builder.compat import gpus
 from builder.layers import garbage, known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.lock import update
-from builder.plan import ci, plan, render
+from builder.plan import plan, render
 from builder.plan.plan import Plan, PlannedImage
 
 ASSEMBLE, DOCKERFILE = "assemble", "dockerfile"
@@ -235,47 +232,3 @@ def show_outcomes(
     context.say(f"{images.summary(outcomes, len(planned.images), where)} ({duration(seconds)})")
     if times := images.times(work.view.spent, {image.id for image in planned.images}):
         context.say(f"total time by step, parallel work added up: {times}")
-
-
-@click.command(name="refresh", epilog=CELLS_HELP)
-@cells_argument
-@jobs_option
-@gpu_option
-@machine.start_option
-@staging_option
-@sign_option
-@click.pass_context
-def refresh_command(
-    click_context: click.Context, /, patterns: Sequence[str], place: str, signer: Any, **options: Any
-) -> None:
-    """Apply Debian security updates: lock, build, test and stage.
-
-    Locks the newest Debian packages of CELLS and renders their Dockerfiles. Then builds and tests the images that
-    differ from the last commit (without git: that this command changed), and stages them if `staging` is set in
-    matrix.yaml. Only the layers of the operating system change. Images whose packages have not changed are not rebuilt.
-
-    If a test fails, restore the earlier packages with `git restore locks images`, which also discards your other
-    uncommitted changes there.
-    """
-    context: Context = click_context.obj
-    project = context.project
-    chosen = project.select(patterns)
-    revision = "HEAD" if git.commit(project.root, "HEAD") else ""
-    if revision:
-        before = ci.plan_digests(project, revision, context.say)
-    else:
-        before = {image.id: image.digest for image in plan.make_plan(project, project.cells).images}
-    click_context.invoke(lock.lock_command, patterns=[cell.id for cell in chosen], refresh=True)
-    click_context.invoke(lock.render_command)
-    project = context.project  # its locks are new
-    changed = ci.changed_images(before, plan.make_locked_plan(project, project.cells).images)
-    ids = {cell.id for cell in chosen}
-    affected = [image.id for image in changed if image.id in ids]
-    if others := len(changed) - len(affected):
-        context.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
-    if not affected:
-        context.say("no image changed")
-        return
-    click_context.invoke(images_command, patterns=affected, **options)
-    if place or project.matrix.staging:
-        click_context.invoke(release.stage_command, patterns=affected, place=place, signer=signer)

@@ -1,4 +1,4 @@
-"""The commands push, stage, release, scan and status."""
+"""The commands push, stage, refresh, release, scan and status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import click
 from rich.text import Text
 
 from builder.build.layer_lookup import KnownImages, LayerLookup
+from builder.cli import lock, machine
 from builder.cli.context import SHOWN, Context, new_table
+from builder.cli.images import gpu_option, images_command
 from builder.cli.options import (
     ALL_CELLS_HELP,
     CELLS_HELP,
@@ -19,6 +21,7 @@ from builder.cli.options import (
     cells_argument,
     format_option,
     given,
+    jobs_option,
     roll_back_option,
     sign_option,
     staging_option,
@@ -30,7 +33,7 @@ from builder.common.errors import UsageError
 from builder.common.text import counted, duration, listed, size
 from builder.layers.known_layers import KnownLayers
 from builder.matrix import tags
-from builder.plan import plan, render
+from builder.plan import ci, plan, render
 from builder.plan.plan import Plan
 from builder.registry import publish, scan, status
 from builder.registry.evidence import OWN
@@ -163,6 +166,50 @@ def stage_command(
         f"({duration(time.monotonic() - began)})"
     )
     context.say(f"  -> builder release {stamp}{given('place', 'signer')}")
+
+
+@click.command(name="refresh", epilog=CELLS_HELP)
+@cells_argument
+@jobs_option
+@gpu_option
+@machine.start_option
+@staging_option
+@sign_option
+@click.pass_context
+def refresh_command(
+    click_context: click.Context, /, patterns: Sequence[str], place: str, signer: Any, **options: Any
+) -> None:
+    """Apply Debian security updates: lock, build, test and stage.
+
+    Locks the newest Debian packages of CELLS and renders their Dockerfiles. Then builds and tests the images that
+    differ from the last commit (without git: that this command changed), and stages them if `staging` is set in
+    matrix.yaml. Only the layers of the operating system change. Images whose packages have not changed are not rebuilt.
+
+    If a test fails, restore the earlier packages with `git restore locks images`, which also discards your other
+    uncommitted changes there.
+    """
+    context: Context = click_context.obj
+    project = context.project
+    chosen = project.select(patterns)
+    revision = "HEAD" if git.commit(project.root, "HEAD") else ""
+    if revision:
+        before = ci.plan_digests(project, revision, context.say)
+    else:
+        before = {image.id: image.digest for image in plan.make_plan(project, project.cells).images}
+    click_context.invoke(lock.lock_command, patterns=[cell.id for cell in chosen], refresh=True)
+    click_context.invoke(lock.render_command)
+    project = context.project  # its locks are new
+    changed = ci.changed_images(before, plan.make_locked_plan(project, project.cells).images)
+    ids = {cell.id for cell in chosen}
+    affected = [image.id for image in changed if image.id in ids]
+    if others := len(changed) - len(affected):
+        context.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
+    if not affected:
+        context.say("no image changed")
+        return
+    click_context.invoke(images_command, patterns=affected, **options)
+    if place or project.matrix.staging:
+        click_context.invoke(stage_command, patterns=affected, place=place, signer=signer)
 
 
 @click.command(name="release")
