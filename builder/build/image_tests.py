@@ -87,12 +87,10 @@ class Tester:
         """
         self._view.begin(image.id, "testing")
         no_gpu = self._why_no_gpu(image)
-        image_tests = known.image_tests
         results: list[Evidence] = []
-        if image_tests is None or not image_tests.is_pass:
-            image_tests = self._run(image, loaded, "image", self._files(image), no_gpu=no_gpu)
-            results.append(image_tests)
-        if not no_gpu:
+        if known.image_tests is None or not known.image_tests.is_pass:
+            results.append(self._run(image, loaded, "image", self._files(image), no_gpu=no_gpu))
+        if not no_gpu and known.gpu != "passed":
             files = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
             with self._pool.lease(
                 lambda gpu: not self._why_unfit(image, gpu), lambda: self._programs.stopped
@@ -101,14 +99,9 @@ class Tester:
                     results.append(self._run(image, loaded, "gpu", [path for path in files if path.is_file()], leased))
                 else:
                     no_gpu = self._why_no_gpu(image) or "no GPU became free"
-        if any(each.failed for each in results):
-            self._engine.check()  # that may be why they failed
-        if self._programs.stopped:
-            raise ImageTestError(f"{image.id}: the tests were interrupted")
-        if image_tests in results and no_gpu != image_tests.no_gpu:
-            results[0] = image_tests.model_copy(update={"no_gpu": no_gpu})
-        for each in results:
-            evidence.write_evidence(self._project.state, each)
+                    if results:  # the image tests ran before this was known
+                        results = [results[0].model_copy(update={"no_gpu": no_gpu})]
+                        evidence.write_evidence(self._project.state, results[0])
         own = self.coverage(image, loaded)
         for each in (*results, *own.newest):  # a failure on a GPU that is not free now is still one
             if not each.is_pass:
@@ -192,7 +185,10 @@ class Tester:
         self, image: PlannedImage, loaded: LoadedImage, kind: Kind, files: list[Path], leased: Sequence[Gpu] = (), *,
         no_gpu: str = "",
     ) -> Evidence:  # fmt: skip
-        """Runs test files in a pytest process of their own, on the leased GPUs."""
+        """Runs test files in a pytest process of their own, on the leased GPUs, and writes the evidence.
+
+        Raises ImageTestError if the tests were stopped, EngineError if the engine does not respond.
+        """
         root = self._project.root
         with self._project.scratch() as scratch:
             subject, report, figures = (
@@ -219,7 +215,11 @@ class Tester:
             }
             status = self._pytest(image.id, command, variables, self._log(image, kind))
             results = read_results(report, status, files, root)
-            return Evidence(
+            if results.failed:
+                self._engine.check()  # that may be why they failed
+            if self._programs.stopped:
+                raise ImageTestError(f"{image.id}: the tests were interrupted")
+            proof = Evidence(
                 image=loaded.digest,
                 cell=image.id,
                 plan=image.digest,
@@ -235,6 +235,9 @@ class Tester:
                 machine=self._machine(leased),
                 finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             )
+            # Now, not at the end: a kill during the GPU tests does not lose minutes of image tests.
+            evidence.write_evidence(self._project.state, proof)
+            return proof
 
     def _pytest(self, row: str, command: list[str], variables: Mapping[str, str], log_path: Path) -> int:
         """Runs a command with its output in a log and in a row of the view; returns its status."""

@@ -21,7 +21,7 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, expected, staging, transfer
+from builder.registry import evidence, expected, reports, staging, transfer
 from builder.registry.evidence import Coverage, Report, Requirement
 from builder.registry.signing import Signer, Trust
 from builder.registry.staging import StagedImage, StagingArea
@@ -50,6 +50,8 @@ def test_staged(work: RunContext, provider: StagedImages, plan: Plan, options: O
                 ) from error
             raise
         provider.attach_results(image, loaded)
+        if coverage.failure:  # on a GPU that this machine does not have
+            raise ImageTestError(f"{image.id}: {coverage.failure}")
         work.view.end(image.id, "done", images.tests_text(coverage))
         return Outcome(image=image, loaded=loaded, coverage=coverage, tested=not is_tested)
 
@@ -96,7 +98,7 @@ class StagedImages(ImageProvider):
         registry = self._place.open(staged.repository)
         stored, manifest = staging.image_of(self._place, staged)
         requirement = Requirement.of(image, stored.manifest.digest, self._suite)
-        coverage = evidence.registry_coverage(registry, requirement, Trust.of(work.project), state=work.project.state)
+        coverage = reports.registry_coverage(registry, requirement, Trust.of(work.project), state=work.project.state)
         for line in coverage.refused:
             work.view.say(f"{image.id}: {line}")
         expected_image = expected.of_known(work.project.root, self._known, image)
@@ -124,8 +126,8 @@ class StagedImages(ImageProvider):
         project = self._work.project
         requirement = Requirement.of(image, loaded.digest, self._suite)
         registry = self._place.open(self._staged[image.id].repository, write=True)
-        for report in evidence.local_coverage(project.state, requirement).reports:
-            evidence.attach_evidence(project, registry, self._images[image.id].manifest, report.evidence, self._signer)
+        own = [report.evidence for report in evidence.local_coverage(project.state, requirement).reports]
+        reports.attach_evidence(project, registry, self._images[image.id].manifest, own, self._signer)
 
     def _check_paths(self, image: PlannedImage, stored: Image) -> None:
         """Raises BuildError if layers have different files for one path.

@@ -27,6 +27,7 @@ from builder.cli.options import (
     staging_option,
     to_option,
 )
+from builder.cli.render import render_command
 from builder.common import errors, git
 from builder.common.console import View
 from builder.common.errors import UsageError
@@ -197,7 +198,7 @@ def refresh_command(
     else:
         before = {image.id: image.digest for image in plan.make_plan(project, project.cells).images}
     click_context.invoke(lock.lock_command, patterns=[cell.id for cell in chosen], refresh=True)
-    click_context.invoke(lock.render_command)
+    click_context.invoke(render_command)
     project = context.project  # its locks are new
     changed = ci.changed_images(before, plan.make_locked_plan(project, project.cells).images)
     ids = {cell.id for cell in chosen}

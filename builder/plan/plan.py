@@ -211,33 +211,31 @@ def thorough_components(images: Iterable[PlannedImage]) -> dict[str, frozenset[s
     contain all of that unchanged, only the smallest one must pass it. Images that go together are built or released by
     one command: an image without its smaller sibling must pass all its tests. docs/decisions/0019.
     """
-    by_group: dict[str, list[PlannedImage]] = {}
+    by_group: dict[str, list[tuple[PlannedImage, frozenset[object]]]] = {}
     for image in images:
-        by_group.setdefault(image.cell.group, []).append(image)
-    return {
-        image.id: frozenset(image.components).difference(
-            *(other.components for other in group if _contains(image, other))
+        # All that the tests of an image use, as one set. Variables are one element, since they must all be equal: a new
+        # one can change what any program does.
+        contents: frozenset[object] = frozenset(
+            [
+                *image.components,
+                *image.files,
+                *image.os_lock.versions.items(),
+                *(layer.inputs for layer in image.layers if layer.kind == "wheels" or layer.compiled),
+                frozenset(image.settings.env.items()),
+            ]
         )
-        for group in by_group.values()
-        for image in group
-    }
-
-
-def _contains(image: PlannedImage, other: PlannedImage) -> bool:
-    """Whether an image has more components than the other one, and all that this one has, unchanged."""
-    if not set(other.components) < set(image.components):
-        return False
-    # Tests of the smaller image used these versions. A new variable can change what any program does.
-    packages, others = image.os_lock.versions.items(), other.os_lock.versions.items()
-    layers, other_layers = (
-        {layer.inputs for layer in each.layers if layer.kind == "wheels" or layer.compiled} for each in (image, other)
-    )
-    return (
-        others <= packages
-        and other_layers <= layers
-        and other.files <= image.files
-        and image.settings.env == other.settings.env
-    )
+        by_group.setdefault(image.cell.group, []).append((image, contents))
+    thorough: dict[str, frozenset[str]] = {}
+    for group in by_group.values():
+        group.sort(key=lambda member: -len(member[0].components))
+        for number, (image, contents) in enumerate(group):
+            own = frozenset(image.components)
+            # The largest that it contains first, so that few are compared in a group of thousands.
+            for other, others in group[number + 1 :]:
+                if not own.isdisjoint(other.components) and others < contents:
+                    own -= frozenset(other.components)
+            thorough[image.id] = own
+    return thorough
 
 
 def make_locked_plan(project: Project, selected: Sequence[Cell]) -> Plan:

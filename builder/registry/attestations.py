@@ -24,7 +24,7 @@ from builder.layers.installed import Installed, InstalledPackage, python_package
 from builder.layers.oci import Image
 from builder.matrix import tags
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
-from builder.registry import evidence, sbom_and_provenance, signing, verify
+from builder.registry import reports, sbom_and_provenance, signing, verify
 from builder.registry.client import Registry
 from builder.registry.evidence import Requirement
 from builder.registry.failures import RejectedError
@@ -116,7 +116,7 @@ class Attestations:
         labels = self.image.labels
         cell = labels.get(CELL_LABEL, "")
         requirement = Requirement(image=self._digest, cell=cell, plan=labels.get(PLAN_LABEL, ""))
-        coverage = evidence.registry_coverage(self.registry, requirement, self.trust)
+        coverage = reports.registry_coverage(self.registry, requirement, self.trust)
         try:
             coverage.require_pass(cell)
         except ImageTestError as error:

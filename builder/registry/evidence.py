@@ -1,12 +1,12 @@
 """Test results of images: what one run says, and what all that count prove together.
 
 Evidence is about one image, by the digest of its manifest, and about one run of its tests on one machine: of the image
-tests, or of the GPU tests. The machine that ran them keeps it in `.builder/evidence`, and attaches it to the image in a
-registry, where it is called a report. No machine copies the results of another one.
+tests, or of the GPU tests. The machine that ran them keeps it in `.builder/evidence`. `builder.registry.reports`
+attaches it to the image in a registry. No machine copies the results of another one.
 
-A report counts if it is about exactly this image, this plan and the test files of this checkout, and if a signer that
-`evidence` in matrix.yaml lists has signed it. An unsigned one counts if this machine ran the tests itself. A pass must
-have results of all tests that the image must pass. Together, the newest reports of each kind must be passes.
+Evidence counts if it is about exactly this image, this plan and the test files of this checkout. A pass must have
+results of all tests that the image must pass. Together, the newest results of the image tests, and those of the GPU
+tests on each kind of GPU, must be passes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, StringConstraints, ValidationError
 
-from builder.common.errors import ImageTestError, VerifyError
-from builder.common.files import short_digest, write_atomically
+from builder.common.errors import ImageTestError
+from builder.common.files import digest_of_bytes, short_digest, write_atomically
 from builder.common.text import listed
 from builder.layers import oci
-from builder.layers.blobs import Descriptor
 from builder.layers.oci import Printable
-from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, signing
-from builder.registry.client import Registry
-from builder.registry.failures import RejectedError
-from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
 from builder.registry.suite import GPU_TESTS, IMAGE_TESTS, Suite
 
-TYPE = "application/vnd.gpu-images.evidence.v2+json"
 OWN = "own results, unsigned"  # in place of a signer
 Kind = Literal["image", "gpu"]
 GpuState = Literal["passed", "failed", "not run"]
@@ -231,26 +224,23 @@ def coverage_of(reports: Iterable[Report], refused: Sequence[str] = ()) -> Cover
     return Coverage(tuple(sorted(reports, key=lambda report: report.evidence.finished)), tuple(refused))
 
 
-# ---- on this machine
-
-
-def evidence_path(state: Path, image: str, kind: Kind) -> Path:
-    return state / "evidence" / f"{image.replace(':', '-')}.{kind}.json"
+def evidence_path(state: Path, evidence: Evidence) -> Path:
+    """Where this machine keeps the results of these tests: of GPU tests one file for each kind of GPU."""
+    gpu = f"-{short_digest(digest_of_bytes(evidence.gpu.encode()))}" if evidence.gpu else ""
+    return state / "evidence" / f"{evidence.image.replace(':', '-')}.{evidence.kind}{gpu}.json"
 
 
 def write_evidence(state: Path, evidence: Evidence) -> None:
-    """Replaces the evidence of an earlier run of the same tests."""
-    path = evidence_path(state, evidence.image, evidence.kind)
-    write_atomically(path, evidence.model_dump_json(indent=1) + "\n")
+    """Replaces the evidence of an earlier run of the same tests, on the same kind of GPU."""
+    write_atomically(evidence_path(state, evidence), evidence.model_dump_json(indent=1) + "\n")
 
 
 def read_evidence(state: Path, image: str) -> list[Evidence]:
     """This machine's evidence of an image. Leaves out what cannot be read: those tests are run again."""
     found: list[Evidence] = []
-    for kind in ("image", "gpu"):
+    for path in sorted((state / "evidence").glob(f"{image.replace(':', '-')}.*.json"), reverse=True):
         with suppress(OSError, UnicodeDecodeError, ValidationError):
-            text = evidence_path(state, image, kind).read_text(encoding="utf-8")
-            found.append(Evidence.model_validate_json(text))
+            found.append(Evidence.model_validate_json(path.read_text(encoding="utf-8")))
     return found
 
 
@@ -264,70 +254,6 @@ def local_coverage(state: Path, requirement: Requirement) -> Coverage:
         else:
             own.append(Report(evidence=evidence, signer=OWN))
     return coverage_of(own, refused)
-
-
-# ---- in a registry
-
-
-def attach_evidence(
-    project: Project, registry: Registry, image: Descriptor, evidence: Evidence, signer: Signer | None
-) -> None:
-    """Attaches evidence to an image in a registry, unless it is attached; signed if there is a signer."""
-    content = evidence.model_dump_json().encode()
-    trust = Trust.of(project)
-    # A damaged report does not prevent a new one.
-    for documents in artifacts.documents(registry, image.digest, TYPE):
-        if documents.get(TYPE) == content:
-            # Any signature counts if the matrix lists no signers.
-            is_signed = SIGNATURE_TYPE in documents and (
-                not trust.signers or bool(signing.trusted_signer(trust, documents, TYPE))
-            )
-            if is_signed or not signer:
-                return
-    # Shown by registries and oras, so that whoever pulls sees the state without pulling.
-    notes = {
-        "gpu-images.cell": evidence.cell,
-        "gpu-images.tests": "passed" if evidence.is_pass else "failed",
-        "gpu-images.gpu": evidence.gpu_state,
-        artifacts.CREATED: evidence.finished,
-    }
-    artifacts.attach(registry, image, TYPE, signing.signed(TYPE, content, signer), notes)
-
-
-def registry_coverage(
-    registry: Registry,
-    requirement: Requirement,
-    trust: Trust,
-    *,
-    state: Path | None = None,
-    allow_unsigned: bool = False,
-) -> Coverage:
-    """What the reports that are attached to an image prove. Raises RegistryError, SigningError.
-
-    `state` is where this machine's own evidence is, None without it. `allow_unsigned` accepts reports without a trusted
-    signature.
-    """
-    own = read_evidence(state, requirement.image) if state else []
-    reports: list[Report] = []
-    refused: list[str] = []
-    for artifact in artifacts.attached(registry, requirement.image, TYPE):
-        try:
-            documents = artifacts.read_artifact(registry, artifact, TYPE, requirement.image) or {}
-            try:
-                evidence = Evidence.model_validate_json(documents.get(TYPE, b""))
-            except ValidationError as error:
-                raise VerifyError("it cannot be read") from error
-            if reason := requirement.why_not_met(evidence):
-                raise VerifyError(reason)
-            signer = signing.trusted_signer(trust, documents, TYPE) or (OWN if evidence in own else "")
-            if not (signer or allow_unsigned):
-                is_signed = SIGNATURE_TYPE in documents
-                reason = "no signer listed under `evidence` in matrix.yaml signed it" if is_signed else "it is unsigned"
-                raise VerifyError(f"{reason}, and this machine did not run these tests")
-            reports.append(Report(evidence=evidence, signer=signer, artifact=artifact))
-        except (VerifyError, RejectedError) as error:
-            refused.append(f"report {short_digest(artifact)} does not count: {error}")
-    return coverage_of(reports, refused)
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

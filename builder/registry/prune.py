@@ -20,7 +20,7 @@ from builder.common.files import SHA256_HEX, short_digest
 from builder.common.text import counted
 from builder.layers import oci
 from builder.matrix import tags
-from builder.registry import artifacts, evidence
+from builder.registry import artifacts, reports
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.parallel import look_up
@@ -272,9 +272,9 @@ def _attached(registry: Registry, subject: str, present: Mapping[str, str]) -> l
 def _newest(registry: Registry, image: str) -> Evidence | None:
     """The evidence of the newest report of an image that can be read."""
     proofs: list[Evidence] = []
-    for documents in artifacts.documents(registry, image, evidence.TYPE):
+    for documents in artifacts.documents(registry, image, reports.TYPE):
         with suppress(VerifyError):
-            proofs.append(oci.parse_document(Evidence, documents.get(evidence.TYPE, b""), "report"))
+            proofs.append(oci.parse_document(Evidence, documents.get(reports.TYPE, b""), "report"))
     return max(proofs, key=lambda proof: proof.finished, default=None)
 
 

@@ -21,15 +21,17 @@ from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, evidence, expected, publish, sbom_and_provenance, scan, staging, transfer
+from builder.registry import artifacts, expected, publish, reports, sbom_and_provenance, scan, staging, transfer
 from builder.registry.client import Registry
-from builder.registry.evidence import Requirement
+from builder.registry.evidence import Coverage, Requirement
 from builder.registry.parallel import CHECKS, look_up
 from builder.registry.publish import PublishableImage, Published, Publisher
 from builder.registry.scan import ImageScan, Scanner
 from builder.registry.signing import Signer, Trust
 from builder.registry.staging import Release, Released, ReleasedImage, StagedImage, StagingArea
 from builder.registry.suite import Suite, gpu_test
+
+NOBODY = "nobody who is trusted"  # in place of a signer, beside others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,7 @@ class Releaser:
     test: str = "builder test --staged newest"
 
     def __post_init__(self) -> None:
+        self._candidates: dict[str, Candidate] = {}  # that are published, by cell
         self._trust, self._suite = Trust.of(self.project), Suite.of(self.project.root)
         self._known = KnownLayers(self.project.root)
         self._scanner = Scanner(self.project) if self.project.matrix.scan else None
@@ -115,7 +118,7 @@ class Releaser:
         config = registry.read_blob(image.config.digest)
         expected.check_image(expected_image, image, manifest.content, config, is_trusted=True)
         requirement = Requirement.of(planned, image.manifest.digest, self._suite)
-        coverage = evidence.registry_coverage(
+        coverage = reports.registry_coverage(
             registry, requirement, self._trust, state=self.project.state, allow_unsigned=self.allow_unsigned
         )
         try:
@@ -156,6 +159,7 @@ class Releaser:
 
     def publish(self, host: Host, view: View, store: Store, candidates: Sequence[Candidate]) -> Published:
         """Publishes images that were checked, and records it. The error that ended it is in the result."""
+        self._candidates = {each.target.cell: each for each in candidates}
         if not self.roll_back:
             self._check_newest(candidates)
         targets = [self._with_source(store, candidate.target) for candidate in candidates]
@@ -165,9 +169,53 @@ class Releaser:
             store=store,
             stamps=_stamps(self.release.stamp),
             roll_back=self.roll_back,
-            documents=Documents(releaser=self, candidates={each.target.cell: each for each in candidates}),
+            documents=self,
         )
         return publisher.publish(targets)
+
+    def record(self) -> None:
+        """Records what the release publishes, see `publish.ReleaseDocuments`."""
+        images = [
+            ReleasedImage(
+                cell=candidate.target.cell,
+                digest=candidate.target.digest,
+                references=tuple(map(str, candidate.target.references)),
+                gpu=candidate.target.coverage.gpu_status,
+                signer=_signers(candidate.target.coverage),
+                scan=candidate.scan.record.state if candidate.scan else scan.UNSCANNED,
+            )
+            for candidate in self._candidates.values()
+        ]
+        skipped = {"unsigned": self.allow_unsigned, "untested-gpu": self.allow_untested_gpu}
+        stamp, revision = self.release.stamp, self.release.revision
+        before = self.place.released(stamp)
+        now = (name for name, is_set in skipped.items() if is_set)
+        allowed = dict.fromkeys((*(before.allowed if before else ()), *now))
+        self.place.record(Released(stamp=stamp, revision=revision, images=tuple(images), allowed=tuple(allowed)))
+
+    def attach(self, registry: Registry, image: PublishableImage, stamped: str) -> None:
+        """Attaches the reports that count, the SBOM and the scan; then, signed, the statements; then the signature."""
+        candidate, planned, signer = self._candidates[image.cell], self.planned[image.cell], self.signer
+        source = self.place.open(staging.name_of(image.references[0]))
+        with artifacts.attaching(registry, image.stored.manifest) as attachments:
+            if source.name != registry.name:
+                for report in image.coverage.reports:
+                    attachments.copy(source, report.artifact)
+            attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: candidate.sbom})
+            if candidate.scan:
+                candidate.scan.add_to(attachments, signer)
+        if signer is None:
+            return
+        # The commit of the checkout, whose plan was compared with the image: the document in staging is not signed.
+        provenance = sbom_and_provenance.provenance(
+            planned, source=self.project.matrix.source, revision=git.state(self.project.root)
+        )
+        documents = {sbom_and_provenance.SBOM: candidate.sbom, sbom_and_provenance.PROVENANCE: provenance}
+        signer.attest(registry, image.digest, documents, sbom_and_provenance.agree)
+        # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
+        full = image.references[0]
+        annotations = {"cell": image.cell, "image": staging.name_of(full), "tag": full.tag}
+        signer.sign_image(registry, image.digest, annotations | ({"release": stamped} if stamped else {}))
 
     def _check_newest(self, candidates: Sequence[Candidate]) -> None:
         """Raises RegistryError if a newer release published other images of these cells."""
@@ -196,60 +244,13 @@ class Releaser:
         return replace(target, source=staged.repository if is_same else "", fetch=fetch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Documents:
-    """What a release writes besides images and tags, see `publish.ReleaseDocuments`. `candidates` are by cell."""
-
-    releaser: Releaser
-    candidates: Mapping[str, Candidate]
-
-    def record(self) -> None:
-        releaser = self.releaser
-        images = [
-            ReleasedImage(
-                cell=candidate.target.cell,
-                digest=candidate.target.digest,
-                references=tuple(map(str, candidate.target.references)),
-                gpu=candidate.target.coverage.gpu_status,
-                signer=", ".join(candidate.target.coverage.signers),
-                scan=candidate.scan.record.state if candidate.scan else scan.UNSCANNED,
-            )
-            for candidate in self.candidates.values()
-        ]
-        skipped = {"unsigned": releaser.allow_unsigned, "untested-gpu": releaser.allow_untested_gpu}
-        stamp, revision = releaser.release.stamp, releaser.release.revision
-        before = releaser.place.released(stamp)
-        now = (name for name, is_set in skipped.items() if is_set)
-        allowed = dict.fromkeys((*(before.allowed if before else ()), *now))
-        releaser.place.record(Released(stamp=stamp, revision=revision, images=tuple(images), allowed=tuple(allowed)))
-
-    def attach(self, registry: Registry, image: PublishableImage, stamped: str) -> None:
-        """Attaches the reports that count, the SBOM and the scan; then, signed, the statements; then the signature."""
-        releaser, candidate = self.releaser, self.candidates[image.cell]
-        planned, signer = releaser.planned[image.cell], releaser.signer
-        source = releaser.place.open(staging.name_of(image.references[0]))
-        with artifacts.attaching(registry, image.stored.manifest) as attachments:
-            if source.name != registry.name:
-                for report in image.coverage.reports:
-                    attachments.copy(source, report.artifact)
-            attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: candidate.sbom})
-            if candidate.scan:
-                candidate.scan.add_to(attachments, signer)
-        if signer is None:
-            return
-        # The commit of the checkout, whose plan was compared with the image: the document in staging is not signed.
-        provenance = sbom_and_provenance.provenance(
-            planned, source=releaser.project.matrix.source, revision=git.state(releaser.project.root)
-        )
-        documents = {sbom_and_provenance.SBOM: candidate.sbom, sbom_and_provenance.PROVENANCE: provenance}
-        signer.attest(registry, image.digest, documents, sbom_and_provenance.agree)
-        # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
-        full = image.references[0]
-        annotations = {"cell": image.cell, "image": staging.name_of(full), "tag": full.tag}
-        signer.sign_image(registry, image.digest, annotations | ({"release": stamped} if stamped else {}))
-
-
 def _stamps(stamp: str) -> Iterator[str]:
     """This stamp and the later ones of its day, in case another release has the tags of this one."""
     day = stamp.partition(".")[0]
     return dropwhile(lambda other: other != stamp, tags.stamps(day))
+
+
+def _signers(coverage: Coverage) -> str:
+    """Who signed the results that a release relies on; empty if nobody who is trusted signed any of them."""
+    names = coverage.signers
+    return ", ".join(name or NOBODY for name in names) if any(names) else ""

@@ -17,9 +17,9 @@ from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import publish, transfer
+from builder.registry import publish, reports, transfer
 from builder.registry.client import Manifest, Registry
-from builder.registry.evidence import Coverage, attach_evidence
+from builder.registry.evidence import Coverage
 from builder.registry.parallel import pipeline
 from builder.registry.publish import NotBuiltError
 from builder.registry.signing import Signer
@@ -131,8 +131,8 @@ def stage_images(
         registry = registry.stoppable(stop)
         if image.coverage:
             view.begin(image.staged.cell, "attaching test results")
-            for report in image.coverage.reports:
-                attach_evidence(project, registry, image.stored.manifest, report.evidence, signer)
+            results = [report.evidence for report in image.coverage.reports]
+            reports.attach_evidence(project, registry, image.stored.manifest, results, signer)
         # Last the tag of the plan: whoever finds it finds the results, too.
         registry.put_manifest(plan_tag(image.staged.plan), manifest.content, manifest.media_type)
         status = f"gpu: {image.coverage.gpu_status}" if image.coverage else "not tested"

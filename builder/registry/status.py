@@ -14,7 +14,7 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, publish, scan, signing, staging, tagging
+from builder.registry import evidence, publish, reports, scan, signing, staging, tagging
 from builder.registry.client import Registry
 from builder.registry.evidence import OWN, Coverage, Requirement
 from builder.registry.failures import RejectedError
@@ -129,7 +129,7 @@ class StatusReader:
             image, _ = staging.image_of(self.place, staged)
             requirement = Requirement.of(planned, image.manifest.digest, self._suite)
             registry = self.place.open(staged.repository)
-            coverage = evidence.registry_coverage(registry, requirement, self._trust, state=self.project.state)
+            coverage = reports.registry_coverage(registry, requirement, self._trust, state=self.project.state)
             coverage.require_pass(planned.id)
             return _passed(coverage)
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:

@@ -14,7 +14,7 @@ from threading import Barrier
 import pytest
 
 from builder.layers.blobs import Descriptor
-from builder.registry import artifacts, evidence, signing
+from builder.registry import artifacts, reports, signing
 from builder.registry.client import Registry
 from builder.registry.signing import Signer
 from tests.integration.checkout import PLAIN, Checkout, Running, today, until
@@ -41,7 +41,7 @@ def subject_of(repository: Registry, digest: str) -> Descriptor:
 
 def list_only(staged: Registry, digest: str, documents: dict[str, bytes]) -> None:
     """Attaches a report to a staged image, in place of the one that it has."""
-    artifacts.attach(staged, subject_of(staged, digest), evidence.TYPE, documents)
+    artifacts.attach(staged, subject_of(staged, digest), reports.TYPE, documents)
     listed = staged.manifest(digest.replace(":", "-"))
     assert listed
     index = json.loads(listed.content)
@@ -56,13 +56,13 @@ def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tm
     stage(ours, "--sign", str(keys / "ours.key"))
     staged = repository(ours, proxy, "staging/ty-cuda")
     digest = ours.stored()[ours.references()[0]]
-    [artifact] = artifacts.attached(staged, digest, evidence.TYPE)
-    documents = artifacts.read_artifact(staged, artifact, evidence.TYPE, digest)
+    [artifact] = artifacts.attached(staged, digest, reports.TYPE)
+    documents = artifacts.read_artifact(staged, artifact, reports.TYPE, digest)
     assert documents
     if what == "edited":
-        documents[evidence.TYPE] = documents[evidence.TYPE].replace(b'"finished":"2', b'"finished":"3')
+        documents[reports.TYPE] = documents[reports.TYPE].replace(b'"finished":"2', b'"finished":"3')
     else:
-        documents[signing.SIGNATURE_TYPE] = Signer(key=str(keys / "theirs.key")).sign(documents[evidence.TYPE])
+        documents[signing.SIGNATURE_TYPE] = Signer(key=str(keys / "theirs.key")).sign(documents[reports.TYPE])
     list_only(staged, digest, documents)
     output = release(elsewhere(ours, tmp_path / "other"), proxy, UNTESTED_GPU, code=8)
     assert f"{PLAIN}: no valid test results" in output
@@ -84,7 +84,7 @@ def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(attach, range(8)))
     assert len(artifacts.attached(staged, digest, "application/x-test")) == 8
-    assert len(artifacts.attached(staged, digest, evidence.TYPE)) == 1
+    assert len(artifacts.attached(staged, digest, reports.TYPE)) == 1
 
 
 def kill_when_stalled(run: Running, proxy: Proxy) -> None:
@@ -225,7 +225,7 @@ def test_a_stage_that_is_killed_at_each_step(ours: Checkout, proxy: Proxy) -> No
         images = repository(ours, proxy, "staging/ty-cuda")
         for tag, digest in half["ty-cuda"].items():
             if tag.startswith("plan-"):
-                assert len(artifacts.attached(images, str(digest), evidence.TYPE)) == 1, step
+                assert len(artifacts.attached(images, str(digest), reports.TYPE)) == 1, step
     assert stage(ours) == today()
     assert staged("staging") == staged("undisturbed")
     ours.builder("registry", "check", "--to", proxy.address)

@@ -12,7 +12,7 @@ import pytest
 
 from builder.common.reference import ImageRef
 from builder.index.host import Host
-from builder.registry import artifacts, evidence
+from builder.registry import artifacts, reports
 from builder.registry.client import Registry
 from builder.registry.staging import TYPE
 from tests.integration import registry as registries
@@ -129,7 +129,7 @@ def test_what_is_attached_to_a_public_image_that_was_deleted(ours: Checkout, ser
     assert lines(output) == [(f"{ours.namespace}/ty-cuda", text)] * 3
     assert tags(public) == {tag: digest for tag, digest in before.items() if tag != extra.replace(":", "-")}
     assert [public.digest_of(digest) for digest in attached] == [None, None]
-    assert len(artifacts.attached(public, plain, evidence.TYPE)) == 1
+    assert len(artifacts.attached(public, plain, reports.TYPE)) == 1
 
 
 def test_garbage_collection_keeps_what_is_kept(ours: Checkout, server: Server, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from packageurl import PackageURL
 
-from builder.registry import artifacts, evidence, sbom_and_provenance, scan
+from builder.registry import artifacts, reports, sbom_and_provenance, scan
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Trouble
@@ -64,7 +64,7 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
         assert digests[full] in documented("cosign verify ", f"{proxy.address}/{full}", cell, keys)
         with pytest.raises(subprocess.CalledProcessError):
             documented("cosign verify ", f"{proxy.address}/{full}", "another-cell", keys)
-        assert len(artifacts.attached(public(ours, proxy), digests[ours.references(suffix)[0]], evidence.TYPE)) == 1
+        assert len(artifacts.attached(public(ours, proxy), digests[ours.references(suffix)[0]], reports.TYPE)) == 1
     check_sbom(ours, proxy, keys)
     recorded = artifacts.read_artifact(
         repository(ours, proxy, "staging/releases"),
@@ -196,7 +196,7 @@ def test_results_of_another_machine_are_attached(ours: Checkout, proxy: Proxy, k
     again = other.builder("test", "--staged", today(), PLAIN)
     assert "tested" not in again.splitlines()[-1]
     staged = repository(ours, proxy, "staging/ty-cuda")
-    assert len(artifacts.attached(staged, ours.stored()[ours.references()[0]], evidence.TYPE)) == 2
+    assert len(artifacts.attached(staged, ours.stored()[ours.references()[0]], reports.TYPE)) == 2
 
 
 def test_nothing_is_staged_twice(ours: Checkout, proxy: Proxy) -> None:

@@ -315,7 +315,7 @@ def test_evidence_names_the_machine_of_tests_that_another_one_ran(
     """As after `builder test --staged`: the results of the builder are reports in the registry."""
     tester(mode=gpus.OFF).test(image, LOADED)
     elsewhere = of_kind(tiny, "image").model_copy(update={"machine": {"kernel": "that of the builder"}})
-    evidence.evidence_path(tiny.state, LOADED.digest, "image").unlink()
+    evidence.evidence_path(tiny.state, elsewhere).unlink()
     both = tester(H100).test(image, LOADED, coverage_of([Report(evidence=elsewhere, signer="builder")]))
     assert [each.machine.get("gpu") for each in both.newest] == [None, H100.name]
     assert both.newest[0].machine == {"kernel": "that of the builder"}

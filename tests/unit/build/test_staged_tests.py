@@ -13,7 +13,7 @@ from builder.common.errors import BuildError
 from builder.index.host import Host
 from builder.layers import stored_layers
 from builder.layers.oci import Image
-from builder.registry import artifacts, evidence, signing, staging
+from builder.registry import artifacts, evidence, reports, signing, staging
 from builder.registry.evidence import Coverage, Evidence, Requirement
 from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
 from builder.registry.staging import StagedImage, StagingArea
@@ -72,7 +72,9 @@ class GpuMachine:
         return Evidence(**{**values, **changes})
 
     def attach(self, proof: Evidence, signer: str) -> None:
-        evidence.attach_evidence(self.bench.project, self.registry, self.image.manifest, proof, NamedSigner(key=signer))
+        reports.attach_evidence(
+            self.bench.project, self.registry, self.image.manifest, [proof], NamedSigner(key=signer)
+        )
 
     def method(self, signer: Signer | None = None) -> StagedImages:
         staged = StagedImage(
@@ -85,11 +87,11 @@ class GpuMachine:
         """What the reports in the registry prove."""
         project = self.bench.project
         requirement = Requirement.of(self.planned, self.image.manifest.digest, Suite.of(project.root))
-        return evidence.registry_coverage(self.registry, requirement, Trust.of(project), state=project.state)
+        return reports.registry_coverage(self.registry, requirement, Trust.of(project), state=project.state)
 
     def signers(self) -> list[str]:
         """Who signed the attached reports, in no order."""
-        documents = artifacts.documents(self.registry, self.image.manifest.digest, evidence.TYPE)
+        documents = artifacts.documents(self.registry, self.image.manifest.digest, reports.TYPE)
         return sorted(each.get(SIGNATURE_TYPE, b"").decode().removeprefix(SIGNED) for each in documents)
 
 
@@ -157,7 +159,7 @@ def test_what_a_machine_ran_itself_is_signed_later_too(
     machine.bench.engine.settings = replace(INFO, store=store)
     project = machine.bench.project
     evidence.write_evidence(project.state, machine.proof())
-    evidence.attach_evidence(project, machine.registry, machine.image.manifest, machine.proof(), None)
+    reports.attach_evidence(project, machine.registry, machine.image.manifest, [machine.proof()], None)
     method = machine.method(NamedSigner(key="gpu"))
     method.attach_results(machine.planned, method.build(machine.planned))
     assert "gpu" in machine.signers()

@@ -16,7 +16,7 @@ from builder.index.download import Fetcher
 from builder.layers import oci
 from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
-from builder.registry import artifacts, attestations, evidence, sbom_and_provenance, signing
+from builder.registry import artifacts, attestations, reports, sbom_and_provenance, signing
 from builder.registry.attestations import Attestations
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
@@ -74,8 +74,8 @@ class Store(MemoryRegistry):
             "kind": "image", "passed": ("test_it",), "failed": (),
         }  # fmt: skip
         content = Evidence(**{**values, **changes}).model_dump_json().encode()
-        documents = {evidence.TYPE: content, signing.SIGNATURE_TYPE: signer}
-        artifacts.attach(self, self.image.manifest, evidence.TYPE, documents)
+        documents = {reports.TYPE: content, signing.SIGNATURE_TYPE: signer}
+        artifacts.attach(self, self.image.manifest, reports.TYPE, documents)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from builder.common.errors import ImageTestError
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.matrix.project import Project
 from builder.plan import plan
-from builder.registry import artifacts, evidence, signing
+from builder.registry import artifacts, evidence, reports, signing
 from builder.registry.evidence import OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
 from builder.registry.signing import Signer, Trust
 from builder.registry.suite import GPU_TESTS, Suite
@@ -59,7 +59,7 @@ class EvidenceDesk:
 
     def attach_files(self, content: bytes, signer: str) -> None:
         signature = {signing.SIGNATURE_TYPE: signer.encode()} if signer else {}
-        artifacts.attach(self.registry, IMAGE, evidence.TYPE, {evidence.TYPE: content} | signature)
+        artifacts.attach(self.registry, IMAGE, reports.TYPE, {reports.TYPE: content} | signature)
 
     @property
     def requirement(self) -> Requirement:
@@ -67,7 +67,7 @@ class EvidenceDesk:
 
     def read(self, *, allow_unsigned: bool = False) -> Coverage:
         """What the reports in the registry prove."""
-        return evidence.registry_coverage(
+        return reports.registry_coverage(
             self.registry, self.requirement, Trust.of(self.project),
             state=self.project.state, allow_unsigned=allow_unsigned,
         )  # fmt: skip
@@ -98,11 +98,20 @@ def test_evidence_is_kept_by_image_and_kind_of_tests(desk: EvidenceDesk) -> None
     desk.write(first)
     desk.write(on_gpu)
     assert read_evidence(state, MANIFEST) == [first, on_gpu]
-    assert evidence.evidence_path(state, MANIFEST, "gpu").name == f"sha256-{'b' * 64}.gpu.json"
+    assert evidence.evidence_path(state, first).name == f"sha256-{'b' * 64}.image.json"
     again = desk.proof()
     desk.write(again)
     assert read_evidence(state, MANIFEST) == [again, on_gpu], "each run replaces that of the same tests"
     assert read_evidence(state, OTHER) == []
+
+
+def test_a_failure_on_one_kind_of_gpu_is_not_forgotten_after_a_pass_on_another(desk: EvidenceDesk) -> None:
+    """The second run replaced the results of the first one, and the image could be pushed."""
+    desk.write(desk.proof())
+    desk.write(desk.proof(kind="gpu", failed=("x",)))
+    desk.write(desk.proof(kind="gpu", machine={"gpu": "A100"}, finished="2026-11-22T11:00:00Z"))
+    coverage = evidence.local_coverage(desk.project.state, desk.requirement)
+    assert coverage.failure == "tests failed on H100"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +121,7 @@ def test_evidence_is_kept_by_image_and_kind_of_tests(desk: EvidenceDesk) -> None
 )
 def test_a_file_that_cannot_be_read_is_no_evidence(desk: EvidenceDesk, blob: bytes | str | None) -> None:
     desk.write(desk.proof(kind="gpu"))
-    path = evidence.evidence_path(desk.project.state, MANIFEST, "image")
+    path = evidence.evidence_path(desk.project.state, desk.proof())
     if blob == "another time":
         blob = desk.proof().model_dump_json().replace("2026-11-22T10:00:00Z", "x").encode()
     if isinstance(blob, bytes):
@@ -368,7 +377,7 @@ def test_the_gpu_status_has_the_reason(desk: EvidenceDesk) -> None:
 
 
 def damage_manifest(desk: EvidenceDesk) -> None:
-    artifact = artifacts.attached(desk.registry, MANIFEST, evidence.TYPE)[0]
+    artifact = artifacts.attached(desk.registry, MANIFEST, reports.TYPE)[0]
     desk.registry.contents[artifact] = b"{}"
 
 
@@ -381,7 +390,7 @@ def remove_blob(desk: EvidenceDesk) -> None:
 def test_a_damaged_report_does_not_hide_others(desk: EvidenceDesk, damage: Callable[[EvidenceDesk], None]) -> None:
     desk.attach(desk.proof())
     damage(desk)
-    evidence.attach_evidence(desk.project, desk.registry, IMAGE, desk.proof(**LATER), SIGNER)
+    reports.attach_evidence(desk.project, desk.registry, IMAGE, [desk.proof(**LATER)], SIGNER)
     coverage = desk.read()
     assert len(coverage.reports) == len(coverage.refused) == 1
 
@@ -425,8 +434,8 @@ SIGNER = _OurSigner(key="key")
 
 def test_a_report_is_attached_once_and_again_when_it_is_signed(desk: EvidenceDesk) -> None:
     for signer, count in ((None, 1), (None, 1), (SIGNER, 2), (SIGNER, 2), (None, 2)):
-        evidence.attach_evidence(desk.project, desk.registry, IMAGE, desk.proof(no_gpu="no driver"), signer)
-        assert len(artifacts.attached(desk.registry, MANIFEST, evidence.TYPE)) == count
+        reports.attach_evidence(desk.project, desk.registry, IMAGE, [desk.proof(no_gpu="no driver")], signer)
+        assert len(artifacts.attached(desk.registry, MANIFEST, reports.TYPE)) == count
     notes = desk.registry.listed(MANIFEST.replace(":", "-"))[0]["annotations"]
     assert (notes["gpu-images.cell"], notes["gpu-images.gpu"]) == (CELL, "not run (no driver)")
 

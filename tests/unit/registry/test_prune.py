@@ -17,8 +17,9 @@ from builder.common.files import digest_of_bytes
 from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.registry import artifacts, prune, staging
-from builder.registry.evidence import TYPE, Evidence
+from builder.registry.evidence import Evidence
 from builder.registry.prune import Contents, Item, Repository
+from builder.registry.reports import TYPE
 from builder.registry.staging import Release, StagedImage, StagingArea, plan_tag
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.wire import connect

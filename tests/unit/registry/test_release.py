@@ -24,7 +24,7 @@ from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
-from builder.registry import artifacts, evidence, expected, publish, scan, signing, staging, transfer
+from builder.registry import artifacts, evidence, expected, publish, reports, scan, signing, staging, transfer
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
 from builder.registry.publish import PublishableImage, Published, Publisher
@@ -109,13 +109,14 @@ class ReleaseDesk:
         for each in ({}, on_gpu) if gpu else ({},):
             proof = Evidence(**{**values, **each, **changes})
             evidence.write_evidence(self.project.state, proof)
-            evidence.attach_evidence(self.project, self.registry, self.image.manifest, proof, None)
+            reports.attach_evidence(self.project, self.registry, self.image.manifest, [proof], None)
 
     def report_without_gpu(self, **changes: Any) -> None:
         """In place of all reports: this machine's results of the image tests."""
         digest = self.image.manifest.digest
         del self.registry.tags[digest.replace(":", "-")]
-        evidence.evidence_path(self.project.state, digest, "gpu").unlink()
+        for path in (self.project.state / "evidence").glob("*.gpu*.json"):
+            path.unlink()
         self.report(gpu=False, **changes)
 
     def staged(self, **changes: str) -> Release:

@@ -17,7 +17,7 @@ from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, evidence, staging, transfer
+from builder.registry import artifacts, reports, staging, transfer
 from builder.registry.signing import Signer
 from builder.registry.stager import Staged, stage_images
 from builder.registry.staging import INDEX, StagingArea, plan_tag
@@ -64,7 +64,7 @@ class Yard:
         return stage_images(bench.project, bench.store, view, self.place, bench.plan, **options)
 
     def reports(self, cell: str, digest: str) -> int:
-        return len(artifacts.attached(self.repository(cell), digest, evidence.TYPE))
+        return len(artifacts.attached(self.repository(cell), digest, reports.TYPE))
 
 
 @pytest.fixture
@@ -100,7 +100,8 @@ EDITS: dict[str, tuple[dict[str, object], str]] = {
 def test_edited_evidence_is_not_staged(yard: Yard, edit: dict[str, object], reason: str) -> None:
     """It was signed and attached."""
     bench = yard.bench
-    path = evidence.evidence_path(bench.project.state, bench.stored[EMBER].manifest.digest, "image")
+    digest = bench.stored[EMBER].manifest.digest
+    [path] = (bench.project.state / "evidence").glob(f"{digest.replace(':', '-')}.image.json")
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | edit), encoding="utf-8")
     with pytest.raises(ImageTestError) as caught:
         yard.stage(signer=Signer(key="unused"))

@@ -83,6 +83,25 @@ def test_what_computes_the_plan_is_no_part_of_the_suite() -> None:
     assert not [name for name in names if name.startswith(("builder/plan/", "builder/matrix/", "builder/lock/"))]
 
 
+def test_what_talks_to_registries_is_no_part_of_the_suite() -> None:
+    """An edit of the registry client required all tests of all images again."""
+    names = Suite.of(ROOT).files
+    assert "builder/registry/evidence.py" in names
+    assert not [
+        name
+        for name in names
+        if name.startswith("builder/registry/") and not name.endswith(("evidence.py", "suite.py", "__init__.py"))
+    ]
+
+
+def test_a_test_with_a_thorough_parameter_is_beside_a_thorough_test() -> None:
+    """One result of a test with parameters is enough, so a run without the thorough ones must lack another test."""
+    suite = Suite.of(ROOT)
+    for path, tests in suite.tests.items():
+        if "marks=pytest.mark.thorough" in (ROOT / path).read_text(encoding="utf-8"):
+            assert any(tests.values()), path
+
+
 @pytest.mark.parametrize("content", [b"def (", b"a = '\0'", b"\xff\xfe"], ids=["syntax", "null byte", "not UTF-8"])
 def test_a_file_that_cannot_be_parsed_imports_nothing(tmp_path: Path, content: bytes) -> None:
     test = tmp_path / "tests/images/test_base.py"
