@@ -30,7 +30,7 @@ from builder.plan import layer_order, settings
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.settings import Settings
 
-FORMAT = 4
+FORMAT = 4  # part of the digest of every plan
 # Inputs of every image besides the folders of its components.
 STEPS = "templates/steps"  # the folder of the scripts that run while an image is made
 COMPILER = f"{STEPS}/compile.py"
@@ -224,7 +224,7 @@ def thorough_components(images: Iterable[PlannedImage]) -> dict[str, frozenset[s
 
 
 def _contains(image: PlannedImage, other: PlannedImage) -> bool:
-    """Whether an image has more components than the other one, and all that this one has, unchanged."""
+    """Whether an image has more components than the `other` image, and has all contents of that image unchanged."""
     if not set(other.components) < set(image.components):
         return False
     # Tests of the smaller image used these versions. A new variable can change what any program does.

@@ -41,7 +41,7 @@ class Staged:
 
 @dataclass(frozen=True, kw_only=True)
 class _ImageToStage:
-    """An image to push, and what its tests proved: None for an image that was not tested."""
+    """An image to push, and its coverage by tests: None for an image that was not tested."""
 
     staged: StagedImage
     stored: Image
@@ -133,7 +133,7 @@ def stage_images(
             view.begin(image.staged.cell, "attaching test results")
             for report in image.coverage.reports:
                 attach_evidence(project, registry, image.stored.manifest, report.evidence, signer)
-        # Last the tag of the plan: whoever finds it finds the results, too.
+        # Set the tag of the plan last: a machine that finds an image by this tag finds its results, too.
         registry.put_manifest(plan_tag(image.staged.plan), manifest.content, manifest.media_type)
         status = f"gpu: {image.coverage.gpu_status}" if image.coverage else "not tested"
         view.end(image.staged.cell, "staged", f"{size(sent)} sent, {status}")
