@@ -1,6 +1,6 @@
-"""Starts the program: what Ctrl-C does is settled before anything that takes time is imported.
+"""Starts the program: installs the Ctrl-C handler before slow imports.
 
-Imports nothing but the standard library's smallest parts; without it, Ctrl-C in the first 0.3 s shows a traceback.
+Imports only small modules of the standard library. Without this handler, Ctrl-C in the first 0.3 s shows a traceback.
 """
 
 import gc
@@ -16,9 +16,10 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Entry point of the `builder` command."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a job in the background
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # shells start background jobs with SIGINT ignored
         signal.signal(signal.SIGINT, _interrupted)
-    # A large plan is many objects and no garbage; looking for it took a sixth of the time.
+    # A large plan has many objects and no garbage: with the default threshold, garbage collection took a sixth of the
+    # time.
     gc.set_threshold(50_000)
     from builder import cli  # noqa: PLC0415
 

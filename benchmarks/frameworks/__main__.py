@@ -45,14 +45,14 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Files to write; None for those that are not wanted."""
+    """Files to write; None for a file that is not requested."""
 
     json_file: Path | None
     plot_file: Path | None
     docs_file: Path | None
 
     def check(self) -> None:
-        """Raises UsageError or FileError, before minutes of measuring."""
+        """Raises UsageError or FileError if a file cannot be written; called before measuring, which takes minutes."""
         if self.plot_file and self.plot_file.suffix != ".svg":
             raise UsageError(
                 f"--plot writes SVG: {self.plot_file.name} must end in .svg", hint=f"--plot {self.plot_file.stem}.svg"

@@ -24,7 +24,7 @@ MARKS = ("<!-- figures: written by `python -m benchmarks.frameworks --docs` -->"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A median, and how many times worse than the best one it is; None if one of both is not above 0."""
+    """A median, and how many times worse it is than the best median; None if either is not above 0."""
 
     median: float
     ratio: float | None

@@ -128,7 +128,7 @@ def process_bytes(field: str) -> int:
 
 
 def gpu_memory(request: dict[str, Any]) -> int:
-    """Bytes in use on the first GPU, by all processes: inside a container NVML cannot identify this one."""
+    """Bytes in use on the first GPU, by all processes: inside a container, NVML cannot identify this process."""
     if not request["gpu"] or importlib.util.find_spec("pynvml") is None:
         return 0
     nvml: Any = importlib.import_module("pynvml")

@@ -1,4 +1,4 @@
-"""Assembles images from layers: the default method. Every layer is made once, for all images that have it.
+"""Assembles images from layers: the default method. Makes every layer once, for all images that have it.
 
 `prepare` starts all layers that the store lacks, side by side: operating systems, layers of wheels, bytecode. `build`
 waits for the layers of one image, writes its configuration and manifest, and loads it into the engine.
@@ -42,7 +42,7 @@ from builder.plan import budget, plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 
-ATTEMPTS = 4  # at splicing wheels that another builder removes
+ATTEMPTS = 4  # to splice wheels that another builder may remove meanwhile
 PYTHON = "/opt/venv/bin/python"
 _PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a container that only this step uses
 
@@ -51,7 +51,7 @@ class Assembler(ImageProvider):
     """Makes the images of one run. `prepare` starts their layers, `build` waits for those of one image.
 
     `jobs` is how many operating systems are made at the same time. The assemblers of a run share a `lookup`, so that
-    they give up together a registry that does not answer.
+    none of them uses a registry that did not respond to another.
     """
 
     def __init__(
@@ -76,11 +76,12 @@ class Assembler(ImageProvider):
 
         # What `prepare` reads from the checkout.
         self._program = b""  # compiles bytecode
-        self._compilers: dict[str, set[str]] = {}  # operating systems, by what compiles in them
+        self._compilers: dict[str, set[str]] = {}  # operating systems, by the digest of what compiles in them
         self._files: dict[str, dict[str, Entry]] = {}  # by image
         self._unreadable: dict[str, BuilderError] = {}  # images with files that cannot be used
 
-        # What is made, each once; all but layers of plain files. Whoever waits for a layer gets the error of making it.
+        # What this run makes, each once: everything but layers of plain files. A future also carries the error of
+        # making its layer, to every image that waits for it.
         self._layers: dict[str, Future[Layer]] = {}  # by inputs
         self._wheels: dict[str, Future[Path]] = {}  # by SHA-256
         self._uses: Counter[str] = Counter()  # layers that still need a wheel, by SHA-256
@@ -89,7 +90,7 @@ class Assembler(ImageProvider):
         self._counting, self._loading, self._loading_system = threading.Lock(), threading.Lock(), threading.Lock()
 
         # More operating systems at once would delay the first image: one takes 28 s of processor time, 21 in mmdebstrap
-        # and 7 to compress the layer, so four took 64-96 s each on two processors, one alone 15-27 s.
+        # and 7 to compress the layer. On two processors, four at once took 64-96 s each, a single one 15-27 s.
         self._making_systems = ThreadPoolExecutor(jobs, "system")
         self._fetching = ThreadPoolExecutor(CONNECTIONS, "fetch")
         # Most of these threads only wait for wheels. A splice keeps two processors busy and takes up to 150 MB.
@@ -122,7 +123,7 @@ class Assembler(ImageProvider):
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         """Starts everything that the images need and the store lacks. Raises DiskError if there is too little room.
 
-        Reads the files of the checkout now: one that is edited during the build belongs to the next plan.
+        Reads the files of the checkout now: a file that is edited during the build belongs to the next plan.
         """
         work, lookup, root = self._work, self._lookup, self._work.project.root
         disk.check_assemble(work, self._store, images)
@@ -200,7 +201,7 @@ class Assembler(ImageProvider):
         return LoadedImage(id=image_id, digest=assembled.manifest.digest, origin=origin)
 
     def assemble(self, image: PlannedImage) -> Image:
-        """Assembles the image in the store, named as untested. Raises what making one of its layers raised."""
+        """Assembles the image in the store, named as untested. Raises the error of a layer that could not be made."""
         store, known = self._store, self._lookup.known
         if error := self._unreadable.get(image.id):
             raise error
@@ -213,7 +214,7 @@ class Assembler(ImageProvider):
             else:
                 stack.append(self._layers[layer.inputs].result())
 
-        # Every machine must make the same layers: the first one records them in locks/layers.json.
+        # Every machine must make the same layers: the first build records them in locks/layers.json.
         for planned, made in zip(image.layers, stack, strict=True):
             if planned.wheels or planned.compiled:
                 known.add(planned, made)
@@ -256,7 +257,7 @@ class Assembler(ImageProvider):
     # ---- layers
 
     def _splice(self, layer: PlannedLayer, fetcher: Fetcher) -> Layer:
-        """Makes a layer of wheels when the last of them is there, and removes those that no other layer needs."""
+        """Makes a layer of wheels when all are downloaded, then removes the wheels that no other layer needs."""
         for wheel in layer.wheels:
             self._wheels[wheel.sha256].result()
         built: Layer | None = None
@@ -289,8 +290,8 @@ class Assembler(ImageProvider):
         """Makes a layer of bytecode: Debian's Python compiles the sources of layers of wheels, in a container.
 
         It is a layer of its own, so that a layer of wheels stays a pure function of its wheels. It is itself a pure
-        function of the sources and of Debian's Python: unchecked-hash bytecode holds no time, and the container
-        compresses it with its own zlib. Raises BuildError, EngineError.
+        function of the sources and of Debian's Python: unchecked-hash bytecode contains no timestamps, and the
+        container compresses it with its own zlib. Raises BuildError, EngineError.
         """
         work, store, lookup = self._work, self._store, self._lookup
         if built := lookup.in_store(layer):
@@ -298,8 +299,8 @@ class Assembler(ImageProvider):
         if downloaded := lookup.download_bytecode(layer):
             return downloaded
 
-        # All operating systems with the image's Python give the same bytecode: the first one that is ready will do.
-        # Those that the store has are, also if no image of this run has them.
+        # All operating systems with the image's Python give the same bytecode, so the first that is ready is used.
+        # Those in the store are ready, even if no image of this run has them.
         candidates = [image.os_inputs, *sorted(self._compilers.get(image.compiler_inputs, set()) - {image.os_inputs})]
         system = next(filter(None, map(lookup.system_in_store, candidates)), None)
         if system is None:
@@ -358,7 +359,7 @@ def _done(layer: Layer) -> Future[Layer]:
 
 
 def _system(future: Future[Layer]) -> OsLayer:
-    """The operating system, when it is made. Raises what making it raised."""
+    """Waits for the operating system and returns it. Raises the error of making it."""
     system = future.result()
     assert isinstance(system, OsLayer)
     return system

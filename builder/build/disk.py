@@ -31,7 +31,7 @@ UNPACKED = 1.8
 _LOADED = UNPACKED + 1  # an engine keeps an archive until it has unpacked it; a pull takes less
 _BUILT = UNPACKED * 2  # in uv's cache and in the image
 _SPLICED = 1.5  # a wheel is removed after its layer is written: the first are gone before the last are downloaded
-SPARE = 2_000_000_000
+SPARE = 2_000_000_000  # bytes in reserve: all sizes here are estimates
 
 
 def engine_bytes(wheels: int) -> int:
@@ -48,7 +48,7 @@ def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
 
 
 def _stored(store: Store, image: PlannedImage) -> Image | None:
-    """The image, if the store has all of it. Quicker than to read the record of each of its layers."""
+    """The image, if the store has all of it. Faster than reading the record of each of its layers."""
     try:
         return stored_image.find_stored_image(store, image)
     except DamagedError:
@@ -130,7 +130,7 @@ def groups(plan: Plan) -> list[Plan]:
 def outstanding(work: RunContext, store: Store, plan: Plan, *, test: bool) -> Plan:
     """The images that the store lacks, or with `test` that have no valid passing evidence.
 
-    The others are done, even if they were removed from the engine since.
+    All other images are done, even if they were removed from the engine since.
     """
     suite = Suite.of(work.project.root)
 
@@ -145,7 +145,9 @@ def outstanding(work: RunContext, store: Store, plan: Plan, *, test: bool) -> Pl
 
 
 def free_limit(work: RunContext, store: Store) -> int:
-    """Bytes that store and engine may take together if they may use what is free on their disks, except a reserve."""
+    """Bytes that store and engine may take together: their present size and the free space of their disks, less a
+    reserve.
+    """
     info = work.engine.info()
     free = shutil.disk_usage(store.root).free
     if info.is_local:
@@ -161,7 +163,7 @@ def make_room(work: RunContext, store: Store, plan: Plan, limit: int, *, prune_c
     is freed, if freeing everything is not enough.
     """
     engine, images = work.engine, plan.images
-    layers = engine.layers()  # of each image, by id: the chain of diff ids below and with a layer -> its bytes
+    layers = engine.layers()  # by image id: each layer, as the diff ids from the lowest one up to it -> its bytes
 
     def needed(layers: Mapping[str, Mapping[tuple[str, ...], int]]) -> int:
         return peak_bytes(store, images, {chain[-1] for chains in layers.values() for chain in chains})
@@ -183,7 +185,7 @@ def make_room(work: RunContext, store: Store, plan: Plan, limit: int, *, prune_c
         return
 
     # Images that this checkout built and the store can load again, oldest first. Not those that a container uses, or
-    # that have a tag which is not in the matrix: someone else gave it.
+    # that have a tag which is not in the matrix: a user set it.
     project = work.project
     ids = (built_ids(project.state) & stored_image.image_ids(store)) - engine.used_images()
     own_tags = {str(tag) for names in tags.compute(project.matrix, project.cells).values() for tag in names}

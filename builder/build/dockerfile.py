@@ -52,7 +52,7 @@ class DockerfileBuilder(ImageProvider):
     def find(self, image: PlannedImage) -> LoadedImage | None:
         """The image that this checkout built for exactly this plan, if the engine still has it.
 
-        Found by our own record, not by label: an image derived from ours inherits its labels.
+        Reads the record of this checkout, not the labels: an image derived from ours inherits them.
         """
         root = self._work.project.root
         image_id = built_id(self._work.project.state, _key(image, root, context_files(root, image)))
@@ -87,8 +87,8 @@ class DockerfileBuilder(ImageProvider):
             for name in names:
                 (context / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(root / name, context / name, follow_symlinks=False)
-                # COPY keeps the mode. The time must be new: buildx decides by time and size whether to send a file
-                # again, and an image had the wheels of another lock.
+                # COPY keeps the mode. The time must be new: buildx sends a file again only if its time or size differs.
+                # With a constant time, an image got the wheel list of another lock, which had the same size.
                 if not (context / name).is_symlink():
                     (context / name).chmod(0o755 if (root / name).stat().st_mode & 0o100 else 0o644)
             if _key(image, context, [context / name for name in names]) != self._keys[image.id]:
@@ -126,7 +126,7 @@ class DockerfileBuilder(ImageProvider):
                 tail.append(f"  | {output[1] if output else line.rstrip()}")
             return line
 
-        # Our engine, whatever Docker's context, and its own builder.
+        # The engine that this run uses and that engine's own builder, whatever context or builder is selected.
         environment = {**os.environ, "DOCKER_HOST": os.environ.get("DOCKER_HOST", SOCKET), **host.proxies}
         for variable in ("BUILDX_BUILDER", "DOCKER_CONTEXT"):
             environment.pop(variable, None)
@@ -150,7 +150,7 @@ class DockerfileBuilder(ImageProvider):
         )
         if status == 0:
             return id_file.read_text(encoding="ascii").strip()
-        work.engine.check()  # that may be why it failed
+        work.engine.check()  # buildx also fails if the engine has stopped
         output, hint = "\n".join(tail), f"Full log: {log.relative_to(work.project.root)}"
         if "is not a docker command" in output:
             raise EngineError(f"{name}: Docker's plugin buildx is not installed", hint=_INSTALL)

@@ -1,4 +1,4 @@
-"""What this machine has for building, testing and running GPU images, and what is missing."""
+"""Checks what this machine has, and what it lacks, for building, testing and running GPU images."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MachineFinding:
 
 
 def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[MachineFinding]:
-    """All findings; raises nothing for what is missing."""
+    """All findings. Reports what is missing as a finding, not as an error."""
     findings = [MachineFinding("python", "ok", sys.version.split()[0])]
     uv = Path(sys.executable).parent / "uv"
     if uv.exists():
@@ -114,7 +114,7 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
 
 
 def _index() -> MachineFinding:
-    """Never shows the address: it may be a mirror's."""
+    """Whether the index responds. Never shows its address, which may be that of a private mirror."""
     try:
         settings = host.read_host().index
     except UsageError as error:

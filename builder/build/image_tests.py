@@ -31,7 +31,7 @@ from builder.registry.evidence import Coverage, Evidence, Kind, Requirement
 from builder.registry.suite import NOT_APPLICABLE, Suite, gpu_test
 
 TIMEOUT_S = 1800
-LOGS: dict[Kind, str] = {"image": "test", "gpu": "gpu"}  # the part of a log's name that says which tests ran
+LOGS: dict[Kind, str] = {"image": "test", "gpu": "gpu"}  # the part of a log's name that identifies the tests
 NOTHING = Coverage()  # no earlier results
 _NO_TEST = "no GPU test: "
 
@@ -60,7 +60,7 @@ class Tester:
         self._programs = Programs()
 
     def coverage(self, image: PlannedImage, loaded: LoadedImage) -> Coverage:
-        """What this machine's earlier results prove for an image."""
+        """The coverage of an image by this machine's earlier results."""
         requirement = Requirement.of(image, loaded.digest, self._suite)
         return evidence.local_coverage(self._project.state, requirement)
 
@@ -82,8 +82,8 @@ class Tester:
     def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NOTHING) -> Coverage:
         """Runs the image tests, unless `known` has a pass of them, and the GPU tests if there is a GPU.
 
-        Writes the evidence of both. Returns what it proves together with what is known. Raises ImageTestError unless
-        every test passed.
+        Writes the evidence of both. Returns the coverage by this evidence and `known` together. Raises ImageTestError
+        unless every test passed.
         """
         self._view.begin(image.id, "testing")
         no_gpu = self._why_no_gpu(image)
@@ -103,7 +103,7 @@ class Tester:
                         results = [results[0].model_copy(update={"no_gpu": no_gpu})]
                         evidence.write_evidence(self._project.state, results[0])
         own = self.coverage(image, loaded)
-        for each in (*results, *own.newest):  # a failure on a GPU that is not free now is still one
+        for each in (*results, *own.newest):  # an earlier failure on a GPU that is not free now is still a failure
             if not each.is_pass:
                 raise self._failure(image, loaded, each)
         requirement = Requirement.of(image, loaded.digest, self._suite)
@@ -115,11 +115,11 @@ class Tester:
                     "or import them by name.",
                 )
         if no_gpu and self._gpu_mode == gpus.REQUIRE and not image.cell.is_cpu:
-            raise _no_gpu_test(image.id, no_gpu)  # there was one before the build
+            raise _no_gpu_test(image.id, no_gpu)  # `check` found a GPU before the build; it is in use or gone now
         return evidence.coverage_of([*known.reports, *own.reports], own.refused)
 
     def _files(self, image: PlannedImage) -> list[Path]:
-        """The test files of the image's components. Raises ImageTestError if one is missing."""
+        """The test files of the image's components. Raises ImageTestError if a file is missing."""
         files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
         if missing := [path.name for path in files if not path.is_file()]:
             raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
@@ -203,9 +203,9 @@ class Tester:
                 command += [f"--junit-xml={self._junit.resolve()}/{image.id}.{LOGS[kind]}.xml", "-o"]
                 command += [f"junit_suite_name={image.id}"]
             variables = {
-                "DOCKER_HOST": os.environ.get("DOCKER_HOST", SOCKET),  # our engine, whatever Docker's context
+                "DOCKER_HOST": os.environ.get("DOCKER_HOST", SOCKET),  # the same engine, whatever context is selected
                 "PYTEST_ADDOPTS": "",  # a user's options must not leave tests out
-                # Nor plugins. To import those of this environment takes 0.8 s.
+                # No plugins either: importing those of this environment takes 0.8 s.
                 "PYTEST_PLUGINS": "",
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
                 "IMAGE_TEST_SUBJECT": str(subject),

@@ -1,4 +1,4 @@
-"""From plan to tagged images: builds, tests and tags each image by itself, and only if that is not done already."""
+"""Turns a plan into tagged images: builds, tests and tags each one separately, and skips what is done already."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What was done for one image. `coverage` is what its tests proved, also in an earlier run."""
+    """What was done for one image. `coverage` is that of its test results, including those of earlier runs."""
 
     image: PlannedImage
     loaded: LoadedImage | None = None
@@ -132,7 +132,7 @@ def make_images(work: RunContext, provider: ImageProvider, plan: Plan, options: 
     others. Raises ImageTestError if required GPU tests cannot run, before anything is built.
     """
     if not provider.assembles:
-        # Their layers are not those of the plan, so nothing says that a smaller image has the same contents.
+        # Their layers are not those of the plan, so the plan cannot show that a smaller image has the same contents.
         plan = _with_all_tests(plan)
     tester = new_tester(work, plan, options)
 
@@ -163,7 +163,7 @@ def make_images(work: RunContext, provider: ImageProvider, plan: Plan, options: 
         known = tester.coverage(image, loaded)
         is_tested = tester.is_complete(image, known)
         coverage = known if is_tested else tester.test(image, loaded, known)
-        for reference in reversed(image.references):  # the full tag last: it says that everything is done
+        for reference in reversed(image.references):  # the full tag last: it marks a complete image
             work.engine.tag(loaded.id, ImageRef.parse(reference))
         provider.record_tagged(image)
         work.view.end(image.id, "done", f"{note}, {tests_text(coverage)}\n  {'  '.join(image.references)}")
@@ -205,7 +205,7 @@ def retest(work: RunContext, provider: ImageProvider, plan: Plan, options: Optio
 
 
 def _with_all_tests(plan: Plan) -> Plan:
-    """The plan, with images that must pass their thorough tests themselves, whatever goes with them."""
+    """The plan, with images that must pass their thorough tests themselves, even if a smaller sibling is in it."""
     return replace(plan, images=tuple(replace(each, thorough=frozenset(each.components)) for each in plan.images))
 
 
@@ -229,7 +229,7 @@ def _finished(
     if not tester.is_complete(image, coverage):
         return None
     info = work.engine.image(loaded.id)
-    # The engine lists names in its own form: one that is not listed may exist all the same.
+    # The engine lists names in its own form (without `docker.io/`, for example): look up each name that is not listed.
     for reference in set(image.references).difference(info.tags if info else ()):
         tagged = work.engine.image(reference)
         if tagged is None or tagged.id != loaded.id:
@@ -288,7 +288,7 @@ def tests_text(coverage: Coverage) -> str:
 
 
 def check_docker_client() -> None:
-    """Raises EngineError before minutes of building, not after."""
+    """Raises EngineError without the `docker` command, which the image tests need; before the build, which is slow."""
     if not shutil.which("docker"):
         raise EngineError(
             "the image tests need the `docker` command",

@@ -1,4 +1,4 @@
-"""Finds a layer by its inputs: in the store, or, if locks/layers.json knows it, in a registry.
+"""Finds a layer by its inputs: in the store, or, if locks/layers.json lists it, in a registry.
 
 Ignores a layer of the store that differs from the one in locks/layers.json, so that the build makes it again. Layers of
 wheels are never downloaded: they have as many bytes as their wheels, and take little more time.
@@ -38,7 +38,7 @@ POLICY = RetryPolicy(connect_s=5, read_s=30, retries=1)  # a build does not need
 class LayerLookup:
     """Layers in the store, in staging and in the public repositories of matrix.yaml. Thread-safe.
 
-    After an error of a registry, none is used for the rest of the run: layers are then made here.
+    After an error of a registry, the rest of the run uses no registry: this machine then makes the layers.
     """
 
     project: Project
@@ -91,7 +91,7 @@ class LayerLookup:
         return True
 
     def find(self, digest: str) -> Registry | None:
-        """A repository that has the blob; None without one."""
+        """The first repository that has the blob; None if no repository has it."""
         if self._failed.is_set():
             return None
         for registry in self._repositories:

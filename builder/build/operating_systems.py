@@ -86,7 +86,7 @@ def row(image: PlannedImage) -> str:
 def read_inputs(root: Path, image: PlannedImage) -> dict[str, bytes]:
     """The files that mmdebstrap.sh reads for an image's operating system: path in its directory -> content."""
     files = {**_read_steps(root), "packages.json": (root / image.os_request.path).read_bytes()}
-    if image.uv:  # the locked one: the builder itself was installed with it
+    if image.uv:  # beside Python is the uv of locks/uv.txt, with which the builder itself was installed
         files["uv"] = (Path(sys.executable).parent / "uv").read_bytes()
     return files
 
@@ -113,7 +113,7 @@ class SystemLayers:
                 view.end(name, "done", f"layer {short_digest(in_registry.digest)}, from the registry")
                 return in_registry
 
-        # Two checkouts with one store made the same operating system at the same time: the second one waits.
+        # Without this lock, two checkouts with one store made the same operating system at the same time.
         path = self.store.downloads / f"{image.os_inputs.removeprefix('sha256:')}.lock"
         is_waiting = False
         with path.open("a") as file:
@@ -247,7 +247,8 @@ class Mmdebstrap:
             return line
 
         with self._memory() as fits:
-            # The memory of a remote engine is unknown. A file system that fills up memory is made again on the disk.
+            # The memory of a remote engine is unknown. If a file system fills it up, the file system is made again on
+            # the disk.
             for is_in_memory in (True, False) if fits and (not container or engine.info().is_local) else (False,):
                 if self.stopped.is_set():
                     raise BuildError(f"{name}: stopped")
@@ -367,7 +368,7 @@ class Mmdebstrap:
     def _container_files(self, inputs: Mapping[str, bytes]) -> io.BytesIO:
         """A tar of the inputs of mmdebstrap.sh, and of the settings for installing mmdebstrap in the container.
 
-        mmdebstrap comes from today's archives: the container's image may be newer than a snapshot.
+        mmdebstrap is installed from today's archives: the container's image may be newer than a snapshot.
         """
         project, host = self._work.project, self._work.host
         newest = _newest_release(project.matrix)
@@ -453,10 +454,10 @@ def _changes(
 
 
 def with_snapshot_fallback(work: RunContext, image: PlannedImage, attempt: Callable[[Host], _Result]) -> _Result:
-    """What `attempt` returns for the settings of this machine.
+    """Calls `attempt` with the settings of this machine, and returns its result.
 
-    If it fails because of packages, it is called again with the snapshot archive that matrix.yaml names, as it was at
-    the time of the lock. Raises what it raises, with what to do, or LockError.
+    If it fails because of packages, calls it again with the snapshot archive that matrix.yaml names, at the time of the
+    lock. Raises the errors of `attempt`, with a hint, or LockError.
     """
     try:
         try:
@@ -471,6 +472,6 @@ def with_snapshot_fallback(work: RunContext, image: PlannedImage, attempt: Calla
     except BuildError as error:
         if not _OF_PACKAGES.search(str(error)):
             raise
-        # `builder images` looks the packages up before it builds; it got here on a machine that cannot.
+        # `builder images` looks the packages up before the build, so this happens only on machines that cannot.
         hint = f"If the archives no longer have a locked package, lock the current versions: builder refresh {image.id}"
         raise BuildError(str(error), hint=f"{hint}   {error.hint}") from error.__cause__

@@ -1,4 +1,4 @@
-"""Runs programs of this machine: their output goes to a log, line by line, and all of them can be stopped."""
+"""Runs programs on this machine: writes their output to a log, line by line, and can stop all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program to run; `environment` is all that it gets. It is killed after `timeout_s` seconds."""
+    """A program to run; `environment` is its whole environment. It is killed after `timeout_s` seconds."""
 
     command: Sequence[str]
     environment: Mapping[str, str]

@@ -1,7 +1,7 @@
 """Staged images on another machine: downloads each by its digest, reads its reports, and attaches new results.
 
 So a machine with a GPU runs only the GPU tests, if the image tests have a report that counts
-(see `builder.registry.evidence`). It attaches what it ran itself to the same image, also a failure.
+(see `builder.registry.evidence`). It attaches its own results to the same image, including failures.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class StagedImages(ImageProvider):
         self._suite = Suite.of(work.project.root)
         self._known = KnownLayers(work.project.root)
         self._images: dict[str, Image] = {}
-        self._coverage: dict[str, Coverage] = {}  # what the reports in the registry prove, by cell
+        self._coverage: dict[str, Coverage] = {}  # by the reports in the registry; by cell
         self._files: dict[str, list[splice.File]] = {}  # of layers, by digest: images share them
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
         self._loading = threading.Lock()
@@ -122,7 +122,7 @@ class StagedImages(ImageProvider):
         return self._coverage[image.id].reports
 
     def attach_results(self, image: PlannedImage, loaded: LoadedImage) -> None:
-        """Attaches this machine's results to the image in the registry; not a pass that would not count."""
+        """Attaches this machine's results to the image in the registry, except for a pass that would not count."""
         project = self._work.project
         requirement = Requirement.of(image, loaded.digest, self._suite)
         registry = self._place.open(self._staged[image.id].repository, write=True)

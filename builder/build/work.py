@@ -1,4 +1,4 @@
-"""What build steps need, what a way to build is, and the images that this checkout built: a record, and removal."""
+"""The context of a run, the interface of a build method, and the record of the images that this checkout built."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Origin = Literal["built", "loaded", "present"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedImage:
-    """An image in the engine. `digest` is that of its manifest; of one built from a Dockerfile, which has no manifest
-    before it is pushed, its id in the engine.
+    """An image in the engine. `digest` is that of its manifest.
+
+    An image built from a Dockerfile has no manifest before it is pushed: `digest` is then its id in the engine.
     """
 
     id: str
@@ -51,7 +52,7 @@ class ImageProvider:
     assembles = True
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
-        """The image if the engine has it as planned; None if not, or if only `build` can tell."""
+        """The image if the engine has it as planned; None if not, or if only `build` can determine that."""
         return None
 
     def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
@@ -59,10 +60,10 @@ class ImageProvider:
         return []
 
     def prepare(self, images: Sequence[PlannedImage]) -> None:
-        """Starts what the images, all of which are to be built, have in common."""
+        """Starts the work that these images share. All of them will be built."""
 
     def pending(self, image: PlannedImage) -> list[Future[Any]]:
-        """What `build` would wait for: the layers of the image that are being made now."""
+        """The layers of the image that are being made now, for which `build` would wait."""
         return []
 
     def build(self, image: PlannedImage) -> LoadedImage:

@@ -49,7 +49,7 @@ COMMANDS = {
 
 
 class Commands(UserDict[str, Any]):
-    """The commands by name; reading one imports its module. Source: Click, "Lazily Loading Subcommands"."""
+    """The commands by name; reading a command imports its module. Source: Click, "Lazily Loading Subcommands"."""
 
     def __getitem__(self, name: str) -> click.Command:
         module, _ = self.data[name]
@@ -161,7 +161,7 @@ def report(error: BaseException, *, debug: bool) -> int:
 
     if isinstance(
         error, BrokenPipeError
-    ):  # as of `builder plan | head`: Python would fail again when it flushes stdout
+    ):  # `builder plan | head` closed the pipe: Python would fail again when it flushes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     if isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or error.filename):

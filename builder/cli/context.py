@@ -1,4 +1,4 @@
-"""What all commands share: checkout, locks, consoles, store."""
+"""The context of all commands: the checkout, its lock, the consoles, and the store."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Context:
         if not root:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or "")
             if not cache.is_absolute():
-                # An empty HOME counts as none: it would make the cache a folder of the root.
+                # An empty HOME counts as unset.
                 home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
                 if not Path(home).is_absolute():
                     raise FileError(

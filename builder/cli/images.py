@@ -176,16 +176,16 @@ def build_command(context: Context, /, **values: Any) -> None:
 
 
 def _lock_stale_systems(work: RunContext, planned: Plan, to_make: Sequence[PlannedImage], *, locked: bool) -> bool:
-    """Locks current packages for the operating systems of `to_make` whose locked ones are gone; whether any were.
+    """Locks current packages for the operating systems of `to_make` whose locked packages are gone.
 
-    With `locked` (--locked), raises StaleError instead, or why they cannot be locked.
+    Returns whether there were any. With `locked` (--locked), raises StaleError instead, or the error of locking them.
     """
     project = work.project
     requests = {image.os_request for image in to_make}
     new, failures = update.current_locks_of_stale(project, requests, work.host, work.view.say)
     if locked and failures:
         raise join(failures, "locks failed")
-    for failure in failures:  # without --locked, its images fail when they are built; others may not need it
+    for failure in failures:  # without --locked, only the images that need this operating system fail, when built
         work.view.say(f"cannot lock current packages: {failure}")
     if not new:
         return False

@@ -148,6 +148,6 @@ def engine_command(context: Context) -> None:
 
 
 def connect(context: Context, project: Project, *, start: bool = False) -> RunContext:
-    """What a build needs, with a running engine. With `start`, installs and starts one if necessary."""
+    """The context of a build, with a running engine. With `start`, installs and starts an engine if necessary."""
     engine = setup.ensure(context.say) if start else Engine.connect()
     return RunContext(engine=engine, project=project, host=context.host, view=View(context.err))

@@ -74,7 +74,7 @@ sign_option = click.option(
 )
 
 
-# Read in `builder.cli.main`, which also catches what is raised before an option is read.
+# Read in `builder.cli.main`, which also handles errors that are raised before click has parsed the options.
 debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 roll_back_option = click.option(
     "--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages."

@@ -267,7 +267,7 @@ def release_command(
     if options["signer"] is None:
         context.say("nothing is signed: use --sign, so that users can check the images")
     own = [each.target.cell for each in candidates if OWN in each.target.coverage.signers]
-    if own and project.matrix.evidence:  # without `evidence`, nobody expects a signature
+    if own and project.matrix.evidence:  # without `evidence`, results need no signature
         context.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
     if check:
         context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")

@@ -89,7 +89,7 @@ def verify_command(
         )
     trust = Trust(signers=signers, root=Path.cwd())
     if not signers:
-        with suppress(UsageError):  # no checkout, so nobody is trusted
+        with suppress(UsageError):  # without a checkout, no signers are trusted
             trust = Trust.of(context.project)
 
     store, view = context.store, View(context.err)

@@ -28,7 +28,7 @@ class Row:
     state: str = "waiting"
     note: str = ""
     began: float = 0.0
-    entered: float = 0.0  # its state
+    entered: float = 0.0  # when it entered its present state
 
 
 @dataclass
@@ -64,7 +64,7 @@ class View:
             self.console.print(Text(text), highlight=False, soft_wrap=True)
 
     def begin(self, image: str, state: str) -> None:
-        """The image enters `state`."""
+        """Sets the state of the image, and starts to count its time."""
         with self._lock:
             row = self._leave_state(image)
             if row.state in ("done", "failed"):
@@ -84,7 +84,7 @@ class View:
             self.say(text)
 
     def end(self, image: str, state: str, note: str = "") -> None:
-        """The image enters its last state, done or failed; `note` gives details."""
+        """Sets the last state of the image, done or failed; `note` gives details."""
         with self._lock:
             row = self._leave_state(image)
             row.state, row.note, row.entered = state, note, 0.0

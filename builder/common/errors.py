@@ -184,7 +184,7 @@ def join(errors: Sequence[BuilderError], what: str = "images failed") -> Builder
 def collect(
     function: Callable[[_Input], _Output], inputs: Iterable[_Input], what: str = "images failed"
 ) -> list[_Output]:
-    """What the function returns for each input. Raises one error for all of its errors, as `join`, at the end.
+    """Calls the function for each input and returns the results. At the end, raises one error for all, as `join`.
 
     Stops at the first registry that cannot be reached.
     """
@@ -203,7 +203,7 @@ def collect(
 
 
 def of_file(error: OSError) -> BuilderError:
-    """The error to show for one of the file system: DiskError for a full disk, else FileError."""
+    """The error to show for an error of the file system: DiskError for a full disk, else FileError."""
     place = f" ({error.filename})" if error.filename else ""
     if error.errno in _DISK_FULL:
         return DiskError(f"full{place}", hint=FREE_DISK)
@@ -211,14 +211,17 @@ def of_file(error: OSError) -> BuilderError:
 
 
 def store_error(error: OSError, root: Path) -> Exception:
-    """The error to raise for one of writing to the store: DiskError for a full disk, else the same."""
+    """The error to raise if writing to the store failed: DiskError for a full disk, else `error` itself."""
     if error.errno in _DISK_FULL:
         return DiskError(f"the disk of the store is full ({root})", hint=FREE_STORE)
     return error
 
 
 def for_cells(command: str, ids: Sequence[str]) -> str:
-    """A command for a hint, with ids or patterns of cells. Without any it is for all cells: a long list is left out."""
+    """A command for a hint, with ids or patterns of cells.
+
+    Leaves out a list of more than SHOWN_CELLS: without ids, the command applies to all cells.
+    """
     return " ".join([command, *(map(shlex.quote, ids) if len(ids) <= SHOWN_CELLS else ())])
 
 

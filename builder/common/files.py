@@ -35,7 +35,7 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 # ---- digests
 
-SHA256_HEX = "[0-9a-f]{64}"  # pattern of a SHA-256, for patterns that hold one
+SHA256_HEX = "[0-9a-f]{64}"  # the pattern of a SHA-256, a part of other patterns
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 

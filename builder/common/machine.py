@@ -1,4 +1,4 @@
-"""What this machine has: processors and memory, within the limits of the container that this process runs in."""
+"""Processors and memory that this process may use, within the limits of its container."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _meminfo(name: str) -> int:
 
 
 def _limit() -> int:
-    """The limit of the control group in bytes; 0 without one."""
+    """The limit of the control group in bytes; 0 if it has no limit."""
     try:
         limit = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
     except OSError:  # the root group, which has no limit, or version 1

@@ -19,7 +19,7 @@ from yaml.reader import Reader
 from builder.common.errors import MatrixError
 
 MAX_BYTES = 1_000_000
-MAX_DEPTH = 12
+MAX_DEPTH = 12  # PyYAML recurses: input with deeper nesting could exhaust Python's stack
 # Invisible characters that change how a line is displayed (Unicode TR36 and CVE-2021-42574).
 _HIDDEN = "\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff"
 _FORBIDDEN = re.compile(f"[{_HIDDEN}]|{Reader.NON_PRINTABLE.pattern}")

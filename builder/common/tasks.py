@@ -1,4 +1,4 @@
-"""Threads that do not keep an interrupted command from ending, and how often and how long to wait for a server."""
+"""A thread pool that an interrupted command does not wait for, and the timeouts and retries of requests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @contextmanager
 def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Threads for a `with` block, at whose end they have ended.
+    """A thread pool that is shut down when the `with` block exits.
 
-    After an error, what has not begun is cancelled. After an interrupt (Ctrl-C, SIGTERM), threads are not waited for
-    either, since a server may not respond for a minute: the process ends with them.
+    After an error, cancels the tasks that have not begun. After an interrupt (Ctrl-C, SIGTERM), does not wait for
+    running tasks either, since a server may not respond for a minute: they end with the process.
     """
     threads = ThreadPoolExecutor(workers, name)
     try:

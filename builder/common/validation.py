@@ -90,7 +90,7 @@ def describe(value: object) -> str:
         return "nothing"
     if isinstance(value, bool):
         return f"the truth value {str(value).lower()}"
-    if isinstance(value, int) and abs(value) >= 10**60:  # Python refuses to print the largest
+    if isinstance(value, int) and abs(value) >= 10**60:  # Python refuses to print more than 4300 digits
         return "a huge number"
     if isinstance(value, int | float):
         return f"the number {_clip(str(value))}"

@@ -1,1 +1,1 @@
-"""Which framework, CUDA, Python, GPU and driver go together, and why others do not."""
+"""Which framework, CUDA, Python, GPU and driver work together, and why other combinations do not."""

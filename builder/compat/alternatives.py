@@ -14,7 +14,7 @@ CPU_DISTANCE = 40.0  # more than between any two CUDA versions
 
 @dataclass(frozen=True, kw_only=True)
 class Near:
-    """A cell that works; `differences` are those from the cell that does not, one for each axis."""
+    """A cell that works; `differences` are its differences from the cell that does not work, one for each axis."""
 
     cell: Cell
     differences: tuple[str, ...]
@@ -50,18 +50,22 @@ def rank(asked: Cell, listed: Iterable[Cell], others: Iterable[Cell]) -> list[Ne
         near = Near(cell=cell, differences=tuple(differences), is_listed=is_listed)
         ranked.append((len(differences), sum(differences.values()), not is_listed, near))
     ranked.sort(key=lambda item: item[:3])
+    # Cells that differ in three axes or more help only if there are no nearer ones.
     close = [item for item in ranked if item[0] < 3] or ranked
     return [near for *_, near in close]
 
 
 def release_distance(asked: Version, version: Version) -> tuple[int, int]:
-    """Distance of a release, as a sort key: of another major version, the end on this side is nearest."""
+    """The distance of a release from the requested one, as a sort key.
+
+    Of a later major version, the first releases are nearest; of an earlier one, the last releases.
+    """
     if version.major == asked.major:
         return 0, abs(version.minor - asked.minor)
     return abs(version.major - asked.major), version.minor if version.major > asked.major else -version.minor
 
 
 def _distance(version: str, other: str) -> float:
-    """Between two versions, by their first two numbers; a major one counts as ten minor ones."""
+    """The distance between two versions, by their first two numbers; a major version counts as ten minor versions."""
     mine, its = Version(version), Version(other)
     return abs((mine.major - its.major) * 10 + mine.minor - its.minor)

@@ -23,8 +23,8 @@ from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
 from builder.matrix.schema import FrameworkVersion, Matrix, cuda_major
 
-MAX_DEPTH = 3  # plugins of plugins; real ones are one deep
-LONGEST = 2000  # characters of a Requires-Dist; real ones have less than 300
+MAX_DEPTH = 3  # plugins of plugins; real plugins are one level deep
+LONGEST = 2000  # characters of a Requires-Dist; real requirements have less than 300
 _RUNTIME = re.compile(rf"nvidia-cuda-runtime(-cu\d+)?|{TOOLKIT}", re.ASCII)
 
 
@@ -105,7 +105,7 @@ class FrameworkRelease:
         if not (compiled := self._compiled):
             return f"{self} requires no CUDA wheels, and builder/matrix/facts.yaml lacks its CUDA version"
         mine, its = Version(cuda), Version(compiled)
-        if mine.major != its.major or mine.minor < its.minor:  # a later minor version runs what an older one compiled
+        if mine.major != its.major or mine.minor < its.minor:  # a later minor version runs code of an older one
             return (
                 f"{self} requires no CUDA wheels and was compiled for CUDA {compiled} (builder/matrix/facts.yaml): "
                 f"it needs {compiled} or a later {cuda_major(compiled)}.x, not {cuda}"
@@ -121,10 +121,10 @@ class FrameworkRelease:
         return str(self.runtime or f"{self} was compiled for CUDA {self._compiled} (builder/matrix/facts.yaml)")
 
     def entry(self) -> FrameworkVersion:
-        """The cell's line in matrix.yaml, or the one to add.
+        """The cell's line in matrix.yaml, or the line to add.
 
-        That has the constraints of the nearest line for the same CUDA major and of facts.yaml, and that line's
-        components if no metadata names CUDA.
+        A line to add has the constraints of the nearest line for the same CUDA major and of facts.yaml, and the
+        components of the nearest line if no metadata names CUDA.
         """
         cell = self.cell
         versions = self.matrix.frameworks[cell.framework].versions

@@ -36,7 +36,7 @@ _NUMBERS = r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}"
 _COMBINATION = re.compile(
     rf"([a-z]+)-({_NUMBERS})-(cu[0-9]{{2,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))?", re.ASCII
 )
-_OLDEST = 60  # CUDA 6.0; no framework's wheel is for an older one
+_OLDEST = 60  # CUDA 6.0; no framework has wheels for an older CUDA
 # torch==2.9.1 depends on nvidia-nccl-cu12{platform_machine == 'x86_64'}==2.27.5
 _BOUNDS = r"[<>=!~][^\s,]*(?:,[<>=!~][^\s,]*)*"
 _DEPENDS = re.compile(rf"(\S+) depends on ([A-Za-z0-9._-]+)(?:\[[^\]]*\])?(?:\{{[^}}]*\}})?({_BOUNDS})")
@@ -62,7 +62,7 @@ class Explanation:
 
 
 def cell_of_combination(matrix: Matrix, text: str) -> Cell:
-    """The cell of a combination, in the matrix or not; `release` is empty if it names a line. Raises UsageError."""
+    """The cell of a combination, in the matrix or not; `release` is empty if `text` names a line. Raises UsageError."""
     match = _COMBINATION.fullmatch(text)
     if not match:
         raise UsageError(
@@ -115,7 +115,7 @@ class Explainer:
 
     def explain(self, asked: Cell) -> Explanation:
         """Whether and why a cell works, from `cell_of_combination`. Raises FetchError if the index cannot be read."""
-        # The package that decides which lines exist; that for the cell's CUDA may be another.
+        # The releases of this package define the lines; the cell's CUDA may need another package (`package_on`).
         package = self.catalogue.package(Requirement(self.matrix.frameworks[asked.framework].package).name)
         prefix = Version(asked.release or asked.line).release
         releases = [item for item in package.releases if item.version.release[: len(prefix)] == prefix]
@@ -123,7 +123,8 @@ class Explainer:
         if not stable:
             return self._no_release(asked, package, releases)
         cell = replace(asked, release=asked.release or str(stable[-1].version))
-        # uv takes seconds: it runs if nothing else refuses the cell, and if a wheel is missing, which it explains best.
+        # uv takes seconds: it runs only if no other check refuses the cell, or if a wheel is missing, since uv explains
+        # that best.
         reasons = self._faults(cell)
         is_new_python = cell.python not in self.matrix.python
         conflict = [] if (reasons or is_new_python) and self._has_wheel(cell) else self._conflict(cell)
@@ -145,12 +146,12 @@ class Explainer:
         return self.release(cell).fault().partition(": ")[0] or " ".join(self._conflict(cell))
 
     def release(self, cell: Cell) -> FrameworkRelease:
-        """What the index and facts.yaml have on a cell's release."""
+        """The data of the index and of facts.yaml about a cell's release."""
         return FrameworkRelease(matrix=self.matrix, catalogue=self.catalogue, facts=self.facts, cell=cell)
 
     def _no_release(self, asked: Cell, package: ListedPackage, unstable: Sequence[ListedRelease]) -> Explanation:
         """Why there is no release to install; `unstable` are pre-releases and yanked ones of the line."""
-        # The newest first, so that it precedes one at the same distance.
+        # The newest first: `sorted` keeps this order for releases at the same distance.
         stable = [release.version for release in reversed(package.releases) if release.is_stable]
         nearest = sorted(stable, key=lambda version: alternatives.release_distance(Version(asked.line), version))
         if unstable:
@@ -224,7 +225,7 @@ class Explainer:
         return max(self.matrix.debian, key=lambda name: Version(self.matrix.debian[name].glibc))
 
     def _refused(self, cell: Cell, reasons: Iterable[str], others: Iterable[Cell]) -> Explanation:
-        """With the nearest few that work. Cells of the matrix do; others are resolved first, but only a few."""
+        """A refusal, with the nearest cells that work. Cells of the matrix work; resolves at most TRIED others."""
         near: list[Near] = []
         tried = 0
         for candidate in alternatives.rank(cell, self.known, others):
@@ -274,7 +275,7 @@ def matrix_line(line: str, entry: FrameworkVersion) -> str:
 
 
 def _listed(values: Iterable[str]) -> str:
-    """Items of a YAML list in brackets. Versions are quoted, and what has characters of such lists."""
+    """Items of a YAML list in brackets. Quotes versions, and values with characters that are special in such lists."""
     return ", ".join(f'"{value}"' if value[0].isdigit() or set(value) & set(",[]{}") else value for value in values)
 
 
@@ -288,7 +289,7 @@ def summarize(reason: str) -> list[str]:
         return lines
     cause, *hints = re.sub(r"^.*?Because ", "", text).split(" hint: ")
     first = re.split(r"(?<=[a-z])\. (?=[A-Z])|, we can conclude", cause)[0]
-    # Of uv's hints only those on wheels apply: others recommend options of uv.
+    # Of uv's hints, only those on wheels apply: the rest recommends options of uv.
     lines = [first, *[hint for hint in hints if "wheels" in hint.lower()][:1]]
     return [line if len(line) <= 300 else line[:297] + "..." for line in lines]
 

@@ -1,4 +1,4 @@
-"""Which images run on which GPU and driver, and why others do not. Pure."""
+"""Which images run on which GPU and driver, and why other images do not. Pure."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def find_gpu(text: str, facts: Facts) -> Device:
 
 
 def judge(gpu: Device, driver: str, image: ImageNeeds, facts: Facts) -> Verdict:
-    """Whether the image runs on that GPU with that driver; without a driver, which one it needs.
+    """Whether the image runs on that GPU with that driver; without a driver, which driver it needs.
 
     A short driver version such as 570 means the newest of its branch. Raises UsageError for an invalid version.
     """

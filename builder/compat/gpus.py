@@ -54,7 +54,7 @@ def read_gpus() -> tuple[str, tuple[Gpu, ...]]:
     try:
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            with suppress(pynvml.NVMLError):  # a GPU that fell off the bus; the others are usable
+            with suppress(pynvml.NVMLError):  # a GPU that fell off the bus; the remaining GPUs are usable
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 capability, memory, free = "", 0, 0
                 with suppress(pynvml.NVMLError):  # a driver before 384 has no such function
@@ -104,7 +104,7 @@ class Pool:
         return driver, gpus
 
     def why_not(self) -> str:
-        """Why no test can run on a GPU, now or after the other tests of this run; empty if one can."""
+        """Why no test can run on a GPU, now or after the other tests of this run; empty if a test can."""
         with self._change:
             if self._leased:
                 return ""
@@ -122,7 +122,7 @@ class Pool:
     def lease(
         self, fits: Callable[[Gpu], bool] = lambda _: True, stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[Gpu, ...]]:
-        """GPUs with room that fit, for one image, returned at the end; waits while all of them are leased.
+        """Leases GPUs with room, those that `fits` accepts, until the block ends; waits while all of them are leased.
 
         Empty if no GPU has room and none is leased, or if `stopped` became true.
         """

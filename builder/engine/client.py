@@ -35,7 +35,7 @@ SILENCE_S = 3600  # a step may download gigabytes without output
 CALL_S = 120
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
 SOCKET = "unix:///var/run/docker.sock"
-CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; an older one does not report its own
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; older versions do not report their folders
 _NVIDIA_CDI = re.compile(rb"""\bkind["']?\s*:\s*["']?nvidia\.com/gpu(?![\w.-])""")
 
 
@@ -248,7 +248,7 @@ class Engine:
                             shutil.copyfileobj(content, out, 1 << 20)
                     except tarfile.TarError as error:
                         raise EngineError(f"Docker Engine did not return all of {result}: {error}") from error
-                    for _ in chunks:  # the engine does not remove a container while somebody reads from it
+                    for _ in chunks:  # the engine does not remove a container while a client reads from it
                         pass
                 return status
             finally:

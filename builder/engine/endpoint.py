@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from builder.common.errors import DamagedError
 
-POLL_S = 0.02
+POLL_S = 0.02  # until `serve_forever` notices a shutdown; its default of 0.5 s would delay each load
 SILENCE_S = 600  # the engine reads nothing while its disk is busy
 _TLS = b"\x16"  # first byte of a TLS connection, which engines try before plain HTTP
 _NOT_TLS = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -50,7 +50,7 @@ class Endpoint:
 
     def __init__(self, contents: Mapping[str, Content]) -> None:
         self._contents = contents
-        self._secret = secrets.token_hex(16)
+        self._secret = secrets.token_hex(16)  # 128 bits: any user of this machine can open the port
         self.is_used = self.is_broken = False
         self._server = _Server(partial(_Handler, self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True)

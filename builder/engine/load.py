@@ -151,7 +151,7 @@ def archive(
     index = {"schemaVersion": 2, "mediaType": oci.INDEX_TYPE, "manifests": [image.manifest.as_data()]}
     digests = [image.config.digest, *(layer.digest for layer in image.layers)]
     config, *layers = ("blobs/" + blob.replace(":", "/") for blob in digests)
-    docker = [{"Config": config, "RepoTags": None, "Layers": layers}]
+    docker = [{"Config": config, "RepoTags": None, "Layers": layers}]  # no tags: an image gets them after its tests
     documents = {"oci-layout": oci.LAYOUT, "index.json": json.dumps(index), "manifest.json": json.dumps(docker)}
     for name, text in documents.items():
         yield _header(name, len(text)) + text.encode() + bytes(-len(text) % tarfile.BLOCKSIZE)

@@ -27,6 +27,8 @@ SETUP_LOG = Path("/var/log/gpu-images-engine-setup.log")
 PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "iptables")
 TRIXIE = "trixie"
 UPDATE, INSTALL = ("update", "-q"), ("install", "-y", "-q", "--no-install-recommends")
+# apt prefers trixie's engine to that of the distribution (priority 500), and takes other packages from trixie only if
+# the distribution does not have them. Source: apt_preferences(5).
 PREFERENCES = """\
 Package: *
 Pin: release n=trixie
@@ -56,7 +58,7 @@ def ensure(say: Callable[[str], None]) -> Engine:
         start(say)
         engine = Engine.connect()
     version = engine.info().version
-    if parse_version(version) < MINIMUM:  # it is not replaced: others may use it
+    if parse_version(version) < MINIMUM:  # never replaced: other users of this machine may need it
         raise EngineError(
             f"Docker Engine {version} is too old: {MINIMUM[0]} or newer is required",
             hint="Upgrade its packages.",

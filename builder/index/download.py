@@ -99,7 +99,7 @@ class Fetcher:
         try:
             while True:
                 with part_path.open("ab+") as file:
-                    # Another process may download this wheel: waits for it, but not without noticing `stop`.
+                    # Another process may be downloading this wheel: wait for its lock, and check `stop` meanwhile.
                     while True:
                         try:
                             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +125,8 @@ class Fetcher:
                         self._download(wheel, file)
                         part_path.replace(path)
                         return path
-                    # Without a name: the other process has downloaded the wheel and removed it again.
+                    # The open file has no name any more: the other process has downloaded the wheel, and removed it
+                    # again. Try again with a new file.
         except OSError as error:
             raise store_error(error, self._folder.parent) from error
 
@@ -163,7 +164,7 @@ class Fetcher:
             raise FetchError(f"{wheel.file}: the download was stopped", hint=_KEPT)
 
     def _attempt(self, wheel: Wheel, file: BufferedRandom) -> None:
-        """One attempt, which resumes an earlier one. Discards a part that is not the wheel."""
+        """Resumes an earlier attempt, or starts. Discards a part whose bytes are not those of the wheel."""
         url = self._find(wheel)
         part = _PartialFile(file, self._progress)
         if wheel.size and part.size > wheel.size:
@@ -191,11 +192,12 @@ class Fetcher:
             raise
 
     def _receive(self, wheel: Wheel, url: str, part: _PartialFile) -> None:
-        """Requests the missing bytes; writes at most one piece more."""
+        """Requests the missing bytes; writes at most one piece more than the wheel has."""
         if not origin_of(url).startswith(("https://", "http://")):
             raise FetchError(
                 f"{wheel.file}: the index lists an unsupported address", hint=f"Only https and http work. {DOCTOR}"
             )
+        # Not compressed: sizes, ranges and the hash in the lock are those of the file itself.
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={part.size}-"} if part.size else {})
         with self._session.get(url, headers=headers, stream=True) as response:
             if response.status_code == requests.codes.range_not_satisfiable:
@@ -240,7 +242,7 @@ class Fetcher:
 
 
 def _checked_size(path: Path, sha256: str) -> int | None:
-    """The size of a downloaded wheel; None if there is none. A damaged one (after a power failure) is removed."""
+    """The size of a downloaded wheel; None if it does not exist. Removes a damaged file (after a power failure)."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
             return file.tell()

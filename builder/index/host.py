@@ -72,7 +72,7 @@ class Host:
     """Settings of the build host. `ca` is PEM text; `proxies` are build arguments that Docker keeps out of history.
 
     `expired` are Debian releases whose Release files may have expired. `read_apt` is called on first use: apt takes
-    0.5 s, which a run without work does not spend. `say` is called with what a user waits for. Thread-safe.
+    0.5 s, which a run without work does not spend. `say` gets a message before each slow step. Thread-safe.
     """
 
     index: IndexSettings = field(default_factory=IndexSettings, repr=False)

@@ -18,7 +18,7 @@ PACKAGES = ("mmdebstrap", "debian-archive-keyring")
 
 
 def install(say: Callable[[str], None]) -> str:
-    """Returns why mmdebstrap is not installed; empty if it is. Root installs it with apt."""
+    """Installs mmdebstrap with apt if it is missing, as root. Returns why it is not installed; empty if it is."""
     if is_installed():
         return ""
     if os.geteuid() != 0 or not shutil.which("apt-get"):

@@ -17,7 +17,7 @@ from builder.index.wheels import LONGEST, PLATFORM
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
-LARGEST = 4 << 20  # bytes of a METADATA file; real ones have less than 0.1 MB
+LARGEST = 4 << 20  # bytes of a METADATA file; real files have less than 0.1 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ def parse_metadata(file: str, text: bytes) -> Metadata:
 
 
 def _is_printable(text: str | None) -> TypeGuard[str]:
-    """Whether it may be shown: an index can send anything, even escape sequences of a terminal."""
+    """Whether a text may be printed: an index can send anything, even escape sequences of a terminal."""
     return text is not None and 0 < len(text) <= LONGEST and text.isprintable()
 
 

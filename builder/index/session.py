@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from remotezip import RemoteZip
 
 TIMEOUT_S = (10.0, 30.0)  # to connect, between two bytes
-RETRIED = (408, 425, 429, 500, 502, 503, 504)
+RETRIED = (408, 425, 429, 500, 502, 503, 504)  # timeouts, limits of the rate, errors of the server or a proxy
 PIECE = 1 << 18  # bytes read at once; as many are lost at most when a connection breaks
-LONGEST_WAIT_S = 30  # that the index may ask for before a request is repeated
+LONGEST_WAIT_S = 30  # the longest Retry-After of the index that is obeyed
 POOL = 8  # connections kept open to one host
 DOCTOR = "`builder doctor` checks the index."
 
 INVALID = "the index sent an invalid response"
-# The first that matches counts: some are subclasses of others.
+# The first class that matches counts: some are subclasses of later ones.
 _MESSAGES: dict[type[Exception], str] = {
     requests.exceptions.ReadTimeout: "the index timed out",
     requests.exceptions.ConnectTimeout: "the connection to the index timed out",
@@ -75,7 +75,7 @@ class IndexSession(requests.Session):
         self._simple = PyPISimple(url, session=self)
 
     def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
-        """As in requests, with the index's login where it belongs."""
+        """As in requests, with the index's login if the request goes to the index's own origin."""
         if request.auth is None and origin_of(str(request.url)) == self._origin:
             request.auth = self._login
         return super().prepare_request(request)
@@ -83,7 +83,8 @@ class IndexSession(requests.Session):
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """As in requests, but the settings take precedence over $REQUESTS_CA_BUNDLE.
 
-        Each redirect is decided by itself: a host that is not trusted is verified, even if one before it is trusted.
+        Each redirect is decided separately: certificates of an untrusted host are verified, even after a redirect from
+        a trusted host.
         """
         parts = urlsplit(request.url or "")
         if {parts.hostname, parts.netloc.rpartition("@")[2]} & self._trusted:

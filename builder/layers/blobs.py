@@ -1,6 +1,6 @@
-"""Content-addressed files of a store: each blob is named by its digest, and is there whole or not at all.
+"""Content-addressed files of a store: each blob is named by its digest, and is written atomically.
 
-A blob is written under a temporary name, synced and renamed. Source: OCI image specification, "Image Layout".
+Writes a blob under a temporary name, syncs it and renames it. Source: OCI image specification, "Image Layout".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 PLAIN_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
-SYNC_S = 0.1
+SYNC_S = 0.1  # between two syncs of a file that is being written
 NEW_FILE_S = 2  # a temporary file may not be locked yet
 CHUNK = 1 << 20
 PLAIN_CHUNK = 1 << 18
@@ -113,7 +113,7 @@ class Blobs:
     def remove_damaged(self, blobs: Iterable[str]) -> None:
         """Removes the first of these blobs that does not match its digest, and raises DamagedError for it.
 
-        For a build, which makes the blob again when it is repeated. Missing blobs are skipped.
+        A build calls it, so that the next build makes the blob again. Skips missing blobs.
         """
         for blob in blobs:
             if self.path(blob).exists() and not self.matches(blob):

@@ -1,6 +1,6 @@
-"""Garbage of a store (what no image uses), how it is freed, and a check of what the store has.
+"""Finds and frees the garbage of a store (files that no image uses), and checks the blobs of the store.
 
-Nothing is freed while a named image is incomplete: its blobs may look like garbage.
+Frees nothing while a named image is incomplete: without its manifest, its other blobs look like garbage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from builder.layers.blobs import MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.store import IMAGE_NAME, Store
 
 SHOWN = 5  # damaged images that an error names
-LARGEST_MANIFEST = 1 << 20  # bytes
+LARGEST_MANIFEST = 1 << 20  # bytes of a blob that may be a manifest: larger blobs are not read as JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +193,7 @@ def _restore_index(stored: Store) -> tuple[str, ...]:
 
     A manifest without a record gets a name from its digest, so that nothing is freed before it has been reviewed.
     """
+    # The oldest first: of two records with the same name, the newer one counts.
     paths = sorted((stored.root / "layers").iterdir(), key=lambda path: path.stat().st_mtime)
     records = [record for record in map(store.read_record, paths) if IMAGE_NAME in record]
     known = {record["digest"] for record in records}

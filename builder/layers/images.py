@@ -26,7 +26,7 @@ UNTESTED = ".untested"  # suffix of an image's name in the store until its tests
 
 
 def read_stored_image(store: Store, manifest: str) -> Image:
-    """The image with this manifest. Raises DamagedError if one of the two documents is missing or invalid."""
+    """The image with this manifest. Raises DamagedError if its manifest or configuration is missing or invalid."""
     try:
         return oci.read_image(store.read(manifest), store.read)
     except VerifyError as error:

@@ -1,4 +1,4 @@
-"""Layers that were made before: `locks/layers.json`, which is committed, has the digests that their inputs give.
+"""Known layers: `locks/layers.json`, which is committed, maps the inputs of each layer to its digests.
 
 The first build of a layer adds it, and every later one, on any machine, must give the same bytes. Layers of plain files
 are not recorded: they take no time, and their inputs are in the checkout.
@@ -51,15 +51,15 @@ class KnownLayers:
         self._file = _read(root)
 
     def get(self, planned: PlannedLayer) -> Layer | None:
-        """The layer of wheels or of bytecode that must be made."""
+        """The layer of wheels or of bytecode that a build must give; None if it is not known."""
         return self._file.layers.get(planned.inputs)
 
     def system(self, inputs: str) -> OsLayer | None:
-        """The operating system that must be made."""
+        """The operating system that a build must give; None if it is not known."""
         return self._file.systems.get(inputs)
 
     def add(self, planned: PlannedLayer, layer: Layer) -> None:
-        """Adds a layer of wheels or of bytecode, or compares it with the one that is known.
+        """Adds a layer of wheels or of bytecode, or compares it with the known layer.
 
         Raises BuildError if the same inputs gave other bytes.
         """
@@ -68,7 +68,7 @@ class KnownLayers:
         check_layer(planned, known, layer)
 
     def add_system(self, inputs: str, system: OsLayer) -> None:
-        """Adds an operating system, or compares it with the one that is known. Raises BuildError as `add`."""
+        """Adds an operating system, or compares it with the known one. Raises BuildError as `add`."""
         with self._lock:
             known = self._file.systems.setdefault(inputs, system)
         check_system(inputs, known, system)
@@ -97,7 +97,7 @@ def check_layer(planned: PlannedLayer, known: Layer, layer: Layer) -> None:
 def check_system(inputs: str, known: OsLayer, system: OsLayer) -> None:
     """Raises BuildError if an operating system has other contents than the known one with its inputs.
 
-    It is compressed here, and zlib's successors compress to other bytes: its digest may differ.
+    The digest may differ: the layer is compressed on this machine, and zlib's successors compress to other bytes.
     """
     if system.diff_id != known.diff_id:
         raise _differs("os", inputs, "diff id", system.diff_id, known.diff_id)

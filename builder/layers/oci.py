@@ -259,7 +259,7 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
 
 
 def read_labels(content: bytes, read_blob: Callable[[str], bytes]) -> dict[str, str]:
-    """The labels of the image of a manifest, whatever else is wrong with it. Raises as `read_image`."""
+    """The labels of the image of a manifest, even if other parts of it are invalid. Raises as `read_image`."""
     config = read_blob(parse_document(_ConfigOnly, content, "manifest").config.digest)
     labels = parse_document(_LabelsOnly, config, "configuration").labels or {}
     return {name: value for name, value in labels.items() if isinstance(value, str)}

@@ -32,7 +32,7 @@ CHUNK = 1 << 20
 # A change of any byte below needs a new builder.plan.layer_order.LAYER_FORMAT.
 SOURCES = (".py", ".pyc")  # files whose offset in the layer is recorded, to compile bytecode from them
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # gzip, deflate, no flags, no time, unknown system
-_STORED_MAX = 65535
+_STORED_MAX = 65535  # bytes of a stored block, whose length has 16 bits (RFC 1951, section 3.2.4)
 _PIECE = 2 * CHUNK  # inflated at a time
 
 

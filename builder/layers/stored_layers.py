@@ -116,7 +116,7 @@ def check_files(image_id: str, layers: Iterable[tuple[str, Iterable[Sequence[Any
     folders: dict[str, str] = {}
     for path, name in names.items():
         folder = path.rpartition("/")[0]
-        while folder and folder not in folders:  # the folders above a known one are known too
+        while folder and folder not in folders:  # if a folder is in `folders`, those above it are, too
             folders[folder] = name
             folder = folder.rpartition("/")[0]
     for path in sorted(folders.keys() & names.keys()):

@@ -1,8 +1,8 @@
 """Installs wheels as entries of a layer: schemes, scripts, RECORD, INSTALLER, REQUESTED, modes.
 
 Nothing is unpacked: an entry of the layer refers to the entry of the zip. Pure except for reading the wheel.
-Sources: "Binary distribution format", "Recording installed projects" and "Entry points" of the PyPA specifications;
-where they leave a choice, what uv does, so that both methods of building give the same files.
+Sources: "Binary distribution format", "Recording installed projects" and "Entry points" of the PyPA specifications.
+Where they leave a choice, does the same as uv, so that both methods of building give the same files.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from builder.layers.wheel_zip import WheelError, read_items, zipped
 
 FILE_MODE, PROGRAM_MODE, FOLDER_MODE = 0o644, 0o755, 0o755
 MAX_METADATA = 64 << 20  # bytes of a text that is read into memory; the longest known RECORD (torch) has 2 MB
+# The text that uv writes, including its lines for Windows: both methods of building must give the same files.
 _SCRIPT = """\
 #!{python}
 # -*- coding: utf-8 -*-
@@ -135,7 +136,7 @@ def install(name: str, file: BinaryIO, place: InstallScheme) -> Iterator[Entry]:
         wheel = _WheelInstaller(name, file, place)
         written: dict[str, None] = {}
         for entry in wheel.entries():
-            if entry.path in written:  # the installer would choose the file
+            if entry.path in written:  # which of the two files is installed would depend on the installer
                 raise WheelError(f"{name}: two files are installed as /{entry.path}")
             written[entry.path] = None
             yield entry
@@ -199,7 +200,7 @@ class _WheelInstaller:
             content: Zipped | bytes
             content = shipped = zipped(self._file, item, self._name)
             row = record.get(path, ("", ""))
-            if is_script and item.file_size <= MAX_METADATA:  # a larger one is a binary
+            if is_script and item.file_size <= MAX_METADATA:  # a larger file is a binary
                 script = splice.read_zipped(shipped)
                 if script.startswith(b"#!python"):  # a placeholder for the interpreter of the image
                     content = b"#!" + self._place.python.encode() + b"\n" + script.partition(b"\n")[2]

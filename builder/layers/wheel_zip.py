@@ -1,4 +1,4 @@
-"""The zip file of a wheel: its entries, after every check that tells a wheel from a hostile or damaged archive.
+"""The zip file of a wheel: its entries, after checks that reject a hostile or damaged archive.
 
 Source: APPNOTE.TXT of the zip format.
 """

@@ -81,6 +81,7 @@ class Archive:
         (folder / "status").touch()
         for name in ("lists/partial", "cache/archives/partial"):
             (folder / name).mkdir(parents=True)
+        # By default, apt-get exits with 0 although it could not reach an archive.
         self._apt("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
 
     def resolve(self, request: OsRequest, time: str) -> OsLock:

@@ -19,7 +19,7 @@ from builder.matrix.schema import Matrix, cuda_major
 
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
 _MAJOR = re.compile(r"nvidia-[a-z0-9-]+-cu(\d+)", re.ASCII)
-_UNNAMED = 13  # the first CUDA whose wheels do not all have it in their names
+_UNNAMED = 13  # the first CUDA major that is not in the names of all its wheels
 
 
 def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str]) -> None:
@@ -93,7 +93,7 @@ def _cuda_faults(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[s
 
 
 def system_faults(matrix: Matrix, version: str, lock: OsLock) -> Iterator[MatrixError]:
-    """What matrix.yaml has wrong about a Python and its Debian release, by the lock of an operating system with it."""
+    """The faults of matrix.yaml about a Python and its Debian release, by the lock of an operating system with it."""
     debian, python = matrix.debian[lock.debian], matrix.python[version]
     glibc = re.match(r"[0-9]+\.[0-9]+", lock.versions.get("libc6", ""))
     if glibc and glibc[0] != debian.glibc:

@@ -60,7 +60,7 @@ class ImageContents:
         return "wheels" if self.blobs is None else "layers"
 
     def parts(self, unit: Unit) -> Mapping[str, int | None]:
-        """What is pulled as one: layers by digest, or wheels by digest and the Python that they are installed for."""
+        """Its parts: layers by digest, or wheels by digest and the Python that they are installed for."""
         if unit == "layers":
             return dict(self.blobs or {})
         return {f"{package.python} {package.sha256}": package.size for package in self.packages.values()}
@@ -114,8 +114,8 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """`changes`, the largest difference first. `stays` is what a machine that has the old side need not fetch for the
-    new one, `gone` what only the old one has.
+    """`changes`, the largest difference first. `stays` are the layers or wheels of the new side that the old side has
+    too, `fetched` those that only the new side has, `gone` those that only the old side has.
     """
 
     old: ImageContents
@@ -208,7 +208,7 @@ def sizes(sides: Iterable[ImageContents]) -> dict[str, int]:
 
 
 def compare(old: ImageContents, new: ImageContents) -> Diff:
-    """By package; layers are compared if both sides have them, else wheels."""
+    """Compares two images by package. Amounts are those of layers if both sides have layers, else of wheels."""
     pairs = {name: (old.packages.get(name), new.packages.get(name)) for name in {*old.packages, *new.packages}}
     changes = [
         Change(name=name, old=before, new=after)

@@ -78,7 +78,7 @@ class OsLock:
         return {package.name: package.version for package in self.packages}
 
     def interpreter(self, python: str) -> list[str]:
-        """The versions of Debian's packages that make bytecode and compress it; empty for one that is not locked."""
+        """The versions of Debian's packages that make bytecode and compress it; "" for a package that is not locked."""
         return [self.versions.get(name, "") for name in (f"python{python}-minimal", "zlib1g")]
 
 

@@ -219,7 +219,7 @@ class Resolver:
         preferred: Mapping[str, str] | None = None,
     ) -> str:
         """Output of `uv pip compile`: `name==version` lines, or wheels as pylock.toml if no versions are preferred."""
-        beside = Path(sys.executable).parent / "uv"  # the locked uv, where there is one
+        beside = Path(sys.executable).parent / "uv"  # the locked uv, if the builder was set up with it
         with self._project.scratch() as scratch:
             here = Path(scratch)
             (here / "in.txt").write_text(_lines(packages))

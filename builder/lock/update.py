@@ -52,14 +52,14 @@ def update(
     refresh: bool,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Locks the wheels and the operating systems of `chosen`, as far as they are not; returns the changed paths.
+    """Locks the wheels and the operating systems of `chosen` that have no current lock; returns the changed paths.
 
     `upgrade` chooses the newest wheels, `refresh` the newest Debian packages. What fails does not stop the rest; the
     errors are raised together at the end.
     """
     systems, os_failures = update_systems(project, chosen, host, refresh=refresh, say=say)
-    # What matrix.yaml has wrong about a Python and its Debian release. All cells of a Python have its packages and the
-    # same release, so the lock of one of them is enough.
+    # Faults of matrix.yaml about a Python and its Debian release. All cells of a Python have its packages and the same
+    # release, so one lock for each Python is enough.
     faults: dict[str, list[MatrixError]] = {}
     for python, cell in {cell.python: cell for cell in chosen}.items():
         with suppress(LockError):  # a lock that could not be made is among the failures

@@ -18,7 +18,7 @@ from builder.matrix.schema import CPU, Matrix, cuda_major
 CUDA = "cuda"  # the component with NVIDIA's libraries
 ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", re.ASCII)
 MAX_CELLS = 50_000
-MAX_ALTERNATIVES = 256
+MAX_ALTERNATIVES = 256  # of one pattern: braces multiply, so ten pairs would already be 1024
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _Value = TypeVar("_Value")
 
@@ -80,7 +80,7 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
         for name, framework in matrix.frameworks.items()
         for line, entry in framework.versions.items()
     ]
-    # Counted before they are made: a long list in each axis would fill the memory.
+    # Count the cells before they are made: long lists in all axes would fill the memory.
     total = sum(len(entry.cuda) * len(entry.python) for _, _, entry in lines) * len(matrix.variants)
     if total > MAX_CELLS:
         where = matrix.where("frameworks")
@@ -109,7 +109,7 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
 
     frameworks = {name: place for place, name in enumerate(matrix.frameworks)}
     variants = {name: place for place, name in enumerate(matrix.variants)}
-    version = cache(Version)  # thousands of cells have a few versions
+    version = cache(Version)  # thousands of cells share a few versions, and parsing is slow
 
     def order(cell: Cell) -> tuple[int, Version, bool, Version, Version, int]:
         cuda = version("0" if cell.is_cpu else cell.cuda)

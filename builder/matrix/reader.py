@@ -35,7 +35,7 @@ def check_matrix(located: Located) -> Matrix:
 
 
 def _names(matrix: Matrix) -> Iterator[_Name]:
-    """Every name of another part: its path, the name, the names that exist, and what they are."""
+    """Every reference to another part of matrix.yaml: its path, the name, the names that exist, and their kind."""
     for version, python in matrix.python.items():
         yield ("python", version, "debian"), python.debian, matrix.debian, "Debian release"
     majors = list(dict.fromkeys(map(cuda_major, matrix.cuda)))

@@ -244,7 +244,7 @@ class Budget(StrictModel):
 
 
 class Trusted(StrictModel):
-    """Whose signatures count: of a public `key` in the checkout, or of an OIDC `identity` with its `issuer`."""
+    """A trusted signer: a public `key` in the checkout, or an OIDC `identity` with its `issuer`."""
 
     key: File = ""
     identity: Address = ""

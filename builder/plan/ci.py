@@ -27,7 +27,7 @@ def plan_digests(project: Project, revision: str, say: Callable[[str], None]) ->
 
     Raises UsageError if there is no such revision.
     """
-    if not revision.strip("0"):  # what GitHub names for a new branch
+    if not revision.strip("0"):  # GitHub's `before` of the first push to a new branch is all zeros
         return {}
     with checkout_revision(project, revision) as before:
         try:

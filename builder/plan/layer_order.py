@@ -25,8 +25,8 @@ from builder.matrix.cells import CUDA, Cell
 LAYER_FORMAT = 4
 MTIME = 946684800  # 2000-01-01, of every file: constant, and after 1980, the earliest that zip can store
 LARGE = 25_000_000  # bytes of a wheel with a layer of its own; docs/decisions/0014-layers-by-a-local-rule.md
-MOST = 125  # layers that Docker's overlay2 can stack
-# CUDA libraries that not every framework needs. They follow the others, so that frameworks on the same CUDA share a
+MOST = 125  # the most layers that Docker's overlay2 can stack
+# CUDA libraries that not every framework needs. They are last, so that frameworks on the same CUDA share a
 # longer chain.
 _NOT_FOR_ALL = ("cusparselt", "nvshmem", "cufile", "curand")
 # Parts of CUDA's compiler, which few images have: with the small wheels, whatever their size.

@@ -30,7 +30,7 @@ from builder.plan import layer_order, settings
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.settings import Settings
 
-FORMAT = 4
+FORMAT = 4  # part of the digest of every plan
 # Inputs of every image besides the folders of its components.
 STEPS = "templates/steps"  # the folder of the scripts that run while an image is made
 COMPILER = f"{STEPS}/compile.py"
@@ -232,7 +232,8 @@ def thorough_components(images: Iterable[PlannedImage]) -> dict[str, frozenset[s
             own = frozenset(image.components)
             # The largest that it contains first, so that few are compared in a group of thousands.
             for other, others in group[number + 1 :]:
-                if not own.isdisjoint(other.components) and others < contents:
+                is_smaller = len(other.components) < len(image.components)
+                if is_smaller and not own.isdisjoint(other.components) and others < contents:
                     own -= frozenset(other.components)
             thorough[image.id] = own
     return thorough

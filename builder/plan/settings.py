@@ -124,7 +124,7 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
         # They do not change the number in `user`, so a mounted folder of another uid would not be writable.
         "devcontainer.metadata": '[{"remoteUser":"user"}]',
     }
-    # If several components have one, that of the last counts: it is the one that the variant adds.
+    # If several components have a command or a health check, the last one counts: those of the variant are last.
     commands = [component.command for component in components.values() if component.command]
     checks = [component.healthcheck for component in components.values() if component.healthcheck]
     return Settings(

@@ -1,7 +1,7 @@
 """Documents attached to images in a registry: artifacts that name an image as their subject.
 
 Registries without the referrers API list the artifacts of an image in an index under a tag. No registry can compare
-and swap a tag, so whoever adds to this index reads it again afterwards. Source: OCI distribution specification 1.1,
+and swap a tag, so a writer reads this index again after each change. Source: OCI distribution specification 1.1,
 "Referrers Tag Schema"; OCI image specification 1.1, "Guidelines for Artifact Usage".
 """
 
@@ -33,7 +33,7 @@ EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
 # Seconds until the index is read again: longer than another writer takes between reading and replacing it.
 CONFIRM_S = 1.0
 MOST_FILES = 16  # of an artifact
-ATTEMPTS = 30
+ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes CONFIRM_S
 _HINT = "Delete it in the registry, then run this again."
 
 
@@ -118,10 +118,10 @@ class Attachments:
 
 @contextmanager
 def attaching(registry: Registry, subject: Descriptor) -> Iterator[Attachments]:
-    """For a `with` block that adds artifacts, at whose end they are attached to the image.
+    """Attaches the artifacts that the `with` block adds to the image, when the block exits.
 
-    Attaching one again is no error. Lists them in one change: without the referrers API, each change needs a wait.
-    Raises RegistryError if others replace the list again and again.
+    Re-attaching an artifact is a no-op. Lists all of them in one change: without the referrers API, each change needs a
+    wait. Raises RegistryError if other writers keep replacing the list.
     """
     attachments = Attachments(registry=registry, subject=subject)
     yield attachments
@@ -182,9 +182,10 @@ def entries(index: bytes, name: str) -> list[str]:
 def read_artifact(
     registry: Registry, reference: str, artifact_type: str, subject: str = "", *, without: str = ""
 ) -> dict[str, bytes] | None:
-    """The documents of an artifact (a tag or a digest) by media type; None without one. Leaves out those `without`.
+    """The documents of an artifact (a tag or a digest) by media type, except for the types `without`; None if there is
+    no such artifact.
 
-    Raises VerifyError for an invalid manifest, one of another type or of another subject; RegistryError.
+    Raises VerifyError for a manifest that is invalid, or has another type or subject; RegistryError.
     """
     artifact = _manifest(registry, reference)
     if artifact is None:
@@ -247,8 +248,8 @@ def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]
         entries.append(_descriptor(artifact.content, MANIFEST_TYPE).as_data() | typed)
     refusals = 0
     for _ in range(ATTEMPTS):
-        # Read and written without a lock: another writer may replace the index in between, and each entry of ours that
-        # is lost is added again, to what is there then.
+        # Registries have no locks: another writer may replace the index between our read and our write. Each attempt
+        # adds the entries that the index lacks, to the index as it is then.
         listed = _listed_by_tag(registry, subject)
         digests_listed = {entry["digest"] for entry in listed}
         missing = [entry for entry in entries if entry["digest"] not in digests_listed]
@@ -259,7 +260,7 @@ def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]
         try:
             registry.put_manifest_once(_tag(subject), content, INDEX_TYPE)
         except TransientError:
-            pass  # another attempt would write entries that may be old by then
+            pass  # a repeated request would send the same index, which may be out of date by then: read it again first
         except RejectedError as error:
             refusals += 1
             if error.code != BLOB_UNKNOWN or refusals == REFUSALS:

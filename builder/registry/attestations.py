@@ -1,6 +1,7 @@
 """Checks the signature, test results, SBOM and provenance of a released image, without its checkout.
 
-Only what a trusted signer signed counts. The SBOM is compared with the packages that the image's own files record.
+Only documents that a trusted signer signed count. The SBOM is compared with the packages that the image's own files
+record.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Provenance(BaseModel, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Attestations:
-    """The claims about an image in a registry. `reference` is what the user asked for."""
+    """The claims about an image in a registry. `reference` is the name that the user gave."""
 
     registry: Registry
     reference: ImageRef
@@ -160,8 +161,8 @@ class Attestations:
 def findings(source: ImageSource, check: Check, claims: Attestations | None, folder: Path) -> Iterator[Finding]:
     """Findings for an image: for its signature, then those of `verify.verify_image`, then for its attachments.
 
-    Without a trusted signature, nothing else is read: its author would choose what this machine downloads. `claims` is
-    None without trusted signers. Raises VerifyError, RegistryError, SigningError.
+    Without a trusted signature, reads nothing else: an unknown author would choose what this machine downloads.
+    `claims` is None without trusted signers. Raises VerifyError, RegistryError, SigningError.
     """
     if claims is None:
         yield from verify.verify_image(source, check)

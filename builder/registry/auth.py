@@ -22,7 +22,7 @@ from builder.common.errors import RegistryError
 
 SHORTEST_S = 60  # the specification: a token is valid for at least this long, and this long by default
 CLIENT = "builder"
-# Sends a token request: method, URL, headers, form. The body of the response. Raises RegistryError.
+# Sends a token request (method, URL, headers, form), and returns the body of the response. Raises RegistryError.
 Fetch = Callable[[str, str, Mapping[str, str], bytes | None], bytes]
 
 _CHALLENGE = re.compile(
@@ -171,7 +171,7 @@ class Login:
             valid_s = float(data.get("expires_in") or 0)
         except (ValueError, AttributeError, TypeError):
             token, valid_s = None, 0.0
-        # The token becomes part of a header: one with a line break could add another header.
+        # The token becomes part of a header: a line break in it could add another header.
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             raise RegistryError(
                 f"{self._registry}: invalid response from its token service", hint=login_hint(self._registry)

@@ -36,8 +36,8 @@ from builder.registry.upload import Upload
 
 DOCKER_HUB = ("", "docker.io", "index.docker.io")
 NO_REFERRERS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)  # answers of registries without this API
-NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes
-PAGES = 100  # of a list
+NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes of registries that do not allow deletion
+PAGES = 100  # of a list, at most: a registry may name a next page without end
 CREATION_S = 120
 # docker-registry refuses some manifests while another client uploads one of their blobs again, such as the empty blob
 # of all artifacts: 347 of 8,245, measured with two clients of each kind. Likewise an index, while another client
@@ -133,7 +133,7 @@ class Registry:
         except RejectedError:
             return False  # no such repository, or no permission to read it: the blob is uploaded instead
         if answer.status == HTTPStatus.ACCEPTED and "Location" in answer.headers:
-            # The registry began an upload instead. docker-registry keeps the files of one that never ends for a week.
+            # The registry began an upload instead. docker-registry keeps the files of an unfinished upload for a week.
             with suppress(RejectedError, TransientError):  # the registry removes it later
                 url = self._http.location(answer)
                 cancel = Request(action=request.action, method="DELETE", url=url, expect=(200, 202, 204, 404))
@@ -157,7 +157,7 @@ class Registry:
         return answer.body
 
     def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
-        """Downloads a blob; whether its bytes match digest and size. Calls `read` with the number of bytes read."""
+        """Downloads a blob; returns whether it matches digest and size. Calls `read` with numbers of bytes."""
         return self._download(digest, size, None, read)
 
     def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
@@ -169,7 +169,7 @@ class Registry:
             raise self._damaged(self._blob_action("reading", digest))
 
     def _download(self, digest: str, size: int, out: BinaryIO | None, read: Callable[[int], None]) -> bool:
-        """Downloads a blob, to `out` unless it is None; whether its bytes match digest and size."""
+        """Downloads a blob, to `out` unless it is None; returns whether its bytes match digest and size."""
         hasher, position = hashlib.sha256(), 0
 
         def download() -> None:
@@ -229,11 +229,11 @@ class Registry:
         return pages
 
     def digest_of(self, reference: str) -> str | None:
-        """The digest of the manifest of a tag (or digest); None without one."""
+        """The digest of the manifest of a tag (or digest); None if there is no such manifest."""
         return self._digest_of(reference, self._http.send)
 
     def manifest(self, reference: str) -> Manifest | None:
-        """The manifest of a tag (or digest), hash-checked; None without one."""
+        """The manifest of a tag (or digest), hash-checked; None if there is no such manifest."""
         return self._manifest(reference, self._http.send)
 
     def delete_manifest(self, digest: str) -> bool:
@@ -261,7 +261,7 @@ class Registry:
     def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
         """Stores a manifest under a tag or its digest; returns its digest.
 
-        The response may be lost although the manifest was stored. So after each failure the registry is checked first.
+        The response may be lost although the manifest was stored, so each retry first reads the digest back.
         """
         digest = digest_of_bytes(content)
         options = {"headers": {"Content-Type": media_type}, "body": content}

@@ -1,4 +1,4 @@
-"""Test results of images: what one run says, and what all that count prove together.
+"""Test results of images: evidence of one run, reports that count, and the coverage by all of them together.
 
 Evidence is about one image, by the digest of its manifest, and about one run of its tests on one machine: of the image
 tests, or of the GPU tests. The machine that ran them keeps it in `.builder/evidence`. `builder.registry.reports`
@@ -70,7 +70,7 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
 
     @property
     def gpu_state(self) -> str:
-        """The state of the GPU tests as far as this run knows it, with the reason if they were not run."""
+        """The state of the GPU tests on the machine of this run, with the reason if they were not run."""
         if self.kind == "gpu":
             return "passed" if self.is_pass else "failed"
         return f"not run ({self.no_gpu})" if self.no_gpu else "not run"
@@ -78,8 +78,8 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Evidence that counts. `signer` is a trusted signer, OWN for unsigned results of this machine, or empty for nobody
-    who is trusted. `artifact` is its digest in a registry, empty for a local one.
+    """Evidence that counts. `signer` is a trusted signer, OWN for unsigned results of this machine, or empty for
+    evidence without a trusted signature. `artifact` is its digest in a registry, empty for local evidence.
     """
 
     evidence: Evidence
@@ -89,7 +89,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """What evidence must be about to count for an image, and the tests that a pass must have.
+    """The image, plan and test files of evidence that counts for an image, and the tests that a pass must have.
 
     Without a suite, evidence may name any test files, and a pass any tests. `components` and `thorough` are those of
     the planned image, whose tests the suite has.
@@ -140,7 +140,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the reports of an image that count prove together, oldest first, and why the others do not count."""
+    """The combined result of the reports of an image that count, oldest first, and why the other reports do not."""
 
     reports: tuple[Report, ...] = ()
     refused: tuple[str, ...] = ()
@@ -148,6 +148,7 @@ class Coverage:
     @cached_property
     def newest(self) -> list[Evidence]:
         """The newest evidence of the image tests, then of the GPU tests on each kind of GPU."""
+        # Reports are sorted by time: a later one replaces an earlier one with the same key.
         by_kind = {(each.evidence.kind, each.evidence.gpu): each.evidence for each in self.reports}
         return sorted(by_kind.values(), key=lambda each: (each.kind == "gpu", each.finished))
 
@@ -204,7 +205,9 @@ class Coverage:
 
     @property
     def signers(self) -> list[str]:
-        """Who signed what this relies on; OWN if only this machine ran some of it, empty for nobody who is trusted."""
+        """The signers of the results that this relies on; OWN for unsigned results of this machine, empty for results
+        without a trusted signature.
+        """
         names: list[str] = []
         for newest in self.newest:
             passes = [
@@ -220,7 +223,7 @@ class Coverage:
 
 
 def coverage_of(reports: Iterable[Report], refused: Sequence[str] = ()) -> Coverage:
-    """What reports that count prove together; `refused` are reasons why others do not count."""
+    """The coverage by reports that count; `refused` are reasons why other reports do not count."""
     return Coverage(tuple(sorted(reports, key=lambda report: report.evidence.finished)), tuple(refused))
 
 
@@ -245,7 +248,7 @@ def read_evidence(state: Path, image: str) -> list[Evidence]:
 
 
 def local_coverage(state: Path, requirement: Requirement) -> Coverage:
-    """What this machine's own results prove for an image."""
+    """The coverage of an image by this machine's own results."""
     own: list[Report] = []
     refused: list[str] = []
     for evidence in read_evidence(state, requirement.image):

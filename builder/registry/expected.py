@@ -35,7 +35,7 @@ How = Literal["derived", "known", "built"]
 class PlannedDigests:
     """`layers` are the known layers without wheels, by their number in the image, and how they are known.
 
-    `system` is the known operating system, or the one that this machine built last; None without one.
+    `system` is the known operating system, or the one that this machine built last; None if there is neither.
     """
 
     image: PlannedImage

@@ -1,4 +1,4 @@
-"""Failed requests to a registry: which of them may pass, what they mean, and what to do."""
+"""Failed requests to a registry: which failures are transient, what they mean, and what to do."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from builder.registry.auth import login_hint
 from builder.registry.transport import FOLDER
 
 LONGEST_BODY = 1024 * 1024  # bytes of an error's body that are read
+# Besides these, all 5xx are worth a retry, except for those that the same request would get again.
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 PERMANENT = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, HTTPStatus.INSUFFICIENT_STORAGE)
 UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
@@ -50,7 +51,7 @@ class TooLongError(RejectedError):
 
 
 class TransientError(RegistryError):
-    """A failure worth another try, after `wait` seconds at the earliest. `is_connected`: there was a connection."""
+    """A failure that a retry may not have, after at least `wait` seconds. `is_connected`: there was a connection."""
 
     def __init__(self, message: str, *, hint: str = "", wait: float = 0, is_connected: bool = True) -> None:
         super().__init__(message, hint=hint)
@@ -59,7 +60,7 @@ class TransientError(RegistryError):
 
 
 class StoppedError(RegistryError):
-    """No failure: the caller asked to stop."""
+    """The caller set the stop event: the request did not fail."""
 
 
 def of_response(registry: str, action: str, response: requests.Response, hide: Callable[[str], str]) -> RegistryError:
@@ -101,7 +102,7 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
 def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
     """The error for a request without a response.
 
-    It holds no URL: one that a registry redirected to may be signed, and so a credential.
+    It holds no URL: a URL to which a registry redirected may be signed, and so a credential.
     """
     causes: list[BaseException] = []  # the outermost first: requests and urllib3 wrap the errors of Python and OpenSSL
     inner: BaseException | None = error

@@ -59,7 +59,7 @@ class Answer:
 
 
 class _Session(requests.Session):
-    """Follows no redirect: requests would read what one leads to even with `allow_redirects=False`."""
+    """Follows no redirect: requests would read the target even with `allow_redirects=False`."""
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
         return None
@@ -76,14 +76,14 @@ class Connection:
         self.url = url
         self._origin = _origin(url)
         self.scope = scope
-        self.rejects_chunks = threading.Event()  # set by the first upload that finds out
+        self.rejects_chunks = threading.Event()  # set by the first upload whose chunk the registry rejects
         self.policy = policy
         self._say = say
         self._stop = threading.Event()
         self._login = Login(self.registry)
         self._transport = transport
         self._session = _Session()
-        # With cookies, some registries (Harbor) take us for a browser.
+        # Some registries (Harbor) treat clients that send cookies as browsers.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         adapter = transport.adapter()
         for scheme in ("http://", "https://"):
@@ -129,7 +129,7 @@ class Connection:
         return self.retry(lambda: self.send_once(request))
 
     def send_once(self, request: Request, *, with_login: bool = True) -> Answer:
-        """Sends a request. Raises TransientError after a failure that may pass."""
+        """Sends a request. Raises TransientError after a failure that a retry may not have."""
         with self.open(request, with_login=with_login) as response:
             body = b"".join(self.pieces(request.action, response, SMALL))
             return Answer(request=request, status=response.status_code, headers=response.headers, body=body)
@@ -159,7 +159,7 @@ class Connection:
             yield piece
 
     def location(self, answer: Answer) -> str:
-        """The URL of an answer's Location header; the request's own without one."""
+        """The URL of an answer's Location header; the request's own if it has no such header."""
         return self._safe_url(answer.request.action, answer.request.url, answer.headers.get("Location", ""))
 
     def next_page(self, answer: Answer) -> str:

@@ -1,4 +1,4 @@
-"""Looks at what a registry has: its releases, tags that are not in the matrix, and damaged or missing data."""
+"""Inspects a registry: its releases, tags that are not in the matrix, and damaged or missing data."""
 
 from __future__ import annotations
 

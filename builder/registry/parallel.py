@@ -13,7 +13,7 @@ from builder.common.tasks import thread_pool
 from builder.registry.client import Registry
 from builder.registry.failures import StoppedError
 
-LOOKUPS = 8
+LOOKUPS = 8  # small requests, which mostly wait for the registry
 CHECKS = 4  # of images, each with programs of its own: cosign, a scanner
 TRANSFERS = 4  # of blobs
 FINISHES = 4  # finishing an image is mostly waiting for the registry
@@ -26,7 +26,7 @@ _Output = TypeVar("_Output")
 def look_up(
     function: Callable[[_Input], _Output], inputs: Iterable[_Input], parallel: int = LOOKUPS
 ) -> list[tuple[_Input, _Output]]:
-    """Each input with what the function returns for it, in order. Raises the first error of the function."""
+    """Calls the function for all inputs at once; each input with its result, in order. Raises the first error."""
     listed = list(inputs)
     with thread_pool(parallel, "lookup") as pool:
         return list(zip(listed, pool.map(function, listed), strict=True))
@@ -35,9 +35,9 @@ def look_up(
 def transfer(
     registry: Registry, function: Callable[[Registry, _Input], _Output], inputs: Iterable[_Input], parallel: int
 ) -> list[_Output]:
-    """What the function returns for each input, in order. Raises its first error, which stops all other transfers.
+    """Calls the function for all inputs at once; the results, in order. Its first error stops all other transfers.
 
-    The registry that the function gets raises StoppedError then, as it does after an interrupt.
+    Raises that error. The registry that the function gets raises StoppedError then, as it does after an interrupt.
     """
     stop = threading.Event()
     stoppable = registry.stoppable(stop)
@@ -96,7 +96,7 @@ def pipeline(
         try:
             for each in inputs:
                 if is_unreachable.is_set():
-                    break  # an unreachable registry was tried again for each of 75 images
+                    break  # without this, a command tried an unreachable registry again for each of 75 images
                 try:
                     finishing.append(pool.submit(end, each, begin(each)))
                 except BuilderError as error:

@@ -1,6 +1,6 @@
-"""Finds and deletes what nothing needs any more: old releases in staging, and what is attached to deleted images.
+"""Finds and deletes what is no longer needed: old releases in staging, and what is attached to deleted images.
 
-Public image tags are never deleted. Needs are computed by digest: a manifest takes all its tags with it.
+Public image tags are never deleted. Compares digests, because deleting a manifest deletes all its tags.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def kept(releases: Sequence[Release], published: Collection[str], keep: int) -> 
 
 
 def unneeded(contents: Contents, keep: int, now: datetime) -> list[Item]:
-    """What nothing needs, in the order to delete it. Pure."""
+    """The manifests that are not needed, in the order to delete them. Pure."""
     # Documents are first, so that none lists a deleted image. Then each image, with its plan tag, then its attachments,
     # and last the tag that lists them: after an interruption, the next run finds the rest by tag.
     current = {f"{PREFIX}{release.stamp}": release for release in kept(contents.releases, contents.published, keep)}
@@ -103,6 +103,7 @@ def unneeded(contents: Contents, keep: int, now: datetime) -> list[Item]:
     needed = {image.digest for release in current.values() for image in release.images}
     documents = contents.documents
     old = {*(f"{PREFIX}{release.stamp}" for release in contents.releases), *contents.lists} - current.keys()
+    # Two tags may name one manifest, and deleting it deletes both.
     used = {digest for tag, digest in documents.tags.items() if tag not in old}
     items = [
         Item(registry=documents.registry, digest=digest, kind="document", text=tag)
@@ -251,7 +252,7 @@ def _read_public(registry: Registry, view: View) -> Repository:
     subjects = _subjects(names)
     images = dict.fromkeys(_digests(registry, subjects))
     missing = [subject for subject in subjects if subject not in images]
-    # Without a missing image, nothing goes: the digests of thousands of tags need not be read.
+    # If no image is missing, nothing is deleted, and the digests of thousands of tags need not be read.
     present = _digests(registry, names) if missing else {}
     attached = dict(look_up(lambda each: _attached(registry, each, present), subjects if missing else []))
     view.end(registry.name, "done", counted(len(subjects), "image"))

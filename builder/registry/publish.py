@@ -39,7 +39,7 @@ Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
 
 @dataclass(frozen=True, kw_only=True)
 class PublishableImage:
-    """The image of a cell, what its tests proved, and the references to publish it under, the full tag first.
+    """The image of a cell, its coverage by tests, and the references to publish it under, the full tag first.
 
     `source` is a repository of the same registry that has its blobs, empty if there is none. `fetch` downloads a blob
     from where the image is staged, if the registry can neither mount it nor has it.
@@ -232,7 +232,7 @@ class Publisher:
             if lines:
                 text = "\n".join([str(failure), "tags changed before the failure:", *lines])
                 error = type(failure)(text, hint=failure.hint)
-        except BaseException:  # Ctrl-C: the only place that knows what was changed
+        except BaseException:  # Ctrl-C: `changes` is lost after this, so report it here
             for change in changes:
                 if change.is_change:
                     self.view.say(f"changed before the interruption: {change}")
@@ -243,7 +243,7 @@ class Publisher:
     def _publish(
         self, chosen: Sequence[PublishableImage], images: list[_Publication], changes: list[TagChange]
     ) -> None:
-        """Fills `images` and `changes` as it goes on: both are shown after a failure too."""
+        """Fills `images` and `changes` step by step: both are shown after a failure too."""
         # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
         for target in chosen:
             registry = Registry(target.references[0], host=self.host, write=True)
@@ -285,13 +285,13 @@ class Publisher:
             pipeline(push_image, finish_image, images, lambda image: self.view.end(image.target.cell, "failed"))
 
         # No tag before all images are complete in the registry: none names an image of half a release. First the tags
-        # that never move. They were free when the stamp was chosen: if one is not any more, another push set it.
+        # that never move. They were free when the stamp was chosen: if a tag is taken now, another push has set it.
         for image in images:
             stamped = {image.stamped(stamp): None} if not image.is_released else {}
             tagging.tag(image.registry, image.target.manifest, changes, stamped)
         for image in images:
             tagging.tag(image.registry, image.target.manifest, changes, image.moving)
-        # Registries have no compare-and-swap: whoever loses a race with another push learns it here.
+        # Registries have no compare-and-swap: this detects that another push of the same tags won the race.
         for registry in {image.registry.name: image.registry for image in images}.values():
             tagging.confirm(registry, [change for change in changes if change.name == registry.name])
 

@@ -80,7 +80,8 @@ class Releaser:
     def check(self, view: View) -> list[Candidate]:
         """The images of a release, several at a time.
 
-        Raises one error for all that may not be released, and for a list of images that nobody who is trusted wrote.
+        Raises one error for all that may not be released, and for a list of images that is not trusted (see
+        `StagingArea.require_signed`).
         """
 
         def check_image(staged: StagedImage) -> Candidate | BuilderError:
@@ -152,7 +153,7 @@ class Releaser:
         return Candidate(target=target, sbom=sbom, scan=image_scan)
 
     def _how_to_cover(self) -> str:
-        """What to do if there are no test results that count."""
+        """A hint for an image without test results that count."""
         key = " --sign KEY" if self.project.matrix.evidence and not self.signer else ""
         allow = "" if self.allow_unsigned else f"   To accept unsigned results: {self.again} --allow-unsigned"
         return f"Run the tests: {self.test}{key}{allow}"
@@ -245,7 +246,7 @@ class Releaser:
 
 
 def _stamps(stamp: str) -> Iterator[str]:
-    """This stamp and the later ones of its day, in case another release has the tags of this one."""
+    """This stamp and the later stamps of its day, in case another release has taken the tags with this stamp."""
     day = stamp.partition(".")[0]
     return dropwhile(lambda other: other != stamp, tags.stamps(day))
 

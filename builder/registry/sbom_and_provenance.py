@@ -1,4 +1,4 @@
-"""What a release says about an image: its packages (SBOM, CycloneDX 1.6) and how it was made (provenance, SLSA 1.0).
+"""The statements of a release about an image: packages (SBOM, CycloneDX 1.6) and origin (provenance, SLSA 1.0).
 
 The SBOM is a pure function of the plan, the lock of the operating system and the image, so the same image has the same
 SBOM on every machine.
@@ -124,7 +124,7 @@ def _component(purl: PackageURL, sha256: str, properties: Iterable[Property] = (
 
 
 def agree(statement: Any, other: Any) -> bool:
-    """Whether two predicates of a kind say the same about an image, at most with other commits.
+    """Whether two predicates of a kind are equal except for their commits.
 
     Most commits do not change an image, so it needs no new statement for each of them.
     """
@@ -166,7 +166,7 @@ def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:
             },
             "resolvedDependencies": dependencies,
         },
-        # Empty: cosign 2 adds `metadata` and renames its fields, so the attached statement would differ from this one.
+        # Empty: cosign 2 adds `metadata` and renames its fields, so the attached statement would differ from ours.
         "runDetails": {"builder": {"id": BUILDER}, "metadata": {}},
     }
     return json.dumps(predicate, indent=1).encode()

@@ -46,7 +46,7 @@ _UNREACHABLE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Whose signatures count, and the folder that the names of their keys are relative to."""
+    """The trusted signers, and the folder that the names of their keys are relative to."""
 
     signers: Sequence[Trusted]
     root: Path
@@ -92,7 +92,7 @@ class Signer:
             if _signatures(self._verified(registry, digest, "verify") or "[]", annotations):
                 return
             _cosign_image(registry, digest, "sign", "--yes", *self._options, *notes)
-            if self.key == KEYLESS:
+            if self.key == KEYLESS:  # `_verified` has no key to check with
                 return
         raise _missing(registry, digest, "the signature of")
 
@@ -161,7 +161,7 @@ def signed(kind: str, content: bytes, signer: Signer | None) -> dict[str, bytes]
 
 
 def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> str:
-    """The name of the first trusted signer who signed the document of this media type; empty if nobody did.
+    """The name of the first trusted signer who signed the document of this media type; empty if none did.
 
     Raises SigningError if cosign cannot run or a key is missing.
     """
@@ -174,7 +174,7 @@ def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> s
         signature = data["messageSignature"]["signature"] if is_new else data["base64Signature"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    # cosign would take other text for the name of a file, or for an address.
+    # cosign would read other text as the name of a file, or as an address.
     if not (isinstance(signature, str) and re.fullmatch(r"[A-Za-z0-9+/]{1,2000}={0,2}", signature, re.ASCII)):
         return ""
     with TemporaryDirectory() as folder:
@@ -200,7 +200,7 @@ def signer_of_image(
 ) -> tuple[str, list[Mapping[str, str]]]:
     """The first trusted signer of an image with these annotations, and all annotations of each signature.
 
-    Empty without one. Raises SigningError.
+    Both are empty if there is no such signature. Raises SigningError.
     """
     for name, output in _verified(trust, registry, digest, "verify"):
         if signatures := _signatures(output, annotations):
@@ -283,7 +283,7 @@ def _cosign(*arguments: str) -> str:
         raise SigningError(
             "the program cosign is not installed", hint="Debian 13: apt-get install cosign. See docs/publish.md."
         )
-    environment = {"COSIGN_PASSWORD": "", **os.environ}  # without it, cosign would ask for the password of a key
+    environment = {"COSIGN_PASSWORD": "", **os.environ}  # without it, cosign would prompt for the password of a key
     try:
         result = subprocess.run(
             ["cosign", *arguments],

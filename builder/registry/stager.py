@@ -41,7 +41,7 @@ class Staged:
 
 @dataclass(frozen=True, kw_only=True)
 class _ImageToStage:
-    """An image to push, and what its tests proved: None for an image that was not tested."""
+    """An image to push, and its coverage by tests: None for an image that was not tested."""
 
     staged: StagedImage
     stored: Image

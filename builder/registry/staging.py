@@ -72,8 +72,8 @@ class Release(BaseModel, extra="forbid", frozen=True):
 
 
 class ReleasedImage(BaseModel, extra="forbid", frozen=True):
-    """`references` are its tags, `gpu` the state of its GPU tests, `signer` who signed the report, or `own results,
-    unsigned` if the machine that released it ran the tests; empty for nobody who is trusted.
+    """`references` are its tags, `gpu` the state of its GPU tests. `signer` signed the report: `own results, unsigned`
+    if the machine that released it ran the tests, empty without a trusted signature.
 
     `scan` is whether it was scanned for vulnerabilities.
     """
@@ -217,7 +217,7 @@ class StagingArea:
     def write(
         self, project: Project, day: str, revision: str, images: Sequence[StagedImage], signer: Signer | None = None
     ) -> Release:
-        """Writes a release under the next stamp of the day, or returns the one that is the same.
+        """Writes a release under the next stamp of the day, unless an equal release is staged; returns it.
 
         Signs it, and records that this checkout wrote it, see `require_signed`.
         """
@@ -228,7 +228,7 @@ class StagingArea:
             content, tag = release.model_dump_json().encode(), f"{PREFIX}{stamp}"
             is_present = registry.digest_of(tag) is not None
             if not is_present and tags.stamp_order(stamp) < tags.stamp_order(newest):
-                continue  # an older release, which was deleted: its stamp would make this one older than the newest
+                continue  # the stamp of a deleted release: with it, this release would be older than the newest one
             present: dict[str, bytes] = {}
             with suppress(VerifyError):  # not a list of ours: the next stamp is used
                 present = (artifacts.read_artifact(registry, tag, TYPE) if is_present else None) or {}
@@ -252,7 +252,7 @@ class StagingArea:
     def require_signed(self, project: Project, release: Release, again: str) -> None:
         """Raises VerifyError unless this checkout, or a signer of matrix.yaml, listed exactly these images.
 
-        Whoever can write to staging could take an image out of the list, and its tags would stay on an older one.
+        Anyone who can write to staging could remove an image from the list, and its tags would stay on an older image.
         Without signers in matrix.yaml, every list counts. `again` is the command that releases it, for the hint.
         """
         content = release.model_dump_json().encode()

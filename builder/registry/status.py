@@ -138,7 +138,7 @@ class StatusReader:
     def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str, str]:
         """Whether the full tag names the image `expected`; whether what it names has a signature, and its scan.
 
-        Without an expected image, since neither staging nor the store has it, that of the plan.
+        If `expected` is empty, because neither staging nor the store has the image, compares the plan in its labels.
         """
         full = publish.references(planned, self.registry)[0]
         if self.here or not full.registry:

@@ -81,7 +81,7 @@ def _why_older(before: Mapping[str, str], after: Mapping[str, str]) -> str:
             return f"from release {before[version]} to {after[version]}"
     except InvalidVersion:
         return ""
-    if after[created] < before[created]:
+    if after[created] < before[created]:  # RFC 3339 in UTC: the order of the texts is that of the times
         return f"from Debian packages of {before[created][:10]} to those of {after[created][:10]}"
     return ""
 

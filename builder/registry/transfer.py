@@ -93,7 +93,7 @@ def push_image(
     sizes: Counter[State] = Counter()
     for blob, state in zip(largest_first, transfer(registry, push_blob, largest_first, parallel), strict=True):
         sizes[state] += blob.size
-    # The manifest last: a registry rejects one whose blobs it lacks.
+    # The manifest last: a registry rejects a manifest whose blobs it lacks.
     digest = registry.put_manifest(manifest.digest, manifest.content, manifest.media_type)
     return Pushed(digest=digest, sent=sizes["sent"], mounted=sizes["mounted"], present=sizes["present"])
 

@@ -106,7 +106,7 @@ class Transport:
                 context.load_verify_locations(path)
             if self.client:
                 names = " with ".join(map(str, self.client))
-                context.load_cert_chain(*self.client, password="")  # without it, OpenSSL would ask for a password
+                context.load_cert_chain(*self.client, password="")  # without it, OpenSSL would prompt for a password
         except OSError as error:  # also of OpenSSL
             raise RegistryError(
                 f"{names} cannot be used: {error.strerror}", hint="Use PEM files, and a key without a password."

@@ -78,7 +78,7 @@ class Upload:
 
         def attempt() -> None:
             try:
-                # After a failure the registry is checked first: the blob may have arrived, and only the response not.
+                # After a failure, check the registry first: the blob may have arrived although the response was lost.
                 if not (self._has_failed and self._is_complete()):
                     self._send_rest()
             except TransientError:
@@ -89,7 +89,7 @@ class Upload:
         self.http.retry(attempt, progress=lambda: self._position)
 
     def _is_complete(self) -> bool:
-        """After a failure: whether the blob arrived all the same. If not, sets where to resume."""
+        """Whether the blob arrived despite a failure. If not, sets the position to resume at."""
         blob = self._send("HEAD", f"{self.http.url}/blobs/{self.digest}", expect=(200, 404))
         if blob.status == HTTPStatus.OK:
             return True

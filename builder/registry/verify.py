@@ -74,7 +74,7 @@ class Finding:
 class Check:
     """How an image is checked.
 
-    `expected` is the image of the plan, None without one. `is_signed`: a trusted signer signed the image. `fast`
+    `expected` is the image of the plan, None without a plan. `is_signed`: a trusted signer signed the image. `fast`
     hashes no blobs.
     """
 
@@ -135,7 +135,7 @@ def _finding(check: Check, layer: str, blob: str, state: State, detail: str) -> 
 
 
 def cell_of(source: ImageSource) -> str:
-    """The id of the cell in an image's labels, empty without one. Raises VerifyError."""
+    """The id of the cell in an image's labels, empty if they name none. Raises VerifyError."""
     return oci.read_image(source.manifest, source.read_blob).labels.get(CELL_LABEL, "")
 
 
@@ -202,7 +202,7 @@ def source_in_store(store: Store, manifest: str) -> ImageSource:
 
 
 def source_in_registry(registry: Registry, name: str) -> ImageSource:
-    """The image with this tag or digest. Raises RegistryError without one."""
+    """The image with this tag or digest. Raises RegistryError if there is none."""
     manifest = registry.manifest(name)
     if manifest is None:
         raise RegistryError(f"{registry.name} has no {name}", hint="Check the tag.")
@@ -222,7 +222,7 @@ def failure(image: str, findings: Sequence[Finding], *, allow_unknown: bool) -> 
             f"{image}: {count} of {len(findings)} parts are not as expected",
             hint="Do not use this image until you know who built it and why it differs.",
         )
-    # An index that does not respond must not look like an image that somebody changed: the exit code differs.
+    # The exit code distinguishes an index that does not respond from an image that was tampered with.
     if count := counts["failed"]:
         return FetchError(
             f"{image}: {count} of {len(findings)} parts could not be compared; the others match",

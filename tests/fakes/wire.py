@@ -140,7 +140,7 @@ def errors(*listed: object) -> bytes:
 
 
 def part(content: bytes, sent: Sent) -> Reply:
-    """The part of a file that a request asks for with its Range header."""
+    """The part of a file that the Range header of a request names."""
     first, _, last = sent.headers["Range"].removeprefix("bytes=").partition("-")
     start = int(first) if first else max(0, len(content) - int(last))
     end = min(int(last) if first and last else len(content) - 1, len(content) - 1)
