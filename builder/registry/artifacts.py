@@ -30,10 +30,8 @@ from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientErro
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
 EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
-# Seconds until the index is read again: longer than another writer takes between reading and replacing it.
-CONFIRM_S = 1.0
 MOST_FILES = 16  # of an artifact
-ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes CONFIRM_S
+ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes `confirm_s` of the registry
 _HINT = "Delete it in the registry, then run this again."
 
 
@@ -265,7 +263,7 @@ def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]
             refusals += 1
             if error.code != BLOB_UNKNOWN or refusals == REFUSALS:
                 raise
-        time.sleep(CONFIRM_S * random.uniform(1, 1.25))  # noqa: S311  no secret depends on it
+        time.sleep(registry.confirm_s * random.uniform(1, 1.25))  # noqa: S311  no secret depends on it
     raise RegistryError(
         f"{registry.name}: other writers keep replacing the list of artifacts attached to {subject}",
         hint="Run this again when no other job writes to this registry.",

@@ -66,7 +66,13 @@ class Manifest:
 
 
 class Registry:
-    """One repository. Threads may share it."""
+    """One repository. Threads may share it.
+
+    `confirm_s` are the seconds until a list or a tag that was just written is read again: longer than another writer
+    takes between reading and replacing it.
+    """
+
+    confirm_s = 1.0
 
     def __init__(self, reference: ImageRef, *, host: Host, write: bool, policy: RetryPolicy = DEFAULT_POLICY) -> None:
         """Ignores tag and digest of `reference`. `write` requests permission to push."""

@@ -218,6 +218,7 @@ class Publisher:
     stamps: Iterable[str]
     roll_back: bool = False
     documents: ReleaseDocuments | None = None
+    new_registry: Callable[..., Registry] = Registry
 
     def publish(self, chosen: Sequence[PublishableImage]) -> Published:
         """Pushes every image, then sets all tags. The error that ended it is in the result."""
@@ -246,7 +247,7 @@ class Publisher:
         """Fills `images` and `changes` step by step: both are shown after a failure too."""
         # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
         for target in chosen:
-            registry = Registry(target.references[0], host=self.host, write=True)
+            registry = self.new_registry(target.references[0], host=self.host, write=True)
             moving = tagging.read_tags(registry, [reference.tag for reference in target.references])
             images.append(_Publication(target=target, registry=registry, moving=moving))
         if not self.roll_back:

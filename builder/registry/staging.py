@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
@@ -99,7 +99,9 @@ class Released(BaseModel, extra="forbid", frozen=True):
 class StagingArea:
     """Where images are staged: a registry, optionally with a prefix for the names of repositories."""
 
-    def __init__(self, text: str, registry: str, host: Host) -> None:
+    def __init__(
+        self, text: str, registry: str, host: Host, *, new_registry: Callable[..., Registry] | None = None
+    ) -> None:
         """`text` is `staging` of matrix.yaml, `registry` the registry if it names none. Raises UsageError."""
         if not text:
             raise UsageError(
@@ -107,6 +109,7 @@ class StagingArea:
                 hint='Set `staging: "registry.example.com/staging"` there, or use --staging.',
             )
         self._text, self._default, self._host = text, registry, host
+        self._new_registry = new_registry or Registry
         self.option = ""  # that names it, to repeat it in hints
         try:
             first = self.repository("x")
@@ -132,7 +135,7 @@ class StagingArea:
         return staged_repository(self._text, self._default, name)
 
     def open(self, name: str, *, write: bool = False) -> Registry:
-        return Registry(self.repository(name), host=self._host, write=write)
+        return self._new_registry(self.repository(name), host=self._host, write=write)
 
     # ---- releases
 
@@ -242,7 +245,7 @@ class StagingArea:
                 artifacts.put_artifact(registry, artifact, documents.values())
                 if is_same or registry.digest_of(tag) is None:
                     registry.put_manifest(tag, artifact.content, artifact.media_type)
-                    time.sleep(artifacts.CONFIRM_S)  # another machine may have set the same tag at the same time
+                    time.sleep(registry.confirm_s)  # another machine may have set the same tag at the same time
                 is_same = registry.digest_of(tag) == artifact.digest
             if is_same:
                 write_atomically(_own(project, content), f"{stamp}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -63,6 +63,7 @@ class StatusReader:
     place: StagingArea | None = None
     registry: str = ""
     here: bool = False
+    new_registry: Callable[..., Registry] = Registry
 
     def __post_init__(self) -> None:
         self._trust = Trust.of(self.project)
@@ -143,7 +144,7 @@ class StatusReader:
         full = publish.references(planned, self.registry)[0]
         if self.here or not full.registry:
             return NONE, NONE, NONE
-        registry = Registry(full, host=self.host, write=False)
+        registry = self.new_registry(full, host=self.host, write=False)
         digest = registry.digest_of(full.tag)
         if digest is None:
             return NO, NONE, NONE
@@ -157,12 +158,14 @@ class StatusReader:
         return (YES if is_expected else "another image") + notes, signature, scanned
 
 
-def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]:
+def unreleased(
+    images: Sequence[PlannedImage], host: Host, new_registry: Callable[..., Registry] = Registry
+) -> list[PlannedImage]:
     """The images whose full tag does not name an image of their plan. Raises RegistryError."""
 
     def is_released(planned: PlannedImage) -> bool:
         full = publish.references(planned)[0]
-        return _is_of_plan(Registry(full, host=host, write=False), full.tag, planned)
+        return _is_of_plan(new_registry(full, host=host, write=False), full.tag, planned)
 
     return [image for image, is_done in look_up(is_released, images) if not is_done]
 

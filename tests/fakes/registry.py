@@ -24,6 +24,7 @@ class MemoryRegistry(Registry):
     def __init__(
         self, *, has: Iterable[Descriptor] = (), others: dict[str, Sequence[Descriptor]] | None = None
     ) -> None:
+        self.confirm_s = 0  # nobody else writes
         self.name = "registry.example.test/a/b"
         self.has = {blob.digest for blob in has}
         self.others = {name: {blob.digest for blob in blobs} for name, blobs in (others or {}).items()}

@@ -13,7 +13,7 @@ from builder.common.errors import BuildError
 from builder.index.host import Host
 from builder.layers import stored_layers
 from builder.layers.oci import Image
-from builder.registry import artifacts, evidence, reports, signing, staging
+from builder.registry import artifacts, evidence, reports, signing
 from builder.registry.evidence import Coverage, Evidence, Requirement
 from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
 from builder.registry.staging import StagedImage, StagingArea
@@ -80,7 +80,7 @@ class GpuMachine:
         staged = StagedImage(
             cell=JUPYTER, repository="ember-cuda", digest=self.image.manifest.digest, plan=self.planned.digest
         )
-        place = StagingArea("registry.example.test/staging", "", Host())
+        place = StagingArea("registry.example.test/staging", "", Host(), new_registry=lambda *_, **__: self.registry)
         return StagedImages(self.bench.work, self.bench.store, place, {JUPYTER: staged}, signer)
 
     def coverage(self) -> Coverage:
@@ -104,8 +104,6 @@ def machine(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch) -> GpuMachine
         name = documents.get(SIGNATURE_TYPE, b"").decode().removeprefix(SIGNED)
         return name if name in machine.trusted else ""
 
-    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
-    monkeypatch.setattr(staging, "Registry", lambda *_, **__: machine.registry)
     monkeypatch.setattr(signing, "trusted_signer", trusted_signer)
     return machine
 

@@ -11,7 +11,7 @@ from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.matrix import tags
 from builder.matrix.project import Project
-from builder.registry import artifacts, prune, staging
+from builder.registry import prune, staging
 from builder.registry.prune import Item
 from builder.registry.staging import Released, ReleasedImage, StagingArea
 from tests.fakes.registry import MemoryRegistry
@@ -41,7 +41,6 @@ def repositories(monkeypatch: pytest.MonkeyPatch) -> Repositories:
     def open_memory(reference: ImageRef, **_: object) -> MemoryRegistry:
         return repositories[reference.name]
 
-    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     for module in ("builder.registry.staging", "builder.registry.inspection", "builder.cli.registry"):
         monkeypatch.setattr(f"{module}.Registry", open_memory)
     return repositories
@@ -101,7 +100,6 @@ def test_staged_releases_are_listed_with_the_checks_that_their_publication_skipp
     tiny: Project, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = MemoryRegistry()
-    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     monkeypatch.setattr(staging, "Registry", lambda *_, **__: memory)
     place = StagingArea(STAGING, "", Host())
     place.write(tiny, "20261122", "abc", [IMAGE])

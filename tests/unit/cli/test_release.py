@@ -33,6 +33,7 @@ def rendered(locked: Project, run: Run) -> Project:
 @pytest.fixture
 def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> ReleaseDesk:
     desk = ReleaseDesk(rendered, store, monkeypatch)
+    monkeypatch.setattr(staging, "Registry", lambda *_, **__: desk.registry)
     [image] = desk.staged().images
     desk.place.write(desk.project, STAMP, "abc", [image])
     return desk

@@ -22,7 +22,6 @@ TYPE = "application/x-test"
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
-    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     return MemoryRegistry()
 
 

@@ -122,7 +122,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimsDesk:
     def statements_of_image(registry: object, digest: str, kind: str, trust: object) -> list[bytes]:
         return [json.dumps(each).encode() for each in (*desk.earlier, desk.statements.get(kind)) if each is not None]
 
-    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     monkeypatch.setattr(signing, "trusted_signer", lambda _, files, __: files[signing.SIGNATURE_TYPE].decode())
     monkeypatch.setattr(signing, "signer_of_image", signer_of_image)
     monkeypatch.setattr(signing, "statements_of_image", statements_of_image)

@@ -85,7 +85,6 @@ def desk(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> EvidenceDesk:
         assert kind in documents
         return "ours" if documents.get(signing.SIGNATURE_TYPE) == b"ours" else ""
 
-    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     monkeypatch.setattr(signing, "trusted_signer", trusted_signer)
     return EvidenceDesk(tiny)
 

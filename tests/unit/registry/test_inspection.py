@@ -12,18 +12,17 @@ from builder.common.files import digest_of_bytes
 from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.matrix.project import Project
-from builder.registry import artifacts, inspection, staging
+from builder.registry import artifacts, inspection
 from builder.registry.inspection import RepositoryCheck
 from builder.registry.staging import Released, ReleasedImage, StagingArea
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.registry.test_artifacts import SUBJECT, TAG, attach, document
-from tests.unit.registry.test_staging import IMAGE
+from tests.unit.registry.test_staging import IMAGE, area
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     """An image under two tags, with a document attached."""
-    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     served = MemoryRegistry()
     blobs = [b"config", b"layer"]
     served.contents |= {digest_of_bytes(blob): blob for blob in blobs}
@@ -39,7 +38,6 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
 def documents(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     """The repository of the documents of releases."""
     memory = MemoryRegistry()
-    monkeypatch.setattr(staging, "Registry", lambda *_, **__: memory)
     monkeypatch.setattr(memory, "list_tags", lambda: list(memory.tags))
     return memory
 
@@ -115,14 +113,11 @@ def test_tags_that_the_matrix_does_not_have(registry: MemoryRegistry) -> None:
     assert differences.missing == ("1", "1.1")
 
 
-def test_stamped_tags_that_no_release_set(
-    registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch, documents: MemoryRegistry
-) -> None:
+def test_stamped_tags_that_no_release_set(registry: MemoryRegistry, documents: MemoryRegistry) -> None:
     """Whoever can push could give any image a tag that looks like a release."""
-    del documents
     digest = registry.tags["1.0"]
     registry.tags |= {"1.0-20261122.1": digest, "1.0-20261123": digest, "1.0-20261121": "sha256:" + "e" * 64}
-    place = StagingArea("registry.example.test/staging", "", Host())
+    place = area(documents)
     for day in ("20261121", "20261122"):
         image = ReleasedImage(cell="c", digest=digest, references=(f"{registry.name}:1.0",), gpu="", signer="")
         place.record(Released(stamp=day, revision="", images=(image,)))
@@ -133,7 +128,7 @@ def test_stamped_tags_that_no_release_set(
 
 def test_a_check_of_an_empty_place_fails(tiny: Project, registry: MemoryRegistry, documents: MemoryRegistry) -> None:
     """A misspelt name had no faults."""
-    place = StagingArea("registry.example.test/staging", "", Host())
+    place = area(documents)
     with pytest.raises(RegistryError, match=r"^nothing is staged in registry\.example\.test/staging/releases$"):
         inspection.require_contents([registry], place)
     place.write(tiny, "20261122", "", [IMAGE])

@@ -14,16 +14,16 @@ from rich.console import Console
 from builder.common.console import View
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
-from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE
-from builder.registry import artifacts, prune, staging
+from builder.registry import artifacts, prune
 from builder.registry.evidence import Evidence
 from builder.registry.prune import Contents, Item, Repository
 from builder.registry.reports import TYPE
-from builder.registry.staging import Release, StagedImage, StagingArea, plan_tag
+from builder.registry.staging import Release, StagedImage, plan_tag
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.wire import connect
 from tests.unit.registry.test_artifacts import SUBJECT
+from tests.unit.registry.test_staging import area
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 REGISTRY = connect()
@@ -173,17 +173,14 @@ def test_how_images_are_described() -> None:
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
+def memory() -> MemoryRegistry:
     """All repositories in one."""
-    memory = MemoryRegistry()
-    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
-    monkeypatch.setattr(staging, "Registry", lambda *_, **__: memory)
-    return memory
+    return MemoryRegistry()
 
 
 def read(*public: MemoryRegistry) -> Contents:
-    view = View(Console(quiet=True))
-    return prune.read_registries(StagingArea("registry.example.test/staging", "", Host()), public, (), 1, view)
+    """The contents of public repositories, and of staging, all of whose repositories are the first of them."""
+    return prune.read_registries(area(public[0]), public, (), 1, View(Console(quiet=True)))
 
 
 def test_a_public_repository_that_is_a_staged_one_is_not_read_again(

@@ -81,7 +81,6 @@ class PublishBench:
         for image in self.plan.images:
             self.prove(image)
         monkeypatch.setattr("builder.layers.images.find_stored_image", lambda _, image: self.stored.get(image.id))
-        monkeypatch.setattr(publish, "Registry", self._registry)
         monkeypatch.setattr(transfer, "push_image", self._push)
 
     def _make(self, image: PlannedImage) -> Image:
@@ -126,7 +125,14 @@ class PublishBench:
 
     def publisher(self, **options: Any) -> Publisher:
         stamps = tags.stamps(DAY)
-        return Publisher(host=Host(), view=View(self.console), store=self.store, stamps=stamps, **options)
+        return Publisher(
+            host=Host(),
+            view=View(self.console),
+            store=self.store,
+            stamps=stamps,
+            new_registry=self._registry,
+            **options,
+        )
 
     # ---- the registry
 

@@ -47,15 +47,15 @@ class ReleaseDesk:
     def __init__(self, project: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.project, self.store = project, store
         self.registry = MemoryRegistry()
-        self.place = StagingArea("registry.example.test:5000/staging", "", Host())
+        self.place = StagingArea(
+            "registry.example.test:5000/staging", "", Host(), new_registry=lambda *_, **__: self.registry
+        )
         [self.planned] = plan.make_locked_plan(project, project.select([CELL])).images
         self.passed = write_tests(project.root, self.planned.components)
         self.passed_on_gpu = write_tests(project.root, ["quartz"], GPU_TESTS)
         self.console = MemoryConsole()
         self.published: list[tuple[list[PublishableImage], Publisher]] = []
         self.order: list[str] = []
-        monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
-        monkeypatch.setattr(staging, "Registry", lambda *_, **__: self.registry)
 
         def publish(publisher: Publisher, chosen: Sequence[PublishableImage]) -> Published:
             return self._publish(publisher, chosen)
@@ -287,7 +287,7 @@ def test_blobs_are_mounted_or_downloaded_from_staging(
     """They are downloaded where the registry cannot mount them."""
     fetched: list[str] = []
     monkeypatch.setattr(transfer, "fetch_blobs", lambda _, __, blobs: fetched.extend(blob.digest for blob in blobs))
-    desk.place = StagingArea(f"{registry}/staging", "", Host())
+    desk.place = StagingArea(f"{registry}/staging", "", Host(), new_registry=lambda *_, **__: desk.registry)
     desk.release()
     [target] = desk.published[0][0]
     assert target.source == source

@@ -87,7 +87,6 @@ class Desk:
 
 @pytest.fixture
 def desk(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
     return Desk(tiny)
 
 

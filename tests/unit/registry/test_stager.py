@@ -48,8 +48,10 @@ class Yard:
     """The bench, and the repositories of its staging by name."""
 
     bench: PublishBench
-    place: StagingArea = field(default_factory=lambda: StagingArea(f"{REGISTRY}/staging", "", Host()))
     repositories: dict[str, MemoryRegistry] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.place = StagingArea(f"{REGISTRY}/staging", "", Host(), new_registry=self.open)
 
     def open(self, reference: ImageRef, **_: Any) -> MemoryRegistry:
         memory = self.repositories.setdefault(staging.name_of(reference), MemoryRegistry())
@@ -71,7 +73,6 @@ class Yard:
 def yard(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
     yard = Yard(PublishBench(tiny, tmp_path / "store", monkeypatch))
     monkeypatch.setattr(transfer, "push_image", PUSH)
-    monkeypatch.setattr(staging, "Registry", yard.open)
     return yard
 
 

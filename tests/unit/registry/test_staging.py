@@ -40,17 +40,19 @@ def test_places_that_are_none(text: str) -> None:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
+def registry() -> MemoryRegistry:
     """The repository of the documents."""
-    memory = MemoryRegistry()
-    monkeypatch.setattr(artifacts, "CONFIRM_S", 0)
-    monkeypatch.setattr(staging, "Registry", lambda *_, **__: memory)
-    return memory
+    return MemoryRegistry()
 
 
 @pytest.fixture
 def place(registry: MemoryRegistry) -> StagingArea:
-    return StagingArea("registry.example.test/staging", "", Host())
+    return area(registry)
+
+
+def area(registry: MemoryRegistry) -> StagingArea:
+    """A staging area whose repositories are all the same one."""
+    return StagingArea("registry.example.test/staging", "", Host(), new_registry=lambda *_, **__: registry)
 
 
 def test_stamps_count_up_unless_the_release_is_the_same(tiny: Project, place: StagingArea) -> None:
@@ -153,16 +155,14 @@ def test_images_without_a_release_are_listed_by_day(place: StagingArea) -> None:
             place.read_list(tag)
 
 
-def test_only_what_writes_requests_the_right_to_push(
-    place: StagingArea, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_writes_requests_the_right_to_push(registry: MemoryRegistry) -> None:
     rights: list[bool] = []
 
     def open_(*_: object, write: bool, **__: object) -> MemoryRegistry:
         rights.append(write)
         return registry
 
-    monkeypatch.setattr(staging, "Registry", open_)
+    place = StagingArea("registry.example.test/staging", "", Host(), new_registry=open_)
     place.stamps()
     place.lists()
     assert rights == [False, False]

@@ -23,17 +23,16 @@ EMBER, BOARD = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
 
 def test_images_whose_tag_is_of_another_plan(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = MemoryRegistry()
-    monkeypatch.setattr(status, "Registry", lambda *_, **__: registry)
     images = list(plan.make_locked_plan(tiny, tiny.select([EMBER, BOARD])).images)
-    assert status.unreleased(images, Host()) == images
+    assert status.unreleased(images, Host(), lambda *_, **__: registry) == images
     by_cell = {image.id: image for image in images}
     tags = {cell: image.references[0].rpartition(":")[2] for cell, image in by_cell.items()}
     for cell, digest in ((EMBER, by_cell[EMBER].digest), (BOARD, "sha256:other")):
         labels = {"config": {"Labels": {"gpu-images.plan": digest}}, "rootfs": {"diff_ids": []}}
         registry.tags[tags[cell]] = registry.add_image(labels)
-    assert status.unreleased(images, Host()) == [by_cell[BOARD]]
+    assert status.unreleased(images, Host(), lambda *_, **__: registry) == [by_cell[BOARD]]
     registry.put_manifest(tags[EMBER], b"[]", MANIFEST_TYPE)
-    assert status.unreleased(images, Host()) == images
+    assert status.unreleased(images, Host(), lambda *_, **__: registry) == images
 
 
 def test_staged_images_of_this_plan_and_of_another(
@@ -64,7 +63,6 @@ def test_a_released_image_that_is_neither_staged_nor_stored(
 ) -> None:
     """After a roll-back, a checkout of that commit showed "another image": staging had a newer release."""
     registry = MemoryRegistry()
-    monkeypatch.setattr(status, "Registry", lambda *_, **__: registry)
     planned = plan.make_locked_plan(tiny, tiny.select([EMBER]))
     [image] = planned.images
     labels = {"config": {"Labels": {"gpu-images.plan": image.digest if is_planned else "sha256:other"}}}
@@ -72,5 +70,6 @@ def test_a_released_image_that_is_neither_staged_nor_stored(
     registry.tags[full] = registry.add_image(labels | {"rootfs": {"diff_ids": []}})
     store = Store(tmp_path / "store")
     store.prepare()
-    [row] = StatusReader(project=tiny, store=store, host=Host()).read(planned)
+    reader = StatusReader(project=tiny, store=store, host=Host(), new_registry=lambda *_, **__: registry)
+    [row] = reader.read(planned)
     assert row.released == released
