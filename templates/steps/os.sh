@@ -36,6 +36,11 @@ export PYTHONHASHSEED=0
         if os.path.exists(importlib.util.cache_from_source(path)):
             py_compile.compile(path, doraise=True)
 '
+# git-lfs writes its settings in an order that differs between builds: two builds of one lock had different bytes.
+if [ -e /etc/gitconfig ] && [ "$(grep -c '^\[' /etc/gitconfig)" = 1 ]; then
+    { sed -n 1p /etc/gitconfig && sed 1d /etc/gitconfig | LC_ALL=C sort; } >/etc/gitconfig.sorted
+    mv /etc/gitconfig.sorted /etc/gitconfig
+fi
 rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache /var/lib/dpkg/status-old
 
 useradd --no-log-init --uid 1000 --gid 0 --create-home --home-dir /home/user --shell /bin/bash user
