@@ -114,7 +114,6 @@ class Bench:
         self._checkout = copy(scratch / "checkout")
         self.store = scratch / "store"
         self._engine = Engine.connect()
-        self._run("base")
 
     def _run(self, *arguments: str) -> None:
         run(self._checkout, self.store, *arguments)
