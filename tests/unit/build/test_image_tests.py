@@ -109,6 +109,7 @@ class Child:
     tested: ClassVar[tuple[str, ...] | None] = None
     more: ClassVar[Sequence[str]] = ()
     status = 0
+    is_killed_on_gpu = False
     runs: ClassVar[list[list[str]]] = []
     leased: ClassVar[list[str]] = []
 
@@ -120,6 +121,8 @@ class Child:
         lines = [(test, self.results.get(test, "passed")) for test in (*tests, *self.more)]
         report(Path(env["IMAGE_TEST_REPORT"]), lines)
         self.leased.append(env["IMAGE_TEST_GPUS"])
+        if self.leased[-1] and self.is_killed_on_gpu:
+            raise KeyboardInterrupt
         if self.leased[-1]:
             Path(env["IMAGE_TEST_FIGURES"]).write_text(json.dumps({"driver": "570.86.10"}) + "\n")
         self.stdout = iter(f"{file}::test_it PASSED\n" for file in files)
@@ -346,6 +349,17 @@ def test_a_failure_on_a_gpu_stays_valid_where_no_gpu_is_free(
     monkeypatch.setattr(child, "results", {})
     with pytest.raises(ImageTestError, match="tests/gpu/test_quartz"):
         tester(H100, mode=gpus.OFF).test(image, LOADED)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_image_tests_are_not_lost_if_the_gpu_tests_are_interrupted(
+    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
+) -> None:
+    child.is_killed_on_gpu = True
+    with pytest.raises(KeyboardInterrupt):
+        tester(H100).test(image, LOADED)
+    assert of_kind(tiny, "image").is_pass
+    assert is_known(tester(), image)
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -23,7 +23,7 @@ from builder.index.host import Host
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
-from builder.registry.evidence import Report
+from builder.registry.evidence import Evidence, Report
 from tests.fakes.engine import FakeEngine, FakeProvider, FakeTester, MemoryConsole
 
 FIRST, SECOND = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
@@ -454,3 +454,34 @@ def test_a_failure_to_attach_results_does_not_hide_that_the_tests_failed(bench: 
     assert isinstance(first, ImageTestError)
     assert f"{FIRST}: 1 of 2 tests failed\n  -> look\n{FIRST}: no response" in str(first)
     assert isinstance(second, RegistryError)
+
+
+class FailedElsewhere(UnreachableStaging):
+    """Another machine's GPU tests of each image failed. Notes the images whose results are attached."""
+
+    def __init__(self, provider: FakeProvider) -> None:
+        super().__init__(provider)
+        self.attached: list[str] = []
+
+    def reports(self, image: PlannedImage) -> Sequence[Report]:
+        evidence = Evidence(
+            image="i", cell=image.id, plan=image.digest, suite={}, kind="gpu",
+            passed=(), failed=("test_it",), machine={"gpu": "H100"},
+        )  # fmt: skip
+        return [Report(evidence=evidence, signer="gpu")]
+
+    def attach_results(self, image: PlannedImage, loaded: LoadedImage) -> None:
+        self.attached.append(image.id)
+
+
+def test_a_failure_on_the_gpu_of_another_machine_fails_the_command_after_results_are_attached(
+    bench: BuildBench,
+) -> None:
+    """It ended with "2 images tested" and status 0; only the release refused them."""
+    provider = FailedElsewhere(bench.method)
+    outcomes = staged_tests.test_staged(bench.work, provider, bench.plan, Options(jobs=1))
+    assert [str(outcome.error) for outcome in outcomes] == [
+        f"{FIRST}: tests failed on H100",
+        f"{SECOND}: tests failed on H100",
+    ]
+    assert provider.attached == [FIRST, SECOND]
