@@ -233,7 +233,7 @@ class StagingArea:
             if not is_present and tags.stamp_order(stamp) < tags.stamp_order(newest):
                 continue  # the stamp of a deleted release: with it, this release would be older than the newest one
             present: dict[str, bytes] = {}
-            with suppress(VerifyError):  # not a list of ours: the next stamp is used
+            with suppress(VerifyError):  # builder did not write it: the next stamp is used
                 present = (artifacts.read_artifact(registry, tag, TYPE) if is_present else None) or {}
             is_same = present.get(TYPE) == content
             is_signed = signing.SIGNATURE_TYPE in present and (
