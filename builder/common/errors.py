@@ -161,6 +161,13 @@ class SigningError(BuilderError):
     title = "signing"
 
 
+class IncompleteError(BuilderError):
+    """Part of the work failed; the rest of it is done and was written."""
+
+    exit_code = 18
+    title = "incomplete"
+
+
 class Terminated(BaseException):
     """The process received SIGTERM."""
 
