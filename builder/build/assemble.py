@@ -6,13 +6,11 @@ waits for the layers of one image, writes its configuration and manifest, and lo
 
 from __future__ import annotations
 
-import gzip
 import io
 import sys
 import tarfile
 import threading
 import zipfile
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
@@ -26,11 +24,11 @@ from builder.build.operating_systems import Mmdebstrap, SystemLayers
 from builder.build.work import ImageProvider, LoadedImage, Origin, RunContext, record_built
 from builder.common import errors
 from builder.common.console import Meter
-from builder.common.errors import BuilderError, BuildError, DamagedError
+from builder.common.errors import BuilderError, BuildError, DamagedError, VerifyError
 from builder.engine.load import Loader
 from builder.index.download import CONNECTIONS, Fetcher
+from builder.layers import estargz, stored_layers, wheel_zip
 from builder.layers import images as stored_images
-from builder.layers import stored_layers, wheel_zip
 from builder.layers.images import UNTESTED
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
@@ -221,7 +219,13 @@ class Assembler(ImageProvider):
         known.add_system(image.os_inputs, system)
         known.write()
 
-        stored_layers.check_paths(store, image.id, image.layers, set(system.taken))
+        # Bytecode has the paths of its modules.
+        contents = [
+            (planned.name, stored_layers.read_toc(store, made))
+            for planned, made in zip(image.layers, stack, strict=True)
+            if planned.kind != "os" and not planned.compiled
+        ]
+        stored_layers.check_paths(image.id, contents, set(system.taken))
         sizes = [(planned.name, made.size, made.unpacked) for planned, made in zip(image.layers, stack, strict=True)]
         budget.check_built(self._work.project.matrix, image.cell, sizes)
         assembled = stored_images.write_image(store, image, system, stack)
@@ -307,29 +311,28 @@ class Assembler(ImageProvider):
             started = [self._layers[inputs] for inputs in candidates if inputs in self._layers]
             ready = (future for future in as_completed(started) if not future.exception())
             system = _system(next(ready, self._layers[image.os_inputs]))
-        below = {inputs: self._layers[inputs].result() for inputs in layer.compiled}
+        below = [self._layers[inputs].result() for inputs in layer.compiled]
         with self._loading_system:
             if system.digest not in self._os_images:
                 self._os_images[system.digest] = self._loader.load_bare(system)
             os_image = self._os_images[system.digest]
 
         place = environment(layer.python)
-        sources = {made.digest: stored_layers.sources_of(store, inputs, made) for inputs, made in below.items()}
         work.view.note(image.id, f"compiling {layer.component}")
         with work.project.scratch() as scratch:
             tar_path, zip_path = Path(scratch) / "sources.tar", Path(scratch) / "bytecode.zip"
             try:
                 with tarfile.open(tar_path, mode="w") as tar:
                     _add(tar, _PROGRAM, self._program)
-                    for digest, modules in sources.items():
-                        with store.path(digest).open("rb") as blob:
-                            for module in modules:
-                                if module.path.startswith(f"{place.site}/"):
-                                    blob.seek(module.offset)
-                                    content = gzip.decompress(blob.read(module.length)) if module.length else b""
-                                    _add(tar, module.path, content)
-            except (gzip.BadGzipFile, EOFError, zlib.error):
-                store.remove_damaged(sources)
+                    for made in below:
+                        files = stored_layers.read_toc(store, made)
+                        with store.path(made.digest).open("rb") as blob:
+                            for file in files:
+                                is_in_site = file.name.startswith(f"{place.site}/")
+                                if is_in_site and file.type == "reg" and file.name.endswith((".py", ".pyc")):
+                                    _add(tar, file.name, estargz.read_content(blob, file))
+            except (DamagedError, VerifyError):
+                store.remove_damaged(made.digest for made in below)
                 raise
             output: deque[str] = deque(maxlen=15)
             with tar_path.open("rb") as archive, zip_path.open("wb") as out:
@@ -348,8 +351,9 @@ class Assembler(ImageProvider):
                 raise BuildError(
                     f"compile.py ended with status {status} in the container that compiles bytecode\n{''.join(output)}"
                 )
-            with zip_path.open("rb") as file:
-                return stored_layers.store_layer(store, layer, _bytecode_entries(file, place), lookup.known.get(layer))
+            with zip_path.open("rb") as archive:
+                entries = _bytecode_entries(archive, place)
+                return stored_layers.store_layer(store, layer, entries, lookup.known.get(layer))
 
 
 def _done(layer: Layer) -> Future[Layer]:

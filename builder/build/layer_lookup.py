@@ -73,8 +73,7 @@ class LayerLookup:
         known = self.known.get(planned)
         if known is None or not self._download(planned.component, known):
             return None
-        # Its paths are those of the layers that it was made from.
-        self.store.put_record(planned.inputs, {**asdict(known), "sources": [], "files": []})
+        self.store.put_record(planned.inputs, asdict(known))
         return known
 
     def _download(self, name: str, known: Layer) -> bool:

@@ -149,7 +149,7 @@ class SystemLayers:
                 with self.store.new_blob() as blob:
                     layer = os_layer.write_system(tar, blob.file)
                     if known:
-                        known_layers.check_system(image.os_inputs, known, layer)
+                        known_layers.check_layer(name, image.os_inputs, known, layer)
                     blob.digest = layer.digest
                 return layer
 

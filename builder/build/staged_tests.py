@@ -16,7 +16,7 @@ from builder.common import errors
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, ImageTestError
 from builder.engine.load import Loader
-from builder.layers import splice, stored_layers
+from builder.layers import stored_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image
 from builder.layers.store import Store
@@ -80,7 +80,6 @@ class StagedImages(ImageProvider):
         self._known = KnownLayers(work.project.root)
         self._images: dict[str, Image] = {}
         self._coverage: dict[str, Coverage] = {}  # by the reports in the registry; by cell
-        self._files: dict[str, list[splice.File]] = {}  # of layers, by digest: images share them
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
         self._loading = threading.Lock()
         if work.project.matrix.evidence and signer is None:
@@ -135,12 +134,10 @@ class StagedImages(ImageProvider):
         `stage --untested` cannot check it: it has neither the wheels nor the layers.
         """
         self._work.view.begin(image.id, "comparing the files of layers")
-        layers = []
-        for planned, layer in zip(image.layers, stored.layers, strict=True):
-            if planned.kind != "os" and not planned.compiled:  # bytecode has the paths of its modules
-                if layer.digest not in self._files:
-                    with self._store.path(layer.digest).open("rb") as file:
-                        self._files[layer.digest] = list(splice.read_files(file))
-                layers.append((planned.name, self._files[layer.digest]))
+        layers = [
+            (planned.name, stored_layers.read_toc(self._store, layer))
+            for planned, layer in zip(image.layers, stored.layers, strict=True)
+            if planned.kind != "os" and not planned.compiled  # bytecode has the paths of its modules
+        ]
         system = self._known.system(image.os_inputs)
-        stored_layers.check_files(image.id, layers, system.taken if system else ())
+        stored_layers.check_paths(image.id, layers, system.taken if system else ())

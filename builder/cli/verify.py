@@ -109,7 +109,7 @@ def verify_command(
             image_claims = Attestations(registry=registry, reference=tagged, image=read, trust=trust)
         findings = []
         with view.live():
-            for finding in attestations.findings(source, check, image_claims, store.root / "tmp"):
+            for finding in attestations.findings(source, check, image_claims):
                 findings.append(finding)
                 if form == "json":
                     continue
@@ -141,7 +141,7 @@ def _expected(context: Context, store: Store, image: ImageSource) -> PlannedDige
         return None
     if not planned:
         return None
-    return expected.of_plan(project.root, store, planned[0], oci.read_image(image.manifest, image.read_blob))
+    return expected.of_plan(project.root, store, planned[0])
 
 
 def find_image(context: Context, store: Store, name: str) -> tuple[ImageSource, Registry | None]:
@@ -152,7 +152,7 @@ def find_image(context: Context, store: Store, name: str) -> tuple[ImageSource, 
     reference = parse_image(name)
     if reference.registry:
         registry = Registry(reference, host=context.host, write=False)
-        return verify.source_in_registry(registry, reference.target), registry
+        return verify.source_in_registry(registry, reference.target, store.root / "tmp"), registry
     stored = store.images()
     if names := images.match(stored, name, context.references()):
         return verify.source_in_store(store, stored[names[0]].digest), None

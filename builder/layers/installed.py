@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-import tarfile
 from email.parser import BytesHeaderParser
-from typing import BinaryIO, Literal, NamedTuple, cast
+from typing import BinaryIO, Literal, NamedTuple
 
-from isal import igzip
 from packaging.utils import canonicalize_name, canonicalize_version
 
 from builder.common import debian
 from builder.common.debian import NO_SOURCE, SourcePackage
 from builder.common.errors import VerifyError
-from builder.layers.blobs import InflateError
+from builder.layers.estargz import LayerReader
 
 DPKG = "var/lib/dpkg/status"
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"  # source: OCI image specification, "Image Layer Filesystem Changeset"
 # Python packages of wheels. Those of Debian are in dist-packages, and have a record of dpkg.
 _METADATA = re.compile(r"(?:.*/site-packages|opt/nvidia)/[^/]+\.dist-info/METADATA", re.ASCII)
-LARGEST = 16 << 20  # bytes of a record
 
 
 class InstalledPackage(NamedTuple):
@@ -48,25 +45,22 @@ class Installed:
     def add(self, layer: BinaryIO) -> None:
         """Reads a layer, a tar in gzip. Raises VerifyError if it is invalid."""
         added: dict[str, set[InstalledPackage]] = {}
-        try:
-            plain = cast("BinaryIO", igzip.open(layer))  # type: ignore[no-untyped-call]
-            with plain, tarfile.open(fileobj=plain, mode="r|") as tar:
-                for member in tar:
-                    path = member.name.removeprefix("./")
-                    if not member.isdir():
-                        self._hide(path)
-                    if not member.isreg() or not (path == DPKG or _METADATA.fullmatch(path)):
-                        continue
-                    if member.size > LARGEST:
-                        raise ValueError(f"{path} has {member.size} bytes")
-                    content = cast("BinaryIO", tar.extractfile(member)).read()
-                    if path == DPKG:
-                        added[path] = debian_packages(content)
-                    else:
-                        headers = BytesHeaderParser().parsebytes(content)
-                        added[path] = {python_package(str(headers["Name"] or ""), str(headers["Version"] or ""))}
-        except (tarfile.TarError, EOFError, OSError, InflateError, ValueError) as error:
-            raise VerifyError(f"the layer cannot be read: {error}") from error
+        for member, content in LayerReader(layer):
+            path = member.name.removeprefix("./")
+            if not member.isdir():
+                self._hide(path)
+            if not member.isreg() or not (path == DPKG or _METADATA.fullmatch(path)):
+                continue
+            if content is None:
+                raise VerifyError(f"the layer cannot be read: {path} has {member.size} bytes")
+            try:
+                if path == DPKG:
+                    added[path] = debian_packages(content)
+                else:
+                    headers = BytesHeaderParser().parsebytes(content)
+                    added[path] = {python_package(str(headers["Name"] or ""), str(headers["Version"] or ""))}
+            except ValueError as error:
+                raise VerifyError(f"the layer cannot be read: {error}") from error
         self._records |= added
 
     def _hide(self, path: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +24,7 @@ from builder.lock import lockfile
 from builder.lock.lockfile import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import PlannedLayer
 
-FORMAT: Literal[3] = 3
+FORMAT: Literal[4] = 4
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
@@ -34,10 +33,17 @@ class _File:
 
     layers: dict[str, Layer]
     systems: dict[str, OsLayer]
-    format: Literal[3] = FORMAT
+    format: Literal[4] = FORMAT
 
 
 _FILE = TypeAdapter(_File)
+_TITLES = {
+    "digest": "digest",
+    "diff_id": "diff id",
+    "size": "size",
+    "unpacked": "unpacked size",
+    "toc": "digest of files",
+}
 _HINT = f"Restore an intact version, or delete it: the next build writes it. {PATH} must be the same on all machines."
 
 
@@ -65,13 +71,13 @@ class KnownLayers:
         """
         with self._lock:
             known = self._file.layers.setdefault(planned.inputs, layer)
-        check_layer(planned, known, layer)
+        check_layer(planned.name, planned.inputs, known, layer)
 
     def add_system(self, inputs: str, system: OsLayer) -> None:
         """Adds an operating system, or compares it with the known one. Raises BuildError as `add`."""
         with self._lock:
             known = self._file.systems.setdefault(inputs, system)
-        check_system(inputs, known, system)
+        check_layer("os", inputs, known, system)
 
     def write(self) -> None:
         """Writes the file, if it differs."""
@@ -82,39 +88,21 @@ class KnownLayers:
                 write_atomically(self._path, text)
 
 
-def check_layer(planned: PlannedLayer, known: Layer, layer: Layer) -> None:
-    """Raises BuildError if a layer of wheels or of bytecode has other bytes than the known one with its inputs."""
-    for what, actual, recorded in (
-        ("digest", layer.digest, known.digest),
-        ("diff id", layer.diff_id, known.diff_id),
-        ("size", layer.size, known.size),
-        ("unpacked size", layer.unpacked, known.unpacked),
-    ):
-        if actual != recorded:
-            raise _differs(planned.name, planned.inputs, what, actual, recorded)
-
-
-def check_system(inputs: str, known: OsLayer, system: OsLayer) -> None:
-    """Raises BuildError if an operating system has other contents than the known one with its inputs.
-
-    The digest may differ: the layer is compressed on this machine, and zlib's successors compress to other bytes.
-    """
-    if system.diff_id != known.diff_id:
-        raise _differs("os", inputs, "diff id", system.diff_id, known.diff_id)
+def check_layer(name: str, inputs: str, known: Layer, layer: Layer) -> None:
+    """Raises BuildError if a layer has other bytes than the known one with its inputs."""
     recorded = vars(known)
-    for name, value in vars(replace(system, digest=known.digest, size=known.size)).items():
-        if value != recorded[name]:
-            texts = [json.dumps(each) for each in (value, recorded[name])]  # lists of paths may be long
-            actual, expected = (text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
-            raise _differs("os", inputs, f"value {name} =", actual, expected)
-
-
-def _differs(name: str, key: str, what: str, actual: str | int, known: str | int) -> BuildError:
-    return BuildError(
-        f"layer {name} has the {what} {actual}, but {PATH} records {known}",
-        hint="The same inputs must give the same bytes. If the recorded layer is wrong, delete its line from "
-        f"{PATH}: {key}",
-    )
+    for field, value in vars(layer).items():
+        if value != recorded[field]:
+            texts = [
+                str(each) if isinstance(each, str | int) else json.dumps(each) for each in (value, recorded[field])
+            ]
+            actual, expected = (text if len(text) <= 200 else f"{text[:197]}..." for text in texts)  # lists of paths
+            title = _TITLES.get(field, f"value {field} =")
+            raise BuildError(
+                f"layer {name} has the {title} {actual}, but {PATH} records {expected}",
+                hint="The same inputs must give the same bytes. If the recorded layer is wrong, delete its line from "
+                f"{PATH}: {inputs}",
+            )
 
 
 def _read(root: Path) -> _File:

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, Va
 from builder.common.errors import VerifyError
 from builder.common.files import SHA256_HEX, digest_of_bytes
 from builder.index.wheels import STRICT
+from builder.layers import estargz
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE, Descriptor
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.plan.settings import Settings
@@ -30,6 +31,7 @@ _SECOND = 1_000_000_000  # Docker counts nanoseconds
 _WHEEL = re.compile(r"([A-Za-z0-9_.+!-]+\.whl)@sha256:([0-9a-f]{64})", re.ASCII)
 _HISTORY = re.compile(r"wheels format=([0-9]+) python=([0-9.]+|none): (.+)", re.ASCII)
 Digest = Annotated[str, Field(pattern=f"^sha256:{SHA256_HEX}$")]
+OptionalDigest = Annotated[str, Field(pattern=f"^(sha256:{SHA256_HEX})?$")]
 
 
 def _printable(value: str) -> str:
@@ -46,8 +48,8 @@ Size = Annotated[int, Field(ge=0, strict=True)]
 class Layer:
     """A layer, in every room: `digest` and `size` in bytes of its blob, `diff_id` and `unpacked` of the tar in it.
 
-    `unpacked` is 0 if it is unknown: manifests do not have it. The fields are checked only where a layer is read, with
-    a TypeAdapter.
+    `unpacked` is 0 if it is unknown. `toc` is the digest of its table of contents (eStargz), empty without one. The
+    fields are checked only where a layer is read, with a TypeAdapter.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -56,6 +58,7 @@ class Layer:
     diff_id: Digest
     size: Size
     unpacked: Size = 0
+    toc: OptionalDigest = ""
 
     @property
     def descriptor(self) -> Descriptor:
@@ -151,9 +154,17 @@ def manifest(config_blob: Descriptor, layers: Sequence[Layer], *, is_plain: bool
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
             "config": {**config_blob.as_data(), "mediaType": CONFIG_TYPE},
-            "layers": [(layer.plain if is_plain else layer.descriptor).as_data() for layer in layers],
+            "layers": [layer.plain.as_data() if is_plain else _layer_data(layer) for layer in layers],
         }
     )
+
+
+def _layer_data(layer: Layer) -> dict[str, Any]:
+    """A layer in a manifest. Snapshotters mount only layers with the digest of their index."""
+    if not layer.toc:
+        return layer.descriptor.as_data()
+    annotations = {estargz.TOC_ANNOTATION: layer.toc, estargz.SIZE_ANNOTATION: str(layer.unpacked)}
+    return {**layer.descriptor.as_data(), "annotations": annotations}
 
 
 def index(images: Mapping[str, Descriptor]) -> str:
@@ -185,9 +196,18 @@ class _ManifestBlob(BaseModel, frozen=True):
     size: Size
 
 
+class _LayerAnnotations(BaseModel, frozen=True):
+    toc: OptionalDigest = Field("", alias=estargz.TOC_ANNOTATION)
+    unpacked: Annotated[int, Field(ge=0)] = Field(0, alias=estargz.SIZE_ANNOTATION)
+
+
+class _ManifestLayer(_ManifestBlob, frozen=True):
+    annotations: _LayerAnnotations = _LayerAnnotations.model_construct(toc="", unpacked=0)
+
+
 class _ImageManifest(BaseModel, frozen=True):
     config: _ManifestBlob
-    layers: tuple[_ManifestBlob, ...]
+    layers: tuple[_ManifestLayer, ...]
 
 
 class _Line(BaseModel, frozen=True):
@@ -250,7 +270,13 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
         config=Descriptor(media_type=CONFIG_TYPE, digest=blobs.config.digest, size=blobs.config.size),
         manifest=Descriptor(media_type=MANIFEST_TYPE, digest=digest_of_bytes(content), size=len(content)),
         layers=tuple(
-            Layer(digest=blob.digest, size=blob.size, diff_id=diff_id)
+            Layer(
+                digest=blob.digest,
+                size=blob.size,
+                diff_id=diff_id,
+                unpacked=blob.annotations.unpacked,
+                toc=blob.annotations.toc,
+            )
             for blob, diff_id in zip(blobs.layers, diff_ids, strict=True)
         ),
         history=tuple(lines),

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from builder.common.errors import BuildError, FetchError
+from builder.common.errors import BuildError, DamagedError, FetchError, VerifyError
 from builder.common.files import files_below
-from builder.layers import known_layers, splice, wheel
+from builder.layers import estargz, known_layers, splice, wheel
+from builder.layers.blobs import CHUNK, REPAIR
+from builder.layers.estargz import TocEntry
 from builder.layers.oci import Layer
-from builder.layers.splice import Entry, Source, SpliceError
+from builder.layers.splice import Entry, SpliceError
 from builder.layers.store import Store
 from builder.layers.wheel import InstallScheme
 from builder.layers.wheel_zip import WheelError
@@ -25,16 +25,13 @@ from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 
 _LAYER = TypeAdapter(Layer)
-_FIELDS = {field.name for field in fields(Layer)}
 
 
 def stored_layer(store: Store, planned: PlannedLayer, known: Layer | None) -> Layer | None:
     """The layer, if the store has it with a valid record, and it is the known one."""
     record = store.get_record(planned.inputs)
-    if record is None or not all(isinstance(record.get(name), list) for name in ("sources", "files")):
-        return None
     try:
-        stored = _LAYER.validate_json(json.dumps({name: record.get(name) for name in _FIELDS}))
+        stored = None if record is None else _LAYER.validate_json(json.dumps(record))
     except ValidationError:  # an older builder wrote it
         return None
     return stored if known in (None, stored) else None
@@ -46,12 +43,11 @@ def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], k
     With a known layer, nothing is inflated: its digest is compared.
     """
     with store.new_blob() as blob:
-        layer, sources, files = splice.write_layer(entries, blob.file, diff_id=known.diff_id if known else "")
+        layer = splice.write_layer(entries, blob.file, diff_id=known.diff_id if known else "")
         if known:
-            known_layers.check_layer(planned, known, layer)
+            known_layers.check_layer(planned.name, planned.inputs, known, layer)
         blob.digest = layer.digest
-    rows = [[source.path, source.offset, source.length] for source in sources]
-    store.put_record(planned.inputs, {**vars(layer), "sources": rows, "files": files})
+    store.put_record(planned.inputs, vars(layer))
     return layer
 
 
@@ -73,36 +69,37 @@ def wheel_entries(wheels: Iterable[tuple[str, Path]], python: str) -> Iterator[E
     Raises WheelError, SpliceError, FileNotFoundError.
     """
     with ExitStack() as stack:
-        files = [(name, stack.enter_context(path.open("rb", buffering=splice.CHUNK))) for name, path in wheels]
+        files = [(name, stack.enter_context(path.open("rb", buffering=CHUNK))) for name, path in wheels]
         yield from wheel.layer_entries(files, wheel.environment(python) if python else wheel.CUDA)
 
 
-def sources_of(store: Store, inputs: str, layer: Layer) -> list[Source]:
-    """The Python files of a layer of wheels that was made from these inputs."""
-    record = store.get_record(inputs)
-    if record is None:
-        raise BuildError(
+def read_toc(store: Store, layer: Layer) -> tuple[TocEntry, ...]:
+    """The files of a layer in the store. Raises DamagedError."""
+    try:
+        with store.path(layer.digest).open("rb") as blob:
+            return estargz.read_toc(blob)
+    except FileNotFoundError:
+        raise DamagedError(
             f"layer {layer.digest} disappeared from the store during the build",
             hint="Run the same command again to rebuild it.",
-        )
-    return [Source(path=path, offset=offset, length=length) for path, offset, length in record["sources"]]
+            blob=layer.digest,
+        ) from None
+    except VerifyError as error:
+        raise DamagedError(f"{store.path(layer.digest)}: {error}", hint=REPAIR, blob=layer.digest) from error
 
 
-def check_paths(store: Store, image_id: str, layers: Iterable[PlannedLayer], taken: Collection[str]) -> None:
-    """Raises BuildError if two layers that were made here have different files for one path; see `check_files`."""
-    records = ((layer.name, store.get_record(layer.inputs) or {}) for layer in layers)
-    check_files(image_id, ((name, record.get("files", ())) for name, record in records), taken)
-
-
-def check_files(image_id: str, layers: Iterable[tuple[str, Iterable[Sequence[Any]]]], taken: Collection[str]) -> None:
+def check_paths(image_id: str, layers: Iterable[tuple[str, Iterable[TocEntry]]], taken: Collection[str]) -> None:
     """Raises BuildError if two layers, each with its name and files, have different files for one path.
 
     Their order would decide which file is used. `taken` are paths of the operating system in folders that wheels use.
     Wheels of one namespace may share a file.
     """
-    files: dict[str, tuple[str, list[object]]] = {}
-    for layer, recorded in layers:
-        for path, *file in recorded:
+    files: dict[str, tuple[str, tuple[object, ...]]] = {}
+    for layer, entries in layers:
+        for entry in entries:
+            path, file = entry.name, (entry.mode, entry.size, entry.digest, entry.link)
+            if entry.type in ("dir", "chunk") or path in estargz.RESERVED:
+                continue
             first_name, first = files.setdefault(path, (layer, file))
             if path in taken:
                 raise BuildError(f"{image_id}: /{path} is in the os layer and in {layer}")

@@ -206,7 +206,9 @@ class _WheelInstaller:
                     content = b"#!" + self._place.python.encode() + b"\n" + script.partition(b"\n")[2]
                     row = _row(content)
             rows[self._relative(target)] = row
-            yield Entry(path=target, mode=_mode(item, is_script=is_script), content=content)
+            # Another content than the wheel's is small, and hashed when it is written.
+            sha256 = _sha256(row[0]) if content is shipped else ""
+            yield Entry(path=target, mode=_mode(item, is_script=is_script), content=content, sha256=sha256)
         # A row in the wheel's RECORD for a file that is not in the wheel (a signature, see PEP 427) is kept.
         for path, row in record.items():
             if path not in self._items and path not in replaced:
@@ -321,6 +323,18 @@ class _EntryPoints(importlib.metadata.Distribution):
 
 def _mode(item: zipfile.ZipInfo, *, is_script: bool) -> int:
     return PROGRAM_MODE if is_script or (item.external_attr >> 16) & 0o111 else FILE_MODE
+
+
+def _sha256(value: str) -> str:
+    """A hash of RECORD in hex; empty if it is of another kind. Source: "Recording installed projects"."""
+    kind, _, text = value.partition("=")
+    if kind != "sha256":
+        return ""
+    try:
+        digest = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        return ""
+    return digest.hex() if len(digest) == hashlib.sha256().digest_size else ""
 
 
 def _row(content: bytes) -> tuple[str, str]:

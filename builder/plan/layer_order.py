@@ -21,8 +21,9 @@ from builder.common.files import digest_of_data
 from builder.index.wheels import Wheel
 from builder.matrix.cells import CUDA, Cell
 
-# Raise it with every change of the bytes that `splice`, `wheel` or `wheel_zip` of builder.layers write.
-LAYER_FORMAT = 4
+# Raise it with every change of the bytes that `estargz`, `splice`, `wheel` or `wheel_zip` of builder.layers write, also
+# by a new version of libdeflate (`deflate` in locks/builder.txt).
+LAYER_FORMAT = 5
 MTIME = 946684800  # 2000-01-01, of every file: constant, and after 1980, the earliest that zip can store
 LARGE = 25_000_000  # bytes of a wheel with a layer of its own; docs/decisions/0014-layers-by-a-local-rule.md
 MOST = 125  # the most layers that Docker's overlay2 can stack

@@ -303,7 +303,7 @@ class _Planner:
             return None
         by_uv = [python.uv, self._tree(UV_LOCK)] if python.uv else []  # each uv has one build of a release
         inputs = [
-            [lock.debian, version, *by_uv],
+            [layer_order.LAYER_FORMAT, lock.debian, version, *by_uv],
             [lock.requested, [[package.name, package.version, package.sha256] for package in lock.packages]],
             [self._tree(name) for name in OS_INPUTS],
         ]

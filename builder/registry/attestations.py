@@ -9,9 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from packageurl import PackageURL
 from pydantic import AliasPath, BaseModel, Field
@@ -28,7 +26,6 @@ from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
 from builder.registry import reports, sbom_and_provenance, signing, verify
 from builder.registry.client import Registry
 from builder.registry.evidence import Requirement
-from builder.registry.failures import RejectedError
 from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, ImageSource
 
@@ -80,23 +77,17 @@ class Attestations:
             )
         return self._finding("signature", f"by {signer}", "signed")
 
-    def recording_source(self, source: ImageSource, folder: Path) -> ImageSource:
-        """The image's source, which also reads the packages in layers whose hashes are compared.
+    def recording_source(self, source: ImageSource) -> ImageSource:
+        """The image's source, which also reads the packages in layers that are opened. Open them in their order."""
 
-        `folder` is for temporary files. Layers must be compared in their order.
-        """
-
-        def matches(digest: str, size: int, read: Callable[[int], None]) -> bool:
-            with TemporaryFile(dir=folder) as file:
-                try:
-                    self.registry.download(digest, size, file, read)
-                except RejectedError:
-                    return False
-                file.seek(0)
+        def open_layer(digest: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
+            file = source.open_layer(digest, size, read)
+            if file is not None:
                 self._installed.add(file)
-            return True
+                file.seek(0)
+            return file
 
-        return dataclasses.replace(source, matches=matches)
+        return dataclasses.replace(source, open_layer=open_layer)
 
     def attachments(self, *, has_read_layers: bool) -> Iterator[Finding]:
         """Test results, SBOM, provenance. `has_read_layers`: the SBOM is compared with the layers."""
@@ -158,7 +149,7 @@ class Attestations:
         return f"commit {provenance.revision[:60]}" if provenance.revision else "no commit"
 
 
-def findings(source: ImageSource, check: Check, claims: Attestations | None, folder: Path) -> Iterator[Finding]:
+def findings(source: ImageSource, check: Check, claims: Attestations | None) -> Iterator[Finding]:
     """Findings for an image: for its signature, then those of `verify.verify_image`, then for its attachments.
 
     Without a trusted signature, reads nothing else: an unknown author would choose what this machine downloads.
@@ -172,7 +163,7 @@ def findings(source: ImageSource, check: Check, claims: Attestations | None, fol
     if signature.state != "signed":
         return
     if not check.fast:
-        source = claims.recording_source(source, folder)
+        source = claims.recording_source(source)
     yield from verify.verify_image(source, dataclasses.replace(check, is_signed=True))
     yield from claims.attachments(has_read_layers=not check.fast)
 

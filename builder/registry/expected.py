@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.tags import OCI, PLAN_LABEL
-from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
 
@@ -43,17 +42,14 @@ class PlannedDigests:
     system: OsLayer | None = None
 
 
-def of_plan(root: Path, store: Store, image: PlannedImage, actual: Image) -> PlannedDigests:
+def of_plan(root: Path, store: Store, image: PlannedImage) -> PlannedDigests:
     """An image of the plan, with its layers from the checkout at `root` and from records of the store.
 
-    `actual` is the image to compare with it. Raises LockError.
+    Raises LockError.
     """
     known = of_known(root, KnownLayers(root), image)
     layers, system = dict(known.layers), known.system
-    built_system = os_layer.stored_system(store, image.os_inputs, None)
-    # The same system may be compressed to other bytes here.
-    if built_system and (system is None or built_system.digest in (layer.digest for layer in actual.layers)):
-        system = built_system
+    system = system or os_layer.stored_system(store, image.os_inputs, None)
     for number, layer in enumerate(image.layers):
         if layer.kind == "os" and system:
             layers[number] = (system, "known" if system == known.system else "built")
@@ -79,7 +75,7 @@ def _files(root: Path, image: PlannedImage) -> Layer:
         stored_layers.read_component_files(root, image, wheel.environment(image.cell.python)), ()
     )
     with Path(os.devnull).open("wb") as discarded:
-        return splice.write_layer(entries, discarded)[0]
+        return splice.write_layer(entries, discarded)
 
 
 def check_image(expected: PlannedDigests, image: Image, manifest: bytes, config: bytes, *, is_trusted: bool) -> None:
@@ -97,17 +93,12 @@ def check_image(expected: PlannedDigests, image: Image, manifest: bytes, config:
             lines.append(
                 f"layer {planned.name} is not in {KNOWN_LAYERS}: commit that file on the machine that built the image"
             )
-        elif expected_layer and not _is_same(planned, expected_layer, layer):
+        elif expected_layer and (layer.digest, layer.diff_id) != (expected_layer.digest, expected_layer.diff_id):
             lines.append(
                 f"layer {planned.name} is {short_digest(layer.digest)}, expected {short_digest(expected_layer.digest)}"
             )
     if lines:
         raise VerifyError(f"{expected.image.id}: the staged image differs from the plan: {'; '.join(_first(lines))}")
-
-
-def _is_same(planned: PlannedLayer, expected: Layer, layer: Layer) -> bool:
-    """Whether a layer is the expected one. The compressed bytes of an `os` layer may differ."""
-    return layer.diff_id == expected.diff_id and (planned.kind == "os" or layer.digest == expected.digest)
 
 
 def differences(expected: PlannedDigests, manifest: bytes, config: bytes) -> list[str]:
@@ -137,8 +128,11 @@ def differences(expected: PlannedDigests, manifest: bytes, config: bytes) -> lis
         more = _compare("config", planned, inner)
         return _first([f"{len(layers)} layers, expected {len(image.layers)}", *more])
     stack = [
-        Layer(digest=layer["digest"], diff_id=diff_id, size=layer["size"])
-        for layer, diff_id in zip(layers, diff_ids, strict=True)
+        replace(layer, unpacked=known.unpacked, toc=known.toc) if known and known.digest == layer.digest else layer
+        for layer, (known, _) in (
+            (layer, expected.layers.get(number, (None, "")))
+            for number, layer in enumerate(oci.read_image(manifest, lambda _: config).layers)
+        )
     ]
     history = [oci.describe(planned) for planned in image.layers]
     expected_config = oci.config(image.settings, stack, history, created=created, labels=built)

@@ -12,10 +12,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, cast
+from tempfile import TemporaryFile
+from typing import BinaryIO, Literal, cast
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -24,7 +26,7 @@ from builder.common.files import digest_of_bytes, short_digest
 from builder.common.text import listed
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.wheels import LONGEST, LockedWheel, Wheel
-from builder.layers import oci, splice, stored_layers
+from builder.layers import estargz, oci, splice, stored_layers
 from builder.layers.oci import Layer, WheelsOf
 from builder.layers.splice import SpliceError
 from builder.layers.store import Store
@@ -35,6 +37,7 @@ from builder.plan.layer_order import LAYER_FORMAT
 from builder.registry import expected
 from builder.registry.client import Registry
 from builder.registry.expected import How, PlannedDigests
+from builder.registry.failures import RejectedError
 
 SHOWN = 6  # wheels of a layer that are named
 CONFIGURATION = "configuration"  # the name of its finding
@@ -45,14 +48,14 @@ State = Literal["derived", "known", "same", "signed", "unknown", "different", "f
 class ImageSource:
     """An image in a store or a registry: its manifest, and access to its blobs by digest.
 
-    `matches` returns whether a blob's bytes match its digest and size, and calls its last argument with the number of
-    bytes read.
+    `open_layer` returns a blob of this digest and size as a file, None if its bytes do not match them. It calls its
+    last argument with numbers of bytes read.
     """
 
     manifest: bytes
     read_blob: Callable[[str], bytes]
     has_blob: Callable[[str], bool]
-    matches: Callable[[str, int, Callable[[int], None]], bool]
+    open_layer: Callable[[str, int, Callable[[int], None]], BinaryIO | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +115,26 @@ def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
         for number, (layer, line, of) in enumerate(zip(image.layers, history, contents, strict=True)):
             if not source.has_blob(layer.digest):
                 yield _finding(check, line[:40], layer.digest, "different", "its blob is missing")
-            elif not (check.fast or source.matches(layer.digest, layer.size, check.read)):
-                reason = "its blob is damaged: the bytes do not match the digest"
-                yield _finding(check, line[:40], layer.digest, "different", reason)
-            elif of is None:
-                yield _finding(check, line, layer.digest, *_compare(layer, known.get(number)))
-            else:
-                name = listed([file.split("-")[0] for file, _ in of.wheels], SHOWN)
-                yield _finding(check, name, layer.digest, *_rebuild(layer, of, downloads))
+                continue
+            with ExitStack() as stack:
+                file = None
+                if not check.fast:
+                    file = source.open_layer(layer.digest, layer.size, check.read)
+                    if file is None:
+                        reason = "its blob is damaged: the bytes do not match the digest"
+                        yield _finding(check, line[:40], layer.digest, "different", reason)
+                        continue
+                    stack.enter_context(file)
+                name = listed([file.split("-")[0] for file, _ in of.wheels], SHOWN) if of else line
+                result = _rebuild(layer, of, downloads) if of else _compare(layer, known.get(number))
+                if file and layer.toc and result[0] != "derived":
+                    # A node with a snapshotter mounts the files that the table of contents describes, not those of the
+                    # tar. A layer with the bytes of its wheels has their table.
+                    try:
+                        estargz.check_layer(file, layer.toc)
+                    except VerifyError as error:
+                        result = "different", _plain(str(error))
+                yield _finding(check, name, layer.digest, *result)
     finally:
         check.fetcher.stop()
         pool.shutdown(wait=False, cancel_futures=True)
@@ -163,11 +178,6 @@ def _compare(layer: Layer, expected_layer: tuple[Layer, How] | None) -> tuple[St
     if known.digest != layer.digest:
         if how == "built":  # perhaps from other Debian packages
             return "unknown", f"this store has {short_digest(known.digest)} instead"
-        if how == "known" and known.diff_id == layer.diff_id:
-            return (
-                "unknown",
-                f"{KNOWN_LAYERS} has the same contents as {short_digest(known.digest)}, compressed differently",
-            )
         return "different", f"expected {short_digest(known.digest)}"
     if known.diff_id != layer.diff_id:
         return "different", "the configuration has another diff id for it"
@@ -181,13 +191,15 @@ def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]]) 
     try:
         files = [(file, downloads[sha256].result()) for file, sha256 in of.wheels]
         with Path(os.devnull).open("wb") as discarded:
-            derived, *_ = splice.write_layer(stored_layers.wheel_entries(files, of.python), discarded)
+            derived = splice.write_layer(stored_layers.wheel_entries(files, of.python), discarded)
     except (WheelError, SpliceError) as error:
         return "different", str(error)
     except (FetchError, FileNotFoundError) as error:  # another builder may have removed it from the store
         return "failed", str(error)
     if (derived.digest, derived.diff_id) != (layer.digest, layer.diff_id):
         return "different", f"its wheels produce {short_digest(derived.digest)}"
+    if derived.toc != layer.toc:
+        return "different", "the manifest has the digest of another table of contents for it"
     return "derived", ""
 
 
@@ -197,20 +209,33 @@ def source_in_store(store: Store, manifest: str) -> ImageSource:
         manifest=store.read(manifest),
         read_blob=store.read,
         has_blob=lambda blob: store.path(blob).exists(),
-        matches=lambda blob, size, read: store.has(blob, size) and store.matches(blob, read),
+        open_layer=lambda blob, size, read: (
+            store.path(blob).open("rb") if store.has(blob, size) and store.matches(blob, read) else None
+        ),
     )
 
 
-def source_in_registry(registry: Registry, name: str) -> ImageSource:
-    """The image with this tag or digest. Raises RegistryError if there is none."""
+def source_in_registry(registry: Registry, name: str, folder: Path) -> ImageSource:
+    """The image with this tag or digest; downloads layers to `folder`. Raises RegistryError if there is none."""
     manifest = registry.manifest(name)
     if manifest is None:
         raise RegistryError(f"{registry.name} has no {name}", hint="Check the tag.")
+
+    def open_layer(digest: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
+        file = TemporaryFile(dir=folder)  # noqa: SIM115  the caller closes it
+        try:
+            registry.download(digest, size, file, read)
+        except RejectedError:
+            file.close()
+            return None
+        file.seek(0)
+        return cast("BinaryIO", file)
+
     return ImageSource(
         manifest=manifest.content,
         read_blob=cache(registry.read_blob),
         has_blob=registry.has_blob,
-        matches=registry.blob_matches,
+        open_layer=open_layer,
     )
 
 

@@ -1,0 +1,293 @@
+"""The index of a layer's files (TOC), with which a node mounts the layer before it has downloaded it. Pure.
+
+In an eStargz layer, the content of each file is one gzip member or several (chunks). The TOC is the last entry of the
+tar, and lists each file with its metadata, the position of its members in the blob, and their SHA-256. A footer of 51
+bytes at the end of the blob has the position of the TOC, and the manifest has its SHA-256. Every other reader sees a
+tar in gzip, with two more files in the root folder. Source: docs/estargz.md of containerd/stargz-snapshotter.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import struct
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Annotated, Any, BinaryIO, Literal, cast
+
+from isal import isal_zlib
+from pydantic import BaseModel, Field, ValidationError
+
+from builder.common.errors import VerifyError
+from builder.layers.blobs import CHUNK, InflateError
+
+TOC = "stargz.index.json"
+# Without it, the snapshotter downloads the first 10 MB of a layer before it mounts it.
+LANDMARK = ".no.prefetch.landmark"
+LANDMARK_CONTENT = b"\x0f"
+RESERVED = (TOC, LANDMARK)  # files that a layer has beside those of its image
+TOC_ANNOTATION = "containerd.io/snapshot/stargz/toc.digest"
+SIZE_ANNOTATION = "io.containers.estargz.uncompressed-size"  # with it, Podman can take files that it has from elsewhere
+FOOTER = 51  # bytes
+SMALL = 16 << 20  # bytes of a file whose content `LayerReader` returns
+LARGEST = 256 << 20  # bytes of a TOC in a blob; the longest known one has 2 MB
+_XATTR = "SCHILY.xattr."
+_TYPES = {
+    tarfile.DIRTYPE: "dir",
+    tarfile.REGTYPE: "reg",
+    tarfile.SYMTYPE: "symlink",
+    tarfile.LNKTYPE: "hardlink",
+    tarfile.CHRTYPE: "char",
+    tarfile.BLKTYPE: "block",
+    tarfile.FIFOTYPE: "fifo",
+}
+
+
+class TocEntry(BaseModel, frozen=True):
+    """A file, folder or link of a layer, or a `chunk` of a file after the first; `offset` in the blob, for content."""
+
+    name: Annotated[str, Field(min_length=1, max_length=4096)]
+    type: Literal["dir", "reg", "symlink", "hardlink", "char", "block", "fifo", "chunk"]
+    mode: int = 0
+    size: Annotated[int, Field(ge=0)] = 0
+    link: str = Field("", alias="linkName")
+    digest: str = ""
+    offset: Annotated[int, Field(ge=0)] = 0
+
+
+class _Toc(BaseModel, frozen=True):
+    version: Literal[1]
+    entries: tuple[TocEntry, ...]
+
+
+def describe_file(info: tarfile.TarInfo) -> dict[str, Any]:
+    """The entry of the TOC for a tar header, without content."""
+    entry: dict[str, Any] = {
+        "name": info.name.rstrip("/") + ("/" if info.isdir() else ""),
+        "type": _TYPES.get(info.type, "reg"),
+        "modtime": _rfc3339(int(info.mtime)),
+        "mode": info.mode,
+        "uid": info.uid,
+        "gid": info.gid,
+    }
+    if info.issym() or info.islnk():
+        entry["linkName"] = info.linkname
+    if info.isdev() and not info.isfifo():
+        entry |= {"devMajor": info.devmajor, "devMinor": info.devminor}
+    xattrs = {key: value for key, value in info.pax_headers.items() if key.startswith(_XATTR)}
+    if xattrs:
+        entry["xattrs"] = {
+            key.removeprefix(_XATTR): base64.b64encode(value.encode("utf-8", "surrogateescape")).decode()
+            for key, value in sorted(xattrs.items())
+        }
+    return entry
+
+
+@cache
+def _rfc3339(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def describe_content(
+    entry: dict[str, Any], sha256: str, chunks: Sequence[tuple[int, int, str]]
+) -> Iterator[dict[str, Any]]:
+    """The entries of the TOC for a file: `entry` with its first chunk, if it has content, and one for each other chunk.
+
+    `sha256` is that of the content. `chunks` are position in the blob, size and SHA-256 of each, empty for the same.
+    """
+    if not chunks:
+        yield entry
+        return
+    content = {"size": sum(size for _, size, _ in chunks), "digest": f"sha256:{sha256}"}
+    at = 0
+    for offset, size, chunk_sha256 in chunks:
+        line = {**entry, **content} if not at else {"name": entry["name"], "type": "chunk", "chunkOffset": at}
+        line |= {"offset": offset, "chunkDigest": f"sha256:{chunk_sha256 or sha256}"}
+        if len(chunks) > 1 and offset != chunks[-1][0]:  # the size of the last chunk is left out
+            line["chunkSize"] = size
+        yield line
+        at += size
+
+
+def dump_toc(entries: Sequence[dict[str, Any]]) -> bytes:
+    return json.dumps({"version": 1, "entries": entries}, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def footer(offset: int) -> bytes:
+    """The end of a blob: an empty gzip member whose header has the offset of the TOC's gzip member."""
+    field = b"%016xSTARGZ" % offset
+    extra = b"SG" + struct.pack("<H", len(field)) + field
+    header = b"\x1f\x8b\x08\x04\x00\x00\x00\x00\x00\xff" + struct.pack("<H", len(extra)) + extra
+    return header + b"\x01\x00\x00\xff\xff" + bytes(8)
+
+
+def read_toc(blob: BinaryIO) -> tuple[TocEntry, ...]:
+    """The entries of a blob's TOC. Raises VerifyError if it has none. Reads only the end of the blob."""
+    size = blob.seek(0, io.SEEK_END)
+    blob.seek(max(0, size - FOOTER))
+    end = blob.read()
+    offset = int(end[16:32], 16) if end[16:32].isalnum() and end[16:32].isascii() else 0
+    try:
+        if not 0 < offset < size - FOOTER or end != footer(offset):
+            raise ValueError("it has no table of contents (eStargz)")
+        if size - offset > LARGEST:
+            raise ValueError("its table of contents is too large")
+        blob.seek(offset)
+        stream = isal_zlib.decompressobj(16 + isal_zlib.MAX_WBITS)
+        plain = stream.decompress(blob.read(size - offset - FOOTER), LARGEST)
+        with tarfile.open(fileobj=io.BytesIO(plain), mode="r|") as tar:
+            info = tar.next()
+            content = tar.extractfile(info) if info and info.name == TOC else None
+            if content is None:
+                raise ValueError("its table of contents is not where the footer says")
+            return _Toc.model_validate_json(content.read()).entries
+    except ValidationError as error:
+        raise VerifyError("the layer cannot be read: invalid table of contents") from error
+    except (ValueError, tarfile.TarError, EOFError, OSError, InflateError) as error:
+        raise VerifyError(f"the layer cannot be read: {error}") from error
+
+
+def read_content(blob: BinaryIO, entry: TocEntry) -> bytes:
+    """The content of a small file, which is one gzip member. Raises VerifyError if it does not match its digest."""
+    if not entry.size:
+        return b""
+    blob.seek(entry.offset)
+    stream, parts, size = isal_zlib.decompressobj(16 + isal_zlib.MAX_WBITS), [], 0
+    try:
+        while not stream.eof and size <= entry.size and (data := blob.read(entry.size + 64)):
+            parts.append(stream.decompress(data, entry.size + 1))
+            size += len(parts[-1])
+    except InflateError as error:
+        raise VerifyError(f"{entry.name!a} cannot be read: {error}") from error
+    content = b"".join(parts)
+    if f"sha256:{hashlib.sha256(content).hexdigest()}" != entry.digest:
+        raise VerifyError(f"{entry.name!a} does not match its digest in the table of contents")
+    return content
+
+
+class LayerReader:
+    """Reads a layer from start to end, and then compares its TOC with what it read. `tar` is to be read completely.
+
+    Layers without a TOC, such as those of other builders, can be read too.
+    """
+
+    def __init__(self, blob: BinaryIO) -> None:
+        self._members = _Members(blob)
+        self._files: list[tuple[tarfile.TarInfo, str]] = []  # with the digest of the content
+        self._toc: bytes | None = None
+
+    def __iter__(self) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+        """Each file, and its content if it is a file of at most 16 MB.
+
+        Raises VerifyError if the layer is no tar in gzip.
+        """
+        try:
+            with tarfile.open(fileobj=cast("BinaryIO", self._members), mode="r|", bufsize=CHUNK) as tar:
+                for info in tar:
+                    content, digest = None, hashlib.sha256()
+                    if stream := tar.extractfile(info) if info.isreg() else None:
+                        parts = []
+                        while part := stream.read(CHUNK):
+                            digest.update(part)
+                            if info.size <= SMALL or info.name == TOC:
+                                parts.append(part)
+                        content = b"".join(parts) if info.size <= SMALL or info.name == TOC else None
+                    if info.name == TOC:
+                        self._toc = content
+                    else:
+                        self._files.append((info, digest.hexdigest()))
+                    yield info, content
+            while self._members.read(CHUNK):
+                pass
+        except (tarfile.TarError, EOFError, OSError, InflateError, ValueError) as error:
+            raise VerifyError(f"the layer cannot be read: {error}") from error
+
+    def check_toc(self, digest: str) -> None:
+        """Raises VerifyError, with the first file that differs, unless the layer has this TOC and the files in it."""
+        if self._toc is None:
+            raise VerifyError("the layer has no table of contents, but its manifest has the digest of one")
+        if f"sha256:{hashlib.sha256(self._toc).hexdigest()}" != digest:
+            raise VerifyError("the table of contents does not match the digest in the manifest")
+        entries: list[dict[str, Any]] = []
+        for info, sha256 in self._files:
+            chunks = self._members.chunks(info.offset_data, info.size) if info.isreg() else []
+            entries += describe_content(describe_file(info), sha256, chunks)
+        if dump_toc(entries) == self._toc:
+            return
+        try:
+            listed = json.loads(self._toc)["entries"]
+        except (ValueError, KeyError, TypeError):
+            listed = []
+        if not isinstance(listed, list):
+            listed = []
+        pairs = zip([*entries, None], [*listed, None], strict=False)
+        first = next((actual or stated for actual, stated in pairs if actual != stated), None)
+        name = str(first.get("name", "") if isinstance(first, dict) else "")[:200]
+        raise VerifyError(
+            f"the table of contents has wrong data about {name!a}" if name else "invalid table of contents"
+        )
+
+
+def check_layer(blob: BinaryIO, toc: str) -> None:
+    """Raises VerifyError unless a layer has a TOC of this digest, which describes its files."""
+    reader = LayerReader(blob)
+    for _ in reader:
+        pass
+    reader.check_toc(toc)
+
+
+class _Members:
+    """The plain bytes of a gzip file, which remembers where each member begins in both."""
+
+    def __init__(self, blob: BinaryIO) -> None:
+        self._blob = blob
+        self._rest = b""  # read, and not inflated yet
+        self._at = 0  # position of `_rest` in the blob
+        self._plain = bytearray()
+        self._size = 0  # plain bytes so far
+        self._stream: Any = None
+        self._start = (0, 0)
+        self._hash = hashlib.sha256()
+        self._of: dict[int, tuple[int, int, str]] = {}  # plain position -> position in the blob, size, digest
+
+    def read(self, size: int) -> bytes:
+        while len(self._plain) < size:
+            if not self._rest:
+                self._rest = self._blob.read(CHUNK)
+                if not self._rest:
+                    if self._stream is not None:
+                        raise EOFError("it is cut short")
+                    break
+            if self._stream is None:
+                self._stream = isal_zlib.decompressobj(16 + isal_zlib.MAX_WBITS)
+                self._start, self._hash = (self._size, self._at), hashlib.sha256()
+            before = len(self._rest)
+            plain = self._stream.decompress(self._rest, 2 * CHUNK)
+            self._rest = self._stream.unused_data if self._stream.eof else self._stream.unconsumed_tail
+            self._at += before - len(self._rest)
+            self._hash.update(plain)
+            self._plain += plain
+            self._size += len(plain)
+            if self._stream.eof:
+                start, position = self._start
+                self._of[start] = (position, self._size - start, self._hash.hexdigest())
+                self._stream = None
+        data = bytes(self._plain[:size])
+        del self._plain[:size]
+        return data
+
+    def chunks(self, start: int, size: int) -> list[tuple[int, int, str]]:
+        """The members of a content. Empty if it does not begin and end with a member."""
+        chunks = []
+        end = start + size
+        while start < end:
+            member = self._of.get(start)
+            if member is None or not member[1]:
+                return []
+            chunks.append(member)
+            start += member[1]
+        return chunks if start == end else []
