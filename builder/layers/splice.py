@@ -307,6 +307,7 @@ class _Inflater:
         if self.sha256 not in ("", self._hash.hexdigest()):
             raise self._wrong("SHA-256 in RECORD")
         self.sha256 = self._hash.hexdigest()
+        del self._stream  # it keeps its last input, up to a megabyte for each of thousands of files
 
     def _wrong(self, what: str) -> SpliceError:
         return SpliceError(f"{self._content.name}: inflated content does not match the {what}")
