@@ -1,0 +1,150 @@
+"""Benchmarks lazy pulls: seconds and bytes from an empty node until an image does something, lazily and by a full pull.
+
+Needs a containerd with the stargz snapshotter, its client `ctr-remote`, skopeo, and images in the store:
+
+    python -m benchmarks.lazy --address /run/containerd/containerd.sock --empty 'COMMAND' \\
+        org/pt-cuda:2.9.1-cu128-py311-jupyter org/jax-cuda:0.10.2-cu128-py311
+
+COMMAND makes the node empty before each measurement: it restarts containerd and the snapshotter without their data. The
+registry is Debian's docker-registry on the loopback. --latency and --rate delay and limit its packets (tc(8), root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import requests
+
+from benchmarks.common import PORT, registry
+
+JUPYTER = "http://127.0.0.1:8888/api"
+TIMEOUT_S = 900
+# Name -> command in the image. `jupyter` is the image's own service.
+_JAX_STEP = """\
+import jax, jax.numpy as np
+step = jax.jit(jax.grad(lambda w: ((np.ones((64, 128)) @ w) ** 2).mean()))
+print(step(np.ones((128, 8))).sum())
+"""
+_PYTORCH_STEP = """\
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.ones(64, 128)).square().mean().backward()
+optimizer.step()
+"""
+GOALS = {
+    "pt": {
+        "python -c pass": ["python", "-c", "pass"],
+        "Jupyter answers": [],
+        "import torch": ["python", "-c", "import torch"],
+        "a training step": ["python", "-c", _PYTORCH_STEP],
+    },
+    "jax": {
+        "python -c pass": ["python", "-c", "pass"],
+        "import jax": ["python", "-c", "import jax"],
+        "a training step": ["python", "-c", _JAX_STEP],
+    },
+}
+
+
+def main() -> int:
+    """Runs the benchmarks and prints a line for each measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--address", required=True, help="containerd's socket")
+    parser.add_argument("--empty", required=True, help="the command that makes the node empty")
+    parser.add_argument("--store", type=Path, default=Path.home() / ".cache/gpu-images")
+    parser.add_argument("--only", help="only goals with this text")
+    parser.add_argument("--lazy-only", action="store_true", help="no full pull to compare with")
+    parser.add_argument("--latency", type=int, default=0, help="round-trip time to the registry, in ms")
+    parser.add_argument("--rate", type=int, default=0, help="Mbit/s from the registry")
+    parser.add_argument("images", nargs="+", help="names of images in the store")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="builder-lazy-") as folder, registry(Path(folder) / "registry") as log:
+        for image in options.images:
+            reference = f"127.0.0.1:{PORT}/{image}"
+            source = f"oci:{options.store}:{image}"
+            copy = ["skopeo", "copy", "-q", "--preserve-digests", "--dest-tls-verify=false", source]
+            subprocess.run([*copy, f"docker://{reference}"], check=True)
+            framework = "jax" if "jax" in image else "pt"
+            with slow_link(options.latency, options.rate):
+                for goal, command in GOALS[framework].items():
+                    if "Jupyter" in goal and not re.search("-(jupyter|full)", image):
+                        continue
+                    if options.only and options.only not in goal:
+                        continue
+                    for kind in ("lazily",) if options.lazy_only else ("lazily", "full pull"):
+                        subprocess.run(options.empty, shell=True, check=True, capture_output=True, timeout=300)
+                        before = log.stat().st_size
+                        pulled, total = measure(options.address, reference, command, is_lazy=kind == "lazily")
+                        with log.open(encoding="utf-8") as lines:
+                            lines.seek(before)
+                            blobs = re.findall(r'"GET /v2/\S+/blobs/\S+ HTTP/1.1" 20[06] (\d+)', lines.read())
+                        megabytes = sum(map(int, blobs)) / 1e6
+                        print(
+                            f"{image:40} {goal:18} {kind:10} pull {pulled:6.1f} s, in all {total:6.1f} s, "
+                            f"{megabytes:7.1f} MB in {len(blobs)} requests",
+                            flush=True,
+                        )
+    return 0
+
+
+def measure(address: str, reference: str, command: list[str], *, is_lazy: bool) -> tuple[float, float]:
+    """Seconds until the image is pulled, and until its command ends or Jupyter answers."""
+    client = ["ctr-remote", "-a", address]
+    began = time.perf_counter()
+    pull = ["images", "rpull"] if is_lazy else ["images", "pull"]
+    subprocess.run([*client, *pull, "--plain-http", reference], check=True, capture_output=True, timeout=TIMEOUT_S)
+    pulled = time.perf_counter() - began
+    snapshotter = ["--snapshotter=stargz"] if is_lazy else []
+    run = [*client, "run", "--rm", "--net-host", *snapshotter, reference, f"lazy-{time.monotonic_ns()}", *command]
+    if command:
+        done = subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        if done.returncode:
+            raise SystemExit(f"{shlex.join(run)} failed:\n{done.stdout}{done.stderr}")
+        return pulled, time.perf_counter() - began
+    with subprocess.Popen(run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            while process.poll() is None:
+                try:
+                    if requests.get(JUPYTER, timeout=2).ok:
+                        break
+                except requests.RequestException:
+                    time.sleep(0.02)
+            else:
+                raise SystemExit("the container ended before Jupyter answered")
+            return pulled, time.perf_counter() - began
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def slow_link(latency: int, rate: int) -> Iterator[None]:
+    """Delays and limits packets from the registry's port on the loopback."""
+    if not latency and not rate:
+        yield
+        return
+    netem = ["netem", "limit", "100000", "delay", f"{latency}ms", *(["rate", f"{rate}mbit"] if rate else [])]
+    for command in (
+        ["tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "prio"],
+        ["tc", "qdisc", "add", "dev", "lo", "parent", "1:3", "handle", "30:", *netem],
+        ["tc", "filter", "add", "dev", "lo", "parent", "1:", "protocol", "ip", "u32"]
+        + ["match", "ip", "sport", str(PORT), "0xffff", "flowid", "1:3"],
+    ):
+        subprocess.run(command, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
