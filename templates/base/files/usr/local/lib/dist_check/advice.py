@@ -108,7 +108,8 @@ def no_gpu(nodes: Sequence[str]) -> Problem:
     return Problem(
         f"no GPU is visible on {', '.join(nodes)}",
         (
-            "docker run --gpus all ...; Kubernetes: limits: nvidia.com/gpu; then check nvidia-smi in the container",
+            "docker run --gpus all ... (with CDI: --device nvidia.com/gpu=all); Kubernetes: limits: nvidia.com/gpu; "
+            "then check nvidia-smi in the container",
             "check the network alone: --backend cpu",
         ),
     )
