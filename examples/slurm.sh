@@ -44,6 +44,8 @@ launch='exec torchrun --nnodes="$SLURM_JOB_NUM_NODES" --node-rank="$SLURM_NODEID
 #   --process "$SLURM_NODEID"'
 
 # If NCCL takes the wrong network: export NCCL_SOCKET_IFNAME=eth0
+# For InfiniBand, slurm.conf needs PropagateResourceLimitsExcept=MEMLOCK: otherwise the limit of locked memory is that
+# of the login node. If the site's enroot restricts /dev: export MELLANOX_VISIBLE_DEVICES=all
 
 # Packages of loaded modules and of your home must not replace those of the image.
 unset PYTHONPATH PYTHONHOME

@@ -135,17 +135,18 @@ def frameworks(
 
 
 def _gpu(context: Context, engine: Engine, chosen: Sequence[Cell], mode: gpus.Mode) -> str:
-    """UUID of the GPU with most free memory, for all images; empty for the CPU."""
+    """The engine's name of the GPU with most free memory, for all images; empty for the CPU."""
     if mode == gpus.OFF:
         return ""
     if for_cpu := [cell.id for cell in chosen if cell.is_cpu]:
         reason = f"{', '.join(for_cpu)}: built for the CPU"
-    elif not engine.info().has_nvidia:
-        reason = "Docker Engine has no NVIDIA runtime and no CDI devices of NVIDIA"
+    elif not engine.info().gpu_option:
+        reason = "Docker Engine cannot give containers NVIDIA GPUs"
     else:
         reason = gpus.Pool().why_not()
     if not reason:
-        return max(gpus.Pool().read()[1], key=lambda gpu: gpu.free).uuid
+        freest = max(gpus.Pool().read()[1], key=lambda gpu: gpu.free)
+        return engine.info().gpu_name(freest.uuid, freest.index)
     if mode == gpus.REQUIRE:
         raise EngineError(f"no GPU to measure on: {reason}", hint="`builder doctor` shows what this machine has.")
     context.say(f"measuring on the CPU: {reason}")

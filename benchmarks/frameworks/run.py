@@ -34,7 +34,7 @@ SHM = "1g"  # the engine's default of 64 MB is too small for the batches of PyTo
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`size` is that of the matrix product, `gpu` a UUID or empty for the CPU; `checkout` owns the containers."""
+    """`size` is that of the matrix product, `gpu` a GPU or empty (the CPU); `checkout` owns the containers."""
 
     runs: int
     size: int

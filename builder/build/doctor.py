@@ -95,13 +95,13 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
     if present:
         names = ", ".join(f"{gpu.name} ({size(gpu.memory)})" for gpu in present)
         findings.append(MachineFinding("gpu", "ok", f"{names}, driver {driver}"))
-        if info and info.has_nvidia:
-            findings.append(MachineFinding("nvidia runtime", "ok", "in the engine"))
-        else:
-            absent = "not in the engine: install nvidia-container-toolkit to use `--gpus all`"
-            findings.append(MachineFinding("nvidia runtime", "note", absent))
     else:
         findings.append(MachineFinding("gpu", "note", "none: images can be built, GPU tests are not run"))
+    if info and info.all_gpus:  # also of an engine on another machine
+        findings.append(MachineFinding("gpu in containers", "ok", f"docker run {info.all_gpus}"))
+    elif present:
+        absent = "no: install nvidia-container-toolkit and restart the engine"
+        findings.append(MachineFinding("gpu in containers", "note", absent))
 
     say("checking the package index and the registry ...")
     findings += [_index(), *_registries(engine, project)]

@@ -55,7 +55,7 @@ class Tester:
         self._gpu_mode = gpu_mode
         self._junit = junit
         self._pool = pool or gpus.Pool()
-        self._has_runtime = work.engine.info().has_nvidia
+        self._engine_info = work.engine.info()
         self._suite = Suite.of(work.project.root)
         self._programs = Programs()
 
@@ -127,7 +127,7 @@ class Tester:
 
     def _machine(self, leased: Sequence[Gpu] = ()) -> dict[str, str]:
         """Where the tests ran."""
-        machine = {"engine": self._engine.info().version, "kernel": platform.release()}
+        machine = {"engine": self._engine_info.version, "kernel": platform.release()}
         if leased:
             names = ", ".join(sorted({gpu.name for gpu in leased}))
             machine |= {"gpu": names, "gpus": str(len(leased)), "driver": self._pool.read()[0]}
@@ -162,10 +162,8 @@ class Tester:
         if not (self._project.root / test).is_file():
             return f"{_NO_TEST}{test} is missing"
         _, present = self._pool.read()
-        if present and not self._has_runtime:
-            return (
-                "Docker Engine has neither the NVIDIA runtime nor NVIDIA CDI devices: install nvidia-container-toolkit"
-            )
+        if present and not self._engine_info.gpu_option:
+            return "Docker Engine cannot give containers NVIDIA GPUs: install nvidia-container-toolkit"
         unfit = [self._why_unfit(image, gpu) for gpu in present]
         return unfit[0] if unfit and all(unfit) else self._pool.why_not()
 
@@ -210,7 +208,7 @@ class Tester:
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
                 "IMAGE_TEST_SUBJECT": str(subject),
                 "IMAGE_TEST_REPORT": str(report),
-                "IMAGE_TEST_GPUS": ",".join(gpu.uuid or str(gpu.index) for gpu in leased),
+                "IMAGE_TEST_GPUS": ",".join(self._engine_info.gpu_name(gpu.uuid, gpu.index) for gpu in leased),
                 "IMAGE_TEST_FIGURES": str(figures),
             }
             status = self._pytest(image.id, command, variables, self._log(image, kind))

@@ -10,14 +10,13 @@ import codecs
 import io
 import json
 import os
-import re
 import shutil
 import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import docker
 import requests
@@ -25,9 +24,10 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
 from docker.types import DeviceRequest, LogConfig
 
-from builder.common.errors import EngineError, NoEngineError
+from builder.common import strict_yaml
+from builder.common.errors import EngineError, MatrixError, NoEngineError
 from builder.common.reference import ImageRef
-from builder.engine.model import EngineInfo, ImageInfo, is_forbidden, reported, translated
+from builder.engine.model import CDI_KIND, EngineInfo, ImageInfo, is_forbidden, reported, translated
 
 LABEL = "gpu-images"
 RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout
@@ -36,7 +36,7 @@ CALL_S = 120
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
 SOCKET = "unix:///var/run/docker.sock"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; older versions do not report their folders
-_NVIDIA_CDI = re.compile(rb"""\bkind["']?\s*:\s*["']?nvidia\.com/gpu(?![\w.-])""")
+GPU_HOOK = "nvidia-container-runtime-hook"  # Docker has `--gpus` if it finds this program of NVIDIA's toolkit
 
 
 class Engine:
@@ -82,16 +82,26 @@ class Engine:
             version = self._client.version()
         containerd = any("containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or [])
         is_local = _host().startswith("unix://") and Path(info["DockerRootDir"]).is_dir()
+        is_podman = any(each.get("Name") == "Podman Engine" for each in version.get("Components") or ())
+        cdi_gpus = _cdi_gpus(info, is_local=is_local, is_podman=is_podman)
+        # The API does not show whether `--gpus` works: the runtime can be installed without the hook.
+        gpu_option: Literal["--gpus", "--device", "--runtime", ""] = ""
+        if is_local and not is_podman and shutil.which(GPU_HOOK):
+            gpu_option = "--gpus"
+        elif cdi_gpus:
+            gpu_option = "--device"
+        elif "nvidia" in (info.get("Runtimes") or {}):
+            gpu_option = "--runtime" if is_local else "--gpus"  # another machine's hook cannot be looked for
         self._info = EngineInfo(
             version=version["Version"],
             store="containerd" if containerd else info["Driver"],
             root=info["DockerRootDir"],
-            runtimes=tuple(sorted(info.get("Runtimes") or {})),
             architecture=info["Architecture"],
             cpus=info["NCPU"],
             memory=info["MemTotal"],
             is_local=is_local,
-            has_nvidia_cdi=_has_nvidia_cdi(info, version, is_local=is_local),
+            gpu_option=gpu_option,
+            cdi_gpus=cdi_gpus,
         )
         return self._info
 
@@ -332,9 +342,20 @@ class Engine:
     ) -> Container:
         """Starts a container of `image`, labelled so that `sweep` finds it; ports are published on loopback only.
 
-        `gpus` are the UUIDs or numbers of its GPUs, or True for all.
+        `gpus` are the names of its GPUs, from `EngineInfo.gpu_name`, or True for all.
         """
-        devices = {"count": -1} if gpus is True else {"device_ids": list(gpus or ())}
+        if gpus:
+            names = ["all"] if gpus is True else list(gpus)
+            option = self.info().gpu_option
+            if option == "--device":
+                request = DeviceRequest(driver="cdi", device_ids=[f"{CDI_KIND}={name}" for name in names])
+                options["device_requests"] = [request]
+            elif option == "--runtime":
+                visible = {"NVIDIA_VISIBLE_DEVICES": ",".join(names)}
+                options |= {"runtime": "nvidia", "environment": {**options.get("environment", {}), **visible}}
+            else:
+                which = {"count": -1} if gpus is True else {"device_ids": names}
+                options["device_requests"] = [DeviceRequest(capabilities=[["gpu"]], **which)]
         with translated(f"starting {image}"):
             containers: Any = self._client.containers
             container: Container = containers.run(
@@ -343,7 +364,6 @@ class Engine:
                 detach=True,
                 labels={RUN_LABEL: checkout},
                 ports={f"{port}/tcp": ("127.0.0.1", None) for port in ports},
-                device_requests=[DeviceRequest(capabilities=[["gpu"]], **devices)] if gpus else None,
                 **options,
             )
             return container
@@ -395,20 +415,24 @@ class _Chunks(io.RawIOBase):
         return data
 
 
-def _has_nvidia_cdi(info: Mapping[str, Any], version: Mapping[str, Any], *, is_local: bool) -> bool:
-    """Whether the engine has GPUs of NVIDIA as CDI devices: by its list (Docker 28.2), else by its specifications.
+def _cdi_gpus(info: Mapping[str, Any], *, is_local: bool, is_podman: bool) -> frozenset[str]:
+    """The names of NVIDIA's GPUs as CDI devices: from the engine's list (Docker 28.2), else from its specifications.
 
-    Source: Docker Engine API, SystemInfo; Container Device Interface specification, `kind`.
+    An engine whose feature `cdi` is off names no folders. Source: Docker Engine API, SystemInfo; CDI specification.
     """
     if (devices := info.get("DiscoveredDevices")) is not None:
-        return any(device.get("ID", "").startswith("nvidia.com/gpu=") for device in devices)
-    is_podman = any(each.get("Name") == "Podman Engine" for each in version.get("Components") or ())
+        ids = [str(device.get("ID", "")).partition("=") for device in devices]
+        return frozenset(name for kind, _, name in ids if kind == CDI_KIND)
     folders = info.get("CDISpecDirs", CDI_FOLDERS if is_podman else ()) if is_local else ()
-    for path in (path for folder in folders or () for path in sorted(Path(folder).glob("*"))):
-        with suppress(OSError):  # a file that cannot be read is no reason to fail
-            if path.suffix in (".json", ".yaml") and _NVIDIA_CDI.search(path.read_bytes()):
-                return True
-    return False
+    names = set()
+    for path in (path for folder in folders or () for path in sorted(Path(folder).glob("*.*"))):
+        with suppress(OSError, ValueError, MatrixError):  # the engine also ignores what it cannot read
+            if path.suffix not in (".json", ".yaml"):
+                continue
+            spec = json.loads(path.read_bytes()) if path.suffix == ".json" else strict_yaml.load_yaml(path).data
+            if isinstance(spec, dict) and spec.get("kind") == CDI_KIND and isinstance(spec.get("devices"), list):
+                names |= {str(each.get("name")) for each in spec["devices"] if isinstance(each, dict)}
+    return frozenset(names)
 
 
 def _host() -> str:

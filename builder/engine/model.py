@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import requests
 from docker.errors import APIError, DockerException, StreamParseError
@@ -12,27 +13,42 @@ from urllib3.exceptions import HTTPError
 
 from builder.common.errors import FREE_DISK, DiskError, EngineError
 
+CDI_KIND = "nvidia.com/gpu"
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineInfo:
     """`store` is overlay2 (image id = config digest) or containerd (image id = manifest digest).
 
-    `has_nvidia_cdi`: it has GPUs of NVIDIA as devices of the Container Device Interface, which need no runtime.
+    `gpu_option` is the option of `docker run` that gives a container GPUs of NVIDIA on this engine, empty if none does:
+    `--gpus`, `--device` for devices of the Container Device Interface (CDI), or `--runtime` for NVIDIA's older runtime.
+    `cdi_gpus` are the names of these devices: `all`, numbers, and UUIDs if the specification has them.
     """
 
     version: str
     store: str
     root: str
-    runtimes: tuple[str, ...]
     architecture: str
     cpus: int
     memory: int
     is_local: bool
-    has_nvidia_cdi: bool = False
+    gpu_option: Literal["--gpus", "--device", "--runtime", ""] = ""
+    cdi_gpus: frozenset[str] = frozenset()
 
     @property
-    def has_nvidia(self) -> bool:
-        return "nvidia" in self.runtimes or self.has_nvidia_cdi
+    def all_gpus(self) -> str:
+        """The option of `docker run` that gives a container all GPUs; empty if this engine cannot."""
+        return {
+            "--gpus": "--gpus all",
+            "--device": f"--device {CDI_KIND}=all",
+            "--runtime": "--runtime nvidia",
+            "": "",
+        }[self.gpu_option]
+
+    def gpu_name(self, uuid: str, index: int) -> str:
+        """The name under which a container gets one GPU: its UUID if the engine knows it, else its number."""
+        is_known = self.gpu_option != "--device" or uuid in self.cdi_gpus
+        return uuid if uuid and is_known else str(index)
 
 
 @dataclass(frozen=True, kw_only=True)

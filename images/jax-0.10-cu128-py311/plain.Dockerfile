@@ -10,9 +10,9 @@ ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bookworm,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bookworm,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-bookworm-d0c18187.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-bookworm-f7feb35d.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.11 \
-    ca-certificates libnss-extrausers python3 python3-venv tini
+    ca-certificates ibverbs-providers ibverbs-utils libibverbs1 libnss-extrausers python3 python3-venv tini
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools

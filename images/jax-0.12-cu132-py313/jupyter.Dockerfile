@@ -10,9 +10,9 @@ ARG BASE=debian:trixie-slim@sha256:3a39a0592364683e6bab97937b72cad5a8fa6dcbbee90
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-trixie,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-trixie,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-trixie-d89ada4d.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-trixie-5d99eb29.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.13 \
-    ca-certificates curl fonts-wqy-microhei git git-lfs htop jq less libnss-extrausers nano openssh-client procps python3 python3-venv rsync tini tmux unzip vim-tiny wget zip
+    ca-certificates curl fonts-wqy-microhei git git-lfs htop ibverbs-providers ibverbs-utils jq less libibverbs1 libnss-extrausers nano openssh-client procps python3 python3-venv rsync tini tmux unzip vim-tiny wget zip
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools

@@ -10,9 +10,9 @@ ARG BASE=debian:bookworm-slim@sha256:abd67ffcfa541b485a3dff59865ab629aa048a6c613
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bookworm,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bookworm,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-bookworm-147a5cfa.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-bookworm-8b94f77d.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.11 \
-    ca-certificates curl fonts-wqy-microhei g++ git git-lfs htop jq less libnss-extrausers nano openssh-client procps python3 python3-dev python3-venv rsync tini tmux unzip vim-tiny wget zip
+    ca-certificates curl fonts-wqy-microhei g++ git git-lfs htop ibverbs-providers ibverbs-utils jq less libibverbs1 libnss-extrausers nano openssh-client procps python3 python3-dev python3-venv rsync tini tmux unzip vim-tiny wget zip
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools

@@ -10,9 +10,9 @@ ARG BASE=debian:trixie-slim@sha256:3a39a0592364683e6bab97937b72cad5a8fa6dcbbee90
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-trixie,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-trixie,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-trixie-05a51825.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-trixie-813c674d.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.13 \
-    ca-certificates g++ libnss-extrausers python3 python3-dev python3-venv tini
+    ca-certificates g++ ibverbs-providers ibverbs-utils libibverbs1 libnss-extrausers python3 python3-dev python3-venv tini
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools

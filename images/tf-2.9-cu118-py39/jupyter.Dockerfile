@@ -10,9 +10,9 @@ ARG BASE=debian:bullseye-slim@sha256:f313b4bd62667092a59b3a664d7d3ab8b5e65f41675
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bullseye,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bullseye,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-bullseye-3bcbed61.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-bullseye-a78049e8.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.9 \
-    ca-certificates curl fonts-wqy-microhei git htop jq less libnss-extrausers nano openssh-client procps python3 python3-distutils python3-venv rsync tini tmux unzip vim-tiny wget zip
+    ca-certificates curl fonts-wqy-microhei git htop ibverbs-providers ibverbs-utils jq less libibverbs1 libnss-extrausers nano openssh-client procps python3 python3-distutils python3-venv rsync tini tmux unzip vim-tiny wget zip
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools

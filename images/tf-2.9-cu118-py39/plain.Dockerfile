@@ -10,9 +10,9 @@ ARG BASE=debian:bullseye-slim@sha256:f313b4bd62667092a59b3a664d7d3ab8b5e65f41675
 FROM ${BASE} AS os
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
     --mount=type=cache,id=apt-cache-bullseye,target=/var/cache/apt,sharing=locked --mount=type=cache,id=apt-lists-bullseye,target=/var/lib/apt/lists,sharing=locked \
-    --mount=type=bind,source=locks/os-bullseye-2f7a61b4.json,target=/mnt/packages.json \
+    --mount=type=bind,source=locks/os-bullseye-0f489b70.json,target=/mnt/packages.json \
     SOURCE_DATE_EPOCH=946684800 sh /mnt/steps/os.sh python3.9 \
-    ca-certificates libnss-extrausers python3 python3-distutils python3-venv tini
+    ca-certificates ibverbs-providers ibverbs-utils libibverbs1 libnss-extrausers python3 python3-distutils python3-venv tini
 
 # ---- tools: uv, used by the steps below and in no image
 FROM os AS tools

@@ -36,7 +36,6 @@ INFO = EngineInfo(
     version="26.1.5",
     store="overlay2",
     root="/nowhere",
-    runtimes=("runc",),
     architecture="x86_64",
     cpus=4,
     memory=8_000_000_000,

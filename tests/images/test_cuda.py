@@ -18,8 +18,11 @@ VENDORED = re.compile(
     r"|/usr/lib/x86_64-linux-gnu/libcurl(-gnutls)?\.so\.[0-9.]+"
 )
 FAMILIES = ["libcu*", "libnccl*", "libnv*", "libcusparseLt*"]
-# Plugins for network cards and MPI, which need their drivers.
-PLUGINS = re.compile(r"libcufile_rdma|libnvshmem_(transport|bootstrap)|nvshmem_(transport|bootstrap)|libpcsamplingutil")
+# Plugins for other software, which is not in the image: UCX, libfabric, MPI, librdmacm. Those of NVSHMEM for InfiniBand
+# must load.
+PLUGINS = re.compile(
+    r"libcufile_rdma|nvshmem_transport_(ucx|libfabric)|nvshmem_bootstrap_(mpi|pmi|shmem)|libpcsampling"
+)
 
 # By package (without -cuNN): the library, and its function for the version, which works without a driver.
 VERSION_FUNCTIONS = {
@@ -150,3 +153,70 @@ def test_gpu_settings(subject: Any, attributes: dict[str, Any]) -> None:
     assert settings["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert settings["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
     assert settings["NVIDIA_REQUIRE_CUDA"] == f"driver>={labels['gpu-images.driver']}"
+
+
+# ---- InfiniBand and RoCE: without these libraries NCCL uses TCP, and prints no warning
+
+
+def test_what_nccl_opens_for_infiniband_is_found(subject: Any, python: Callable[[str], Any]) -> None:
+    """By the names in libnccl itself, of which it opens the first that exists: libibverbs.so, libibverbs.so.1."""
+    code = """
+import ctypes, glob, json, mmap
+names = set()
+for path in glob.glob("/opt/nvidia/nvidia/**/libnccl.so.2", recursive=True):
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for library in (b"libibverbs.so", b"libmlx5.so"):
+            at = content.find(bytes(1) + library)
+            while at >= 0:
+                names.add(content[at + 1 : content.find(bytes(1), at + 1)].decode())
+                at = content.find(bytes(1) + library, at + 1)
+results = dict()
+for name in names or ["libibverbs.so.1"]:  # TensorFlow 2.9 contains NCCL
+    try:
+        ctypes.CDLL(name)
+        results[name] = "loaded"
+    except OSError as error:
+        results[name] = str(error)
+print(json.dumps(results))
+"""
+    results = python(code)
+    families = {"libibverbs"}
+    if any(name.startswith("nvidia-nccl") for name in subject.wheels):
+        families.add("libmlx5")
+    assert {name.split(".")[0] for name in results} == families, results
+    assert {name.split(".")[0] for name, result in results.items() if result == "loaded"} == families, results
+
+
+def test_the_library_of_every_card_loads(python: Callable[[str], Any]) -> None:
+    """libibverbs opens the one that /etc/libibverbs.d names for the card."""
+    code = """
+import ctypes, glob, json, pathlib
+failed = dict()
+names = [path.read_text().split()[1] for path in pathlib.Path("/etc/libibverbs.d").glob("*.driver")]
+for name in names:
+    try:
+        ctypes.CDLL(glob.glob(f"/usr/lib/x86_64-linux-gnu/libibverbs/lib{name}-rdmav*.so")[0])
+    except (OSError, IndexError) as error:
+        failed[name] = repr(error)
+print(json.dumps([names, failed]))
+"""
+    names, failed = python(code)
+    assert {"mlx5", "bnxt_re", "efa"} <= set(names)
+    assert failed == {}
+
+
+def test_ibv_devices_answers_without_hardware(host: Host) -> None:
+    result = host.run("ibv_devices")
+    # The second answer is that of a kernel without InfiniBand.
+    is_answer = result.rc == 0 and "node GUID" in result.stdout
+    assert is_answer or "Function not implemented" in result.stderr, result
+
+
+def test_dist_check_finds_libibverbs(python: Callable[[str], Any]) -> None:
+    code = """
+import json, sys
+sys.path.append("/usr/local/lib")
+from dist_check import machine
+print(json.dumps(machine.verbs_cards()))
+"""
+    assert isinstance(python(code), list)  # empty without a card; None without the library

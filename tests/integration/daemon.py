@@ -46,13 +46,15 @@ def bridge(name: str) -> Iterator[None]:
 class Daemon:
     """`folder` is short: the path of a Unix socket has at most 107 bytes. Its data is on a separate disk (tmpfs).
 
-    `programs` is where another dockerd and containerd are than this machine's, `features` what is turned on in it.
+    `programs` is where another dockerd and containerd are than this machine's, `features` what is turned on in it,
+    `cdi` the folder of its CDI specifications, which need the feature `cdi`.
     """
 
     folder: Path
     port: int
     programs: Path | None = None
     features: tuple[str, ...] = ()
+    cdi: Path | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
     @property
@@ -90,6 +92,7 @@ class Daemon:
                     "--bridge", self.bridge, "--iptables=false", "--ip6tables=false", "--ip-forward=false",
                     "--tls=false", "--config-file", str(config),
                     "--containerd-namespace", "builder-test", "--containerd-plugins-namespace", "builder-test-plugins",
+                    *(("--cdi-spec-dir", str(self.cdi)) if self.cdi else ()),
                 ],
                 env=self._environ(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip

@@ -100,12 +100,16 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "plain registry": ({"registry": {HTTP: 200}}, "registry", "note", "connection lost"),
     "login required": ({"registry": {HTTPS: 401}}, "registry", "note", "Run `docker login registry.example.test:5000`"),
     "GPU": ({"gpus": ("570.1", (Gpu(name="H200", memory=140 * 10**9),))}, "gpu", "ok", "H200 (140.0 GB), driver 570.1"),
-    "GPU, no runtime": (
-        {"gpus": ("570.1", (Gpu(name="H200", memory=1),))}, "nvidia runtime", "note", "nvidia-container-toolkit",
+    "GPU, not for containers": (
+        {"gpus": ("570.1", (Gpu(name="H200", memory=1),))}, "gpu in containers", "note", "nvidia-container-toolkit",
     ),
-    "GPU and runtime": (
-        {"gpus": ("1", (Gpu(name="H", memory=1),)), "engine": FakeEngine(info=replace(INFO, runtimes=("nvidia",)))},
-        "nvidia runtime", "ok", "in the engine",
+    "GPU for containers": (
+        {"gpus": ("1", (Gpu(name="H", memory=1),)), "engine": FakeEngine(info=replace(INFO, gpu_option="--gpus"))},
+        "gpu in containers", "ok", "docker run --gpus all",
+    ),
+    "GPU of an engine on another machine": (
+        {"engine": FakeEngine(info=replace(INFO, gpu_option="--device"))},
+        "gpu in containers", "ok", "docker run --device nvidia.com/gpu=all",
     ),
 }  # fmt: skip
 

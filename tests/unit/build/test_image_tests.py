@@ -18,6 +18,7 @@ from builder.common.console import View
 from builder.common.errors import ImageTestError
 from builder.compat import gpus
 from builder.compat.gpus import Gpu
+from builder.engine.model import EngineInfo
 from builder.index.host import Host
 from builder.matrix.project import Project
 from builder.matrix.tags import ARCHITECTURES_LABEL, CUDA_LABEL, DRIVER_LABEL
@@ -155,13 +156,17 @@ MakeTester = Callable[..., image_tests.Tester]
 
 @pytest.fixture
 def tester(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, console: MemoryConsole) -> MakeTester:
-    """A tester on a machine with these GPUs, and with NVIDIA's runtime in the engine if there are any."""
+    """A tester on a machine with these GPUs, which the engine gives to containers as `info` says, by default if any."""
     assert image.id == CELL
 
     def make(
-        *present: Gpu, runtime: bool = True, mode: gpus.Mode = gpus.AUTO, driver: str = "570.86.10"
+        *present: Gpu,
+        runtime: bool = True,
+        mode: gpus.Mode = gpus.AUTO,
+        driver: str = "570.86.10",
+        info: EngineInfo | None = None,
     ) -> image_tests.Tester:
-        info = replace(INFO, runtimes=("nvidia", "runc") if present and runtime else ("runc",))
+        info = info or replace(INFO, gpu_option="--gpus" if present and runtime else "")
         pool = gpus.Pool(probe=lambda: (driver if present else "", present), poll=0.001)
         work = RunContext(engine=FakeEngine(info=info), project=tiny, host=Host(), view=View(console))
         return image_tests.Tester(work, gpu_mode=mode, pool=pool)
@@ -249,7 +254,7 @@ BUSY = replace(H100, free=1, index=0, uuid="GPU-0")
 REQUIRED = "--gpu require, but GPU tests cannot run"
 GPU_CASES: dict[str, tuple[tuple[Gpu, ...], bool, str, str, str]] = {
     "no GPU": ((), True, "passed", "not run", "no NVIDIA driver on this machine"),
-    "GPU without the engine's runtime": ((H100,), False, "passed", "not run", "neither the NVIDIA runtime"),
+    "GPU without the engine's runtime": ((H100,), False, "passed", "not run", "cannot give containers NVIDIA GPUs"),
     "GPU that is busy": ((BUSY,), True, "passed", "not run", "no GPU has 8 GB free"),
     "GPU": ((H100,), True, "passed", "passed", ""),
     "GPU beside one that is busy": ((BUSY, H100), True, "passed", "passed", ""),
@@ -287,6 +292,17 @@ def test_gpu(
         assert proof.not_applicable == ((node("test_quartz", "gpu"),) if result == "not applicable" else ())
         assert proof.figures
         assert proof.machine["gpu"] == H100.name
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize(("names", "leased"), [({"all", "0", "1"}, "1"), ({"all", "1", "GPU-1"}, "GPU-1")])
+def test_gpus_have_the_names_of_their_cdi_devices(
+    image: PlannedImage, child: type[Child], tester: MakeTester, names: set[str], leased: str
+) -> None:
+    """An engine without NVIDIA's runtime. Specifications name GPUs by number, newer ones also by UUID."""
+    info = replace(INFO, gpu_option="--device", cdi_gpus=frozenset(names))
+    assert tester(H100, info=info).test(image, LOADED).gpu == "passed"
+    assert child.leased == ["", leased]
 
 
 @pytest.mark.usefixtures("on_gpu", "child")

@@ -11,7 +11,6 @@ import pytest
 
 from builder.compat import gpus
 from builder.compat.gpus import NEEDED, Gpu, Pool
-from builder.engine.client import Engine
 
 GB = 10**9
 
@@ -225,25 +224,3 @@ def test_a_stopped_test_does_not_wait() -> None:
     leases = pool(GpuMachineProbe(80 * GB), images=2)
     with leases.lease(), leases.lease(stopped=lambda: True) as leased:
         assert leased == ()
-
-
-@pytest.mark.parametrize(
-    ("gpus", "expected"),
-    [
-        ((), None),
-        (False, None),
-        (True, {"Count": -1, "DeviceIDs": []}),
-        (["GPU-1", "GPU-3"], {"Count": 0, "DeviceIDs": ["GPU-1", "GPU-3"]}),
-    ],
-    ids=["none", "not", "all", "two"],
-)
-def test_a_container_gets_only_the_leased_gpus(gpus: Any, expected: dict[str, Any] | None) -> None:
-    options: dict[str, Any] = {}
-    client: Any = SimpleNamespace(containers=SimpleNamespace(run=lambda *_, **given: options.update(given)))
-    Engine(client).start("sha256:1", checkout="/checkout", gpus=gpus)
-    if expected is None:
-        assert options["device_requests"] is None
-    else:
-        [request] = options["device_requests"]
-        assert {key: request[key] for key in expected} == expected
-        assert request["Capabilities"] == [["gpu"]]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import docker
 import pytest
@@ -18,7 +19,8 @@ from urllib3.exceptions import ProtocolError
 from builder.common.errors import DiskError, EngineError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine
-from builder.engine.model import translated
+from builder.engine.model import EngineInfo, translated
+from tests.fakes.engine import INFO
 
 RESULT = bytes(range(256)) * 8
 REFERENCE = f"host.example.test/a:t@sha256:{'0' * 64}"
@@ -395,50 +397,142 @@ def test_the_settings_of_the_engine_are_read_once(
     engine = Engine(client)
     parsed = engine.info()
     assert engine.info() == parsed, "it is not read again"
-    assert (parsed.store, parsed.is_local, parsed.has_nvidia) == (store, is_local, True)
+    assert (parsed.store, parsed.is_local) == (store, is_local)
 
 
 DOCKER = {"Version": "28.1.0", "ApiVersion": "1.49"}
 PODMAN = {**DOCKER, "Components": [{"Name": "Podman Engine", "Version": "5.4.0"}]}
+YAML = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: 0\n- name: all\n"
+JSON = '{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[\n\t{"name":"GPU-1"}]}'
+DAMAGED = ("", "\xff", "[]", "kind: nvidia.com/gpu\ndevices: 1\n", "kind: nvidia.com/gpu\ndevices: [1]\n", "kind: [")
+
+
+def info_of(
+    folder: Path, info: Mapping[str, Any], version: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> EngineInfo:
+    """What an engine with these settings offers; only programs in `folder` are on the path, `{cdi}` is `folder`."""
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr("builder.engine.client.CDI_FOLDERS", (str(folder),))
+    answer = {
+        "Driver": "overlay2", "DockerRootDir": str(folder), "Runtimes": {"runc": {}}, "Architecture": "x86_64",
+        "NCPU": 4, "MemTotal": 1, **info,
+    }  # fmt: skip
+    if "CDISpecDirs" in info:
+        answer["CDISpecDirs"] = [path.format(cdi=folder) for path in info["CDISpecDirs"]]
+    client: Any = SimpleNamespace(info=lambda: answer, version=lambda: version)
+    return Engine(client).info()
 
 
 @pytest.mark.parametrize(
-    ("info", "version", "spec", "has_nvidia"),
+    ("info", "version", "spec", "names"),
     [
-        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}, DOCKER, "", True),
-        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "amd.com/gpu=0"}]}, DOCKER, "kind: nvidia.com/gpu\n", False),
-        ({"DiscoveredDevices": []}, DOCKER, "kind: nvidia.com/gpu\n", False),
-        ({"CDISpecDirs": ["{cdi}", "/absent"]}, DOCKER, "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n", True),
-        ({"CDISpecDirs": ["{cdi}"]}, DOCKER, '{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[]}', True),
-        ({"CDISpecDirs": ["{cdi}"]}, DOCKER, "kind: nvidia.com/gpu-memory\n", False),
-        ({"CDISpecDirs": ["{cdi}"]}, DOCKER, "", False),
-        ({"CDISpecDirs": []}, DOCKER, "kind: nvidia.com/gpu\n", False),
-        ({"CDISpecDirs": ["{cdi}"], "DockerRootDir": "/absent/root"}, DOCKER, "kind: nvidia.com/gpu\n", False),
-        ({}, DOCKER, "kind: nvidia.com/gpu\n", False),
-        ({}, PODMAN, "kind: nvidia.com/gpu\n", True),
+        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}, DOCKER, "", {"all"}),
+        ({"DiscoveredDevices": [{"Source": "cdi", "ID": "amd.com/gpu=0"}]}, DOCKER, YAML, set()),
+        ({"DiscoveredDevices": []}, DOCKER, YAML, set()),
+        ({"CDISpecDirs": ["{cdi}", "/absent"]}, DOCKER, YAML, {"0", "all"}),
+        ({"CDISpecDirs": ["{cdi}"]}, DOCKER, YAML.replace("gpu", "gpu-memory"), set()),
+        *[({"CDISpecDirs": ["{cdi}"]}, DOCKER, text, set()) for text in DAMAGED],
+        ({"CDISpecDirs": []}, DOCKER, YAML, set()),  # the feature is off
+        ({"CDISpecDirs": ["{cdi}"], "DockerRootDir": "/absent/root"}, DOCKER, YAML, set()),  # of another machine
+        ({}, DOCKER, YAML, set()),
+        ({}, PODMAN, YAML, {"0", "all"}),
     ],
 )
-def test_nvidia_support_by_the_container_device_interface(
+def test_gpus_by_the_container_device_interface(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     info: dict[str, Any],
     version: dict[str, Any],
     spec: str,
-    has_nvidia: bool,
+    names: set[str],
 ) -> None:
     """Since Docker 28.2, an engine lists its devices; earlier ones and Podman only read specifications in folders."""
-    monkeypatch.setattr("builder.engine.client.CDI_FOLDERS", (str(tmp_path),))
-    (tmp_path / "nvidia.yaml").write_text(spec)
+    (tmp_path / "nvidia.yaml").write_bytes(spec.encode("latin-1"))
     (tmp_path / "damaged.json").write_bytes(b"\xff")
-    folders = (
-        {"CDISpecDirs": [path.format(cdi=tmp_path) for path in info["CDISpecDirs"]]} if "CDISpecDirs" in info else {}
-    )
-    answer = {
-        "Driver": "overlay2", "DockerRootDir": str(tmp_path), "Runtimes": {"runc": {}}, "Architecture": "x86_64",
-        "NCPU": 4, "MemTotal": 1, **info, **folders,
-    }  # fmt: skip
-    client: Any = SimpleNamespace(info=lambda: answer, version=lambda: version)
-    assert Engine(client).info().has_nvidia is has_nvidia
+    parsed = info_of(tmp_path, info, version, monkeypatch)
+    assert parsed.cdi_gpus == names
+    assert parsed.gpu_option == ("--device" if names else "")
+
+
+def test_a_specification_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia.json").write_text(JSON)
+    assert info_of(tmp_path, {"CDISpecDirs": ["{cdi}"]}, DOCKER, monkeypatch).cdi_gpus == {"GPU-1"}
+
+
+NVIDIA: dict[str, Any] = {"Runtimes": {"runc": {}, "nvidia": {}}}
+CDI = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}
+ELSEWHERE = {"DockerRootDir": "/absent/root"}
+
+
+@pytest.mark.parametrize(
+    ("has_hook", "info", "version", "expected"),
+    [
+        (True, {}, DOCKER, "--gpus all"),
+        (True, {**NVIDIA, **CDI}, DOCKER, "--gpus all"),
+        (True, CDI, PODMAN, "--device nvidia.com/gpu=all"),
+        (False, {**NVIDIA, **CDI}, DOCKER, "--device nvidia.com/gpu=all"),
+        (False, NVIDIA, DOCKER, "--runtime nvidia"),
+        (False, {**NVIDIA, **ELSEWHERE}, DOCKER, "--gpus all"),
+        (True, {**CDI, **ELSEWHERE}, DOCKER, "--device nvidia.com/gpu=all"),
+        (True, ELSEWHERE, DOCKER, ""),
+        (False, {}, DOCKER, ""),
+    ],
+)
+def test_the_option_that_gives_containers_gpus_on_an_engine(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_hook: bool,
+    info: dict[str, Any],
+    version: dict[str, Any],
+    expected: str,
+) -> None:
+    """An engine whose only support is CDI was asked for GPUs as `--gpus` asks, which it refuses."""
+    if has_hook:
+        (tmp_path / "nvidia-container-runtime-hook").touch(mode=0o755)
+    assert info_of(tmp_path, info, version, monkeypatch).all_gpus == expected
+
+
+def test_the_name_of_a_gpu_is_one_that_the_engine_has() -> None:
+    assert replace(INFO, gpu_option="--gpus").gpu_name("GPU-1", 2) == "GPU-1"
+    assert replace(INFO, gpu_option="--runtime").gpu_name("", 2) == "2"
+    cdi = replace(INFO, gpu_option="--device", cdi_gpus=frozenset({"0", "2", "all", "GPU-3"}))
+    assert [cdi.gpu_name("GPU-1", 2), cdi.gpu_name("GPU-3", 0)] == ["2", "GPU-3"]
+
+
+@pytest.mark.parametrize(
+    ("option", "gpus", "expected"),
+    [
+        ("--gpus", True, {"Driver": "", "Count": -1, "DeviceIDs": [], "Capabilities": [["gpu"]]}),
+        ("--gpus", ["GPU-1", "GPU-3"], {"Count": 0, "DeviceIDs": ["GPU-1", "GPU-3"], "Capabilities": [["gpu"]]}),
+        ("--device", True, {"Driver": "cdi", "Count": 0, "DeviceIDs": ["nvidia.com/gpu=all"]}),
+        ("--device", ["0", "2"], {"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0", "nvidia.com/gpu=2"]}),
+    ],
+)
+def test_a_container_gets_only_its_gpus(option: Any, gpus: Any, expected: dict[str, Any]) -> None:
+    [request] = started(option, gpus)["device_requests"]
+    assert {key: request[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(("gpus", "visible"), [(True, "all"), (["GPU-1", "GPU-3"], "GPU-1,GPU-3")])
+def test_a_container_of_the_older_runtime_gets_only_its_gpus(gpus: Any, visible: str) -> None:
+    options = started("--runtime", gpus, environment={"A": "b"})
+    assert "device_requests" not in options
+    assert (options["runtime"], options["environment"]) == ("nvidia", {"A": "b", "NVIDIA_VISIBLE_DEVICES": visible})
+
+
+@pytest.mark.parametrize("gpus", [(), False])
+def test_a_container_without_gpus(gpus: Any) -> None:
+    assert not {"device_requests", "runtime", "environment"} & started("--device", gpus).keys()
+
+
+def started(option: Literal["--gpus", "--device", "--runtime"], gpus: Any, **other: Any) -> dict[str, Any]:
+    """The options of docker-py with which a container starts."""
+    options: dict[str, Any] = {}
+    client: Any = SimpleNamespace(containers=SimpleNamespace(run=lambda *_, **given: options.update(given)))
+    new = Engine(client)
+    new._info = replace(INFO, gpu_option=option)
+    new.start("sha256:1", checkout="/checkout", gpus=gpus, **other)
+    return options
 
 
 def test_an_engine_that_stopped_is_noticed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +33,7 @@ def hello(index: int = 0, **other: Any) -> dict[str, Any]:
         "variables": {},
         "shm_bytes": 8 * 2**30,
         "memlock": None,
-        "infiniband_cards": [],
-        "infiniband_device": False,
+        "infiniband": {"cards": {}, "devices": {}, "verbs": []},
         **other,
     }
 
@@ -256,6 +256,26 @@ def test_each_slice_of_a_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.gpus({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}) == 2
 
 
+def test_cards_with_the_states_of_their_ports_and_their_device_files(tmp_path: Path) -> None:
+    for port, state in (("1", "4: ACTIVE\n"), ("2", "1: DOWN\n")):
+        folder = tmp_path / "sys/class/infiniband/mlx5_0/ports" / port
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(state)
+    devices = tmp_path / "dev/infiniband"
+    devices.mkdir(parents=True)
+    for name in ("uverbs0", "rdma_cm"):
+        (devices / name).touch()
+    (devices / "uverbs1").mkdir()
+    assert machine.infiniband(tmp_path) == {
+        "cards": {"mlx5_0": ["ACTIVE", "DOWN"]},
+        "devices": {"uverbs0": "", "uverbs1": "Is a directory"},
+    }
+
+
+def test_a_machine_without_cards(tmp_path: Path) -> None:
+    assert machine.infiniband(tmp_path) == {"cards": {}, "devices": {}}
+
+
 # ---- the log of NCCL
 
 
@@ -461,15 +481,74 @@ def test_small_shared_memory_is_noted_once_per_machine() -> None:
     assert "--shm-size" in note.fix[0]
 
 
-def test_unused_infiniband_is_noted_with_the_reason() -> None:
-    card: dict[str, Any] = {"infiniband_cards": ["mlx5_0"]}
-    assert [note.what for note in noted(**card)] == [
-        "node 0 (host0): has mlx5_0, but no /dev/infiniband in the container, so it is not used"
-    ]
-    assert "may be locked" in noted(**card, infiniband_device=True, memlock=65536)[0].what
-    assert "sockets" in noted(**card, infiniband_device=True, transports=("NET/Socket",))[0].what
-    assert noted(**card, infiniband_device=True, transports=("NET/IB",)) == []
-    assert noted(on_gpus=False, **card) == []
+def of_card(**other: Any) -> dict[str, Any]:
+    """A node with a card that NCCL can use."""
+    usable = {"cards": {"mlx5_0": ["ACTIVE"]}, "devices": {"uverbs0": ""}, "verbs": ["mlx5_0"]}
+    return {"infiniband": usable | other}
+
+
+DOCKER = "docker run --network host --device=/dev/infiniband --ulimit memlock=-1"
+LIBRARIES = "apt-get install libibverbs1 ibverbs-providers"
+
+
+@pytest.mark.parametrize(
+    ("facts", "memlock", "missing", "fixes"),
+    [
+        (
+            {"devices": {}},
+            None,
+            "no /dev/infiniband in the container",
+            [DOCKER, "Compose: ", "Kubernetes: ", "Slurm: "],
+        ),
+        (
+            {"devices": {"uverbs0": "Permission denied"}},
+            None,
+            "/dev/infiniband/uverbs0: Permission denied",
+            [DOCKER, "Compose: ", "Kubernetes: ", "Slurm: "],
+        ),
+        ({}, 65536, "only 64 KiB may be locked (ulimit -l)", [DOCKER, "Compose: ", "Kubernetes: ", "Slurm: "]),
+        ({"verbs": None}, None, "no libibverbs.so.1 in the image", [LIBRARIES]),
+        ({"verbs": []}, None, "libibverbs has no library for them", [LIBRARIES]),
+        (
+            {"devices": {}, "verbs": None},
+            65536,
+            "no /dev/infiniband in the container; only 64 KiB may be locked (ulimit -l); "
+            "no libibverbs.so.1 in the image",
+            [DOCKER, "Compose: ", "Kubernetes: ", "Slurm: ", LIBRARIES],
+        ),
+    ],
+)
+def test_all_that_infiniband_lacks_is_noted_with_the_flags(
+    facts: dict[str, Any], memlock: int | None, missing: str, fixes: list[str]
+) -> None:
+    [note] = noted(**of_card(**facts), memlock=memlock, transports=("NET/Socket",))
+    assert note.what == f"node 0 (host0): has mlx5_0, which NCCL cannot use: {missing}"
+    assert len(note.fix) == len(fixes)
+    assert all(expected in fix for expected, fix in zip(fixes, note.fix, strict=True))
+
+
+def test_one_card_with_a_device_file_is_enough() -> None:
+    assert noted(**of_card(devices={"uverbs0": "", "uverbs1": "Operation not permitted"})) == []
+
+
+def test_a_card_without_an_active_port_is_noted_with_its_state() -> None:
+    [note] = noted(**of_card(cards={"mlx5_0": ["DOWN"], "mlx5_1": ["INIT"]}), transports=("NET/Socket",))
+    assert note.what.endswith("has mlx5_0, mlx5_1, but no port is active: mlx5_0 DOWN, mlx5_1 INIT")
+    assert noted(**of_card(cards={"mlx5_0": ["DOWN"], "mlx5_1": ["ACTIVE"]})) == []
+
+
+def test_a_usable_card_is_noted_only_if_nccl_used_sockets() -> None:
+    [note] = noted(**of_card(), transports=("NET/Socket",))
+    assert note.what == "node 0 (host0): has mlx5_0, but NCCL used sockets"
+    assert any("--network host" in fix for fix in note.fix)
+    assert noted(**of_card(), transports=("NET/IB with GPUDirect RDMA",)) == []
+    assert noted(**of_card(), memlock=65536, transports=("NET/IB",)) == [], "it works"
+
+
+def test_infiniband_does_not_matter_without_gpus_or_on_one_node() -> None:
+    assert noted(on_gpus=False, **of_card(devices={})) == []
+    assert advice.notes([hello(0, **of_card(devices={}))], on_gpus=True, transports=()) == []
+    assert noted(infiniband=hello()["infiniband"], memlock=65536, transports=("NET/Socket",)) == [], "no card"
 
 
 # ---- absent members

@@ -192,6 +192,7 @@ def test_a_line_for_each_gpu() -> None:
     ("driver", "environ", "message"),
     [
         (Driver(), {}, "docker run --gpus all"),
+        (Driver(), {}, "--device nvidia.com/gpu=all"),
         (Driver(error="Driver Not Loaded"), {}, "NVML failed: Driver Not Loaded"),
         (Driver("570.1", "12.8"), {}, "Driver 570.1 has no GPU"),
         (Driver("570.1", "12.8", (A,)), {"CUDA_VISIBLE_DEVICES": "3"}, "CUDA_VISIBLE_DEVICES='3' hides all GPUs (1)"),

@@ -30,9 +30,15 @@ class Known:
 
 
 SHM_FIX = ("docker run --shm-size=8g ... (or --ipc=host); Kubernetes: an emptyDir with medium: Memory at /dev/shm",)
-IB_FIX = (
-    "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ...; Kubernetes: RDMA device plugin",
+# Without IPC_LOCK: no user but root has the capabilities that a container gets, and images run as user 1000.
+INFINIBAND_FIX = (
+    "docker run --network host --device=/dev/infiniband --ulimit memlock=-1 ...",
+    "Compose: network_mode: host, devices: [/dev/infiniband], ulimits: {memlock: -1}",
+    "Kubernetes: the resource of the RDMA device plugin in `limits`; LimitMEMLOCK=infinity for containerd on each node",
+    "Slurm: LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf; if enroot "
+    "restricts /dev, export MELLANOX_VISIBLE_DEVICES=all; no --contain for Apptainer",
 )
+INFINIBAND_LIBRARY_FIX = "an image with CUDA has them; in another one: apt-get install libibverbs1 ibverbs-providers"
 ALONE = Problem("only one rank: no data was sent", ("use -n 2 --backend cpu, or add machines with --nodes",))
 # The first match counts, so the most specific patterns come first.
 KNOWN = (
@@ -49,7 +55,7 @@ KNOWN = (
     Known(
         r"ibv_reg_mr|ibv_create_cq|Cannot allocate memory|memlock",
         "InfiniBand cannot lock memory",
-        IB_FIX,
+        INFINIBAND_FIX,
     ),
     Known(
         r"no socket interface found|Unable to find address for|Unable to resolve|no interfaces? found",
@@ -102,7 +108,8 @@ def no_gpu(nodes: Sequence[str]) -> Problem:
     return Problem(
         f"no GPU is visible on {', '.join(nodes)}",
         (
-            "docker run --gpus all ...; Kubernetes: limits: nvidia.com/gpu; then check nvidia-smi in the container",
+            "docker run --gpus all ... (with CDI: --device nvidia.com/gpu=all); Kubernetes: limits: nvidia.com/gpu; "
+            "then check nvidia-smi in the container",
             "check the network alone: --backend cpu",
         ),
     )
@@ -223,25 +230,54 @@ def notes(hellos: Sequence[Mapping[str, Any]], *, on_gpus: bool, transports: Ite
     # With a launcher, each rank is a member, and several members are on one machine.
     for hello in {hello["host"]: hello for hello in reversed(hellos)}.values():
         node = f"node {hello['index']} ({hello['host']})"
-        shm, limit = hello["shm_bytes"], hello["memlock"]
+        shm = hello["shm_bytes"]
         if shm is not None and shm <= SMALL_SHM:
             problems.append(
                 Problem(f"{node}: /dev/shm has only {shm // MIB} MiB, too little for data loaders and NCCL", SHM_FIX)
             )
-        if on_gpus and hello["infiniband_cards"] and len(hellos) > 1:
-            cards = ", ".join(hello["infiniband_cards"])
-            if not hello["infiniband_device"]:
-                problems.append(
-                    Problem(f"{node}: has {cards}, but no /dev/infiniband in the container, so it is not used", IB_FIX)
-                )
-            elif limit is not None:
-                problems.append(
-                    Problem(f"{node}: only {limit // 1024} KiB may be locked, too little for InfiniBand", IB_FIX)
-                )
-            elif "NET/Socket" in used:
-                fix = ("check NCCL_IB_DISABLE and NCCL_IB_HCA; run with NCCL_DEBUG=INFO and search for NET/IB",)
-                problems.append(Problem(f"{node}: has {cards}, but NCCL used sockets", fix))
+        if on_gpus and len(hellos) > 1 and "NET/IB" not in used:
+            problems += _unused_infiniband(node, hello["infiniband"], hello["memlock"], used)
     return problems
+
+
+def _unused_infiniband(node: str, facts: Mapping[str, Any], limit: int | None, used: str) -> list[Problem]:
+    """Why NCCL does not use the cards of a node: all that is missing, or else the most likely reason."""
+    cards, devices, verbs = facts["cards"], facts["devices"], facts["verbs"]
+    if not cards:
+        return []
+    has = f"{node}: has {', '.join(cards)}"
+    missing, fix = [], list[str]()
+    if not devices:
+        missing.append("no /dev/infiniband in the container")
+    elif all(devices.values()):
+        missing += [f"/dev/infiniband/{name}: {error}" for name, error in devices.items()]
+    if limit is not None:
+        missing.append(f"only {limit // 1024} KiB may be locked (ulimit -l)")
+    if missing:
+        fix += INFINIBAND_FIX
+    if verbs is None:
+        missing.append("no libibverbs.so.1 in the image")
+        fix.append(INFINIBAND_LIBRARY_FIX)
+    elif devices and not verbs:
+        missing.append("libibverbs has no library for them")
+        fix.append(INFINIBAND_LIBRARY_FIX)
+    if missing:
+        return [Problem(f"{has}, which NCCL cannot use: {'; '.join(missing)}", tuple(fix))]
+    ports = {f"{name} {state}" for name, states in cards.items() for state in states}
+    if not any(port.endswith(" ACTIVE") for port in ports):
+        check = "ibv_devinfo shows the ports; check the cables, and for InfiniBand the subnet manager"
+        return [Problem(f"{has}, but no port is active: {', '.join(sorted(ports))}", (check,))]
+    if "NET/Socket" in used:
+        return [
+            Problem(
+                f"{has}, but NCCL used sockets",
+                (
+                    "check NCCL_IB_DISABLE and NCCL_IB_HCA; run with NCCL_DEBUG=INFO and search for NET/IB",
+                    "RoCE needs the network of the host: docker run --network host; Kubernetes: hostNetwork: true",
+                ),
+            )
+        ]
+    return []
 
 
 def other_interface(expected: str, used: Sequence[str], library: str) -> Problem:

@@ -74,7 +74,18 @@ def report(
 
 
 def _nodes(hellos: Sequence[plan.Hello]) -> list[dict[str, Any]]:
-    names = ("index", "host", "address", "interface", "gpus", "shm_bytes", "memlock", "versions", "variables")
+    names = (
+        "index",
+        "host",
+        "address",
+        "interface",
+        "gpus",
+        "shm_bytes",
+        "memlock",
+        "infiniband",
+        "versions",
+        "variables",
+    )
     return [{name: hello[name] for name in names} for hello in hellos]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import socket
 import struct
@@ -16,6 +18,8 @@ from typing import Any
 
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 ESTABLISHED = "01"  # net/tcp_states.h
+CAP_IPC_LOCK = 14  # linux/capability.h
+INITIAL_USER_NAMESPACE = ["0", "0", "4294967295"]  # in /proc/self/uid_map
 Facts = dict[str, Any]
 
 
@@ -31,8 +35,7 @@ def facts(*, framework: str, distribution: str, toward: str) -> Facts:
         "gpus": gpus(os.environ),
         "shm_bytes": _size("/dev/shm"),
         "memlock": _memlock(),
-        "infiniband_cards": _listed("/sys/class/infiniband"),
-        "infiniband_device": Path("/dev/infiniband").is_dir(),
+        "infiniband": {**infiniband(Path("/")), "verbs": verbs_cards()},
         "framework": framework,
         "versions": versions(distribution),
         "variables": {
@@ -84,6 +87,43 @@ def _gpus_present() -> int:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return 0  # no driver
+
+
+def infiniband(root: Path) -> Facts:
+    """The cards for InfiniBand or RoCE with the states of their ports, and their device files with the error of each.
+
+    The kernel shows the cards in every container, but the device files only in those that get them.
+    """
+    cards = {}
+    for name in _listed(str(root / "sys/class/infiniband")):
+        ports = (root / "sys/class/infiniband" / name / "ports").glob("*/state")
+        cards[name] = [path.read_text().partition(":")[2].strip() for path in sorted(ports)]  # 4: ACTIVE
+    devices = {}
+    for path in sorted((root / "dev/infiniband").glob("uverbs*")):
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            devices[path.name] = ""
+        except OSError as error:
+            devices[path.name] = error.strerror or str(error)
+    return {"cards": cards, "devices": devices}
+
+
+def verbs_cards() -> list[str] | None:
+    """The cards that libibverbs finds, which are those that NCCL can use; None without libibverbs."""
+    try:
+        verbs = ctypes.CDLL("libibverbs.so.1")
+    except OSError:
+        return None
+    verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+    verbs.ibv_get_device_name.argtypes = [ctypes.c_void_p]
+    verbs.ibv_get_device_name.restype = ctypes.c_char_p
+    count = ctypes.c_int(0)
+    cards = verbs.ibv_get_device_list(ctypes.byref(count))
+    if not cards:  # the kernel has no driver for any card
+        return []
+    names = [verbs.ibv_get_device_name(cards[at]).decode() for at in range(count.value)]
+    verbs.ibv_free_device_list(cards)
+    return names
 
 
 def address_toward(host: str) -> str:
@@ -175,9 +215,16 @@ def _resolved(name: str) -> str | None:
 
 
 def _memlock() -> int | None:
-    """The limit of locked memory in bytes; None if unlimited."""
+    """The limit of locked memory in bytes; None if unlimited, as it is for a process with the capability IPC_LOCK.
+
+    A container's user other than root does not have it, although `--cap-add IPC_LOCK` was given; in a user namespace,
+    it does not count.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else soft
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    is_initial = Path("/proc/self/uid_map").read_text().split() == INITIAL_USER_NAMESPACE
+    can_lock = is_initial and effective is not None and int(effective[1], 16) >> CAP_IPC_LOCK & 1
+    return None if soft == resource.RLIM_INFINITY or can_lock else soft
 
 
 def _size(path: str) -> int | None:

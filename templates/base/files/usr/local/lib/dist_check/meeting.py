@@ -14,7 +14,7 @@ from . import advice, judge, plan
 from .advice import Problem
 from .wire import Lost, Message, Wire
 
-PROTOCOL = 1
+PROTOCOL = 2
 # Seconds for the other ranks to report after one rank failed.
 GRACE = 3.0
 

@@ -132,7 +132,10 @@ def _no_gpu_warning(driver: Driver, environ: Mapping[str, str]) -> str:
         return f"no GPU: CPU only. {variable} hides all GPUs ({len(driver.gpus)})"
     if driver.version:
         return f"no GPU: CPU only. Driver {driver.version} has no GPU"
-    return "no GPU: CPU only. If the host has a GPU, use `docker run --gpus all` (with NVIDIA's container toolkit)"
+    return (
+        "no GPU: CPU only. If the host has a GPU, use `docker run --gpus all` (with NVIDIA's container toolkit), or "
+        "`--device nvidia.com/gpu=all` if the engine has GPUs as CDI devices"
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
