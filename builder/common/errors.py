@@ -148,7 +148,7 @@ class VerifyError(BuilderError):
 
 
 class RefusedError(BuilderError):
-    """A combination does not work, an image does not run on the named GPU, or the scanner refuses it."""
+    """A combination does not work, an image does not run on a GPU, its scan is refused, or its support has ended."""
 
     exit_code = 16
     title = "refused"
