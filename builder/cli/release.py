@@ -10,10 +10,11 @@ from typing import Any
 import click
 from rich.text import Text
 
+from builder.build import images
 from builder.build.layer_lookup import KnownImages, LayerLookup
-from builder.cli import lock, machine
+from builder.cli import machine
 from builder.cli.context import SHOWN, Context, new_table
-from builder.cli.images import gpu_option, images_command
+from builder.cli.images import gpu_option, make_selected
 from builder.cli.options import (
     ALL_CELLS_HELP,
     CELLS_HELP,
@@ -30,15 +31,17 @@ from builder.cli.options import (
 from builder.cli.render import render_command
 from builder.common import errors, git
 from builder.common.console import View
-from builder.common.errors import UsageError
+from builder.common.errors import BuilderError, IncompleteError, UsageError
 from builder.common.text import counted, duration, listed, size
 from builder.layers.known_layers import KnownLayers
+from builder.lock import update as locking
 from builder.matrix import support, tags
+from builder.matrix.cells import Cell
 from builder.plan import ci, plan, render
 from builder.plan.plan import Plan
 from builder.registry import publish, scan, status
 from builder.registry.evidence import OWN
-from builder.registry.publish import Published, Publisher
+from builder.registry.publish import NotBuiltError, Published, Publisher
 from builder.registry.release import Releaser
 from builder.registry.signing import Signer
 from builder.registry.stager import stage_images
@@ -195,6 +198,8 @@ def refresh_command(
     differ from the last commit (without git: that this command changed), and stages them if `staging` is set in
     matrix.yaml. Only the layers of the operating system change. Images whose packages have not changed are not rebuilt.
 
+    A Debian release that cannot be locked, or an image that fails, does not stop the others; the exit code is then 18.
+
     If a test fails, restore the earlier packages with `git restore locks images`, which also discards your other
     uncommitted changes there.
     """
@@ -206,20 +211,54 @@ def refresh_command(
         before = ci.plan_digests(project, revision, context.say)
     else:
         before = {image.id: image.digest for image in plan.make_plan(project, project.cells).images}
-    click_context.invoke(lock.lock_command, patterns=[cell.id for cell in chosen], refresh=True)
-    click_context.invoke(render_command)
+    with context.locked(project, "refresh"):
+        updated = locking.update(project, chosen, context.host, upgrade=False, refresh=True, say=context.say)
+    context.say_support(project, chosen)
+    context.say_written(updated.written)
+    failures = [updated.error] if updated.error else []
+    if failures and not updated.done:
+        raise failures[0]
+
+    # Cells whose locks could not be made have nothing to render or build.
     project = context.project  # its locks are new
-    changed = ci.changed_images(before, plan.make_locked_plan(project, project.cells).images)
+    current = locking.current_cells(project)
+    is_whole = len(current) == len(project.cells)
+    click_context.invoke(render_command, patterns=[] if is_whole else [cell.id for cell in current])
+    changed = ci.changed_images(before, plan.make_locked_plan(project, current).images)
     ids = {cell.id for cell in chosen}
-    affected = [image.id for image in changed if image.id in ids]
+    affected = [image.cell for image in changed if image.id in ids]
     if others := len(changed) - len(affected):
         context.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
-    if not affected:
+    passed: list[Cell] = []
+    if affected:
+        outcomes = make_selected(context, affected, **options)
+        passed = [outcome.image.cell for outcome in outcomes if not outcome.error]
+        if failure := images.failure(outcomes, "images failed"):
+            if not (passed or failures):
+                raise failure
+            failures.append(failure)
+    else:
         context.say("no image changed")
-        return
-    click_context.invoke(images_command, patterns=affected, **options)
-    if place or project.matrix.staging:
-        click_context.invoke(stage_command, patterns=affected, place=place, signer=signer)
+
+    if passed and (place or project.matrix.staging):
+        while failures:  # the tests of an image may have left out those of a smaller one, which has failed
+            _, errors_by_cell = publish.collect(project, context.store, plan.make_locked_plan(project, passed))
+            lacking = {cell: each for cell, each in errors_by_cell.items() if not isinstance(each, NotBuiltError)}
+            if not lacking:
+                break
+            failures += lacking.values()
+            passed = [cell for cell in passed if cell.id not in lacking]
+        if passed:
+            try:
+                click_context.invoke(stage_command, patterns=[cell.id for cell in passed], place=place, signer=signer)
+            except BuilderError as error:
+                if not failures:
+                    raise
+                failures.append(error)
+    if failures:
+        lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in failures]
+        done = f"{counted(len(passed), 'image')} built and tested" if passed else "no image was built"
+        raise IncompleteError("\n".join([f"{done}; the rest failed:", *lines]))
 
 
 @click.command(name="release")
