@@ -155,13 +155,20 @@ def current_cells(project: Project) -> list[Cell]:
 
 
 def _known_packages(project: Project, chosen: Sequence[Cell], packages: Collection[str]) -> set[str]:
-    """The canonical names of packages. Raises UsageError for one that is in no lock of the chosen groups."""
+    """The canonical names of packages. Raises UsageError for one that is in no lock of the chosen groups.
+
+    A group without a lock would get the versions of other groups: then those of all locks are known.
+    """
     names: set[str] = {canonicalize_name(package) for package in packages}
-    known: set[str] = set()
-    for group in {cell.group for cell in chosen} if names else ():
+    if not names:
+        return names
+    versions: dict[str, Mapping[str, str]] = {}
+    for group in project.groups:
         with suppress(LockError):  # a damaged lock is made again
             if lock := lockfile.read_lock(project.root, group):
-                known |= lock.versions.keys()
+                versions[group] = lock.versions
+    groups = {cell.group for cell in chosen}
+    known = {name for group in versions if group in groups or groups - versions.keys() for name in versions[group]}
     if unknown := sorted(names - known):
         raise UsageError(
             f"no lock of these cells has the package {unknown[0]}{did_you_mean(unknown[0], sorted(known))}",

@@ -430,3 +430,15 @@ def test_an_unknown_package_is_a_usage_error(tiny: Project, resolver: FakeResolv
         update(tiny, LOCKED, packages=["tritn"])
     assert resolver.resolved == []
     assert contents(tiny).keys() == before.keys()
+
+
+def test_a_group_without_a_lock_does_not_get_the_version_that_others_have(
+    tiny: Project, resolver: FakeResolver
+) -> None:
+    """The release may have been withdrawn, and the hint for the new group names it."""
+    for group in GROUPS[1:]:
+        write(tiny, group, "8")
+    lockfile.path(tiny.root, OLD_39).unlink(missing_ok=True)
+    resolver.newest = "10"
+    assert update(tiny, OLD_39, packages=["triton"]) == paths(OLD_39)
+    assert resolver.preferred == {OLD_39: {"nvidia-ml-py": "8", CUDA: "8"}}
