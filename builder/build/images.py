@@ -14,7 +14,7 @@ from builder.build import operating_systems
 from builder.build.image_tests import Tester
 from builder.build.work import ImageProvider, LoadedImage, Origin, RunContext
 from builder.common import errors, machine
-from builder.common.errors import BuilderError, EngineError
+from builder.common.errors import BuilderError, EngineError, FetchError
 from builder.common.reference import ImageRef
 from builder.common.text import counted, duration, size
 from builder.compat import gpus
@@ -306,16 +306,24 @@ def _timed(step: Callable[[PlannedImage], Outcome], image: PlannedImage) -> Outc
 
 
 def failure(outcomes: Sequence[Outcome], what: str = "images failed") -> BuilderError | None:
-    """One error for all failures, or None. A failure that images share is named once, with those images."""
-    images: dict[str, list[str]] = {}
+    """One error for all failures, or None. A failure that images share is named once, with those images.
+
+    The hint for a wheel that the index no longer has names one cell of each group: the others share its lock.
+    """
+    images: dict[str, list[PlannedImage]] = {}
     first: dict[str, BuilderError] = {}
     for outcome in outcomes:
         if outcome.error:
-            images.setdefault(str(outcome.error), []).append(outcome.image.id)
+            images.setdefault(str(outcome.error), []).append(outcome.image)
             first.setdefault(str(outcome.error), outcome.error)
     failures = []
     for message, error in first.items():
-        ids = images[message]
+        ids = [image.id for image in images[message]]
         named = message if any(image_id in message for image_id in ids) else f"{', '.join(ids)}: {message}"
-        failures.append(type(error)(named, hint=error.hint))
+        hint = error.hint
+        if isinstance(error, FetchError) and error.package:
+            groups = {image.cell.group: image.id for image in reversed(images[message])}
+            cells = list(reversed(groups.values()))
+            hint = hint.replace(errors.choose_again(error.package), errors.choose_again(error.package, cells))
+        failures.append(type(error)(named, hint=hint))
     return errors.join(failures, what) if failures else None

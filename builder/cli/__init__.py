@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections import UserDict
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -130,7 +131,7 @@ def cli(context: click.Context, root: Path | None, wait: bool, store: Path | Non
     """
     from builder.cli.context import Context  # noqa: PLC0415  takes 0.05 s; --help does not need it
 
-    context.obj = Context(root=root, wait=wait, store_root=store, store_limit=store_limit)
+    context.obj = replace(context.obj or Context(), root=root, wait=wait, store_root=store, store_limit=store_limit)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -6,9 +6,10 @@ import json
 import os
 import pwd
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,8 @@ from builder.common.reference import ImageRef
 from builder.index import host
 from builder.index.host import Host
 from builder.layers.store import Store
-from builder.matrix import tags
+from builder.matrix import support, tags
+from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 
 SHOWN = 10  # names of written files; the others are counted
@@ -31,7 +33,7 @@ SHOWN = 10  # names of written files; the others are counted
 
 @dataclass
 class Context:
-    """The options before the command, and where it writes."""
+    """The options before the command, where it writes, and the day, in UTC."""
 
     root: Path | None = None
     wait: bool = False
@@ -40,6 +42,8 @@ class Context:
     err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
     # Lines are folded to the width of a terminal; a file or a pipe has none.
     out: Console = field(default_factory=lambda: Console(highlight=False, width=None if sys.stdout.isatty() else 200))
+
+    today: date = field(default_factory=lambda: datetime.now(UTC).date())
 
     @property
     def project(self) -> Project:
@@ -73,6 +77,11 @@ class Context:
             self.say(f"written: {name}")
         if len(names) > SHOWN:
             self.say(f"... and {len(names) - SHOWN} more (git status)")
+
+    def say_support(self, project: Project, cells: Iterable[Cell]) -> None:
+        """Names the parts of cells whose support has ended, or ends within 60 days."""
+        for line in support.warnings(project.matrix, cells, self.today):
+            self.say(line)
 
     def references(self) -> dict[str, tuple[str, ...]]:
         """The tags of each cell of the checkout, by cell id; none outside a checkout."""

@@ -15,7 +15,7 @@ from builder.compat.gpu_support import Device, ImageNeeds
 from builder.index.releases import Index
 from builder.lock import lockfile
 from builder.lock.resolve import Resolver
-from builder.matrix import facts, tags
+from builder.matrix import facts, support, tags
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
 from builder.registry.client import Registry, labels_of
@@ -92,6 +92,10 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     ).explain(cell)
     for line in explanation.lines:
         click.echo(line)
+    if explanation.works:
+        for end in support.ends_of_cell(project.matrix, cell):
+            reason = f"; released all the same: {end.after_support}" if end.after_support else ""
+            click.echo(f"{end.sentence(context.today)} ({end.source}){reason}")
     if not explanation.works:
         raise RefusedError(f"{explanation.id} does not work")
 

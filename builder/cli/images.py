@@ -34,6 +34,7 @@ from builder.compat import gpus
 from builder.layers import garbage, known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.lock import update
+from builder.matrix.cells import Cell
 from builder.plan import plan, render
 from builder.plan.plan import Plan, PlannedImage
 
@@ -101,16 +102,25 @@ def command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., 
 
 
 @command("images", METHOD, *_DISK, _LOCKED, gpu_option, *REPORT)
-def images_command(
-    context: Context, /, patterns: Sequence[str], *, method: str, max_disk: int, prune_cache: bool, locked: bool,
-    form: str, start_engine: bool, **values: Any
-) -> None:  # fmt: skip
+def images_command(context: Context, /, patterns: Sequence[str], **options: Any) -> None:
     """Build, test and tag images.
 
     Skips what is already done: an image that is up to date and has passed its tests is neither built nor tested again.
 
     If Debian has replaced locked packages that are needed, locks the current ones and lists the changes. With --locked,
     fails instead.
+    """
+    if failure := images.failure(make_selected(context, context.project.select(patterns), **options), "images failed"):
+        raise failure
+
+
+def make_selected(
+    context: Context, chosen: Sequence[Cell], *, method: str = ASSEMBLE, max_disk: int = 0, prune_cache: bool = False,
+    locked: bool = False, form: str = "text", start_engine: bool, **values: Any
+) -> list[Outcome]:  # fmt: skip
+    """Makes the images of cells, and shows what was done. A failure of an image is in its outcome.
+
+    With `max_disk`, there are only outcomes of images that were not up to date. `values` are those of `Options`.
     """
     began = time.monotonic()
     options = Options(**values)
@@ -119,7 +129,6 @@ def images_command(
     if prune_cache and not max_disk:
         raise UsageError("--prune-cache needs --max-disk")
     project = context.project
-    chosen = project.select(patterns)
     has_new_locks = False
     try:
         with context.locked(project, "images" if options.test else "build"):
@@ -157,8 +166,7 @@ def images_command(
                     outcomes += [Outcome(image=image, error=error) for image in part.images]
         where = " in the store" if max_disk else ""
         show_outcomes(context, work, planned, outcomes, began=began, form=form, where=where)
-        if failure := images.failure(outcomes, "images failed"):
-            raise failure
+        return outcomes
     finally:
         if has_new_locks:  # also after a failure or Ctrl-C: the checkout has changed
             context.say(

@@ -23,16 +23,29 @@ from builder.lock import update as locking
 @click.option(
     "--os", "refresh", is_flag=True, help="Choose the newest Debian packages. Default: keep the locked versions."
 )
+@click.option(
+    "--upgrade-package",
+    "packages",
+    multiple=True,
+    metavar="NAME",
+    help="Choose a version of this package again, the newest that fits, where it is locked. Other packages change only "
+    "if they must. Repeatable.",
+)
 @click.pass_obj
-def lock_command(context: Context, patterns: Sequence[str], check: bool, upgrade: bool, refresh: bool) -> None:
+def lock_command(
+    context: Context, patterns: Sequence[str], check: bool, upgrade: bool, refresh: bool, packages: Sequence[str]
+) -> None:
     """Choose the exact wheels and Debian packages of CELLS.
 
     Writes them to locks/. Queries the package index for wheels, and Debian's archives for packages, with apt. Run
-    `builder render` afterwards, to update images/.
+    `builder render` afterwards, to update images/. A Debian release or a group of cells that fails does not stop the
+    others: what succeeded is written, and the exit code is 18 if anything did.
 
     \b
     builder lock                  lock what is new or out of date; keep all other versions
-    builder lock --os '*-jupyter' update the Debian packages of the images with Jupyter
+    builder lock --os bookworm    update the Debian packages of the images on Debian 12
+    builder lock --upgrade-package pillow 'pt-*'
+                                  replace a release that was withdrawn from the index
     """
     project = context.project
     chosen = project.select(patterns or ("*",))
@@ -42,9 +55,17 @@ def lock_command(context: Context, patterns: Sequence[str], check: bool, upgrade
         context.say(f"{counted(len({cell.group for cell in chosen}) + len(systems), 'lock')} up to date")
         return
     with context.locked(project, "lock"):
-        changed = locking.update(project, chosen, context.host, upgrade=upgrade, refresh=refresh, say=context.say)
-    context.say_written(changed)
-    if not changed:
+        updated = locking.update(
+            project, chosen, context.host, upgrade=upgrade, refresh=refresh, packages=packages, say=context.say
+        )
+    if refresh:
+        context.say_support(project, chosen)
+    if error := updated.error:
+        if not updated.done:  # otherwise the error lists them
+            context.say_written(updated.written)
+        raise error
+    context.say_written(updated.written)
+    if not updated.written:
         hints = [] if upgrade else [f"`{for_cells('builder lock --upgrade', patterns)}` chooses newer wheels"]
         hints += [] if refresh else [f"`{for_cells('builder lock --os', patterns)}` chooses newer Debian packages"]
         context.say("; ".join(["all locks unchanged", *hints]))

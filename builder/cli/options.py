@@ -14,7 +14,8 @@ from builder.common.text import parse_size
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 CELLS_HELP = (
-    "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*'), or sets from matrix.yaml. "
+    "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*'), or sets: those of matrix.yaml, the Debian "
+    "releases and frameworks in it, `unsupported` (what builds on after its end of support), and `all` others. "
     "Default: the set `default`."
 )
 ALL_CELLS_HELP = CELLS_HELP.replace("the set `default`", "all cells")

@@ -23,8 +23,9 @@ from builder.plan.plan import Plan, PlannedImage
 @cells_argument
 @format_option(
     "json: all details, for scripts. ids: only the cell ids. github: outputs of a GitHub Actions step: `parts`, the "
-    "matrix of a job, in parts that fit on the disk, and `cells`, all cell ids.",
-    "table", "json", "ids", "github",
+    "matrix of a job, in parts that fit on the disk, and `cells`, all cell ids. updates: outputs of such a step: "
+    "`debian` and `frameworks`, the sets of CELLS to update separately, with `builder lock --os` and `--upgrade`.",
+    "table", "json", "ids", "github", "updates",
 )  # fmt: skip
 @click.option(
     "--changed-since", "revision", default="", metavar="REVISION",
@@ -55,6 +56,10 @@ def plan_command(
     chosen = project.select(patterns)
     if form == "ids" and not (revision or unreleased):  # needs no locks
         click.echo("\n".join(cell.id for cell in chosen))
+        return
+    if form == "updates":  # also if locks are damaged: updating makes them again
+        for name, sets in ci.updates(project.matrix, chosen).items():
+            click.echo(f"{name}={json.dumps(sets)}")
         return
     planned = plan.make_plan(project, chosen)
     images: Sequence[PlannedImage] = planned.images
@@ -87,6 +92,7 @@ def plan_command(
             percent = f" ({100 * unique / total:.0f} %)" if total else ""
             text = f"{counted(len(images), 'image')}: {size(total)} in total, {size(unique)} in unique layers{percent}"
             context.out.print(text, soft_wrap=True)
+        context.say_support(project, [image.cell for image in images])
         if unlocked:
             context.say(f"not locked: {unlocked}   ({lock})")
 

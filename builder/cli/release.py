@@ -10,10 +10,11 @@ from typing import Any
 import click
 from rich.text import Text
 
+from builder.build import images
 from builder.build.layer_lookup import KnownImages, LayerLookup
-from builder.cli import lock, machine
+from builder.cli import machine
 from builder.cli.context import SHOWN, Context, new_table
-from builder.cli.images import gpu_option, images_command
+from builder.cli.images import gpu_option, make_selected
 from builder.cli.options import (
     ALL_CELLS_HELP,
     CELLS_HELP,
@@ -30,15 +31,17 @@ from builder.cli.options import (
 from builder.cli.render import render_command
 from builder.common import errors, git
 from builder.common.console import View
-from builder.common.errors import UsageError
+from builder.common.errors import BuilderError, IncompleteError, UsageError
 from builder.common.text import counted, duration, listed, size
 from builder.layers.known_layers import KnownLayers
-from builder.matrix import tags
+from builder.lock import update as locking
+from builder.matrix import support, tags
+from builder.matrix.cells import Cell
 from builder.plan import ci, plan, render
 from builder.plan.plan import Plan
 from builder.registry import publish, scan, status
 from builder.registry.evidence import OWN
-from builder.registry.publish import Published, Publisher
+from builder.registry.publish import NotBuiltError, Published, Publisher
 from builder.registry.release import Releaser
 from builder.registry.signing import Signer
 from builder.registry.stager import stage_images
@@ -60,7 +63,8 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
     with today's date (2.9.1-cu128-py311-20261122), which never moves. The other tags move last.
 
     The images are not signed, and have no test results attached: `builder stage` and `builder release` do that. If
-    matrix.yaml lists signers under `evidence`, `push` fails.
+    matrix.yaml lists signers under `evidence`, `push` fails. It also fails after the end of support, as `builder
+    release` does.
     """
     began = time.monotonic()
     project = context.project
@@ -70,12 +74,20 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
             "matrix.yaml requires signed test results (`evidence`), and `builder push` publishes without them",
             hint=f"Use `builder stage{given('patterns')}`, then `builder release{given('registry')}`.",
         )
-    images = render.load_checked_plan(project, project.select(patterns))
+    selected = project.select(patterns)
+    images = render.load_checked_plan(project, selected)
+    context.say_support(project, selected)
+    if refusals := support.refusals(project.matrix, selected, context.today):
+        raise errors.join(refusals, "ends of support are over")
     store = context.store
     with store.used():
         chosen = publish.targets(project, store, images, registry)
         result = Publisher(
-            host=context.host, view=View(context.err), store=store, stamps=tags.stamps(_today()), roll_back=roll_back
+            host=context.host,
+            view=View(context.err),
+            store=store,
+            stamps=tags.stamps(_stamp(context)),
+            roll_back=roll_back,
         ).publish(chosen)
     seconds = time.monotonic() - began
     _show(context, result, form, seconds=round(seconds, 1))
@@ -95,9 +107,9 @@ def _show(context: Context, result: Published, form: str, **data: Any) -> None:
             context.say(line)
 
 
-def _today() -> str:
-    """The stamp of a release today, in UTC."""
-    return time.strftime("%Y%m%d", time.gmtime())
+def _stamp(context: Context) -> str:
+    """The stamp of a release today."""
+    return context.today.strftime("%Y%m%d")
 
 
 @click.command(name="stage", epilog=CELLS_HELP)
@@ -147,11 +159,11 @@ def stage_command(
     with store.used():
         staged = stage_images(
             project, store, view, staging_place, planned,
-            signer=signer, assembler=assembler, listed_on=_today() if images_only else "",
+            signer=signer, assembler=assembler, listed_on=_stamp(context) if images_only else "",
         )  # fmt: skip
     stamp = ""
     if not images_only:
-        stamp = staging_place.write(project, _today(), git.state(project.root), staged.images, signer).stamp
+        stamp = staging_place.write(project, _stamp(context), git.state(project.root), staged.images, signer).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
         context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
@@ -186,6 +198,8 @@ def refresh_command(
     differ from the last commit (without git: that this command changed), and stages them if `staging` is set in
     matrix.yaml. Only the layers of the operating system change. Images whose packages have not changed are not rebuilt.
 
+    A Debian release that cannot be locked, or an image that fails, does not stop the others; the exit code is then 18.
+
     If a test fails, restore the earlier packages with `git restore locks images`, which also discards your other
     uncommitted changes there.
     """
@@ -197,20 +211,54 @@ def refresh_command(
         before = ci.plan_digests(project, revision, context.say)
     else:
         before = {image.id: image.digest for image in plan.make_plan(project, project.cells).images}
-    click_context.invoke(lock.lock_command, patterns=[cell.id for cell in chosen], refresh=True)
-    click_context.invoke(render_command)
+    with context.locked(project, "refresh"):
+        updated = locking.update(project, chosen, context.host, upgrade=False, refresh=True, say=context.say)
+    context.say_support(project, chosen)
+    context.say_written(updated.written)
+    failures = [updated.error] if updated.error else []
+    if failures and not updated.done:
+        raise failures[0]
+
+    # Cells whose locks could not be made have nothing to render or build.
     project = context.project  # its locks are new
-    changed = ci.changed_images(before, plan.make_locked_plan(project, project.cells).images)
+    current = locking.current_cells(project)
+    is_whole = len(current) == len(project.cells)
+    click_context.invoke(render_command, patterns=[] if is_whole else [cell.id for cell in current])
+    changed = ci.changed_images(before, plan.make_locked_plan(project, current).images)
     ids = {cell.id for cell in chosen}
-    affected = [image.id for image in changed if image.id in ids]
+    affected = [image.cell for image in changed if image.id in ids]
     if others := len(changed) - len(affected):
         context.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
-    if not affected:
+    passed: list[Cell] = []
+    if affected:
+        outcomes = make_selected(context, affected, **options)
+        passed = [outcome.image.cell for outcome in outcomes if not outcome.error]
+        if failure := images.failure(outcomes, "images failed"):
+            if not (passed or failures):
+                raise failure
+            failures.append(failure)
+    else:
         context.say("no image changed")
-        return
-    click_context.invoke(images_command, patterns=affected, **options)
-    if place or project.matrix.staging:
-        click_context.invoke(stage_command, patterns=affected, place=place, signer=signer)
+
+    if passed and (place or project.matrix.staging):
+        while failures:  # the tests of an image may have left out those of a smaller one, which has failed
+            _, errors_by_cell = publish.collect(project, context.store, plan.make_locked_plan(project, passed))
+            lacking = {cell: each for cell, each in errors_by_cell.items() if not isinstance(each, NotBuiltError)}
+            if not lacking:
+                break
+            failures += lacking.values()
+            passed = [cell for cell in passed if cell.id not in lacking]
+        if passed:
+            try:
+                click_context.invoke(stage_command, patterns=[cell.id for cell in passed], place=place, signer=signer)
+            except BuilderError as error:
+                if not failures:
+                    raise
+                failures.append(error)
+    if failures:
+        lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in failures]
+        done = f"{counted(len(passed), 'image')} built and tested" if passed else "no image was built"
+        raise IncompleteError("\n".join([f"{done}; the rest failed:", *lines]))
 
 
 @click.command(name="release")
@@ -241,7 +289,9 @@ def release_command(
     Compares the configuration and the known layers of every image with the plan. The test results of each image must
     be for exactly that image and the current test files. They must be signed by a signer listed under `evidence` in
     matrix.yaml, or produced on this machine. Images for GPUs need GPU tests: run `builder test --staged` on a machine
-    with a GPU. If matrix.yaml has `scan`, the scanner must accept each image.
+    with a GPU. If matrix.yaml has `scan`, the scanner must accept each image. Warns 60 days before the support of a
+    Debian release, Python, CUDA or framework line ends, and refuses its images afterwards, unless its entry in
+    matrix.yaml has `after_support` with a reason.
 
     Run it again to finish a release that was interrupted.
     """
@@ -257,12 +307,14 @@ def release_command(
         place=staging_place,
         release=chosen,
         planned=planned,
+        today=context.today,
         registry=registry,
         again=f"builder release {chosen.stamp}{given('place', 'registry', *options)}",
         test=f"builder test --staged {chosen.stamp}{given('place', 'signer')}",
         **options,
     )
     view = View(context.err)
+    context.say_support(project, [image.cell for image in planned.values()])
     candidates = releaser.check(view)
     if options["signer"] is None:
         context.say("nothing is signed: use --sign, so that users can check the images")
@@ -328,7 +380,7 @@ def status_command(
     TESTED, TIME and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED shows
     whether the full tag names that image. SIGNATURE shows whether the image has a signature, which `builder verify`
     checks. SCAN is the newest scan of the released image for vulnerabilities. PACKAGES is the age of the locked Debian
-    packages.
+    packages. Below the table are the ends of support that are over or at most 60 days away.
     """
     project = context.project
     selected = project.select(patterns or ("*",))
@@ -352,7 +404,8 @@ def status_command(
     if form == "json":
         context.print_json(list(map(asdict, rows)))
         return
-    shown = [field.name for field in fields(Status) if not (here and field.name in status.OF_REGISTRY)]
+    hidden = ("support", *(status.OF_REGISTRY if here else ()))  # the lines below name the cause
+    shown = [field.name for field in fields(Status) if field.name not in hidden]
     table = new_table(*("TIME" if name == "seconds" else name.upper() for name in shown))
     for each in rows:
         tests_time = "-" if each.seconds is None else duration(each.seconds)
@@ -360,3 +413,4 @@ def status_command(
         values = vars(each) | {"seconds": tests_time, "packages": age}
         table.add_row(*(Text(values[name]) for name in shown))
     context.out.print(table)
+    context.say_support(project, selected)

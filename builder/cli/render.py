@@ -31,7 +31,7 @@ def render_command(context: Context, patterns: Sequence[str], check: bool) -> No
     files = render.render(project.root, project.matrix, planned)
     inputs = {layer.inputs for image in planned.images for layer in image.layers}
     if check:
-        render.check_rendered(project.root, files, [cell.id for cell in chosen] if patterns else ())
+        render.check_rendered(project.root, files, [cell.id for cell in chosen] if patterns else None)
         if not patterns and known_layers.prune(project.root, inputs, check=True):
             raise StaleError(f"{KNOWN_LAYERS} has layers that no image has", hint="Update it: builder render")
         context.say(f"images/ is up to date ({counted(len(files), 'file')})")

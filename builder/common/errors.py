@@ -128,6 +128,12 @@ class FetchError(BuilderError):
     exit_code = 13
     title = "wheels"
 
+    def __init__(self, message: str, *, hint: str = "", package: str = "") -> None:
+        """`package` is one whose wheel the index no longer has: `hint` then ends with how to choose another version."""
+        again = choose_again(package) if package else ""
+        super().__init__(message, hint=f"{hint} {again}".strip())
+        self.package = package
+
 
 class RegistryError(BuilderError):
     """A request to a registry failed, or a tag moved meanwhile."""
@@ -148,7 +154,7 @@ class VerifyError(BuilderError):
 
 
 class RefusedError(BuilderError):
-    """A combination does not work, an image does not run on the named GPU, or the scanner refuses it."""
+    """A combination does not work, an image does not run on a GPU, its scan is refused, or its support has ended."""
 
     exit_code = 16
     title = "refused"
@@ -230,6 +236,11 @@ def for_cells(command: str, ids: Sequence[str]) -> str:
     Leaves out a list of more than SHOWN_CELLS: without ids, the command applies to all cells.
     """
     return " ".join([command, *(map(shlex.quote, ids) if len(ids) <= SHOWN_CELLS else ())])
+
+
+def choose_again(package: str, ids: Sequence[str] = ()) -> str:
+    """A hint: how to replace a version of a package in the locks of these cells, or of all."""
+    return f"Choose another version: {for_cells(f'builder lock --upgrade-package {package}', ids)} && builder render"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

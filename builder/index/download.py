@@ -32,7 +32,6 @@ LONGEST_REASON = 200  # characters of why a file is yanked
 LOCK_S = 0.2  # between two attempts to lock a wheel that another process downloads
 DEFAULT_POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 _KEPT = "The part that was downloaded is kept: run again."
-_RESOLVE = "Resolve again: `builder lock --upgrade`."
 _DISTRUST = "Do not use this index until the difference is explained."
 
 
@@ -117,7 +116,8 @@ class Fetcher:
                         if wheel.size and size != wheel.size:
                             raise FetchError(
                                 f"{wheel.file}: size is {size} bytes, but the lock has {wheel.size}",
-                                hint=f"The lock was edited. {_RESOLVE}",
+                                hint="The lock was edited.",
+                                package=wheel.name,
                             )
                         self._progress(size)
                         return path
@@ -153,7 +153,7 @@ class Fetcher:
                 failures += 1
                 reason = str(error) if isinstance(error, _RetryError) else describe(error)
                 if isinstance(error, requests.HTTPError) and error.response.status_code not in RETRIED:
-                    raise FetchError(f"{wheel.file}: {reason}", hint=f"{DOCTOR} {_RESOLVE}") from error
+                    raise FetchError(f"{wheel.file}: {reason}", hint=DOCTOR, package=wheel.name) from error
                 if failures > self._policy.retries:
                     raise FetchError(f"{wheel.file}: {reason}", hint=f"Several attempts failed. {_KEPT}") from error
                 self._stopped.wait(self._policy.delay(failures))
@@ -227,7 +227,8 @@ class Fetcher:
         if (file := self._pages[project].get(wheel.file)) is None:
             raise FetchError(
                 f"{wheel.file}: not listed by the index",
-                hint=f"The file was withdrawn, or the locks were made with another index. {_RESOLVE}",
+                hint="The file was withdrawn, or the locks were made with another index.",
+                package=wheel.name,
             )
         if (sha256 := file.digests.get("sha256")) and sha256 != wheel.sha256:
             raise FetchError(

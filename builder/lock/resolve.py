@@ -24,7 +24,7 @@ import requests
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from builder.common.errors import FetchError, LockError, UnreachableError
+from builder.common.errors import FetchError, LockError, UnreachableError, choose_again
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
@@ -257,8 +257,10 @@ class Resolver:
                 explanation = "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))
                 raise kind(f"{cell.id}: cannot be resolved to wheels\n{explanation}", hint=_hint(output))
             if yanked := re.search(r"`([^\s`]+)` (is yanked[^\n]*)", output):
+                again = choose_again(yanked[1].partition("==")[0], [cell.id])
                 raise LockError(
-                    f"{cell.id}: {yanked[1]} {yanked[2]}", hint="It was withdrawn: pin another version in matrix.yaml."
+                    f"{cell.id}: {yanked[1]} {yanked[2]}",
+                    hint=f"It was withdrawn: pin another version in matrix.yaml. If none is pinned there: {again}",
                 )
             return out.read_text(encoding="utf-8")
 

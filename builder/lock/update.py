@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
+from textwrap import indent
 
-from builder.common.errors import LockError, MatrixError, StaleError, for_cells, join
+from packaging.utils import canonicalize_name
+
+from builder.common.errors import (
+    BuilderError,
+    IncompleteError,
+    LockError,
+    StaleError,
+    UsageError,
+    did_you_mean,
+    for_cells,
+    join,
+)
 from builder.common.files import write_atomically
 from builder.common.text import counted, listed
 from builder.index.host import Host
@@ -43,6 +56,32 @@ def check_locks(project: Project, chosen: Sequence[Cell]) -> None:
         raise StaleError(f"locks are out of date:\n{lines}", hint=f"Resolve again: {for_cells('builder lock', part)}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Updated:
+    """What an update did: `written` are the changed paths, `done` and `failures` name Debian releases and groups."""
+
+    written: tuple[str, ...]
+    done: tuple[str, ...]
+    failures: Mapping[str, Sequence[BuilderError]]
+
+    @property
+    def error(self) -> BuilderError | None:
+        """One error for all failures, of the class of the first; IncompleteError if something else was done."""
+        if not self.failures:
+            return None
+        if not self.done:
+            return join([error for errors in self.failures.values() for error in errors], "locks failed")
+        lines = [f"{counted(len(self.failures), 'lock update')} failed, {len(self.done)} done", "failed:"]
+        for name, errors in self.failures.items():
+            for error in errors:
+                message = indent(str(error), "    ").strip()
+                lines.append(f"  {message if message.startswith(name) else f'{name}: {message}'}")
+                lines += [f"    -> {error.hint}"] if error.hint else []
+        lines += ["done:", *(f"  {name}" for name in self.done)]
+        lines += ["written:", *(f"  {name}" for name in self.written)] if self.written else ["nothing changed"]
+        return IncompleteError("\n".join(lines))
+
+
 def update(
     project: Project,
     chosen: Sequence[Cell],
@@ -51,38 +90,107 @@ def update(
     upgrade: bool,
     refresh: bool,
     say: Callable[[str], None],
-) -> list[str]:
-    """Locks the wheels and the operating systems of `chosen` that have no current lock; returns the changed paths.
+    packages: Collection[str] = (),
+) -> Updated:
+    """Locks the wheels and the operating systems of `chosen` that have no current lock.
 
-    `upgrade` chooses the newest wheels, `refresh` the newest Debian packages. What fails does not stop the rest; the
-    errors are raised together at the end.
+    `upgrade` chooses the newest wheels, `refresh` the newest Debian packages. `packages` are names of packages to
+    choose again in the groups that have them. Raises UsageError for one that no lock has. What fails does not stop the
+    rest: see `Updated.error`.
     """
-    systems, os_failures = update_systems(project, chosen, host, refresh=refresh, say=say)
+    names = _known_packages(project, chosen, packages)
+    written: list[str] = []
+    done: list[str] = []
+    failures: dict[str, list[BuilderError]] = {}
+    # Each Debian release by itself, so that the result has its name.
+    by_release: dict[str, list[Cell]] = {}
+    for cell in chosen:
+        by_release.setdefault(project.matrix.python[cell.python].debian, []).append(cell)
+    for release, cells in sorted(by_release.items()):
+        is_stale = refresh or any(_os_lock(project, request) is None for request in _requests(project, cells))
+        changed, errors = update_systems(project, cells, host, refresh=refresh, say=say)
+        written += changed
+        if errors:
+            failures[f"Debian {release}"] = [*errors]
+        if changed or (is_stale and not errors):
+            part = f" ({counted(len(changed), 'other system')})" if errors else ""
+            done.append(f"Debian {release}{part}")
     # Faults of matrix.yaml about a Python and its Debian release. All cells of a Python have its packages and the same
     # release, so one lock for each Python is enough.
-    faults: dict[str, list[MatrixError]] = {}
+    faulty: set[str] = set()
     for python, cell in {cell.python: cell for cell in chosen}.items():
-        with suppress(LockError):  # a lock that could not be made is among the failures
-            lock = os_lock.read_os_lock(project.root, os_lock.request_of_cell(project.matrix, cell))
-            if lock and (of_python := list(checks.system_faults(project.matrix, python, lock))):
-                faults[python] = of_python
-    sound = [cell for cell in chosen if cell.python not in faults]
-    changed, wheel_failures = _update_wheels(project, sound, host, upgrade=upgrade, say=say)
-    unique = {str(fault): fault for of_python in faults.values() for fault in of_python}
-    if failures := [*unique.values(), *os_failures, *wheel_failures]:
-        raise join(failures, "locks failed")
-    strays = _strays(project)  # kept after a failure: undoing the change that caused it needs them again
-    for name in strays:
-        (project.root / name).unlink()
-    return [*changed, *systems, *(f"{name} (removed: no cell needs it)" for name in strays)]
+        # A lock that could not be made is among the failures.
+        lock = _os_lock(project, os_lock.request_of_cell(project.matrix, cell))
+        if lock and (faults := list(checks.system_faults(project.matrix, python, lock))):
+            faulty.add(python)
+            name = f"Debian {lock.debian}"
+            known = {str(error) for error in failures.setdefault(name, [])}
+            failures[name] += [fault for fault in faults if str(fault) not in known]
+            done = [each for each in done if each != name and not each.startswith(f"{name} ")]
+    sound = [cell for cell in chosen if cell.python not in faulty]
+    changed, resolved, wheel_failures = _update_wheels(project, sound, host, upgrade=upgrade, packages=names, say=say)
+    failures |= {group: [error] for group, error in wheel_failures.items()}
+    written = [*changed, *written]
+    if not failures:  # after a failure they are kept: undoing the change that caused it needs them again
+        for name in _strays(project):
+            (project.root / name).unlink()
+            written.append(f"{name} (removed: no cell needs it)")
+    return Updated(written=tuple(written), done=(*done, *resolved), failures=failures)
+
+
+def current_cells(project: Project) -> list[Cell]:
+    """The cells whose locks of wheels and operating system match matrix.yaml."""
+    current: list[Cell] = []
+    for group, cells in project.groups.items():
+        lock: Lock | None = None
+        with suppress(LockError):
+            lock = lockfile.read_lock(project.root, group)
+        current += [
+            cell
+            for cell in cells
+            if not lockfile.stale_reason(project.matrix, lock, [cell])
+            and _os_lock(project, os_lock.request_of_cell(project.matrix, cell))
+        ]
+    return current
+
+
+def _known_packages(project: Project, chosen: Sequence[Cell], packages: Collection[str]) -> set[str]:
+    """The canonical names of packages. Raises UsageError for one that is in no lock of the chosen groups.
+
+    A group without a lock would get the versions of other groups: then those of all locks are known.
+    """
+    names: set[str] = {canonicalize_name(package) for package in packages}
+    if not names:
+        return names
+    versions: dict[str, Mapping[str, str]] = {}
+    for group in project.groups:
+        with suppress(LockError):  # a damaged lock is made again
+            if lock := lockfile.read_lock(project.root, group):
+                versions[group] = lock.versions
+    groups = {cell.group for cell in chosen}
+    known = {name for group in versions if group in groups or groups - versions.keys() for name in versions[group]}
+    if unknown := sorted(names - known):
+        raise UsageError(
+            f"no lock of these cells has the package {unknown[0]}{did_you_mean(unknown[0], sorted(known))}",
+            hint="locks/ has all names.",
+        )
+    return names
 
 
 def _update_wheels(
-    project: Project, chosen: Sequence[Cell], host: Host, *, upgrade: bool, say: Callable[[str], None]
-) -> tuple[list[str], list[LockError]]:
-    """Resolves the groups of `chosen` whose locks are out of date, or all to upgrade; the changed paths, and errors.
+    project: Project,
+    chosen: Sequence[Cell],
+    host: Host,
+    *,
+    upgrade: bool,
+    packages: Collection[str],
+    say: Callable[[str], None],
+) -> tuple[list[str], list[str], dict[str, LockError]]:
+    """Resolves the groups of `chosen` whose locks are out of date, or that have one of `packages`, or all to upgrade.
 
-    Each group is resolved by itself, and prefers versions that groups of the same Python or CUDA have.
+    Returns the changed paths, the groups that were resolved, and the errors by group. Each group is resolved by itself,
+    and prefers versions that groups of the same Python or CUDA have; to upgrade, only those of its framework: two
+    frameworks that are upgraded separately would otherwise keep each other's versions forever.
     """
     present: dict[str, Lock | None] = dict.fromkeys(project.groups)
     for group in project.groups:
@@ -93,27 +201,37 @@ def _update_wheels(
         group
         for group in dict.fromkeys(cell.group for cell in chosen)
         if upgrade
+        or ((lock := present[group]) and not lock.versions.keys().isdisjoint(packages))
         or lockfile.stale_reason(project.matrix, present[group], project.groups[group], project.groups[group])
     ]
     locks = [lock for group, lock in present.items() if lock and group not in stale]
     sizes = diff.sizes(diff.of_lock(lock) for lock in present.values() if lock)
     resolver = Resolver(project, host, say=say, sizes=sizes)
     new: list[Lock] = []
-    failures: list[LockError] = []
+    failures: dict[str, LockError] = {}
     for group in stale:
         cells = project.groups[group]
         # The same wheels are the same layers: prefer the versions of the first group of the same Python, or of the same
         # CUDA for CUDA wheels, which are for any Python.
         preferred: dict[str, str] = {}
         for other in (*locks, *new):
+            if upgrade and other in locks and project.groups[other.group][0].framework != cells[0].framework:
+                continue
             has_cuda, has_python = other.basis.cuda == cells[0].cuda, other.basis.python == cells[0].python
             for wheel in other.wheels:
-                if has_cuda if is_cuda_wheel(wheel.file) else has_python:
+                if (has_cuda if is_cuda_wheel(wheel.file) else has_python) and not (
+                    wheel.name in packages and other in locks
+                ):
                     preferred.setdefault(wheel.name, wheel.version)
+        lock = None if upgrade else present[group]
+        if lock and not lock.versions.keys().isdisjoint(packages):
+            # All is resolved, and all others keep their versions where they still fit.
+            preferred |= {name: version for name, version in lock.versions.items() if name not in packages}
+            lock = None
         try:
-            new.append(resolver.resolve(cells, None if upgrade else present[group], preferred))
+            new.append(resolver.resolve(cells, lock, preferred))
         except LockError as error:
-            failures.append(error)
+            failures[group] = error
     for line in diff.upgrades(present, new):
         say(line)
     changed = []
@@ -122,7 +240,7 @@ def _update_wheels(
         if not path.exists() or path.read_bytes() != text.encode():
             write_atomically(path, text)
             changed.append(path.relative_to(project.root).as_posix())
-    return changed, failures
+    return changed, [lock.group for lock in new], failures
 
 
 # ---- operating systems
@@ -225,6 +343,13 @@ def _resolve_system(matrix: Matrix, archive: apt.Archive, request: OsRequest, no
             if package in named
         ]
         raise LockError("\n".join([str(error), *lines]), hint=error.hint) from error
+
+
+def _os_lock(project: Project, request: OsRequest) -> OsLock | None:
+    """The lock of an operating system; None if it is missing or damaged."""
+    with suppress(LockError):
+        return os_lock.read_os_lock(project.root, request)
+    return None
 
 
 def _requests(project: Project, chosen: Iterable[Cell]) -> Mapping[OsRequest, None]:

@@ -15,6 +15,7 @@ from packaging.version import Version
 from builder.common.errors import MatrixError, UsageError, did_you_mean
 from builder.matrix.schema import CPU, Matrix, cuda_major
 
+BUILT_IN_SETS = ("all", "unsupported")  # besides those of each Debian release and each framework
 CUDA = "cuda"  # the component with NVIDIA's libraries
 ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", re.ASCII)
 MAX_CELLS = 50_000
@@ -178,24 +179,42 @@ def match(pattern: str, ids: Iterable[str]) -> list[str]:
 def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
     """The cells of ids, patterns or sets (default: the set `default`, else all).
 
-    Raises UsageError for one that matches no cell, and MatrixError for such a pattern in a set.
+    Raises UsageError for one that matches no cell, and MatrixError for such a pattern in a set. Built-in sets may be
+    empty.
     """
     by_id = {cell.id: cell for cell in cells}
+    built_in = {*BUILT_IN_SETS, *matrix.debian, *matrix.frameworks}
     selected: set[str] = set()
     for pattern in patterns or (("default",) if "default" in matrix.sets else ("*",)):
         if pattern in matrix.sets:
             for number, member in enumerate(matrix.sets[pattern]):
                 selected.update(_hits(matrix.where("sets", pattern, number), member, by_id))
+        elif pattern in built_in:
+            selected.update(cell.id for cell in cells if _is_in(matrix, cell, pattern))
         elif hits := match(pattern, by_id):
             selected.update(hits)
         elif exclusion := next((item for item in matrix.exclude if match(item.cells, [pattern])), None):
             raise UsageError(f"{pattern} is excluded: {exclusion.reason}")
         else:
             raise UsageError(
-                f"no cell matches {pattern!r}{did_you_mean(pattern, [*matrix.sets, *by_id])}",
+                f"no cell matches {pattern!r}{did_you_mean(pattern, [*matrix.sets, *sorted(built_in), *by_id])}",
                 hint="`builder plan '*'` lists every cell.",
             )
     return tuple(cell for cell in cells if cell.id in selected)
+
+
+def _is_in(matrix: Matrix, cell: Cell, name: str) -> bool:
+    """Whether a cell is in a built-in set: `unsupported`, `all` others, or those of a Debian release or framework.
+
+    `unsupported` are the cells with an entry of matrix.yaml that says `after_support`, on any day: which cells a run
+    builds does not depend on the clock.
+    """
+    python = matrix.python[cell.python]
+    if name in BUILT_IN_SETS:
+        line = matrix.frameworks[cell.framework].versions[cell.line]
+        entries = (matrix.debian[python.debian], python, matrix.cuda[cell.cuda], line)
+        return any(entry.after_support for entry in entries) == (name == "unsupported")
+    return name in (python.debian, cell.framework)
 
 
 def cell_of_id(matrix: Matrix, cell_id: str, where: str) -> Cell:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
-from pydantic import AfterValidator, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationError
 
 from builder.common import strict_yaml, validation
 from builder.common.errors import FileError
@@ -26,6 +27,16 @@ def _specifier(value: str) -> str:
     return value
 
 
+def _day(value: object) -> object:
+    """The date of a text; other values are refused by the model."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return date.fromisoformat(value)
+    except ValueError as error:
+        raise ValueError("expected a day such as 2026-08-31") from error
+
+
 # Some of these are used in Dockerfiles and labels. In pydantic's patterns `$` does not match before a newline.
 DriverVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]{3}(\.[0-9]{1,4}){0,2}$")]
 Branch = Annotated[str, StringConstraints(pattern=r"^([0-9]{3})?$")]
@@ -39,6 +50,7 @@ Release = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){1
 GpuName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]{0,60}$")]
 Specifier = Annotated[str, AfterValidator(_specifier), StringConstraints(pattern=r"^[0-9.,<>=!~*]{0,60}$")]
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
+Day = Annotated[date, BeforeValidator(_day)]
 
 
 class Driver(StrictModel):
@@ -103,6 +115,30 @@ class Caveat(StrictModel):
     source: Line
 
 
+class DebianSupport(StrictModel):
+    """The last days on which the security team and the LTS team make updates for a Debian release."""
+
+    security: Day
+    lts: Day | None = None
+    source: Line
+
+
+class VersionSupport(StrictModel):
+    """The last day on which a version gets fixes of security problems."""
+
+    last: Day
+    source: Line
+
+
+class Support(StrictModel):
+    """Ends of support: by name of the Debian release, by Python, by CUDA, and by package and line of a framework."""
+
+    debian: dict[Package, DebianSupport]
+    python: dict[Minor, VersionSupport]
+    cuda: dict[Minor, VersionSupport]
+    frameworks: dict[Package, dict[Minor, VersionSupport]]
+
+
 class Facts(StrictModel):
     """The whole file: `drivers` by CUDA major, `builds` by package and release, `gpus` by compute capability.
 
@@ -116,6 +152,7 @@ class Facts(StrictModel):
     gpus: dict[Capability, Generation]
     traps: list[VersionConflict]
     caveats: list[Caveat]
+    support: Support
 
     def driver(self, cuda: str) -> str:
         """The oldest driver for CUDA `cuda`; empty if unknown."""

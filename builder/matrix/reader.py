@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from builder.common import validation
 from builder.common.errors import MatrixError, did_you_mean
 from builder.common.strict_yaml import Key, Located
+from builder.matrix import support
+from builder.matrix.cells import BUILT_IN_SETS
 from builder.matrix.schema import CPU, Matrix, cuda_major
 
 _Name = tuple[Key, str, Collection[str], str]
@@ -29,6 +31,7 @@ def check_matrix(located: Located) -> Matrix:
         raise MatrixError(validation.explain(error, Matrix, located)) from None
     matrix.locate(located)
     faults = [*_name_faults(matrix), *_axis_faults(matrix), *_image_faults(matrix), *_component_faults(matrix)]
+    faults += [*_set_faults(matrix), *_support_faults(matrix)]
     if faults:
         raise MatrixError(validation.listed(faults))
     return matrix
@@ -139,3 +142,30 @@ def _component_faults(matrix: Matrix) -> Iterator[str]:
         start = cycle.index(first)
         chain = " -> ".join([*cycle[start:], *cycle[:start], first])
         yield f"{matrix.where('components', first)}: circular needs: {chain}"
+
+
+def _set_faults(matrix: Matrix) -> Iterator[str]:
+    """Sets with the name of one that needs no entry."""
+    for name in matrix.sets:
+        if name in BUILT_IN_SETS or name in matrix.debian or name in matrix.frameworks:
+            where = matrix.where("sets", name, key=True)
+            yield f"{where}: sets.{name}: this set is built in (docs/matrix.md): delete it, or give it another name"
+
+
+def _support_faults(matrix: Matrix) -> Iterator[str]:
+    """Entries with `after_support` whose end of support is not known: the reason would be for nothing."""
+    entries: dict[tuple[str, ...], str] = {}
+    entries |= {("debian", name): debian.after_support for name, debian in matrix.debian.items()}
+    entries |= {("python", version): python.after_support for version, python in matrix.python.items()}
+    entries |= {("cuda", version): cuda.after_support for version, cuda in matrix.cuda.items()}
+    for name, framework in matrix.frameworks.items():
+        for line, entry in framework.versions.items():
+            entries["frameworks", name, "versions", line] = entry.after_support
+    for path, reason in entries.items():
+        if reason and not support.end_of(matrix, path):
+            where, label = matrix.where(*path, "after_support"), ".".join(path)
+            python = matrix.python.get(path[1]) if path[0] == "python" else None
+            advice = "delete it"
+            if python and not python.uv:
+                advice = f"its updates are those of Debian: add it to debian.{python.debian} instead"
+            yield f"{where}: {label}.after_support: builder/matrix/facts.yaml has no end of support for it: {advice}"

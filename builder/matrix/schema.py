@@ -151,12 +151,14 @@ class Debian(StrictModel):
     """`snapshot` is the address of an archive with all versions of all packages, by time.
 
     `ignore_valid_until` is why Release files that have expired are accepted; without a reason, they are refused.
+    `after_support`, here and below, is why images are released after the end of support in facts.yaml.
     """
 
     image: PinnedImage
     glibc: Minor
     snapshot: Archive = ""
     ignore_valid_until: Reason = ""
+    after_support: Reason = ""
 
 
 class Python(StrictModel):
@@ -165,6 +167,7 @@ class Python(StrictModel):
     debian: Name
     apt: list[AptPackage] | None = None
     uv: Release | None = None
+    after_support: Reason = ""
 
     @property
     def packages(self) -> list[str]:
@@ -180,6 +183,7 @@ class Cuda(StrictModel):
 
     toolkit: Release | None = None
     env: dict[EnvName, Word] = {}
+    after_support: Reason = ""
 
 
 class FrameworkVersion(StrictModel):
@@ -191,6 +195,7 @@ class FrameworkVersion(StrictModel):
     packages: list[PackageName] = []
     constraints: list[Constraint] = []
     components: list[Name] = []
+    after_support: Reason = ""
 
 
 class Framework(StrictModel):

@@ -24,6 +24,7 @@ PLAN_LABEL = f"{LABEL}.plan"
 CELL_LABEL = f"{LABEL}.cell"
 CUDA_LABEL = f"{LABEL}.cuda"  # a version, or cpu
 BUILT_FOR_LABEL = f"{LABEL}.framework.cuda"  # the CUDA that the framework was compiled for
+SUPPORT_LABEL = f"{LABEL}.support.last"  # the last day of security updates of all parts: 2028-06-30
 DRIVER_LABEL = f"{LABEL}.driver"  # the oldest driver for this CUDA
 ARCHITECTURES_LABEL = f"{LABEL}.gpu.architectures"  # of the framework's GPU code: sm_90 compute_90
 

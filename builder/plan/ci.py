@@ -9,7 +9,9 @@ from pathlib import Path
 from builder.common import git
 from builder.common.errors import BuilderError
 from builder.common.text import counted
+from builder.matrix.cells import Cell
 from builder.matrix.project import Project
+from builder.matrix.schema import Matrix
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 
@@ -62,6 +64,19 @@ def split_by_disk(images: Sequence[PlannedImage], disk: int) -> list[list[Planne
         parts[-1].append(image)
         layers |= added
     return parts
+
+
+def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
+    """The built-in sets of cells whose locks are updated separately: by Debian release, and by framework.
+
+    One that fails then keeps no other from being updated. In the order of matrix.yaml, without those of no cell.
+    """
+    releases = {matrix.python[cell.python].debian for cell in cells}
+    frameworks = {cell.framework for cell in cells}
+    return {
+        "debian": [name for name in matrix.debian if name in releases],
+        "frameworks": [name for name in matrix.frameworks if name in frameworks],
+    }
 
 
 def github_matrix(parts: Sequence[Sequence[PlannedImage]]) -> dict[str, list[dict[str, str]]]:

@@ -22,10 +22,11 @@ from builder.index.wheels import LockedWheel, Wheel, is_cuda_wheel
 from builder.lock import lockfile, os_lock
 from builder.lock.lockfile import Lock, Locked
 from builder.lock.os_lock import OsLock, OsRequest
-from builder.matrix import cells, tags
+from builder.matrix import cells, support, tags
 from builder.matrix.cells import CUDA, Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
+from builder.matrix.support import SupportEnd
 from builder.plan import layer_order, settings
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.settings import Settings
@@ -77,7 +78,8 @@ class PlannedImage:
     of the inputs of the os stage; `compiler_inputs` is the digest of what compiles bytecode: operating systems with the
     same one give the same bytecode; `constraints` is the text of pip's constraints file; `os_lock` are its Debian
     packages, `files` the paths and digests of the files that its components put into it. `thorough` are the components
-    whose thorough tests this image must pass itself, see `thorough_components`.
+    whose thorough tests this image must pass itself, see `thorough_components`; `support` are the ends of support of
+    its parts, the earliest first.
     """
 
     cell: Cell
@@ -101,6 +103,7 @@ class PlannedImage:
     os_lock: OsLock = field(compare=False)
     files: frozenset[tuple[str, str]] = field(compare=False)
     thorough: frozenset[str] = field(default=frozenset(), compare=False)
+    support: tuple[SupportEnd, ...] = field(default=(), compare=False)
 
     @property
     def id(self) -> str:
@@ -159,6 +162,15 @@ class Plan:
                     "base": image.base,
                     "digest": image.digest,
                     "components": list(image.components),
+                    "support": [
+                        {
+                            "entry": end.entry,
+                            "last": end.last.isoformat(),
+                            "source": end.source,
+                            "after_support": end.after_support,
+                        }
+                        for end in image.support
+                    ],
                     "layers": [
                         {
                             "kind": layer.kind,
@@ -384,6 +396,7 @@ class _Planner:
             settings=configured,
             os_lock=system.lock,
             files=self._contents(with_files),
+            support=support.ends_of_cell(matrix, cell),
         )
 
     def _group(self, cell: Cell, lock: Lock, locked: Locked, compiler: str) -> _Group:

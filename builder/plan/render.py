@@ -81,22 +81,22 @@ def write_rendered(root: Path, files: Mapping[str, str], *, is_part: bool = Fals
     return changed
 
 
-def check_rendered(root: Path, files: Mapping[str, str], part: Sequence[str] = ()) -> None:
+def check_rendered(root: Path, files: Mapping[str, str], part: Sequence[str] | None = None) -> None:
     """Raises StaleError with every difference between images/ and `files`.
 
-    If `files` are those of some cells only, `part` are the ids of these cells: other files do not matter then.
+    If `files` are those of some cells only, or of none, `part` are their ids: other files do not matter then.
     """
     faults = [
         f"{name}: {'differs' if (root / name).exists() else 'missing'}"
         for name, text in files.items()
         if _differs(root / name, text)
     ]
-    if not part:
+    if part is None:
         faults += [f"{name}: belongs to no cell" for name in _strays(root, files)]
     if faults:
         lines = [f"  {fault}" for fault in faults[:20]]
         message = "\n".join(["images/ does not match templates/ and locks/:", *lines])
-        raise StaleError(message, hint=f"Update it: {for_cells('builder render', part)}")
+        raise StaleError(message, hint=f"Update it: {for_cells('builder render', part or ())}")
 
 
 def _differs(path: Path, text: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from builder.common.errors import MatrixError
-from builder.matrix import facts
+from builder.matrix import facts, support
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Component, Matrix
 from builder.matrix.tags import (
@@ -22,6 +22,7 @@ from builder.matrix.tags import (
     LABEL,
     OCI,
     PLAN_LABEL,
+    SUPPORT_LABEL,
 )
 
 # Without /opt/venv/user/bin: `docker exec -u root` has this path too, and must not find programs of users.
@@ -105,6 +106,7 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
             raise MatrixError(f"{where}: {label}: every image sets {reserved[0]}", hint="Use another variable.")
         env |= variables
     package = matrix.frameworks[cell.framework].package
+    ends = support.ends_of_cell(matrix, cell)
     build = None if cell.is_cpu else known.build(package, cell.release, cell.cuda)
     labels = {
         f"{OCI}.title": cell.id,
@@ -117,6 +119,7 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
         DRIVER_LABEL: driver,
         BUILT_FOR_LABEL: build.cuda if build else "",
         ARCHITECTURES_LABEL: " ".join(build.architectures) if build else "",
+        SUPPORT_LABEL: ends[0].last.isoformat() if ends else "",
         f"{LABEL}.python": cell.python,
         f"{LABEL}.variant": cell.variant,
         f"{LABEL}.components": " ".join(components),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from itertools import dropwhile
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from builder.index.host import Host
 from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
-from builder.matrix import tags
+from builder.matrix import support, tags
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, expected, publish, reports, sbom_and_provenance, scan, staging, transfer
@@ -55,14 +56,16 @@ class Candidate:
 class Releaser:
     """Checks and releases the images of one staged release. `planned` are the images of this checkout by cell.
 
-    `registry` overrides the setting in matrix.yaml. `signer` signs the images; None leaves them unsigned. For hints,
-    `again` is the command that releases them, and `test` the one that tests them.
+    `today` is compared with the ends of support. `registry` overrides the setting in matrix.yaml. `signer` signs the
+    images; None leaves them unsigned. For hints, `again` is the command that releases them, and `test` the one that
+    tests them.
     """
 
     project: Project
     place: StagingArea
     release: Release
     planned: Mapping[str, PlannedImage]
+    today: date
     registry: str = ""
     signer: Signer | None = None
     allow_unsigned: bool = False
@@ -98,7 +101,8 @@ class Releaser:
 
         with view.live():
             results = [result for _, result in look_up(check_image, self.release.images, CHECKS)]
-        failures: list[BuilderError] = []
+        cells = [self.planned[staged.cell].cell for staged in self.release.images if staged.cell in self.planned]
+        failures: list[BuilderError] = [*support.refusals(self.project.matrix, cells, self.today)]
         if not self.allow_unsigned:
             try:
                 self.place.require_signed(self.project, self.release, self.again)

@@ -37,7 +37,7 @@ class Status:
     tests. `staged` is a stamp; `released` is whether the full tag names that image, with the checks that its release
     left out, and whether it relies on unsigned results of one machine; `signature` is whether that image has one, which
     is not checked; `scan` is the newest scan of it. `packages` is the age of the lock of its Debian
-    packages in days, None if it is not locked.
+    packages in days, None if it is not locked. `support` is the last day of support of all its parts, if known.
     """
 
     cell: str
@@ -51,6 +51,7 @@ class Status:
     signature: str = NONE
     scan: str = NONE
     packages: int | None = None
+    support: str = NONE
 
 
 @dataclass(kw_only=True)
@@ -117,6 +118,7 @@ class StatusReader:
             signature=signature,
             scan=scanned,
             packages=(datetime.now(UTC) - datetime.strptime(planned.os_lock.time, "%Y%m%dT%H%M%S%z")).days,
+            support=planned.support[0].last.isoformat() if planned.support else NONE,
         )
 
     def _tests_here(self, planned: PlannedImage, stored: Image) -> _Tests:

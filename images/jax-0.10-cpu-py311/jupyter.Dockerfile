@@ -80,6 +80,7 @@ LABEL org.opencontainers.image.title="jax-0.10-cpu-py311-jupyter" \
       gpu-images.framework="jax" \
       gpu-images.framework.version="0.10.2" \
       gpu-images.cuda="cpu" \
+      gpu-images.support.last="2028-06-30" \
       gpu-images.python="3.11" \
       gpu-images.variant="jupyter" \
       gpu-images.components="base python jax tools lfs tensorboard science jupyter" \

@@ -61,6 +61,7 @@ LABEL org.opencontainers.image.title="jax-0.10-cpu-py311" \
       gpu-images.framework="jax" \
       gpu-images.framework.version="0.10.2" \
       gpu-images.cuda="cpu" \
+      gpu-images.support.last="2028-06-30" \
       gpu-images.python="3.11" \
       gpu-images.variant="plain" \
       gpu-images.components="base python jax" \

@@ -66,6 +66,7 @@ LABEL org.opencontainers.image.title="jax-0.10-cpu-py311-ssh" \
       gpu-images.framework="jax" \
       gpu-images.framework.version="0.10.2" \
       gpu-images.cuda="cpu" \
+      gpu-images.support.last="2028-06-30" \
       gpu-images.python="3.11" \
       gpu-images.variant="ssh" \
       gpu-images.components="base python jax tools lfs ssh" \

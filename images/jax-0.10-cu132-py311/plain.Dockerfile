@@ -72,6 +72,7 @@ LABEL org.opencontainers.image.title="jax-0.10-cu132-py311" \
       gpu-images.driver="580.65.06" \
       gpu-images.framework.cuda="13.0" \
       gpu-images.gpu.architectures="sm_75 sm_80 sm_90 sm_100 sm_110 sm_120 compute_120" \
+      gpu-images.support.last="2028-06-30" \
       gpu-images.python="3.11" \
       gpu-images.variant="plain" \
       gpu-images.components="base python cuda jax" \

@@ -66,6 +66,7 @@ LABEL org.opencontainers.image.title="jax-0.12-cpu-py313-ssh" \
       gpu-images.framework="jax" \
       gpu-images.framework.version="0.12.0.1" \
       gpu-images.cuda="cpu" \
+      gpu-images.support.last="2030-06-30" \
       gpu-images.python="3.13" \
       gpu-images.variant="ssh" \
       gpu-images.components="base python jax tools lfs ssh" \

@@ -90,6 +90,7 @@ LABEL org.opencontainers.image.title="jax-0.12-cu128-py313-jupyter" \
       gpu-images.driver="525.60.13" \
       gpu-images.framework.cuda="12.9" \
       gpu-images.gpu.architectures="sm_50 sm_60 sm_70 sm_80 sm_90 sm_100 sm_101 sm_120 compute_120" \
+      gpu-images.support.last="2030-06-30" \
       gpu-images.python="3.13" \
       gpu-images.variant="jupyter" \
       gpu-images.components="base python cuda jax tools lfs tensorboard science jupyter" \

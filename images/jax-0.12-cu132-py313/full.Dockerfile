@@ -93,6 +93,7 @@ LABEL org.opencontainers.image.title="jax-0.12-cu132-py313-full" \
       gpu-images.driver="580.65.06" \
       gpu-images.framework.cuda="13.0" \
       gpu-images.gpu.architectures="sm_75 sm_80 sm_90 sm_100 sm_110 sm_120 compute_120" \
+      gpu-images.support.last="2030-06-30" \
       gpu-images.python="3.13" \
       gpu-images.variant="full" \
       gpu-images.components="base python cuda jax tools lfs tensorboard science jupyter ssh" \

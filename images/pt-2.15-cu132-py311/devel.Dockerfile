@@ -83,6 +83,7 @@ LABEL org.opencontainers.image.title="pt-2.15-cu132-py311-devel" \
       gpu-images.driver="580.65.06" \
       gpu-images.framework.cuda="13.2" \
       gpu-images.gpu.architectures="sm_75 sm_80 sm_86 sm_90 sm_100 sm_120" \
+      gpu-images.support.last="2028-06-30" \
       gpu-images.python="3.11" \
       gpu-images.variant="devel" \
       gpu-images.components="base python cuda pytorch tools lfs devel nvcc" \

@@ -72,6 +72,7 @@ LABEL org.opencontainers.image.title="pt-2.9-cu128-py313-devel" \
       gpu-images.driver="525.60.13" \
       gpu-images.framework.cuda="12.8" \
       gpu-images.gpu.architectures="sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120" \
+      gpu-images.support.last="2030-06-30" \
       gpu-images.python="3.13" \
       gpu-images.variant="devel" \
       gpu-images.components="base python cuda pytorch tools lfs devel" \

@@ -83,6 +83,7 @@ LABEL org.opencontainers.image.title="tf-2.20-cpu-py311-full" \
       gpu-images.framework="tensorflow" \
       gpu-images.framework.version="2.20.0" \
       gpu-images.cuda="cpu" \
+      gpu-images.support.last="2028-06-30" \
       gpu-images.python="3.11" \
       gpu-images.variant="full" \
       gpu-images.components="base python tensorflow tools lfs tensorboard science jupyter ssh" \

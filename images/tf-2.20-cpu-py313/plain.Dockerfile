@@ -62,6 +62,7 @@ LABEL org.opencontainers.image.title="tf-2.20-cpu-py313" \
       gpu-images.framework="tensorflow" \
       gpu-images.framework.version="2.20.0" \
       gpu-images.cuda="cpu" \
+      gpu-images.support.last="2030-06-30" \
       gpu-images.python="3.13" \
       gpu-images.variant="plain" \
       gpu-images.components="base python tensorflow" \

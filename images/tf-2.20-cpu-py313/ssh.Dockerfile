@@ -67,6 +67,7 @@ LABEL org.opencontainers.image.title="tf-2.20-cpu-py313-ssh" \
       gpu-images.framework="tensorflow" \
       gpu-images.framework.version="2.20.0" \
       gpu-images.cuda="cpu" \
+      gpu-images.support.last="2030-06-30" \
       gpu-images.python="3.13" \
       gpu-images.variant="ssh" \
       gpu-images.components="base python tensorflow tools lfs ssh" \

@@ -93,6 +93,7 @@ LABEL org.opencontainers.image.title="tf-2.20-cu128-py311-full" \
       gpu-images.driver="525.60.13" \
       gpu-images.framework.cuda="12.5.1" \
       gpu-images.gpu.architectures="sm_60 sm_70 sm_80 sm_89 compute_90" \
+      gpu-images.support.last="2028-06-30" \
       gpu-images.python="3.11" \
       gpu-images.variant="full" \
       gpu-images.components="base python cuda tensorflow tools lfs tensorboard science jupyter ssh" \

@@ -92,6 +92,7 @@ LABEL org.opencontainers.image.title="tf-2.9-cu118-py39-jupyter" \
       gpu-images.driver="450.80.02" \
       gpu-images.framework.cuda="11.2" \
       gpu-images.gpu.architectures="sm_35 sm_50 sm_60 sm_70 sm_75 compute_80" \
+      gpu-images.support.last="2026-08-31" \
       gpu-images.python="3.9" \
       gpu-images.variant="jupyter" \
       gpu-images.components="base python cuda tensorflow cuda11 tools tensorboard science jupyter" \

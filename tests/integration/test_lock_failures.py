@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import socket
 from collections.abc import Callable, Iterator
 
@@ -98,3 +100,73 @@ def test_a_release_that_cannot_be_locked_is_named_with_the_reason(
     index.withdraw("tinyframe", other)
     for word in words:
         assert word in output
+
+
+def test_a_debian_release_that_cannot_be_reached_does_not_stop_the_other(checkout: Checkout) -> None:
+    """The update of the other one is written, the message lists both, and the exit status is its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}/archive"
+    python = '  "3.11": {debian: bookworm, apt: [python3]}\n'
+    checkout.edit("matrix.yaml", python, python + '  "3.13": {debian: trixie, apt: [python3]}\n')
+    checkout.edit("matrix.yaml", 'python: ["3.11"]', 'python: ["3.11", "3.13"]')
+    checkout.edit("matrix.yaml", "  trixie:\n", f"  trixie:\n    snapshot: {address}\n")
+    other = PLAIN.replace("py311", "py313")
+
+    output = checkout.builder("lock", code=18)
+    assert "incomplete: 1 lock update failed, 3 done\nfailed:\n  Debian trixie: " in output
+    assert f"done:\n  Debian bookworm\n  {PLAIN}\n  {other}\nwritten:\n" in output
+    assert checkout.builder("lock", "--check", "bookworm").endswith("up to date\n")
+
+    # A week later Debian has updated a package.
+    [path] = (checkout.root / "locks").glob("os-bookworm-*.json")
+    current = path.read_text(encoding="utf-8")
+    [line] = [line.strip(" ,") for line in current.splitlines() if '"name": "tini"' in line]
+    older = json.dumps(json.loads(line) | {"version": "0.1-1", "sha256": "0" * 64})
+    path.write_text(current.replace(line, older), encoding="utf-8")
+    output = checkout.builder("lock", "--os", code=18)
+    assert "incomplete: 1 lock update failed, 1 done\nfailed:\n  Debian trixie: " in output
+    assert output.endswith(f"done:\n  Debian bookworm\nwritten:\n  locks/{path.name}\n")
+    assert line in path.read_text(encoding="utf-8")
+
+    assert "all locks unchanged" in checkout.builder("lock", "--os", "bookworm")
+    assert "incomplete" not in checkout.builder("lock", "--os", "trixie", code=4), "nothing was done"
+
+
+@pytest.fixture
+def newer(index: Index) -> Iterator[str]:
+    """A release of a package that is not pinned, until the end of a test."""
+    release = "98.0"
+    index.publish(wheels.driver_library(release))
+    yield release
+    index.withdraw("nvidia-ml-py", release)
+
+
+def test_a_yanked_wheel_installs_and_a_deleted_one_is_replaced_as_the_hint_says(
+    fresh: Checkout, index: Index, newer: str
+) -> None:
+    fresh.lock_and_render()
+    before = versions(fresh)
+    assert before["nvidia-ml-py"] == newer
+
+    index.publish(wheels.driver_library(newer), yanked="it lies")
+    assert f"nvidia_ml_py-{newer}-py3-none-any.whl is yanked on the index: it lies" in fresh.builder("build", PLAIN)
+    assert fresh.builder("lock", "--check")
+
+    index.withdraw("nvidia-ml-py", newer)
+    fresh.take_store()
+    output = fresh.builder("images", PLAIN, code=13)
+    assert f"{PLAIN}: nvidia_ml_py-{newer}-py3-none-any.whl: not listed by the index" in output
+    command = f"builder lock --upgrade-package nvidia-ml-py {PLAIN} && builder render"
+    assert f"Choose another version: {command}\n" in output
+    for part in command.split(" && "):
+        fresh.builder(*shlex.split(part)[1:])
+    after = versions(fresh)
+    assert {name for name in after if after[name] != before.get(name)} == {"nvidia-ml-py"}
+    fresh.builder("images", PLAIN)
+
+
+def versions(checkout: Checkout) -> dict[str, str]:
+    """The locked wheels of the framework."""
+    lock = json.loads((checkout.root / f"locks/{PLAIN}.json").read_text(encoding="utf-8"))
+    return {wheel["name"]: wheel["version"] for wheel in lock["wheels"]}

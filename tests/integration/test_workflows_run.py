@@ -66,7 +66,6 @@ def runner(seed: Path, fresh: Checkout, index: Index, tmp_path: Path, folder: Pa
         fresh.edit("matrix.yaml", '  "12.8": {}', "  cpu: {}")
         fresh.edit("matrix.yaml", 'cuda: ["12.8"]', "cuda: [cpu]")
         fresh.edit("matrix.yaml", "image: ty-cuda", "image: ty-cuda\n    cpu_image: ty-cpu")
-        fresh.edit("matrix.yaml", "variants:\n", 'sets: {all: ["*"]}\nvariants:\n')
         scripts = (".github/pull-request.sh", ".github/summary.sh", "builder/bootstrap.sh")
         for name in ("Makefile", ".gitignore", "locks/builder.txt", *scripts):
             (root / name).parent.mkdir(exist_ok=True)

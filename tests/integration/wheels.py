@@ -72,14 +72,14 @@ def cuda(version: str = CUDA_VERSION) -> Distribution:
     return wheel(CUDA, version, files, tag=LINUX)
 
 
-def driver_library() -> Distribution:
+def driver_library(version: str = "13.0") -> Distribution:
     """A stand-in for NVIDIA's Python module for the driver, which reports that there is no driver."""
     text = (
         "class NVMLError(Exception): pass\n"
         "class NVMLError_LibraryNotFound(NVMLError): pass\n"
         "def nvmlInit(): raise NVMLError_LibraryNotFound('NVML Shared Library Not Found')\n"
     )
-    return wheel("nvidia-ml-py", "13.0", {"pynvml.py": text.encode()})
+    return wheel("nvidia-ml-py", version, {"pynvml.py": text.encode()})
 
 
 def framework(

@@ -125,6 +125,17 @@ def edit(tiny: Project) -> Callable[[str, str], Project]:
 
 
 @pytest.fixture
+def bookworm(tiny: Project) -> Project:
+    """The tiny project on a Debian release whose end of support is known. Request it before fixtures that read it."""
+    files = [tiny.root / "matrix.yaml", *(tiny.root / "locks").glob("os-newbird-*.json")]
+    for path in files:
+        text = path.read_text(encoding="utf-8").replace("newbird", "bookworm")
+        path.unlink()
+        path.with_name(path.name.replace("newbird", "bookworm")).write_text(text, encoding="utf-8")
+    return Project(tiny.root)
+
+
+@pytest.fixture
 def on_cpu(edit: Callable[[str, str], Project]) -> Project:
     """The tiny project with quartz on the CPU too, where it has no extra."""
     edit('  "12.9": {}\n', '  cpu: {}\n  "12.9": {}\n')

@@ -7,11 +7,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from typing import NoReturn
 
 import pytest
 
 from builder import cli
+from builder.cli.context import Context
 from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
@@ -21,6 +23,7 @@ from builder.matrix.project import Project
 from tests.fakes import locks
 
 CELL = "qz-0.5-cu129-py311"
+TODAY = date(2026, 11, 22)
 
 
 @dataclass
@@ -37,7 +40,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(tiny: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Calls `main` with arguments. The store is beside the project; the machine has no settings."""
+    """Calls `main` with arguments, on a day. The store is beside the project; the machine has no settings."""
     monkeypatch.chdir(tiny.root)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tiny.root.parent / "cache"))
     monkeypatch.delenv("GPU_IMAGES_STORE", raising=False)
@@ -49,10 +52,10 @@ def run(tiny: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     def exit_(code: int) -> NoReturn:
         raise SystemExit(code)
 
-    def call(*arguments: str) -> Result:
+    def call(*arguments: str, today: date = TODAY) -> Result:
         monkeypatch.setattr(sys, "argv", ["builder", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            cli.main(obj=Context(today=today))
         out, err = capfd.readouterr()
         assert isinstance(ended.value.code, int)
         return Result(ended.value.code, out, err)

@@ -11,6 +11,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -21,15 +22,17 @@ from builder import cli
 from builder.cli import COMMANDS
 from builder.cli.context import SHOWN
 from builder.common import errors
-from builder.common.errors import BuilderError
+from builder.common.errors import BuilderError, LockError
 from builder.common.text import size
 from builder.layers import known_layers
 from builder.layers.oci import Layer
-from builder.lock import lockfile
+from builder.lock import apt, lockfile
 from builder.lock import update as locking
 from builder.lock.lockfile import KNOWN_LAYERS
+from builder.lock.update import Updated
 from builder.matrix.project import Project
 from builder.plan import plan
+from tests.fakes import locks
 from tests.unit.cli.conftest import CELL, Run
 from tests.unit.matrix.test_cells import TINY_IDS
 
@@ -302,13 +305,61 @@ def test_an_unknown_cell_is_refused_with_a_similar_name(run: Run) -> None:
     assert "  -> `builder plan '*'` lists every cell." in result.err, "there need be no set `all`"
 
 
+# ---- ends of support
+
+BOOKWORM = "support of Debian bookworm ended on 2028-06-30: no security updates since (1 image of qz-0.5-cu129-py311)\n"
+
+
+@pytest.mark.parametrize("command", [["plan", CELL], ["status", "--here", CELL]])
+def test_ends_of_support_are_shown_when_they_are_near(run: Run, bookworm: Project, command: list[str]) -> None:
+    assert run(*command, today=date(2028, 4, 30)).err == ""
+    assert run(*command, today=date(2028, 7, 1)).err == BOOKWORM
+
+
+def test_scripts_get_every_end_of_support(run: Run, bookworm: Project) -> None:
+    """On any day, with its source: they compare it themselves."""
+    [image] = json.loads(run("plan", CELL, "--format", "json").out)["images"]
+    [end] = image["support"]
+    assert (end["entry"], end["last"]) == ("debian.bookworm", "2028-06-30")
+    assert end["source"].startswith("Debian")
+    [row] = json.loads(run("status", "--here", CELL, "--format", "json").out)
+    assert row["support"] == "2028-06-30"
+
+
+def test_an_image_has_the_last_day_of_its_support_as_a_label(bookworm: Project, run: Run) -> None:
+    """The same on any day; none if it is not known."""
+    labels = {
+        cell.id: cell_image.settings.labels.get("gpu-images.support.last")
+        for cell in bookworm.select([CELL])
+        for cell_image in plan.make_plan(bookworm, [cell]).images
+    }
+    assert labels == {CELL: "2028-06-30"}
+
+
+def test_debian_packages_without_updates_are_named_when_they_are_locked(
+    run: Run, bookworm: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apt, "archive", locks.FakeArchive(versions={"bookworm": "1.0-1"}))
+    assert BOOKWORM in run("lock", "--os", CELL, today=date(2028, 7, 1)).err
+    assert "support" not in run("lock", "--os", CELL, today=date(2028, 4, 30)).err
+
+
+def test_updates_are_listed_for_a_workflow(run: Run, tiny: Project) -> None:
+    """Also if a lock is damaged: an update makes it again."""
+    lockfile.path(tiny.root, CELL).write_text("{")
+    result = run("plan", "*", "--format", "updates")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == 'debian=["oldbird", "newbird"]\nframeworks=["ember", "quartz"]\n'
+
+
 # ---- lock and render
 
 
 def test_lock_names_what_it_wrote_or_how_to_upgrade(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locking, "update", lambda *_, **__: ["locks/x.json"])
+    updated = Updated(written=("locks/x.json",), done=("x",), failures={})
+    monkeypatch.setattr(locking, "update", lambda *_, **__: updated)
     assert run("lock").err == "written: locks/x.json\n"
-    monkeypatch.setattr(locking, "update", lambda *_, **__: [])
+    monkeypatch.setattr(locking, "update", lambda *_, **__: Updated(written=(), done=("x",), failures={}))
     wheels, debian = (
         "`builder lock --upgrade` chooses newer wheels",
         "`builder lock --os` chooses newer Debian packages",
@@ -318,6 +369,19 @@ def test_lock_names_what_it_wrote_or_how_to_upgrade(run: Run, monkeypatch: pytes
     assert run("lock", "--upgrade", "--os").err == "all locks unchanged\n"
     chosen = f"`builder lock --upgrade {CELL} 'em-*'` chooses newer wheels"
     assert run("lock", "--os", CELL, "em-*").err == f"all locks unchanged; {chosen}\n"
+
+
+@pytest.mark.parametrize(("done", "code"), [((), 4), (("x",), 18)])
+def test_lock_names_what_it_wrote_after_a_failure_too(
+    run: Run, monkeypatch: pytest.MonkeyPatch, done: tuple[str, ...], code: int
+) -> None:
+    updated = Updated(written=("locks/x.json",), done=done, failures={"y": [LockError("y: no", hint="change it")]})
+    monkeypatch.setattr(locking, "update", lambda *_, **__: updated)
+    result = run("lock")
+    assert result.code == code
+    assert "y: no" in result.err
+    assert "-> change it" in result.err
+    assert result.err.count("locks/x.json") == 1
 
 
 def test_stale_locks_of_some_cells_are_locked_again_alone(run: Run, tiny: Project) -> None:

@@ -19,7 +19,8 @@ from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options, Outcome
 from builder.build.work import ImageProvider, LoadedImage
 from builder.cli.context import Context
-from builder.common.errors import DiskError, NoEngineError
+from builder.common import git
+from builder.common.errors import DiskError, ImageTestError, NoEngineError
 from builder.common.files import digest_of_bytes
 from builder.engine import setup
 from builder.engine.client import Engine
@@ -351,3 +352,73 @@ def test_invalid_sizes_are_refused(run: Run, text: str) -> None:
     assert result.code == 2
     assert "invalid size" in result.err
     assert "use e.g. 40GB" in result.err
+
+
+# ---- refresh
+
+
+@pytest.fixture
+def updates(archive: locks.FakeArchive, calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
+    """Debian has updated every package since; there is no git."""
+    monkeypatch.setattr(git, "commit", lambda *_: None)
+    archive.versions = {"newbird": "2.0-1", "oldbird": "2.0-1"}
+    return archive
+
+
+def test_a_refresh_builds_what_changed(run: Run, calls: list[Call], updates: locks.FakeArchive) -> None:
+    result = run("refresh", "newbird")
+    assert result.code == 0, result.err
+    assert [call.cells for call in calls] == [[name for name in TINY_IDS if "-py311" in name]]
+    assert run("refresh", "newbird").err.endswith("no image changed\n")
+
+
+def test_a_refresh_goes_on_with_the_debian_releases_that_can_be_locked(
+    run: Run, calls: list[Call], updates: locks.FakeArchive
+) -> None:
+    updates.broken = "oldbird"
+    result = run("refresh", "*")
+    assert result.code == 18
+    [call] = calls
+    assert call.cells == [name for name in TINY_IDS if "-py311" in name]
+    assert "  Debian oldbird: apt-get update failed" in result.err
+    assert f"{len(call.cells)} images built and tested; the rest failed:" in result.err
+
+
+def test_a_refresh_that_can_lock_nothing_fails_as_lock_does(
+    run: Run, calls: list[Call], updates: locks.FakeArchive
+) -> None:
+    updates.broken = "oldbird"
+    assert run("refresh", "oldbird").code == 4
+    assert calls == []
+
+
+def test_a_refresh_leaves_out_cells_that_could_not_be_locked_at_all(
+    run: Run, calls: list[Call], updates: locks.FakeArchive, locked: Project
+) -> None:
+    """They have no lock to render from."""
+    [path] = (locked.root / "locks").glob("os-oldbird-*.json")
+    path.unlink()
+    updates.broken = "oldbird"
+    result = run("refresh", "newbird", "em-1.9-cu129-py39")
+    assert result.code == 18
+    assert [call.cells for call in calls] == [[name for name in TINY_IDS if "-py311" in name]]
+
+
+@pytest.mark.parametrize(("failing", "code"), [({CELL}, 18), ({CELL, f"{CELL}-board"}, 8)])
+def test_a_refresh_of_which_images_fail_names_them(
+    run: Run,
+    calls: list[Call],
+    updates: locks.FakeArchive,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: set[str],
+    code: int,
+) -> None:
+    def fake(_: object, __: object, planned: Plan, ___: object) -> list[Outcome]:
+        error = ImageTestError("a test failed")
+        return [Outcome(image=image, error=error if image.id in failing else None) for image in planned.images]
+
+    monkeypatch.setattr(images, "make_images", fake)
+    result = run("refresh", CELL, f"{CELL}-board")
+    assert result.code == code
+    assert ", ".join(sorted(failing)) in result.err
+    assert ("1 image built and tested; the rest failed:" in result.err) == (code == 18)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,53 @@ def test_push_names_the_cells_and_the_registry_that_were_given(run: Run, tiny: P
     trust(tiny)
     result = run("push", "pt-*", EMBER, "--to", "other.example.test")
     assert f"Use `builder stage 'pt-*' {EMBER}`, then `builder release --to other.example.test`." in result.err
+
+
+# ---- ends of support: Debian bookworm gets its last updates on 2028-06-30
+
+LAST_DAY, FIRST_WARNING = date(2028, 6, 30), date(2028, 5, 1)
+ENTRY = "  bookworm:\n"
+
+
+@pytest.mark.parametrize(
+    ("today", "warning"),
+    [
+        (date(2028, 4, 30), ""),
+        (FIRST_WARNING, "support of Debian bookworm ends on 2028-06-30, in 60 days (1 image of qz-0.5-cu129-py311)"),
+        (LAST_DAY, "support of Debian bookworm ends on 2028-06-30, today (1 image of qz-0.5-cu129-py311)"),
+    ],
+)
+def test_a_release_warns_60_days_before_the_end_of_support(
+    run: Run, bookworm: Project, desk: ReleaseDesk, today: date, warning: str
+) -> None:
+    result = run("release", "--staging", PLACE, "--check", today=today)
+    assert result.code == 0
+    assert [line for line in result.err.splitlines() if "support of" in line] == ([warning] if warning else [])
+
+
+@pytest.mark.parametrize("option", [(), ("--check",)])
+def test_nothing_is_released_after_the_end_of_support_without_a_reason(
+    run: Run, bookworm: Project, desk: ReleaseDesk, option: tuple[str, ...]
+) -> None:
+    after = date(2028, 7, 1)
+    refused = run("release", "--staging", PLACE, *option, today=after)
+    assert refused.code == 16
+    message = "refused: support of Debian bookworm ended on 2028-06-30, so these images get no security updates: "
+    assert f"{message}1 image of {test_release.CELL}\n  -> Move them to a supported version, or " in refused.err
+    assert 'add to debian.bookworm (matrix.yaml:10:5): after_support: "why"' in refused.err
+    assert desk.published == []
+
+    path = bookworm.root / "matrix.yaml"
+    reason = "    after_support: one course needs it\n"
+    path.write_text(path.read_text("utf-8").replace(ENTRY, ENTRY + reason, 1), encoding="utf-8")
+    released = run("release", "--staging", PLACE, *option, today=after)
+    assert released.code == 0, "the reason changes no plan"
+    ended = "support of Debian bookworm ended on 2028-06-30: no security updates since"
+    assert f"{ended} (1 image of {test_release.CELL}): one course needs it" in released.err
+    assert len(desk.published) == (0 if option else 1)
+
+
+def test_push_refuses_images_after_the_end_of_support(run: Run, bookworm: Project, rendered: Project) -> None:
+    result = run("push", test_release.CELL, today=date(2028, 7, 1))
+    assert result.code == 16
+    assert "support of Debian bookworm ended on 2028-06-30" in result.err

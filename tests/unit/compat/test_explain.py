@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -617,7 +618,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     monkeypatch.setattr(command, "Index", lambda _: Stored())
     monkeypatch.setattr(host, "read_host", Host)
     monkeypatch.setattr(Resolver, "reason", resolves)
-    return lambda *arguments: CliRunner().invoke(command.explain_command, arguments, obj=Context(root=tmp_path))
+
+    def call(*arguments: str, today: date = date(2026, 11, 22)) -> Result:
+        return CliRunner().invoke(command.explain_command, list(arguments), obj=Context(root=tmp_path, today=today))
+
+    return call
 
 
 def test_a_combination_that_works(run: Callable[..., Result]) -> None:
@@ -625,8 +630,23 @@ def test_a_combination_that_works(run: Callable[..., Result]) -> None:
     assert result.exit_code == 0
     assert result.stdout == (
         f"pt-2.9-cu128-py311 works: resolves for Python 3.11; {RUNTIME_12}\nit is in matrix.yaml\n"
+        'support of Debian bookworm ends on 2028-06-30 (Debian Wiki, "LTS"; Debian, "Debian Releases"; of its security '
+        "team 2026-06-10, then LTS)\n"
     )
     assert result.stderr == "pt-2.9-cu128-py311: resolving\n", "its lock is missing"
+
+
+def test_ends_of_support_are_shown_with_their_source(run: Callable[..., Result], tmp_path: Path) -> None:
+    """And with the reason to release the image all the same. A Python of uv's builds has an end of its own."""
+    end = "support of Debian bookworm ends on 2028-06-30"
+    source = '(Debian Wiki, "LTS"; Debian, "Debian Releases"; of its security team 2026-06-10, then LTS)'
+    assert run("pt-2.9-cu128-py311").stdout.splitlines()[2:] == [f"{end} {source}"]
+    assert run("pt-2.9-cu128-py311", today=date(2028, 6, 30)).stdout.endswith(f"{end}, today {source}\n")
+    reason = 'glibc: "2.36", after_support: "one course needs it"'
+    (tmp_path / "matrix.yaml").write_text(MATRIX.replace('glibc: "2.36"', reason))
+    after = run("pt-2.9-cu128-py311", today=date(2028, 7, 1)).stdout
+    ended = "support of Debian bookworm ended on 2028-06-30: no security updates since"
+    assert after.endswith(f"{ended} {source}; released all the same: one course needs it\n")
 
 
 def test_a_refusal_has_an_exit_code_of_its_own(run: Callable[..., Result]) -> None:

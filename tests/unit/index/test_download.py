@@ -291,6 +291,18 @@ def test_a_wheel_that_is_not_listed(setting: Setting) -> None:
         assert "not listed by the index" in setting.fails()
 
 
+def test_a_wheel_that_was_deleted_has_a_way_out(setting: Setting) -> None:
+    """Both if the page no longer lists it, and if only the file is gone."""
+    setting.page = lambda _: Reply(status=404)
+    unlisted = setting.failure()
+    setting.page = lambda _: html()
+    setting.file = lambda _: Reply(status=404)
+    for error in (unlisted, setting.failure()):
+        assert error.package == WHEEL.name
+        command = f"builder lock --upgrade-package {WHEEL.name} && builder render"
+        assert error.hint.endswith(f" Choose another version: {command}")
+
+
 @pytest.mark.parametrize("size", [1, len(CONTENT)])
 def test_more_bytes_than_locked(setting: Setting, size: int) -> None:
     setting.file = lambda _: Reply(body=CONTENT + bytes(size))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from builder.common.errors import LockError, MatrixError, StaleError
+from builder.common.errors import IncompleteError, LockError, MatrixError, StaleError
 from builder.index.host import Apt, AptSource, Host
-from builder.lock import apt, os_lock
+from builder.lock import apt, lockfile, os_lock
 from builder.lock import update as locking
 from builder.lock.os_lock import OsLock, OsRequest
 from builder.matrix.project import Project
@@ -151,6 +151,13 @@ def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[s
     return changed, failures, said
 
 
+def update_all(project: Project, *names: str, refresh: bool = False) -> None:
+    """Updates wheels and systems; raises the error for what failed."""
+    updated = locking.update(project, project.select(names), Host(), upgrade=False, refresh=refresh, say=lambda _: None)
+    if updated.error:
+        raise updated.error
+
+
 def test_locks_that_exist_are_kept(tiny: Project, archive: locks.FakeArchive) -> None:
     assert update(tiny, "*") == ([], [], [])
     assert archive.resolved == []
@@ -246,7 +253,7 @@ def test_a_lock_refuses_what_the_locked_packages_contradict(
     project = edit(old, new)
     before = sorted(path.name for path in (project.root / "locks").iterdir())
     with pytest.raises(MatrixError) as caught:
-        locking.update(project, project.select([CELL]), Host(), upgrade=False, refresh=False, say=lambda _: None)
+        update_all(project, CELL)
     assert (str(caught.value), caught.value.hint) == (message, hint)
     systems = {Path(path).name for path in archive.resolved}
     assert sorted(path.name for path in (project.root / "locks").iterdir() if path.name not in systems) == [
@@ -269,9 +276,9 @@ def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: locks.Fa
         locking.check_locks(project, [])
     archive.broken = "newbird"
     with pytest.raises(LockError):
-        locking.update(project, project.select([CELL]), Host(), upgrade=False, refresh=True, say=lambda _: None)
+        update_all(project, CELL, refresh=True)
     assert (project.root / path).exists(), "undoing the edit needs it again"
-    changed = locking.update(project, [], Host(), upgrade=False, refresh=False, say=lambda _: None)
+    changed = locking.update(project, [], Host(), upgrade=False, refresh=False, say=lambda _: None).written
     assert f"{path} (removed: no cell needs it)" in changed
     assert not (project.root / path).exists()
 
@@ -352,3 +359,40 @@ def test_a_release_with_a_snapshot_archive_is_not_looked_up(edit: Edit, archive:
     project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
     assert [request.debian for request in current_locks(project)[0]] == ["oldbird"]
     assert archive.looked_up == ["oldbird"]
+
+
+def test_a_debian_release_that_fails_does_not_stop_the_others(tiny: Project, archive: locks.FakeArchive) -> None:
+    """The lock of the other release is written, and the error says so, with an exit status of its own."""
+    archive.broken = "oldbird"
+    lock = locks.lock_of(tiny, tiny.groups[OLD_CELL])
+    lockfile.path(tiny.root, OLD_CELL).write_text(lockfile.dump(lock))
+    before = {
+        path: (tiny.root / path).read_bytes() for path in (request_of(tiny, CELL).path, request_of(tiny, OLD_CELL).path)
+    }
+    with pytest.raises(IncompleteError) as caught:
+        update_all(tiny, CELL, OLD_CELL, refresh=True)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "1 lock update failed, 1 done"
+    assert lines[2].startswith("  Debian oldbird: ")
+    assert lines[lines.index("done:") + 1 :] == ["  Debian newbird", "written:", f"  {request_of(tiny).path}"]
+    after = {path: (tiny.root / path).read_bytes() for path in before}
+    assert [path for path in before if after[path] != before[path]] == [request_of(tiny).path]
+
+
+def test_debian_releases_that_all_fail_have_the_error_of_the_first(tiny: Project, archive: locks.FakeArchive) -> None:
+    archive.broken = "newbird"
+    with pytest.raises(LockError):
+        update_all(tiny, CELL, refresh=True)
+
+
+def test_systems_that_fail_do_not_hide_the_others_of_their_release(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit("board: {needs: [python]", "board: {apt: [no-such-package], needs: [python]")
+    archive.unknown = "no-such-package"
+    with pytest.raises(IncompleteError) as caught:
+        update_all(project, f"{CELL}*", refresh=True)
+    assert "Debian newbird: Unable to locate package no-such-package" in str(caught.value)
+    assert str(caught.value).splitlines()[-3:] == [
+        "  Debian newbird (1 other system)",
+        "written:",
+        f"  {request_of(project).path}",
+    ]

@@ -673,6 +673,8 @@ def test_messages_of_uv(tiny: Project, uv: Uv, result: tuple[int, str], message:
     assert str(caught.value).startswith(f"{GROUP}: ")
     assert message in str(caught.value)
     assert caught.value.hint
+    if "yanked" in message:
+        assert caught.value.hint.endswith(f"builder lock --upgrade-package ember {GROUP} && builder render")
 
 
 def test_uv_in_its_own_words_without_decoration(tiny: Project, uv: Uv) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from builder.common.errors import LockError, StaleError
+from builder.common.errors import IncompleteError, LockError, StaleError, UsageError
 from builder.index.host import Host
 from builder.lock import lockfile, os_lock
 from builder.lock import update as locking
@@ -91,9 +91,19 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> FakeResolver:
 
 
 def update(
-    project: Project, *names: str, upgrade: bool = False, say: Callable[[str], None] = lambda _: None
+    project: Project,
+    *names: str,
+    upgrade: bool = False,
+    packages: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    return locking.update(project, project.select(names), Host(), upgrade=upgrade, refresh=False, say=say)
+    """The changed paths; raises the error for what failed."""
+    updated = locking.update(
+        project, project.select(names), Host(), upgrade=upgrade, refresh=False, packages=packages, say=say
+    )
+    if updated.error:
+        raise updated.error
+    return list(updated.written)
 
 
 def write(project: Project, group: str, version: str) -> Lock:
@@ -293,7 +303,7 @@ def test_stale_and_failed_locks_of_other_groups_are_not_preferred(
         write(tiny, group, str(number))
     project = edit("packages: [notebook]", "packages: [notebook>=2]")  # QUARTZ_39 alone does not have it
     resolver.broken = frozenset({CU129_311})
-    with pytest.raises(LockError):
+    with pytest.raises(IncompleteError):
         update(project, "*")
     assert resolver.preferred == {
         OLD_39: dict.fromkeys(NO_CUDA, "6"),
@@ -329,7 +339,7 @@ def test_resolved_groups_are_shown_and_written_although_another_failed(tiny: Pro
     (tiny.root / "locks/gone.json").write_text("{}")
     resolver.broken = frozenset({CU1210_39})
     messages: list[str] = []
-    with pytest.raises(LockError, match=f"^{CU1210_39}: cannot be resolved$"):
+    with pytest.raises(IncompleteError, match=f"  {CU1210_39}: cannot be resolved"):
         update(tiny, "*", say=messages.append)
     assert [line.partition(":")[0] for line in messages] == [OLD_39, CU129_311, QUARTZ_39]
     assert contents(tiny).keys() == {*GROUPS, "gone"} - {CU1210_39}, "unused locks are kept after a failure"
@@ -337,14 +347,20 @@ def test_resolved_groups_are_shown_and_written_although_another_failed(tiny: Pro
 
 def test_failures_do_not_stop_other_groups(tiny: Project, resolver: FakeResolver) -> None:
     resolver.broken = frozenset({OLD_39, CU1210_39})
-    with pytest.raises(LockError) as caught:
+    with pytest.raises(IncompleteError) as caught:
         update(tiny, "*")
     assert str(caught.value).splitlines() == [
-        "2 locks failed",
-        f"{OLD_39}: cannot be resolved",
-        "  -> change it",
-        f"{CU1210_39}: cannot be resolved",
-        "  -> change it",
+        "2 lock updates failed, 2 done",
+        "failed:",
+        f"  {OLD_39}: cannot be resolved",
+        "    -> change it",
+        f"  {CU1210_39}: cannot be resolved",
+        "    -> change it",
+        "done:",
+        f"  {CU129_311}",
+        f"  {QUARTZ_39}",
+        "written:",
+        *(f"  {path}" for path in paths(CU129_311, QUARTZ_39)),
     ]
     assert resolver.resolved == [OLD_39, CU129_311, CU1210_39, QUARTZ_39]
     assert contents(tiny).keys() == set(GROUPS) - {OLD_39, CU1210_39}
@@ -358,7 +374,71 @@ def test_an_upgrade_that_fails_in_part_writes_the_groups_that_could_be_resolved(
     before = contents(tiny)
     resolver.broken = frozenset({LOCKED})
     resolver.newest = "10"
-    with pytest.raises(LockError):
+    with pytest.raises(IncompleteError):
         update(tiny, "*-cu1210-*", upgrade=True)
     after = contents(tiny)
     assert {group for group in GROUPS if after[group] != before[group]} == {CU1210_39, QUARTZ_39}
+
+
+def test_an_update_in_which_everything_failed_has_the_error_of_the_first(tiny: Project, resolver: FakeResolver) -> None:
+    """Locks that were current already do not count as done."""
+    resolver.broken = frozenset({OLD_39, CU1210_39})
+    with pytest.raises(LockError) as caught:
+        update(tiny, OLD_39, CU1210_39, LOCKED)
+    assert str(caught.value).splitlines()[0] == "2 locks failed"
+
+
+def test_an_upgrade_of_a_framework_prefers_no_versions_of_others(tiny: Project, resolver: FakeResolver) -> None:
+    """Frameworks that are upgraded one after the other would keep each other's versions forever."""
+    for group in GROUPS:
+        write(tiny, group, "8")
+    resolver.newest = "10"
+    assert update(tiny, "quartz", upgrade=True) == paths(LOCKED_QUARTZ, QUARTZ_39)
+    assert resolver.preferred == {LOCKED_QUARTZ: {}, QUARTZ_39: {}}
+
+
+# ---- one package
+
+
+def test_one_package_is_chosen_again_in_the_groups_that_have_it_and_others_keep_their_versions(
+    tiny: Project, resolver: FakeResolver
+) -> None:
+    for group in GROUPS:
+        write(tiny, group, "8")
+    resolver.newest = "10"
+    assert update(tiny, f"{LOCKED}*", packages=["Triton"]) == paths(LOCKED)
+    lock = lockfile.read_lock(tiny.root, LOCKED)
+    assert lock is not None
+    assert lock.versions == {"nvidia-ml-py": "8", CUDA: "8", "triton": "10"}
+    assert resolver.present == {LOCKED: None}, "a lock that is kept would keep the version too"
+
+
+def test_groups_share_the_new_version_of_one_package(tiny: Project, resolver: FakeResolver) -> None:
+    """And never the old one of a group that is not chosen: its file may have been deleted."""
+    for group in GROUPS:
+        write(tiny, group, "8")
+    resolver.newest = "10"
+    update(tiny, "*-py311*", packages=["triton"])
+    assert [preferred.get("triton") for preferred in resolver.preferred.values()] == [None, "10", "10"]
+    assert {preferred["nvidia-ml-py"] for preferred in resolver.preferred.values()} == {"8"}
+
+
+def test_an_unknown_package_is_a_usage_error(tiny: Project, resolver: FakeResolver) -> None:
+    before = contents(tiny)
+    write(tiny, LOCKED, "8")
+    with pytest.raises(UsageError, match=r"^no lock of these cells has the package tritn; did you mean 'triton'\?$"):
+        update(tiny, LOCKED, packages=["tritn"])
+    assert resolver.resolved == []
+    assert contents(tiny).keys() == before.keys()
+
+
+def test_a_group_without_a_lock_does_not_get_the_version_that_others_have(
+    tiny: Project, resolver: FakeResolver
+) -> None:
+    """The release may have been withdrawn, and the hint for the new group names it."""
+    for group in GROUPS[1:]:
+        write(tiny, group, "8")
+    lockfile.path(tiny.root, OLD_39).unlink(missing_ok=True)
+    resolver.newest = "10"
+    assert update(tiny, OLD_39, packages=["triton"]) == paths(OLD_39)
+    assert resolver.preferred == {OLD_39: {"nvidia-ml-py": "8", CUDA: "8"}}

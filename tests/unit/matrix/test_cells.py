@@ -262,3 +262,34 @@ def test_a_set_with_an_unknown_cell(edit: Edit) -> None:
         MatrixError, match=r"^matrix.yaml:\d+:\d+: 'em-1.10-cu1210-py3111' matches no cell; did you mean"
     ):
         project.select([])
+
+
+# ---- built-in sets
+
+
+def test_a_debian_release_and_a_framework_are_sets(tiny: Project) -> None:
+    assert [cell.id for cell in tiny.select(["oldbird"])] == [name for name in TINY_IDS if "-py39" in name]
+    assert [cell.id for cell in tiny.select(["quartz"])] == TINY_IDS[12:]
+    assert tiny.select(["oldbird", "quartz"]) == tiny.select(["quartz", "oldbird"])
+
+
+def test_all_has_no_cell_that_relies_on_a_reason_after_its_support(bookworm: Project) -> None:
+    """They are in the set `unsupported`. `*` is every cell."""
+    assert [cell.id for cell in bookworm.select(["all"])] == TINY_IDS
+    assert bookworm.select(["unsupported"]) == (), "a workflow that builds the set need not know whether it is empty"
+    path = bookworm.root / "matrix.yaml"
+    text = path.read_text("utf-8").replace(
+        "  bookworm:\n", '  bookworm:\n    after_support: "one course needs it"\n', 1
+    )
+    path.write_text(text, encoding="utf-8")
+    project = Project(bookworm.root)
+    assert [cell.id for cell in project.select(["unsupported"])] == [name for name in TINY_IDS if "-py311" in name]
+    assert [cell.id for cell in project.select(["all"])] == [name for name in TINY_IDS if "-py39" in name]
+    assert [cell.id for cell in project.select(["*"])] == TINY_IDS
+
+
+@pytest.mark.parametrize("name", ["all", "unsupported", "newbird", "quartz"])
+def test_a_set_may_not_have_the_name_of_a_built_in_one(edit: Edit, name: str) -> None:
+    project = edit('boards: ["*-board"]', f'{name}: ["*-board"]')
+    with pytest.raises(MatrixError, match=f"sets.{name}: this set is built in"):
+        _ = project.matrix

@@ -46,6 +46,15 @@ def test_images_of_a_group_are_in_one_part_where_they_fit(images: list[PlannedIm
         assert len(ci.split_by_disk(members, int(need(members)) + 1)) == 1
 
 
+def test_updates_are_separate_for_each_debian_release_and_framework(tiny: Project) -> None:
+    """Only those of the selected cells. Each name selects its cells."""
+    assert ci.updates(tiny.matrix, tiny.cells) == {"debian": ["oldbird", "newbird"], "frameworks": ["ember", "quartz"]}
+    chosen = tiny.select(["newbird"])
+    assert {cell.python for cell in chosen} == {"3.11"}
+    assert len(chosen) == sum(cell.python == "3.11" for cell in tiny.cells)
+    assert ci.updates(tiny.matrix, tiny.select(["em-*-py39"])) == {"debian": ["oldbird"], "frameworks": ["ember"]}
+
+
 def test_the_matrix_of_a_github_job(images: list[PlannedImage]) -> None:
     [entry] = ci.github_matrix([images[:2]])["include"]
     assert entry == {"name": f"{images[0].id} (2 images)", "cells": f"{images[0].id} {images[1].id}"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
 from itertools import islice
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ from tests.fakes.suites import write_tests
 
 CELL = "qz-0.5-cu129-py311"
 STAMP = "20261122"
+TODAY = date(2026, 11, 22)
 
 
 class ReleaseDesk:
@@ -134,6 +136,7 @@ class ReleaseDesk:
             place=self.place,
             release=staged or self.staged(),
             planned={CELL: self.planned},
+            today=TODAY,
             **options,  # type: ignore[arg-type]
         )
         return releaser.publish(Host(), View(MemoryConsole()), self.store, releaser.check(View(self.console)))
@@ -367,7 +370,9 @@ def test_several_images_are_checked_at_a_time_with_progress(desk: ReleaseDesk) -
     desk.project = with_scanner(desk.project, code, parallel=2)
     staged = desk.staged()
     twice = staged.model_copy(update={"images": staged.images * 2})
-    releaser = Releaser(project=desk.project, place=desk.place, release=twice, planned={CELL: desk.planned})
+    releaser = Releaser(
+        project=desk.project, place=desk.place, release=twice, planned={CELL: desk.planned}, today=TODAY
+    )
     assert len(releaser.check(View(desk.console))) == 2
     assert f"{CELL}: checking" in desk.console.text
     assert f"{CELL}: scanning" in desk.console.text
