@@ -59,6 +59,17 @@ class DebianPackage:
     def source_package(self) -> SourcePackage:
         return debian.source_package(self.source, self.name, self.version)
 
+    @property
+    def file(self) -> str:
+        """The name of its .deb file in an archive: without the epoch of the version."""
+        return f"{self.name}_{self.version.partition(':')[2] or self.version}_{self.architecture}.deb"
+
+    @property
+    def pool_path(self) -> str:
+        """The path of its .deb file below `pool/main` of an archive. Source: layout of Debian's archives, observed."""
+        source = self.source_package.name
+        return f"{source[:4] if source.startswith('lib') else source[0]}/{source}/{self.file}"
+
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class OsLock:
