@@ -1,7 +1,7 @@
 """A local repository of locked Debian packages, from which mmdebstrap installs without the network.
 
 apt needs the control file of each package, its size and its hash. The builder has checked the hashes against the lock,
-so the repository is not signed. Sources: deb(5), Debian Policy, section 5.3; the wiki of Debian, "DebianRepository/Format".
+so the repository is not signed. Sources: deb(5); Debian's wiki, "DebianRepository/Format".
 """
 
 from __future__ import annotations
@@ -9,29 +9,31 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from builder.common.errors import BuildError
-from builder.lock.os_lock import DebianPackage
+from builder.lock.os_lock import OsLock
 
 _MAGIC, _HEADER = b"!<arch>\n", 60  # of an archive of ar: the first bytes, and the size of the header of each member
 
 
-def write_repository(release: str, packages: Sequence[DebianPackage], files: Mapping[str, Path]) -> dict[str, bytes]:
-    """The index of a flat repository of these packages: name -> content. `files` are those of the packages, by SHA-256.
+def index(lock: OsLock, paths: Mapping[str, Path]) -> dict[str, bytes]:
+    """The lists of a flat repository of the locked packages: name -> content. `paths` are their files, by SHA-256.
 
     Raises BuildError for a file that is not a Debian package.
     """
     paragraphs = []
-    for package in packages:
-        fields = _control(files[package.sha256], package.file).strip("\n")
+    for package in lock.packages:
+        fields = _control(paths[package.sha256], package.file).strip("\n")
         paragraphs.append(f"{fields}\nFilename: ./{package.file}\nSize: {package.size}\nSHA256: {package.sha256}\n\n")
-    index = "".join(paragraphs).encode()
+    listed = "".join(paragraphs).encode()
     # apt selects the release's essential packages by its codename: mmdebstrap's `?essential` is limited to it.
-    head = f"Origin: Debian\nSuite: {release}\nCodename: {release}\nArchitectures: all amd64\nComponents: main\n"
-    hashes = f"SHA256:\n {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n"
-    return {"Packages": index, "Release": f"{head}{hashes}".encode()}
+    head = (
+        f"Origin: Debian\nSuite: {lock.debian}\nCodename: {lock.debian}\nArchitectures: all amd64\nComponents: main\n"
+    )
+    hashes = f"SHA256:\n {hashlib.sha256(listed).hexdigest()} {len(listed)} Packages\n"
+    return {"Packages": listed, "Release": f"{head}{hashes}".encode()}
 
 
 def _control(path: Path, name: str) -> str:

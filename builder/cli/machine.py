@@ -103,6 +103,9 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: 
         table.add_row(use.name, short_digest(use.manifest), size(use.bytes), size(use.own))
     context.out.print(table)
     context.say(f"store: {store.root}, {size(store.size())}")
+    if freed.packages:
+        kept = counted(len(freed.packages), "Debian package")
+        context.say(f"kept to make its operating systems again: {kept}, {size(sum(freed.packages.values()))}")
     parts = f"{counted(len(freed.blobs), 'unused blob')}, {counted(len(freed.leftovers), 'leftover')}"
     context.say(f"{would}freed: {size(freed.bytes)} ({parts})")
 

@@ -123,10 +123,10 @@ class DamagedError(FileError):
 
 
 class FetchError(BuilderError):
-    """A locked wheel is missing from the index, or does not match its lock."""
+    """A locked wheel or Debian package is missing everywhere, or does not match its lock."""
 
     exit_code = 13
-    title = "wheels"
+    title = "download"
 
 
 class RegistryError(BuilderError):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import BufferedRandom
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import requests
 from packaging.utils import canonicalize_name
@@ -48,8 +48,11 @@ class LockedFile(Protocol):
     def sha256(self) -> str: ...
 
 
+_File = TypeVar("_File", bound=LockedFile)
+
+
 class AbsentError(FetchError):
-    """The server has no such file, or refuses to send it."""
+    """The server has no such file, or does not send all of it."""
 
 
 class LostError(FetchError):
@@ -88,10 +91,11 @@ class _PartialFile:
         self._progress(new)
 
 
-class FileFetcher:
+class FileFetcher(Generic[_File]):
     """Downloads locked files to `path` of each; several processes may share the folders.
 
-    Subclasses find the addresses. `parts` is the folder of incomplete files. `progress` is called with numbers of bytes.
+    Subclasses find the addresses. `parts` is the folder of incomplete files, `progress` gets numbers of bytes.
+    Ends soon after `stopped` is set.
     """
 
     server = "the index"  # in messages
@@ -99,24 +103,30 @@ class FileFetcher:
     distrust = _DISTRUST
 
     def __init__(
-        self, session: IndexSession, parts: Path, *, progress: Callable[[int], None], policy: RetryPolicy
+        self,
+        session: IndexSession,
+        parts: Path,
+        *,
+        progress: Callable[[int], None],
+        policy: RetryPolicy,
+        stopped: threading.Event | None = None,
     ) -> None:
         self._session = session
         self._folder = parts
         self._progress = progress
         self._policy = policy
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._stopped = stopped or threading.Event()
 
-    def path(self, locked: LockedFile) -> Path:
+    def path(self, locked: _File) -> Path:
         """The path of a downloaded file."""
         raise NotImplementedError
 
-    def _get(self, locked: LockedFile, file: BufferedRandom) -> None:
+    def _get(self, locked: _File, file: BufferedRandom) -> None:
         """Calls `_download` with an address of the file, or with several. Raises FetchError."""
         raise NotImplementedError
 
-    def fetch(self, locked: LockedFile) -> Path:
+    def fetch(self, locked: _File) -> Path:
         """The path of a file, whose size and SHA-256 were checked. Raises FetchError."""
         path, part_path = self.path(locked), self._folder / f"{locked.sha256}.part"
         try:
@@ -157,12 +167,15 @@ class FileFetcher:
         """Ends all downloads soon and keeps what was downloaded."""
         self._stopped.set()
 
-    def _download(self, locked: LockedFile, file: BufferedRandom, address: Callable[[], str]) -> None:
-        """Tries until the file is complete; `address` may make requests too. Raises AbsentError, LostError, FetchError."""
+    def _download(self, locked: _File, file: BufferedRandom, address: str | Callable[[], str]) -> None:
+        """Tries until the file is complete; a function for the address may make requests too.
+
+        Raises AbsentError, LostError, or FetchError for another file.
+        """
         failures = 0
         while True:
             try:
-                self._attempt(locked, file, address())
+                self._attempt(locked, file, address if isinstance(address, str) else address())
                 return
             except (_RetryError, requests.RequestException, ConnectionError) as error:
                 failures += 1
@@ -170,15 +183,16 @@ class FileFetcher:
                 if isinstance(error, requests.HTTPError) and error.response.status_code not in RETRIED:
                     raise AbsentError(f"{locked.file}: {reason}", hint=self.again) from error
                 if failures > self._policy.retries:
-                    raise LostError(f"{locked.file}: {reason}", hint=f"Several attempts failed. {_KEPT}") from error
+                    kind = AbsentError if isinstance(error, _RetryError) else LostError
+                    raise kind(f"{locked.file}: {reason}", hint=f"Several attempts failed. {_KEPT}") from error
                 self._stopped.wait(self._policy.delay(failures))
                 self._check_stopped(locked)
 
-    def _check_stopped(self, locked: LockedFile) -> None:
+    def _check_stopped(self, locked: _File) -> None:
         if self._stopped.is_set():
             raise FetchError(f"{locked.file}: the download was stopped", hint=_KEPT)
 
-    def _attempt(self, locked: LockedFile, file: BufferedRandom, url: str) -> None:
+    def _attempt(self, locked: _File, file: BufferedRandom, url: str) -> None:
         """Resumes an earlier attempt, or starts. Discards a part whose bytes are not those of the file."""
         part = _PartialFile(file, self._progress)
         if locked.size and part.size > locked.size:
@@ -205,7 +219,7 @@ class FileFetcher:
             part.report(0)
             raise
 
-    def _receive(self, locked: LockedFile, url: str, part: _PartialFile) -> None:
+    def _receive(self, locked: _File, url: str, part: _PartialFile) -> None:
         """Requests the missing bytes; writes at most one piece more than the file has."""
         if not origin_of(url).startswith(("https://", "http://")):
             raise FetchError(
@@ -231,7 +245,7 @@ class FileFetcher:
                 part.file.flush()
 
 
-class Fetcher(FileFetcher):
+class Fetcher(FileFetcher[Wheel]):
     """Downloads wheels into one folder.
 
     `warn` is called with a line about a yanked wheel at each attempt to download it.
@@ -252,16 +266,15 @@ class Fetcher(FileFetcher):
         self._pages: dict[str, Mapping[str, DistributionPackage]] = {}
         self._page_locks: dict[str, threading.Lock] = {}
 
-    def path(self, locked: LockedFile) -> Path:
-        return self._folder / f"{locked.sha256}.whl"
+    def path(self, wheel: Wheel) -> Path:
+        return self._folder / f"{wheel.sha256}.whl"
 
     def drop(self, wheel: Wheel) -> None:
         """Removes a wheel that is no longer needed."""
         self.path(wheel).unlink(missing_ok=True)
 
-    def _get(self, locked: LockedFile, file: BufferedRandom) -> None:
-        assert isinstance(locked, Wheel)
-        self._download(locked, file, lambda: self._find(locked))
+    def _get(self, wheel: Wheel, file: BufferedRandom) -> None:
+        self._download(wheel, file, lambda: self._find(wheel))
 
     def _find(self, wheel: Wheel) -> str:
         """The address of a wheel. Raises FetchError if the index lists no such file, or another one."""

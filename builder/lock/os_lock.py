@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -87,6 +88,10 @@ class OsLock:
     @cached_property
     def versions(self) -> dict[str, str]:
         return {package.name: package.version for package in self.packages}
+
+    def age(self, now: datetime) -> int:
+        """Days since it was made."""
+        return (now - datetime.strptime(self.time, "%Y%m%dT%H%M%S%z")).days
 
     def interpreter(self, python: str) -> list[str]:
         """The versions of Debian's packages that make bytecode and compress it; "" for a package that is not locked."""
