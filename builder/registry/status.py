@@ -116,7 +116,7 @@ class StatusReader:
             released=released,
             signature=signature,
             scan=scanned,
-            packages=(datetime.now(UTC) - datetime.strptime(planned.os_lock.time, "%Y%m%dT%H%M%S%z")).days,
+            packages=planned.os_lock.age(datetime.now(UTC)),
         )
 
     def _tests_here(self, planned: PlannedImage, stored: Image) -> _Tests:
