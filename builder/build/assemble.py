@@ -36,6 +36,7 @@ from builder.layers.os_layer import OsLayer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.layers.wheel import FILE_MODE, InstallScheme, environment, new_folders
+from builder.lock.archives import Archives, DebianFetcher
 from builder.plan import budget, plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
@@ -48,8 +49,8 @@ _PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a co
 class Assembler(ImageProvider):
     """Makes the images of one run. `prepare` starts their layers, `build` waits for those of one image.
 
-    `jobs` is how many operating systems are made at the same time. The assemblers of a run share a `lookup`, so that
-    none of them uses a registry that did not respond to another.
+    `jobs` is how many operating systems are made at the same time. The assemblers of a run share a `lookup` and the
+    `archives`, so that none of them uses a server that did not respond to another.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Assembler(ImageProvider):
         jobs: int = 2,
         lookup: LayerLookup | None = None,
         mmdebstrap: Mmdebstrap | None = None,
+        archives: Archives | None = None,
         new_fetcher: Callable[..., Fetcher] = Fetcher,
+        new_debian_fetcher: Callable[..., DebianFetcher] = DebianFetcher,
     ) -> None:
         self._work = work
         self._store = store
@@ -68,7 +71,8 @@ class Assembler(ImageProvider):
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
         self._lookup = lookup or LayerLookup(work.project, work.host, work.view, store, KnownLayers(work.project.root))
         self._mmdebstrap = mmdebstrap or Mmdebstrap(work)
-        self._systems = SystemLayers(work, store, self._lookup, self._mmdebstrap)
+        archives = archives or Archives(work.project.matrix, work.host, work.view.say_once)
+        self._systems = SystemLayers(work, store, self._lookup, self._mmdebstrap, archives, new_debian_fetcher)
         self._new_fetcher = new_fetcher
         self._fetcher: Fetcher | None = None
 

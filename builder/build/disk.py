@@ -14,7 +14,7 @@ from builder.build.work import RunContext, built_ids
 from builder.common.errors import FREE_DISK, DamagedError, DiskError
 from builder.common.text import counted, size
 from builder.layers import images as stored_image
-from builder.layers import stored_layers
+from builder.layers import os_layer, stored_layers
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image
 from builder.layers.store import Store
@@ -40,11 +40,21 @@ def engine_bytes(wheels: int) -> int:
 
 
 def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
-    """About how many bytes the store grows by, at its peak, while the layers that it lacks are made."""
+    """About how many bytes the store grows by, at its peak, while the layers that it lacks are made.
+
+    Counts the Debian packages, which the store keeps, but not the operating systems that are made of them.
+    """
     incomplete = [image for image in images if _stored(store, image) is None]
     missing = [layer for layer in _wheel_layers(incomplete) if not stored_layers.stored_layer(store, layer, None)]
     wheels = {wheel.sha256: wheel.size for layer in missing for wheel in layer.wheels}
-    return int(sum(wheels.values()) * _SPLICED)
+    systems = [image for image in incomplete if not os_layer.stored_system(store, image.os_inputs, None)]
+    packages = {
+        package.sha256: package.size
+        for image in systems
+        for package in image.os_lock.packages
+        if not store.has(f"sha256:{package.sha256}", package.size)
+    }
+    return int(sum(wheels.values()) * _SPLICED) + sum(packages.values())
 
 
 def _stored(store: Store, image: PlannedImage) -> Image | None:

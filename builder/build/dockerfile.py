@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from builder.build import disk, operating_systems
+from builder.build import disk
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
 from builder.build.work import ImageProvider, LoadedImage, RunContext, built_id, record_built
@@ -18,6 +18,7 @@ from builder.common.files import digest_of_data, digest_of_file, files_below, is
 from builder.engine.client import SOCKET
 from builder.engine.model import is_disk_full
 from builder.index.host import Host
+from builder.matrix.schema import NO_SNAPSHOT
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import COMMON_INPUTS, PlannedImage
 from builder.plan.settings import built_labels
@@ -31,6 +32,13 @@ _INFRASTRUCTURE = (
     "connection reset",
     "error reading from server",
     "rpc error",
+)
+# Errors of apt, and lines of templates/steps/packages.sh, in the output of a step.
+_OF_PACKAGES = re.compile(
+    r"^\s*\|.*(no installation candidate|version .* was not found|unable to locate package|failed to fetch"
+    r"|hash sum mismatch|held broken packages|unmet dependencies|does not have a release file|are not the locked ones"
+    r"|[<>] \S+ \S+ (amd64|all) [0-9a-f]{64})",
+    re.MULTILINE | re.IGNORECASE,
 )
 _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
 _OUTPUT = re.compile(r"#\d+ [0-9.]+ (.*)")
@@ -96,15 +104,39 @@ class DockerfileBuilder(ImageProvider):
                     f"{image.id}: files of the checkout changed during the build", hint="Run the same command again."
                 )
             base = self._mmdebstrap.base_image(image.debian)
-            image_id = operating_systems.with_snapshot_fallback(
-                self._work, image, lambda host: self._run(image, host, base, Path(scratch))
-            )
+            image_id = self._run_with_archives(image, base, Path(scratch))
         record_built(self._work.project.state, self._keys[image.id], image_id)
         return LoadedImage(id=image_id, digest=image_id, origin="built")
 
     def close(self) -> None:
         self._programs.stop()
         self._mmdebstrap.stop()
+
+    def _run_with_archives(self, image: PlannedImage, base: str, scratch: Path) -> str:
+        """Runs buildx, whose apt uses this machine's archives; returns the id of the image.
+
+        If that fails because of packages, runs it with the archives that matrix.yaml names: `archive`, then `snapshot`
+        at the time of the lock. Raises the errors of `_run`, with a hint.
+        """
+        work, debian = self._work, self._work.project.matrix.debian[image.debian]
+        hosts = {"": work.host}
+        if debian.archive:
+            hosts["archive"] = work.host.for_release(debian)
+        if debian.snapshot not in ("", NO_SNAPSHOT):
+            hosts["snapshot archive"] = work.host.with_snapshot(debian.snapshot, image.os_lock.time)
+        failure: BuildError | None = None
+        for name, host in hosts.items():
+            if name:
+                work.view.say(f"{image.id}: apt failed; trying again with the {name} of {image.debian}")
+            try:
+                return self._run(image, host, base, scratch)
+            except BuildError as error:
+                if not _OF_PACKAGES.search(str(error)):
+                    raise
+                failure = error
+        assert failure
+        hint = f"If the archives no longer have a locked package, lock the current versions: builder refresh {image.id}"
+        raise BuildError(str(failure), hint=f"{hint}   {failure.hint}") from failure.__cause__
 
     def _run(self, image: PlannedImage, host: Host, base: str, scratch: Path) -> str:
         """Runs buildx in the folder `context` of `scratch`, and returns the id of the image."""

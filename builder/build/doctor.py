@@ -5,18 +5,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import requests
 
 from builder.build import disk, operating_systems
-from builder.common.errors import BuilderError, EngineError, UsageError
+from builder.common.errors import BuilderError, EngineError, LockError, UsageError
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.common.text import size
+from builder.common.text import counted, listed, size
 from builder.compat import gpus
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo
@@ -25,6 +28,9 @@ from builder.index import host
 from builder.index.host import Host
 from builder.index.session import IndexSession, describe
 from builder.layers.store import Store
+from builder.lock import os_lock
+from builder.lock.archives import HERE, STORE, Archives
+from builder.lock.os_lock import OsLock
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry.client import Registry
@@ -44,7 +50,7 @@ class MachineFinding:
     detail: str
 
 
-def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[MachineFinding]:
+def examine(project: Project, store: Store, archives: Archives, say: Callable[[str], None]) -> list[MachineFinding]:
     """All findings. Reports what is missing as a finding, not as an error."""
     findings = [MachineFinding("python", "ok", sys.version.split()[0])]
     uv = Path(sys.executable).parent / "uv"
@@ -104,7 +110,7 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
         findings.append(MachineFinding("gpu in containers", "note", absent))
 
     say("checking the package index and the registry ...")
-    findings += [_index(), *_registries(engine, project)]
+    findings += [_index(), *_registries(engine, project), *_debian_locks(project, store, archives, say)]
     if reason := operating_systems.obstacle_here():
         findings.append(MachineFinding("mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"))
     else:
@@ -128,6 +134,55 @@ def _index() -> MachineFinding:
         return MachineFinding(name="index", state="missing", detail=f"{which} does not have pip: check its address")
     ca = ", with a CA bundle of this machine" if settings.ca_bundle else ""
     return MachineFinding(name="index", state="ok", detail=f"{which} answers{ca}")
+
+
+def _debian_locks(
+    project: Project, store: Store, archives: Archives, say: Callable[[str], None]
+) -> Iterator[MachineFinding]:
+    """How old the locks of Debian packages are, and for each release how many packages its archives no longer have."""
+    locks: dict[str, list[OsLock]] = {}
+    for request in dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in project.cells):
+        with suppress(LockError):  # a damaged lock; `builder lock --check` names it
+            if lock := os_lock.read_os_lock(project.root, request):
+                locks.setdefault(lock.debian, []).append(lock)
+    if not locks:
+        return
+    say("looking up the locked Debian packages ...")
+    state: State = "ok"
+    lines = []
+    for release, of_release in sorted(locks.items()):
+        packages = {package.sha256: package for lock in of_release for package in lock.packages}
+        at: dict[str, str] = {}
+        faults: dict[str, str] = {}
+        others: set[str] = set()
+        for lock in of_release:
+            located = archives.locate(lock, lambda _: False, policy=POLICY)
+            at |= located.at
+            faults |= located.faults
+            others |= {package.name for package in located.others}
+        ages = [lock.age(datetime.now(UTC)) for lock in of_release]
+        line = f"{release}: {counted(len(of_release), 'lock')}, {min(ages)} to {counted(max(ages), 'day')} old"
+        missing = [package for package in packages.values() if at.get(package.sha256) != HERE]
+        elsewhere = Counter(at[package.sha256] for package in missing if package.sha256 in at)
+        unlocated = [package for package in missing if package.sha256 not in at]
+        elsewhere[STORE] = sum(store.has(f"sha256:{package.sha256}", package.size) for package in unlocated)
+        nowhere = len(unlocated) - elsewhere[STORE]
+        if not missing:
+            line += f"; the archives have all {len(packages)} packages"
+        else:
+            state = "note"
+            line += f"; {faults[HERE]}" if HERE in faults else ""
+            line += f"; {len(missing)} of {len(packages)} packages are not in the archives: "
+            counts = [f"{count} in {name}" for name, count in elsewhere.items() if count]
+            line += ", ".join([*counts, f"{nowhere} nowhere"] if nowhere else counts)
+            line += "".join(f"; {name}: {fault}" for name, fault in faults.items() if name != HERE)
+            if nowhere and not faults:
+                line += ". To lock the current versions: builder lock --os '*'"
+        if others:
+            state = "note"
+            line += f"; the archives have another file of {listed(sorted(others), 3)}: do not use them"
+        lines.append(line)
+    yield MachineFinding("debian locks", state, "\n".join(lines))
 
 
 def _registries(engine: Engine | None, project: Project) -> Iterator[MachineFinding]:

@@ -1,9 +1,9 @@
 """Makes operating systems, the `os` layers: from a registry, or with mmdebstrap from locked Debian packages.
 
-mmdebstrap runs on this machine, or in a container of Debian. Both run templates/steps/mmdebstrap.sh on the same files,
-and give the same bytes. This machine can run it as root, on Debian or Ubuntu; a container can run wherever the engine
-does. Packages come from this machine's own Debian archives, and the result has Debian's own addresses. Source:
-mmdebstrap(1).
+The builder downloads the locked packages by their SHA-256 and keeps them in the store; mmdebstrap installs them from a
+local repository, without the network. It runs on this machine, or in a container of Debian. Both run
+templates/steps/mmdebstrap.sh on the same files, and give the same bytes. This machine can run it as root, on Debian or
+Ubuntu; a container can run wherever the engine does. The result has Debian's own addresses. Source: mmdebstrap(1).
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO
+from urllib.parse import quote
 
+from builder.build import debian_repository
 from builder.build.layer_lookup import LayerLookup
 from builder.build.programs import Program, Programs
 from builder.build.work import RunContext
 from builder.common import machine
+from builder.common.console import Meter
 from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError, StaleError
 from builder.common.files import digest_of_data, digests_of_tree, short_digest, write_atomically
 from builder.common.reference import ImageRef
@@ -39,8 +42,9 @@ from builder.index.host import FOLDER as HOST_FOLDER
 from builder.index.host import SYSTEM_BUNDLE, Host
 from builder.layers import known_layers, os_layer
 from builder.layers.os_layer import OsLayer
-from builder.layers.store import Store
+from builder.layers.store import BLOBS, PACKAGES, Store
 from builder.lock import os_lock
+from builder.lock.archives import Archives, DebianFetcher
 from builder.lock.os_lock import OsLock, OsRequest
 from builder.matrix.schema import Matrix
 from builder.plan import layer_order
@@ -53,11 +57,12 @@ TMPFS = 5 << 30  # bytes of a file system in memory
 FREE_MEMORY = TMPFS + (1 << 30)  # bytes that must be available for each
 _TAIL = 8  # lines of output in a message
 _RESULT = "root.tar"
+_DEBS = "debs"  # the folder of the local repository
 CONTAINER_FOLDER = "/build"
 # Messages of mmdebstrap, and what the view shows for them.
 _STEPS = {
-    r"I: running apt-get update": "downloading the lists of packages",
-    r"I: downloading packages": "downloading packages",
+    r"I: running apt-get update": "reading the lists of packages",
+    r"I: downloading packages": "copying packages",
     r"I: extracting archives": "unpacking the release",
     r"I: installing essential": "installing the release",
     r"I: installing remaining": "installing the image's packages",
@@ -99,6 +104,8 @@ class SystemLayers:
     store: Store
     lookup: LayerLookup
     mmdebstrap: Mmdebstrap
+    archives: Archives
+    new_fetcher: Callable[..., DebianFetcher] = DebianFetcher
 
     def provide(self, image: PlannedImage, files: Mapping[str, bytes], in_registry: OsLayer | None) -> OsLayer:
         """Downloads the operating system that a registry has; otherwise, or if that fails, makes it from `files`.
@@ -136,25 +143,37 @@ class SystemLayers:
         return system
 
     def _make(self, image: PlannedImage, files: Mapping[str, bytes]) -> OsLayer:
-        """Makes an operating system of the locked packages and records it."""
-        work, name = self.work, row(image)
+        """Makes an operating system of the locked packages and records it, with the packages that it is made of."""
+        work, name, packages = self.work, row(image), image.os_lock.packages
         known = self.lookup.known.system(image.os_inputs)
         arguments = [image.debian, str(layer_order.MTIME), image.interpreter, *([image.uv] if image.uv else [])]
 
-        def attempt(host: Host) -> OsLayer:
-            work.view.begin(name, "building")
-            with work.project.scratch() as scratch:
-                tar = self.mmdebstrap.run(host, name, arguments, files, Path(scratch))
-                work.view.note(name, "compressing")
-                with self.store.new_blob() as blob:
-                    layer = os_layer.write_system(tar, blob.file)
-                    if known:
-                        known_layers.check_layer(name, image.os_inputs, known, layer)
-                    blob.digest = layer.digest
-                return layer
+        work.view.begin(name, "downloading packages")
+        fetcher = self.new_fetcher(
+            self.archives,
+            image.os_lock,
+            image.id,
+            self.store.root / BLOBS,
+            self.store.downloads,
+            progress=Meter(work.view, name, "downloaded", sum(package.size for package in packages)).add,
+            stopped=self.mmdebstrap.stopped,
+        )
+        debs = fetcher.fetch_all()
 
-        layer = with_snapshot_fallback(work, image, attempt)
+        work.view.begin(name, "building")
+        with work.project.scratch() as scratch:
+            tar = self.mmdebstrap.run(work.host, name, arguments, files, Path(scratch), debs=(image.os_lock, debs))
+            work.view.note(name, "compressing")
+            with self.store.new_blob() as blob:
+                layer = os_layer.write_system(tar, blob.file)
+                if known:
+                    known_layers.check_layer(name, image.os_inputs, known, layer)
+                blob.digest = layer.digest
         self.store.put_record(image.os_inputs, asdict(layer))
+        # A record of its own: earlier builders that share the store refuse a record of a layer with more fields.
+        blobs = [f"sha256:{package.sha256}" for package in packages]
+        record = {"digest": layer.digest, "size": layer.size, PACKAGES: blobs}
+        self.store.put_record(f"{image.os_inputs}.{PACKAGES}", record)
         return layer
 
 
@@ -198,33 +217,43 @@ class Mmdebstrap:
         files: Mapping[str, bytes],
         folder: Path,
         *,
+        debs: tuple[OsLock, Mapping[str, Path]] | None = None,
         container: str | None = None,
     ) -> Path:
         """Makes a file system in an empty `folder`; returns the path of its tar.
 
         `name` is the row in the view and the name of the log, `arguments` are those of mmdebstrap.sh, the first of them
-        the Debian release, and `files` (path -> content) are those that it reads. `container` is the image to run in,
-        empty for this machine; by default this machine, if it can. Raises BuildError with the last lines of the output,
-        DiskError, EngineError, UsageError for an archive with a password.
+        the Debian release, and `files` (path -> content) are those that it reads. `debs` are the packages to install
+        and their files by SHA-256; without them, packages come from the archives of `host`. `container` is the image to
+        run in, empty for this machine; by default this machine, if it can. Raises BuildError with the last lines of the
+        output, DiskError, EngineError, UsageError for an archive with a password.
         """
         if container is None:
             container = self._choose_container()
         project, engine, release = self._work.project, self._work.engine, arguments[0]
-        host.files(release, with_index=False)  # refuses a password, which the scripts of packages could read
+        if not debs:
+            host.files(release, with_index=False)  # refuses a password, which the scripts of packages could read
         log = project.logs / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
 
-        # The archives of this machine, and the certificates that they need.
-        apt_options = host.apt_options(release)
+        # The archives of this machine, and the certificates that they need; or a repository of the locked packages.
+        place = CONTAINER_FOLDER if container else str(folder)
+        apt_options, sources = host.apt_options(release), host.sources_list(release)
+        links: dict[str, Path] = {}
         ca = host.ca
-        is_https = any(source.uri.startswith("https:") for source in host.apt.sources)
-        if container and is_https and not ca and SYSTEM_BUNDLE.exists():
+        if debs:
+            lock, paths = debs
+            links = {f"{_DEBS}/{package.file}": paths[package.sha256] for package in lock.packages}
+            index = debian_repository.index(lock, paths)
+            files = {**files, **{f"{_DEBS}/{name}": content for name, content in index.items()}}
+            apt_options, sources = [], f"deb [trusted=yes] copy:{quote(place)}/{_DEBS}/ ./\n"  # the hashes are checked
+        elif container and not ca and SYSTEM_BUNDLE.exists() and "https:" in sources:
             ca = SYSTEM_BUNDLE.read_bytes()  # Debian's slim images have no certificates
         if ca:
-            apt_options.append(f'Acquire::https::CAInfo "{CONTAINER_FOLDER if container else folder}/ca.crt";')
+            apt_options.append(f'Acquire::https::CAInfo "{place}/ca.crt";')
         settings = {
             "apt.conf": "".join(f"{option}\n" for option in apt_options).encode(),
-            "sources.list": host.sources_list(release).encode(),
+            "sources.list": sources.encode(),
             "ca.crt": ca,
         }
         inputs = {**files, **{path: content for path, content in settings.items() if content}}
@@ -233,6 +262,8 @@ class Mmdebstrap:
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content)
                 (folder / path).chmod(0o755)
+            for path, target in links.items():
+                (folder / path).symlink_to(target)
         # Nothing else of this machine: packages have scripts. apt reads the names of proxies in lower case.
         proxies = {**host.proxies, **{key.lower(): value for key, value in host.proxies.items()}}
         environment = {"LC_ALL": "C.UTF-8", **proxies}
@@ -254,12 +285,17 @@ class Mmdebstrap:
                     raise BuildError(f"{name}: stopped")
                 tail.clear()
                 if container:
-                    with log.open("w", encoding="utf-8", buffering=1) as log_file, (folder / _RESULT).open("wb") as out:
+                    with (
+                        log.open("w", encoding="utf-8", buffering=1) as log_file,
+                        (folder / _RESULT).open("wb") as out,
+                        (folder / "input.tar").open("w+b") as archive,
+                    ):
+                        self._write_container_files(archive, inputs, links)
                         status = engine.run_to_file(
                             container,
                             checkout=str(project.root),
                             command=["sh", "-euc", _IN_CONTAINER, "sh", *arguments],
-                            files=self._container_files(inputs),
+                            files=archive,
                             result=f"{CONTAINER_FOLDER}/{_RESULT}",
                             out=out,
                             on_line=lambda line: log_file.write(on_line(line)),
@@ -342,7 +378,8 @@ class Mmdebstrap:
         with work.project.scratch() as scratch:
             try:
                 files = _read_steps(root)
-                tar = self.run(work.host, f"base-{release}", [release], files, Path(scratch), container="")
+                host = work.host.for_release(work.project.matrix.debian[release])
+                tar = self.run(host, f"base-{release}", [release], files, Path(scratch), container="")
             except BuildError as failure:
                 raise EngineError(str(failure), hint=f"Error of the registry: {pull_error}") from failure
             work.engine.import_tar(tar, local)
@@ -354,7 +391,7 @@ class Mmdebstrap:
             if self._container is None:
                 container = ""
                 if obstacle := self._obstacle():
-                    newest = _newest_release(self._work.project.matrix)
+                    newest = newest_release(self._work.project.matrix)
                     message = f"mmdebstrap cannot run here ({obstacle}): running it in a container of Debian {newest}"
                     self._work.view.say_once(message)
                     container = self.base_image(newest)
@@ -365,26 +402,30 @@ class Mmdebstrap:
         """Installs mmdebstrap if it is missing; returns why this machine cannot run it, empty if it can."""
         return self._work.host.hide(obstacle_here() or installation.install(self._work.view.say))
 
-    def _container_files(self, inputs: Mapping[str, bytes]) -> io.BytesIO:
-        """A tar of the inputs of mmdebstrap.sh, and of the settings for installing mmdebstrap in the container.
+    def _write_container_files(self, out: BinaryIO, inputs: Mapping[str, bytes], links: Mapping[str, Path]) -> None:
+        """Writes a tar of the inputs of mmdebstrap.sh, and of the settings for installing mmdebstrap in the container.
 
         mmdebstrap is installed from today's archives: the container's image may be newer than a snapshot.
         """
         project, host = self._work.project, self._work.host
-        newest = _newest_release(project.matrix)
+        newest = newest_release(project.matrix)
+        host = host.for_release(project.matrix.debian[newest])
         files = {f"{CONTAINER_FOLDER}/{path}": content for path, content in inputs.items()}
         files |= {
             f"/mnt/host/{Path(path).name}": content for path, content in host.files(newest, with_index=False).items()
         }
         files["/mnt/host/env.sh"] = (project.root / HOST_FOLDER / "env.sh").read_bytes()
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
+        with tarfile.open(fileobj=out, mode="w") as tar:
             for path, content in files.items():
                 info = tarfile.TarInfo(path)
                 info.size, info.mode = len(content), 0o755
                 tar.addfile(info, io.BytesIO(content))
-        buffer.seek(0)
-        return buffer
+            for path, target in links.items():
+                info = tarfile.TarInfo(f"{CONTAINER_FOLDER}/{path}")
+                info.size, info.mode = target.stat().st_size, 0o644
+                with target.open("rb") as package:
+                    tar.addfile(info, package)
+        out.seek(0)
 
     @contextmanager
     def _memory(self) -> Iterator[bool]:
@@ -404,22 +445,14 @@ def _read_steps(root: Path) -> dict[str, bytes]:
     return {f"steps/{path.name}": path.read_bytes() for path in sorted((root / STEPS).iterdir()) if path.is_file()}
 
 
-def _newest_release(matrix: Matrix) -> str:
+def newest_release(matrix: Matrix) -> str:
     """The newest release has the newest mmdebstrap, which supports older releases."""
     return max(matrix.debian, key=lambda release: [int(part) for part in matrix.debian[release].glibc.split(".")])
 
 
-# ---- locked packages that the archives no longer have: locks the current ones, or uses a snapshot archive
+# ---- locked packages that no place has any more
 
 SHOWN = 20  # changed packages; the others are counted
-_Result = TypeVar("_Result")
-# Errors of apt, and lines of templates/steps/packages.sh, in the output of a step.
-_OF_PACKAGES = re.compile(
-    r"^\s*\|.*(no installation candidate|version .* was not found|unable to locate package|failed to fetch"
-    r"|hash sum mismatch|held broken packages|unmet dependencies|does not have a release file|are not the locked ones"
-    r"|[<>] \S+ \S+ (amd64|all) [0-9a-f]{64})",
-    re.MULTILINE | re.IGNORECASE,
-)
 
 
 def lock_current(work: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock]) -> None:
@@ -448,30 +481,6 @@ def _changes(
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     ids = [image.id for image in images if image.os_request in new]
     return [
-        f"Debian's archives no longer have all locked packages. {what_follows}",
+        f"Locked Debian packages are in no archive any more. {what_follows}",
         *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"]),
     ]
-
-
-def with_snapshot_fallback(work: RunContext, image: PlannedImage, attempt: Callable[[Host], _Result]) -> _Result:
-    """Calls `attempt` with the settings of this machine, and returns its result.
-
-    If it fails because of packages, calls it again with the snapshot archive that matrix.yaml names, at the time of the
-    lock. Raises the errors of `attempt`, with a hint, or LockError.
-    """
-    try:
-        try:
-            return attempt(work.host)
-        except BuildError as error:
-            address = work.project.matrix.debian[image.debian].snapshot
-            lock = os_lock.read_os_lock(work.project.root, image.os_request)
-            if not (address and lock and _OF_PACKAGES.search(str(error))):
-                raise
-        work.view.say(f"{image.id}: apt failed; trying again with the snapshot archive of {image.debian}")
-        return attempt(work.host.with_snapshot(address, lock.time))
-    except BuildError as error:
-        if not _OF_PACKAGES.search(str(error)):
-            raise
-        # `builder images` looks the packages up before the build, so this happens only on machines that cannot.
-        hint = f"If the archives no longer have a locked package, lock the current versions: builder refresh {image.id}"
-        raise BuildError(str(error), hint=f"{hint}   {error.hint}") from error.__cause__

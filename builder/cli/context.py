@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from builder.common.console import View
 from builder.common.errors import FileError, UsageError
 from builder.common.reference import ImageRef
 from builder.index import host
-from builder.index.host import Host
+from builder.index.host import Host, Run
 from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.cells import Cell
@@ -58,7 +59,13 @@ class Context:
             settings = host.read_host()
         else:
             settings = host.host_for_matrix(matrix)
+            settings = replace(settings, open_apt=lambda: self._open_apt(settings))
         return replace(settings, say=self.say)
+
+    def _open_apt(self, settings: Host) -> AbstractContextManager[Run]:
+        from builder.build import apt_container  # noqa: PLC0415  slow to import
+
+        return apt_container.open_apt(self.project, settings, View(self.err))
 
     def say(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)

@@ -34,6 +34,8 @@ from builder.compat import gpus
 from builder.layers import garbage, known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.lock import update
+from builder.lock.archives import Archives, Kept
+from builder.lock.os_lock import DebianPackage
 from builder.matrix.cells import Cell
 from builder.plan import plan, render
 from builder.plan.plan import Plan, PlannedImage
@@ -76,8 +78,8 @@ _LOCKED = click.option(
     "--locked/--no-locked",
     envvar="GPU_IMAGES_LOCKED",
     show_envvar=True,
-    help="Fail at the start if Debian's archives no longer have a locked package of an operating system that must be "
-    "made; for CI. Default: lock the current versions, which changes locks/, and go on.",
+    help="Fail at the start if a locked package of an operating system that must be made is neither in the store nor "
+    "in any archive; for CI. Default: lock the current versions, which changes locks/, and go on.",
 )
 REPORT = (
     format_option("json: print the result for each image to standard output."),
@@ -107,8 +109,8 @@ def images_command(context: Context, /, patterns: Sequence[str], **options: Any)
 
     Skips what is already done: an image that is up to date and has passed its tests is neither built nor tested again.
 
-    If Debian has replaced locked packages that are needed, locks the current ones and lists the changes. With --locked,
-    fails instead.
+    If locked Debian packages that are needed are in no archive any more, locks the current ones and lists the changes.
+    With --locked, fails instead.
     """
     if failure := images.failure(make_selected(context, context.project.select(patterns), **options), "images failed"):
         raise failure
@@ -138,7 +140,13 @@ def make_selected(
             lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
             with image_provider(context, work, method, options.jobs, lookup) as provider:
                 to_make = provider.systems_to_make(planned.images)
-            if has_new_locks := _lock_stale_systems(work, planned, to_make, locked=locked):
+            is_assembled = method == ASSEMBLE
+            archives = Archives(project.matrix, work.host, work.view.say_once, with_default=is_assembled)
+
+            def is_kept(package: DebianPackage) -> bool:
+                return is_assembled and store.has(f"sha256:{package.sha256}", package.size)
+
+            if has_new_locks := _lock_stale_systems(work, planned, to_make, archives, is_kept, locked=locked):
                 planned = render.load_checked_plan(project, chosen)
                 lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
 
@@ -160,7 +168,7 @@ def make_selected(
                         disk.make_room(work, store, part, limit, prune_cache=prune_cache)
                     if method == ASSEMBLE:
                         garbage.make_room(store, partial(disk.store_bytes, store, part.images), wait=context.wait)
-                    with image_provider(context, work, method, options.jobs, lookup) as provider:
+                    with image_provider(context, work, method, options.jobs, lookup, archives) as provider:
                         outcomes += images.make_images(work, provider, part, options)
                 except BuilderError as error:  # the other parts do not depend on this one
                     outcomes += [Outcome(image=image, error=error) for image in part.images]
@@ -183,14 +191,16 @@ def build_command(context: Context, /, **values: Any) -> None:
     click.get_current_context().invoke(images_command, **values, test=False)
 
 
-def _lock_stale_systems(work: RunContext, planned: Plan, to_make: Sequence[PlannedImage], *, locked: bool) -> bool:
+def _lock_stale_systems(
+    work: RunContext, planned: Plan, to_make: Sequence[PlannedImage], archives: Archives, is_kept: Kept, *, locked: bool
+) -> bool:
     """Locks current packages for the operating systems of `to_make` whose locked packages are gone.
 
     Returns whether there were any. With `locked` (--locked), raises StaleError instead, or the error of locking them.
     """
     project = work.project
     requests = {image.os_request for image in to_make}
-    new, failures = update.current_locks_of_stale(project, requests, work.host, work.view.say)
+    new, failures = update.current_locks_of_stale(project, requests, archives, work.host, is_kept, work.view.say)
     if locked and failures:
         raise join(failures, "locks failed")
     for failure in failures:  # without --locked, only the images that need this operating system fail, when built
@@ -210,7 +220,12 @@ def _lock_stale_systems(work: RunContext, planned: Plan, to_make: Sequence[Plann
 
 @contextmanager
 def image_provider(
-    context: Context, work: RunContext, method: str, jobs: int, lookup: LayerLookup | None = None
+    context: Context,
+    work: RunContext,
+    method: str,
+    jobs: int,
+    lookup: LayerLookup | None = None,
+    archives: Archives | None = None,
 ) -> Iterator[ImageProvider]:
     """The way to build; for the method `assemble`, with the store held against `builder gc`."""
     if method == DOCKERFILE:
@@ -219,7 +234,7 @@ def image_provider(
     store = context.store
     store.prepare()
     with store.used():
-        yield Assembler(work, store, jobs=jobs, lookup=lookup)
+        yield Assembler(work, store, jobs=jobs, lookup=lookup, archives=archives)
 
 
 def show_outcomes(

@@ -19,6 +19,7 @@ from builder.engine import setup
 from builder.engine.client import Engine
 from builder.layers import garbage, images
 from builder.layers.store import Store, sizes
+from builder.lock.archives import Archives
 from builder.matrix.project import Project
 
 
@@ -28,9 +29,11 @@ def doctor_command(context: Context) -> None:
     """Check whether this machine can build images.
 
     Shows what is present (ok), what is absent but only some tasks need (note), and what is absent and every build needs
-    (missing).
+    (missing). Also shows how old the locks of Debian packages are, and which packages the archives no longer have.
     """
-    findings = doctor.examine(context.project, context.store, context.say)
+    project = context.project
+    archives = Archives(project.matrix, context.host, context.say)
+    findings = doctor.examine(project, context.store, archives, context.say)
     table = Table(box=None, show_header=False, pad_edge=False)
     styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
     for finding in findings:
@@ -103,6 +106,9 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: 
         table.add_row(use.name, short_digest(use.manifest), size(use.bytes), size(use.own))
     context.out.print(table)
     context.say(f"store: {store.root}, {size(store.size())}")
+    if freed.packages:
+        kept = counted(len(freed.packages), "Debian package")
+        context.say(f"kept to make its operating systems again: {kept}, {size(sum(freed.packages.values()))}")
     parts = f"{counted(len(freed.blobs), 'unused blob')}, {counted(len(freed.leftovers), 'leftover')}"
     context.say(f"{would}freed: {size(freed.bytes)} ({parts})")
 

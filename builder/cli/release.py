@@ -380,7 +380,8 @@ def status_command(
     TESTED, TIME and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED shows
     whether the full tag names that image. SIGNATURE shows whether the image has a signature, which `builder verify`
     checks. SCAN is the newest scan of the released image for vulnerabilities. PACKAGES is the age of the locked Debian
-    packages. Below the table are the ends of support that are over or at most 60 days away.
+    packages; `builder doctor` shows which of them the archives no longer have. Below the table are the ends of support
+    that are over or at most 60 days away.
     """
     project = context.project
     selected = project.select(patterns or ("*",))

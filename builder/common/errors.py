@@ -123,10 +123,10 @@ class DamagedError(FileError):
 
 
 class FetchError(BuilderError):
-    """A locked wheel is missing from the index, or does not match its lock."""
+    """A locked wheel or Debian package is missing everywhere, or does not match its lock."""
 
     exit_code = 13
-    title = "wheels"
+    title = "download"
 
     def __init__(self, message: str, *, hint: str = "", package: str = "") -> None:
         """`package` is one whose wheel the index no longer has: `hint` then ends with how to choose another version."""

@@ -11,10 +11,11 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -34,6 +35,7 @@ RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is t
 SILENCE_S = 3600  # a step may download gigabytes without output
 CALL_S = 120
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
+_TIMED_OUT = 124  # the status of timeout(1)
 SOCKET = "unix:///var/run/docker.sock"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; older versions do not report their folders
 GPU_HOOK = "nvidia-container-runtime-hook"  # Docker has `--gpus` if it finds this program of NVIDIA's toolkit
@@ -368,6 +370,16 @@ class Engine:
             )
             return container
 
+    @contextmanager
+    def running(self, image: str, *, checkout: str, **options: Any) -> Iterator[RunningContainer]:
+        """A new container to run programs in; it is removed at the end. `options` are those of `start`."""
+        container = self.start(image, checkout=checkout, command=["sleep", "infinity"], init=True, **options)
+        try:
+            yield RunningContainer(container)
+        finally:
+            with translated(f"removing a container of {image}"), suppress(NotFound):
+                container.remove(force=True, v=True)
+
     def read_file(self, image: str, path: str, *, checkout: str) -> bytes:
         """A file of an image, read from a container that is never started."""
         with translated(f"reading {path} of {image}"):
@@ -394,6 +406,32 @@ class Engine:
         for image in self.images(f"{RUN_LABEL}={checkout}"):
             self.remove_image(image.id)
         return len(containers)
+
+
+class RunningContainer:
+    """A container that runs until it is removed."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+
+    def put(self, files: BinaryIO) -> None:
+        """Copies the files of a tar to the root of the container."""
+        with translated("copying files to a container"):
+            self._container.put_archive("/", files)
+
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program. Raises subprocess.TimeoutExpired after `timeout_s` seconds, EngineError."""
+        with translated(f"running {command[0]}"):
+            container: Any = self._container
+            status, (out, err) = container.exec_run(
+                ["timeout", f"{timeout_s:.0f}", *command], environment=dict(environment), demux=True
+            )
+        if status == _TIMED_OUT:
+            raise subprocess.TimeoutExpired(list(command), timeout_s)
+        output, errors = ((text or b"").decode(errors="replace") for text in (out, err))
+        return subprocess.CompletedProcess(list(command), status, output, errors)
 
 
 def _kill(container: Container) -> None:

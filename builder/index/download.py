@@ -1,6 +1,7 @@
-"""Downloads locked wheels from the index: several at once, resumed after interruptions, size and hash checked.
+"""Downloads locked files: several at once, resumed after interruptions, size and hash checked.
 
-The index is used only to find a file (simple repository API, PEP 503 and PEP 691), never to choose a version.
+Wheels come from the index, which is used only to find a file (simple repository API, PEP 503 and PEP 691), never to
+choose a version. For Debian packages, see `builder.lock.archives`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import BufferedRandom
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import requests
 from packaging.utils import canonicalize_name
@@ -33,6 +34,28 @@ LOCK_S = 0.2  # between two attempts to lock a wheel that another process downlo
 DEFAULT_POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 _KEPT = "The part that was downloaded is kept: run again."
 _DISTRUST = "Do not use this index until the difference is explained."
+
+
+class LockedFile(Protocol):
+    """A file as a lock has it: its name, its size in bytes (0: unknown) and its SHA-256."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def sha256(self) -> str: ...
+
+
+_File = TypeVar("_File", bound=LockedFile)
+
+
+class AbsentError(FetchError):
+    """The server has no such file, or does not send all of it."""
+
+
+class LostError(FetchError):
+    """Several attempts failed: other requests to this server would fail too."""
 
 
 class _RetryError(Exception):
@@ -67,10 +90,170 @@ class _PartialFile:
         self._progress(new)
 
 
-class Fetcher:
-    """Downloads into one folder, which several processes may share.
+class FileFetcher(Generic[_File]):
+    """Downloads locked files to `path` of each; several processes may share the folders.
 
-    `progress` is called with numbers of bytes, `warn` with a line about a yanked wheel at each attempt to download it.
+    Subclasses find the addresses. `parts` is the folder of incomplete files, `progress` gets numbers of bytes.
+    Ends soon after `stopped` is set.
+    """
+
+    server = "the index"  # in messages
+    again = DOCTOR  # hints: if a file is absent, or is another one
+    distrust = _DISTRUST
+
+    def __init__(
+        self,
+        session: IndexSession,
+        parts: Path,
+        *,
+        progress: Callable[[int], None],
+        policy: RetryPolicy,
+        stopped: threading.Event | None = None,
+    ) -> None:
+        self._session = session
+        self._folder = parts
+        self._progress = progress
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._stopped = stopped or threading.Event()
+
+    def path(self, locked: _File) -> Path:
+        """The path of a downloaded file."""
+        raise NotImplementedError
+
+    def _package(self, locked: _File) -> str:
+        """The package whose version the user can choose again; empty if `again` says what to do."""
+        return ""
+
+    def _get(self, locked: _File, file: BufferedRandom) -> None:
+        """Calls `_download` with an address of the file, or with several. Raises FetchError."""
+        raise NotImplementedError
+
+    def fetch(self, locked: _File) -> Path:
+        """The path of a file, whose size and SHA-256 were checked. Raises FetchError."""
+        path, part_path = self.path(locked), self._folder / f"{locked.sha256}.part"
+        try:
+            while True:
+                with part_path.open("ab+") as file:
+                    # Another process may be downloading this file: wait for its lock, and check `stop` meanwhile.
+                    while True:
+                        try:
+                            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            break
+                        except BlockingIOError:
+                            self._stopped.wait(LOCK_S)
+                            self._check_stopped(locked)
+                    try:  # whether the open file still has its name
+                        is_named = os.path.samestat(os.fstat(file.fileno()), part_path.stat())
+                    except FileNotFoundError:
+                        is_named = False
+                    if (size := _checked_size(path, locked.sha256)) is not None:
+                        if is_named:
+                            part_path.unlink()
+                        if locked.size and size != locked.size:
+                            raise FetchError(
+                                f"{locked.file}: size is {size} bytes, but the lock has {locked.size}",
+                                hint=f"The lock was edited. {self.again}",
+                                package=self._package(locked),
+                            )
+                        self._progress(size)
+                        return path
+                    if is_named:
+                        self._get(locked, file)
+                        part_path.replace(path)
+                        return path
+                    # The open file has no name any more: the other process has downloaded the file, and removed it
+                    # again. Try again with a new file.
+        except OSError as error:
+            raise store_error(error, self._folder.parent) from error
+
+    def stop(self) -> None:
+        """Ends all downloads soon and keeps what was downloaded."""
+        self._stopped.set()
+
+    def _download(self, locked: _File, file: BufferedRandom, address: str | Callable[[], str]) -> None:
+        """Tries until the file is complete; a function for the address may make requests too.
+
+        Raises AbsentError, LostError, or FetchError for another file.
+        """
+        failures = 0
+        while True:
+            try:
+                self._attempt(locked, file, address if isinstance(address, str) else address())
+                return
+            except (_RetryError, requests.RequestException, ConnectionError) as error:
+                failures += 1
+                reason = str(error) if isinstance(error, _RetryError) else describe(error, self.server)
+                if isinstance(error, requests.HTTPError) and error.response.status_code not in RETRIED:
+                    package = self._package(locked)
+                    raise AbsentError(f"{locked.file}: {reason}", hint=self.again, package=package) from error
+                if failures > self._policy.retries:
+                    kind = AbsentError if isinstance(error, _RetryError) else LostError
+                    raise kind(f"{locked.file}: {reason}", hint=f"Several attempts failed. {_KEPT}") from error
+                self._stopped.wait(self._policy.delay(failures))
+                self._check_stopped(locked)
+
+    def _check_stopped(self, locked: _File) -> None:
+        if self._stopped.is_set():
+            raise FetchError(f"{locked.file}: the download was stopped", hint=_KEPT)
+
+    def _attempt(self, locked: _File, file: BufferedRandom, url: str) -> None:
+        """Resumes an earlier attempt, or starts. Discards a part whose bytes are not those of the file."""
+        part = _PartialFile(file, self._progress)
+        if locked.size and part.size > locked.size:
+            part.clear()
+        try:
+            if not locked.size or part.size < locked.size:  # an unknown size is 0
+                self._receive(locked, url, part)
+            part.report(part.size)
+            if part.size < locked.size:
+                raise _RetryError(f"incomplete: {part.size} of {locked.size} bytes")
+            sha256 = part.hash.hexdigest()
+            if locked.size and part.size > locked.size:
+                fault = f"{self.server} serves more than the {locked.size} bytes in the lock"
+            elif sha256 != locked.sha256:
+                fault = f"SHA-256 mismatch: {sha256[:12]}... was downloaded, {locked.sha256[:12]}... is locked"
+            else:
+                return
+            is_resumed = part.is_resumed
+            part.clear()
+            if is_resumed:  # the bytes from before may be wrong
+                raise _RetryError(fault)
+            raise FetchError(f"{locked.file}: {fault}", hint=f"The download was discarded. {self.distrust}")
+        except Exception:
+            part.report(0)
+            raise
+
+    def _receive(self, locked: _File, url: str, part: _PartialFile) -> None:
+        """Requests the missing bytes; writes at most one piece more than the file has."""
+        if not origin_of(url).startswith(("https://", "http://")):
+            raise FetchError(
+                f"{locked.file}: {self.server} lists an unsupported address", hint=f"Only https and http work. {DOCTOR}"
+            )
+        # Not compressed: sizes, ranges and the hash in the lock are those of the file itself.
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={part.size}-"} if part.size else {})
+        with self._session.get(url, headers=headers, stream=True) as response:
+            if response.status_code == requests.codes.range_not_satisfiable:
+                part.clear()
+                raise _RetryError(f"{self.server} has fewer bytes than were already downloaded")
+            response.raise_for_status()
+            if response.status_code != requests.codes.partial_content:
+                part.clear()
+            part.report(part.size)
+            try:
+                for chunk in response.iter_content(PIECE):
+                    self._check_stopped(locked)
+                    part.append(chunk)
+                    if locked.size and part.size > locked.size:
+                        break
+            finally:
+                part.file.flush()
+
+
+class Fetcher(FileFetcher[Wheel]):
+    """Downloads wheels into one folder.
+
+    `warn` is called with a line about a yanked wheel at each attempt to download it.
     """
 
     def __init__(
@@ -82,139 +265,24 @@ class Fetcher:
         warn: Callable[[str], None] = lambda _: None,
         policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
-        self._folder = folder
-        self._progress = progress
+        session = IndexSession(settings, timeout=(policy.connect_s, policy.read_s))
+        super().__init__(session, folder, progress=progress, policy=policy)
         self._warn = warn
-        self._policy = policy
         self._pages: dict[str, Mapping[str, DistributionPackage]] = {}
         self._page_locks: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._session = IndexSession(settings, timeout=(policy.connect_s, policy.read_s))
-
-    def fetch(self, wheel: Wheel) -> Path:
-        """The wheel's file, size and SHA-256 checked. Raises FetchError."""
-        path, part_path = self.path(wheel), self._folder / f"{wheel.sha256}.part"
-        try:
-            while True:
-                with part_path.open("ab+") as file:
-                    # Another process may be downloading this wheel: wait for its lock, and check `stop` meanwhile.
-                    while True:
-                        try:
-                            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                            break
-                        except BlockingIOError:
-                            self._stopped.wait(LOCK_S)
-                            self._check_stopped(wheel)
-                    try:  # whether the open file still has its name
-                        is_named = os.path.samestat(os.fstat(file.fileno()), part_path.stat())
-                    except FileNotFoundError:
-                        is_named = False
-                    if (size := _checked_size(path, wheel.sha256)) is not None:
-                        if is_named:
-                            part_path.unlink()
-                        if wheel.size and size != wheel.size:
-                            raise FetchError(
-                                f"{wheel.file}: size is {size} bytes, but the lock has {wheel.size}",
-                                hint="The lock was edited.",
-                                package=wheel.name,
-                            )
-                        self._progress(size)
-                        return path
-                    if is_named:
-                        self._download(wheel, file)
-                        part_path.replace(path)
-                        return path
-                    # The open file has no name any more: the other process has downloaded the wheel, and removed it
-                    # again. Try again with a new file.
-        except OSError as error:
-            raise store_error(error, self._folder.parent) from error
-
-    def stop(self) -> None:
-        """Ends all downloads soon and keeps what was downloaded."""
-        self._stopped.set()
 
     def path(self, wheel: Wheel) -> Path:
-        """The path of a downloaded wheel."""
         return self._folder / f"{wheel.sha256}.whl"
 
     def drop(self, wheel: Wheel) -> None:
         """Removes a wheel that is no longer needed."""
         self.path(wheel).unlink(missing_ok=True)
 
-    def _download(self, wheel: Wheel, file: BufferedRandom) -> None:
-        """Tries until the wheel is complete."""
-        failures = 0
-        while True:
-            try:
-                self._attempt(wheel, file)
-                return
-            except (_RetryError, requests.RequestException, ConnectionError) as error:
-                failures += 1
-                reason = str(error) if isinstance(error, _RetryError) else describe(error)
-                if isinstance(error, requests.HTTPError) and error.response.status_code not in RETRIED:
-                    raise FetchError(f"{wheel.file}: {reason}", hint=DOCTOR, package=wheel.name) from error
-                if failures > self._policy.retries:
-                    raise FetchError(f"{wheel.file}: {reason}", hint=f"Several attempts failed. {_KEPT}") from error
-                self._stopped.wait(self._policy.delay(failures))
-                self._check_stopped(wheel)
+    def _package(self, wheel: Wheel) -> str:
+        return wheel.name
 
-    def _check_stopped(self, wheel: Wheel) -> None:
-        if self._stopped.is_set():
-            raise FetchError(f"{wheel.file}: the download was stopped", hint=_KEPT)
-
-    def _attempt(self, wheel: Wheel, file: BufferedRandom) -> None:
-        """Resumes an earlier attempt, or starts. Discards a part whose bytes are not those of the wheel."""
-        url = self._find(wheel)
-        part = _PartialFile(file, self._progress)
-        if wheel.size and part.size > wheel.size:
-            part.clear()
-        try:
-            if not wheel.size or part.size < wheel.size:  # an unknown size is 0
-                self._receive(wheel, url, part)
-            part.report(part.size)
-            if part.size < wheel.size:
-                raise _RetryError(f"incomplete: {part.size} of {wheel.size} bytes")
-            sha256 = part.hash.hexdigest()
-            if wheel.size and part.size > wheel.size:
-                fault = f"the index serves more than the {wheel.size} bytes in the lock"
-            elif sha256 != wheel.sha256:
-                fault = f"SHA-256 mismatch: {sha256[:12]}... was downloaded, {wheel.sha256[:12]}... is locked"
-            else:
-                return
-            is_resumed = part.is_resumed
-            part.clear()
-            if is_resumed:  # the bytes from before may be wrong
-                raise _RetryError(fault)
-            raise FetchError(f"{wheel.file}: {fault}", hint=f"The download was discarded. {_DISTRUST}")
-        except Exception:
-            part.report(0)
-            raise
-
-    def _receive(self, wheel: Wheel, url: str, part: _PartialFile) -> None:
-        """Requests the missing bytes; writes at most one piece more than the wheel has."""
-        if not origin_of(url).startswith(("https://", "http://")):
-            raise FetchError(
-                f"{wheel.file}: the index lists an unsupported address", hint=f"Only https and http work. {DOCTOR}"
-            )
-        # Not compressed: sizes, ranges and the hash in the lock are those of the file itself.
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={part.size}-"} if part.size else {})
-        with self._session.get(url, headers=headers, stream=True) as response:
-            if response.status_code == requests.codes.range_not_satisfiable:
-                part.clear()
-                raise _RetryError("the index has fewer bytes than were already downloaded")
-            response.raise_for_status()
-            if response.status_code != requests.codes.partial_content:
-                part.clear()
-            part.report(part.size)
-            try:
-                for chunk in response.iter_content(PIECE):
-                    self._check_stopped(wheel)
-                    part.append(chunk)
-                    if wheel.size and part.size > wheel.size:
-                        break
-            finally:
-                part.file.flush()
+    def _get(self, wheel: Wheel, file: BufferedRandom) -> None:
+        self._download(wheel, file, lambda: self._find(wheel))
 
     def _find(self, wheel: Wheel) -> str:
         """The address of a wheel. Raises FetchError if the index lists no such file, or another one."""
@@ -243,7 +311,7 @@ class Fetcher:
 
 
 def _checked_size(path: Path, sha256: str) -> int | None:
-    """The size of a downloaded wheel; None if it does not exist. Removes a damaged file (after a power failure)."""
+    """The size of a downloaded file; None if it does not exist. Removes a damaged file (after a power failure)."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
             return file.tell()

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +23,23 @@ from builder.common.errors import UsageError
 from builder.common.text import Redactor
 from builder.index import settings as index
 from builder.index.settings import IndexSettings
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import Debian, Matrix
 
 PROXY_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 SYSTEM_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 LOCAL_AUTHORITIES = Path("/usr/local/share/ca-certificates")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 FOLDER = "templates/host"
+SNAPSHOT_ID = "@SNAPSHOTID@"  # in apt's addresses of snapshot archives: a time
+SNAPSHOTS = "Acquire::Snapshots::URI"
+TARGETS = (
+    "apt-get",
+    "indextargets",
+    "--format",
+    "$(REPO_URI) $(ORIGIN) $(CODENAME) $(COMPONENT)",
+    "Created-By: Packages",
+)
+Run = Callable[..., subprocess.CompletedProcess[str]]  # runs a program, as subprocess.run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +53,15 @@ class AptSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Apt:
-    """Debian archives, and a proxy for them."""
+    """Debian archives, and a proxy for them.
+
+    `snapshots` are the main and the security archive of a snapshot service, with SNAPSHOT_ID in their addresses; none
+    if apt is older than 2.7.1.
+    """
 
     sources: tuple[AptSource, ...] = ()
     proxy: str = ""
+    snapshots: tuple[AptSource, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +88,9 @@ class Host:
     """Settings of the build host. `ca` is PEM text; `proxies` are build arguments that Docker keeps out of history.
 
     `expired` are Debian releases whose Release files may have expired. `read_apt` is called on first use: apt takes
-    0.5 s, which a run without work does not spend. `say` gets a message before each slow step. Thread-safe.
+    0.5 s, which a run without work does not spend. `open_apt` starts a container of the newest Debian release, and
+    gives a function that runs programs in it, for machines without Debian's apt; it raises EngineError.
+    `say` gets a message before each slow step. Thread-safe.
     """
 
     index: IndexSettings = field(default_factory=IndexSettings, repr=False)
@@ -80,6 +98,7 @@ class Host:
     proxies: Mapping[str, str] = field(default_factory=dict)
     expired: frozenset[str] = frozenset()
     read_apt: Callable[[], Apt] = field(default=Apt, repr=False)
+    open_apt: Callable[[], AbstractContextManager[Run]] | None = field(default=None, repr=False, compare=False)
     registries: Registries = field(default_factory=Registries)
     say: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
     _apt_read: list[Apt] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -115,13 +134,18 @@ class Host:
 
         `is_past`: apt accepts Release files that have expired.
         """
-        main, security = (f"{address}/{name}/{time}" for name in ("debian", "debian-security"))
-        sources = (
-            AptSource(kind="main", uri=main, is_past=is_past),
-            AptSource(kind="updates", uri=main, is_past=is_past),
-            AptSource(kind="security", uri=security, is_past=is_past),
-        )
-        return replace(self, read_apt=lambda: Apt(sources=sources, proxy=self.apt.proxy))
+        return self.with_archives(f"{address}/debian/{time}", f"{address}/debian-security/{time}", is_past=is_past)
+
+    def for_release(self, debian: Debian) -> Host:
+        """The same, with the archives that a release has moved to, if matrix.yaml names them."""
+        address = debian.archive
+        return self.with_archives(f"{address}/debian", f"{address}/debian-security") if address else self
+
+    def with_archives(self, main: str, security: str, *, is_past: bool = False) -> Host:
+        """The same with these archives instead of this machine's."""
+        uris = {"main": main, "updates": main, "security": security}
+        sources = tuple(AptSource(kind=kind, uri=uri, is_past=is_past) for kind, uri in uris.items())
+        return replace(self, read_apt=lambda: replace(self.apt, sources=sources))
 
     def sources_list(self, release: str) -> str:
         """apt's one-line sources for a Debian release from this machine's archives; empty: keep those of the image."""
@@ -207,18 +231,32 @@ def _apt() -> Apt:
     """Debian archives and the proxy that apt on this machine uses; nothing on other distributions."""
     if not is_debian() or not shutil.which("apt-get"):
         return Apt()
-    line = "$(REPO_URI) $(ORIGIN) $(CODENAME) $(COMPONENT)"
-    command = ["apt-get", "indextargets", "--format", line, "Created-By: Packages"]
-    targets = _output(command)
+    targets = _output(TARGETS)
     if not targets and os.geteuid() == 0:  # the package lists were never downloaded, or were removed
         _output(["apt-get", "update", "-q"])
-        targets = _output(command)
+        targets = _output(TARGETS)
     proxy = re.search(r"PROXY='([^'\s]+)'", _output(["apt-config", "shell", "PROXY", "Acquire::http::Proxy"]))
-    return Apt(sources=parse_targets(targets), proxy=proxy[1] if proxy and proxy[1] != "DIRECT" else "")
+    return Apt(
+        sources=parse_targets(targets),
+        proxy=proxy[1] if proxy and proxy[1] != "DIRECT" else "",
+        snapshots=parse_snapshots(_output(["apt-config", "dump", SNAPSHOTS])),
+    )
 
 
 def _output(command: Sequence[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def parse_snapshots(dump: str) -> tuple[AptSource, ...]:
+    """Debian's snapshot archives, from the output of apt-config dump. Source: apt.conf(5), `Snapshots::URI`."""
+    addresses = dict(re.findall(rf'^{SNAPSHOTS}::(\S+) "([^"]*)";$', dump, re.MULTILINE))
+    sources = []
+    for kind, label in (("main", "Debian"), ("security", "Debian-Security")):
+        names = (f"Override::Label::{label}", "Override::Origin::Debian", f"Label::{label}", "Origin::Debian")
+        uri = next((addresses[name] for name in names if name in addresses), "")
+        if SNAPSHOT_ID in uri and urlsplit(uri).scheme in ("http", "https"):  # `no`: there is none
+            sources.append(AptSource(kind=kind, uri=uri))
+    return tuple(sources)
 
 
 def parse_targets(targets: str) -> tuple[AptSource, ...]:

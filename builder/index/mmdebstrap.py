@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from builder.index.host import KEYRING
+from builder.index.host import KEYRING, AptSource, parse_targets
 
 INSTALL_S = 600
 SOURCES_S = 60
@@ -42,8 +42,8 @@ def is_installed() -> bool:
     return shutil.which("mmdebstrap") is not None and Path(KEYRING).exists()
 
 
-def sources_list(release: str) -> str:
-    """apt's one-line sources with Debian's own addresses, as mmdebstrap writes them; empty if it cannot run."""
+def sources(release: str) -> tuple[AptSource, ...]:
+    """Debian's own archives, as mmdebstrap writes them for a release; none if it cannot run."""
     # The hook stops mmdebstrap before it downloads or installs packages: a mode without root or namespaces is enough.
     hook = f'sed "s/^/{_MARK}/" "$1/etc/apt/sources.list" >&2; exit 1'
     command = ["mmdebstrap", "--quiet", "--mode=chrootless", "--variant=custom", "--format=null"]
@@ -56,6 +56,6 @@ def sources_list(release: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return ""
+        return ()
     lines = [line.removeprefix(_MARK) for line in done.stderr.splitlines() if line.startswith(_MARK)]
-    return "".join(re.sub(r"^deb (\[[^]]*\] )?", f"deb [signed-by={KEYRING}] ", line) + "\n" for line in lines)
+    return parse_targets("".join(re.sub(r"^deb (?:\[[^]]*\] )?(\S+)", r"\1 Debian", line) + "\n" for line in lines))

@@ -1,4 +1,7 @@
-"""The HTTP client of the package index: its login, proxy, trusted hosts, CA bundle, retries and errors."""
+"""The HTTP client of the package index: its login, proxy, trusted hosts, CA bundle, retries and errors.
+
+It also downloads from Debian's archives, without a login.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,12 @@ DOCTOR = "`builder doctor` checks the index."
 INVALID = "the index sent an invalid response"
 # The first class that matches counts: some are subclasses of later ones.
 _MESSAGES: dict[type[Exception], str] = {
-    requests.exceptions.ReadTimeout: "the index timed out",
-    requests.exceptions.ConnectTimeout: "the connection to the index timed out",
-    requests.exceptions.SSLError: "the certificate of the index is not trusted",
-    requests.exceptions.ProxyError: "cannot connect to the index through the proxy",
+    requests.exceptions.ReadTimeout: "{} timed out",
+    requests.exceptions.ConnectTimeout: "the connection to {} timed out",
+    requests.exceptions.SSLError: "the certificate of {} is not trusted",
+    requests.exceptions.ProxyError: "cannot connect to {} through the proxy",
     requests.exceptions.ChunkedEncodingError: "the connection was lost",
-    requests.exceptions.ConnectionError: "cannot connect to the index, or the connection was lost",
+    requests.exceptions.ConnectionError: "cannot connect to {}, or the connection was lost",
     requests.exceptions.TooManyRedirects: "too many redirects",
     requests.exceptions.InvalidJSONError: INVALID,
     ConnectionError: "the connection was lost",
@@ -139,15 +142,15 @@ def fetch_errors(what: str) -> Iterator[None]:
         raise FetchError(f"{what}: {INVALID}", hint=DOCTOR) from error
 
 
-def describe(error: BaseException) -> str:
+def describe(error: BaseException, server: str = "the index") -> str:
     """A message for a failed request: a library's own may contain addresses, and secrets in addresses."""
     if isinstance(error, requests.HTTPError):  # without the server's own reason, which may contain anything
         status = error.response.status_code
-        return f"the index returned {status} {responses.get(status, '')}".rstrip()
+        return f"{server} returned {status} {responses.get(status, '')}".rstrip()
     for kind, message in _MESSAGES.items():
         if isinstance(error, kind):
-            return message
-    return f"the request to the index failed ({type(error).__name__})"
+            return message.format(server)
+    return f"the request to {server} failed ({type(error).__name__})"
 
 
 def origin_of(url: str) -> str:

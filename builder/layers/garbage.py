@@ -10,7 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from builder.common.errors import FREE_STORE, DamagedError, DiskError
@@ -18,7 +18,7 @@ from builder.common.files import TEMPORARY_SUFFIX, short_digest
 from builder.common.text import size
 from builder.layers import images, store
 from builder.layers.blobs import MANIFEST_TYPE, REPAIR, Descriptor
-from builder.layers.store import IMAGE_NAME, Store
+from builder.layers.store import IMAGE_NAME, PACKAGES, Store
 
 SHOWN = 5  # damaged images that an error names
 LARGEST_MANIFEST = 1 << 20  # bytes of a blob that may be a manifest: larger blobs are not read as JSON
@@ -26,10 +26,15 @@ LARGEST_MANIFEST = 1 << 20  # bytes of a blob that may be a manifest: larger blo
 
 @dataclass(frozen=True, kw_only=True)
 class Garbage:
-    """Files that no image of the store uses, as path -> bytes; `leftovers` are downloads, temporary files, records."""
+    """Files that no image of the store uses, as path -> bytes; `leftovers` are downloads, temporary files, records.
+
+    `packages` are no garbage: the Debian packages of which the operating systems of images were made, blob -> bytes.
+    With them, this machine can make the operating systems again after the archives have moved on.
+    """
 
     blobs: Mapping[Path, int]
     leftovers: Mapping[Path, int]
+    packages: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -110,6 +115,10 @@ def find_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
             hint=f"{REPAIR} Or remove the images: builder gc --forget NAME",
         )
     kept = {blob for use in uses(stored, without=without) for blob in images.blobs(stored, use.manifest)}
+    records = map(store.read_record, (stored.root / "layers").iterdir())
+    named = {blob for record in records if record.get("digest") in kept for blob in record.get(PACKAGES, ())}
+    packages = {blob: stored.path(blob).stat().st_size for blob in named if stored.path(blob).exists()}
+    kept |= packages.keys()
     folder = stored.root / "blobs/sha256"
     blobs = store.sizes(path for path in folder.iterdir() if f"sha256:{path.name}" not in kept)
     unused = {f"sha256:{path.name}" for path in blobs}
@@ -118,7 +127,7 @@ def find_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
         path for path in (stored.root / "layers").iterdir() if store.read_record(path).get("digest") in {*unused, None}
     ]
     files += stored.root.rglob(f".*{TEMPORARY_SUFFIX}")
-    return Garbage(blobs=blobs, leftovers=store.sizes(files))
+    return Garbage(blobs=blobs, leftovers=store.sizes(files), packages=packages)
 
 
 def collect(stored: Store, *, without: Collection[str] = (), wait: bool = False) -> Garbage:

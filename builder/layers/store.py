@@ -20,6 +20,8 @@ from builder.common.files import TEMPORARY_SUFFIX, is_digest, write_atomically
 from builder.layers import oci
 from builder.layers.blobs import REPAIR, Blobs, Descriptor
 
+BLOBS = "blobs/sha256"
+PACKAGES = "packages"  # in a record beside that of an operating system: the blobs of its Debian packages
 IMAGE_NAME = "name"  # in the record of an image: its name in the index
 
 

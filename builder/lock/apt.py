@@ -11,19 +11,20 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
 from builder.common import debian
-from builder.common.errors import LockError
+from builder.common.errors import EngineError, LockError
 from builder.index import mmdebstrap
-from builder.index.host import KEYRING, Host
+from builder.index.host import KEYRING, SYSTEM_BUNDLE, Host, Run
+from builder.lock import archives
 from builder.lock.os_lock import Architecture, DebianPackage, OsLock, OsRequest
 
 TIMEOUT_S = 300
-OTHER = " (another file)"  # of the same version, at the end of a line of `Archive.missing`
 # What mmdebstrap's variant `minbase` installs.
 _RELEASE = ("?essential", "?priority(required)", "apt")
 _INSTALL = re.compile(r"^Inst (\S+) \((\S+) ", re.MULTILINE)
@@ -53,9 +54,9 @@ class Archive:
         release: str,
         host: Host,
         folder: Path,
-        run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
+        run: Run = subprocess.run,
     ) -> None:
-        """Downloads the lists of packages; `run` runs apt. Raises LockError."""
+        """Downloads the lists of packages; `run` runs apt, here or in a container. Raises LockError."""
         self._run = run
         self._release = release
         self._host = host
@@ -71,13 +72,7 @@ class Archive:
             (folder / "ca.crt").write_bytes(host.ca)
             configuration += f'Acquire::https::CAInfo "{folder}/ca.crt";\n'
         (folder / "apt.conf").write_text(configuration, encoding="utf-8")
-        sources = host.sources_list(release) or mmdebstrap.sources_list(release)
-        if not sources:
-            raise LockError(
-                f"Debian {release}: mmdebstrap printed no archive addresses",
-                hint="Add Debian's archive to apt's sources, or install a newer mmdebstrap.",
-            )
-        (folder / "sources.list").write_text(sources, encoding="utf-8")
+        (folder / "sources.list").write_text(host.sources_list(release), encoding="utf-8")
         (folder / "status").touch()
         for name in ("lists/partial", "cache/archives/partial"):
             (folder / name).mkdir(parents=True)
@@ -102,18 +97,6 @@ class Archive:
             requested=request.packages,
             packages=tuple(packages[name] for name in sorted(packages)),
         )
-
-    def missing(self, lock: OsLock) -> list[str]:
-        """The locked packages that the archives do not have, each with its version."""
-        present = self._packages(lock.versions)
-        if not present:
-            raise LockError(f"Debian {self._release}: apt-cache shows none of the locked packages")
-        files = {package.name: package.sha256 for package in present.values()}
-        return [
-            f"{package.name} {package.version}" + (OTHER if package.name in files else "")
-            for package in lock.packages
-            if files.get(package.name) != package.sha256
-        ]
 
     def _packages(self, versions: Mapping[str, str]) -> dict[str, DebianPackage]:
         """Packages of these versions by name, without those that the archives do not have."""
@@ -155,11 +138,13 @@ class Archive:
 def archive(release: str, host: Host, say: Callable[[str], None]) -> Iterator[Archive]:
     """The archives of a Debian release, with the lists of packages in a temporary folder. Raises LockError.
 
-    On a distribution other than Debian, mmdebstrap is needed, and installed for root.
+    Where this machine has no apt, or lacks Debian's keys or archives, runs apt in a container of Debian. On other
+    distributions, the addresses are those of mmdebstrap, which is installed for root.
     """
     kinds = {source.kind for source in host.apt.sources}
     missing = [kind for kind in ("main", "security") if kind not in kinds]
     reason = "" if kinds else host.hide(mmdebstrap.install(say))
+    sources = host.apt.sources or (() if reason else mmdebstrap.sources(release))
     if not reason:
         if not shutil.which("apt-get"):
             reason = "apt-get is not installed"
@@ -167,13 +152,27 @@ def archive(release: str, host: Host, say: Callable[[str], None]) -> Iterator[Ar
             reason = f"{KEYRING} is missing"
         elif kinds and missing:
             reason = f"its apt does not use Debian's archive `{missing[0]}`"
-        elif not kinds and not mmdebstrap.is_installed():
-            reason = "mmdebstrap is not installed"
-    if reason:
-        raise LockError(
-            f"Debian packages cannot be locked on this machine: {reason}",
-            hint="On Debian: add the archive to apt's sources. On Ubuntu, as root: apt-get install mmdebstrap "
-            "debian-archive-keyring",
-        )
-    with TemporaryDirectory(prefix="builder-apt-") as folder:
-        yield Archive(release, host, Path(folder))
+        elif not sources:
+            reason = "mmdebstrap printed no archive addresses"
+    with ExitStack() as stack:
+        run: Run = subprocess.run
+        if reason:
+            error = f"Debian packages cannot be locked on this machine: {reason}"
+            hint = (
+                "Start a Docker Engine, to run apt in a container. Or on Debian: add the archive to apt's sources. On "
+                "Ubuntu, as root: apt-get install mmdebstrap debian-archive-keyring"
+            )
+            if host.open_apt is None:
+                raise LockError(error, hint=hint)
+            say(f"apt cannot look up Debian packages here ({reason}): running it in a container of Debian")
+            try:
+                run = stack.enter_context(host.open_apt())
+            except EngineError as failure:
+                raise LockError(f"{error}; in a container: {failure}", hint=hint) from failure
+            if missing:
+                sources = archives.read_apt(run).sources
+            if not host.ca and SYSTEM_BUNDLE.exists():  # Debian's slim images have no certificates
+                host = replace(host, ca=SYSTEM_BUNDLE.read_bytes())
+        folder = stack.enter_context(TemporaryDirectory(prefix="builder-apt-"))
+        apt = replace(host.apt, sources=sources)
+        yield Archive(release, replace(host, read_apt=lambda: apt), Path(folder), run)

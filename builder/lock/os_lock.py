@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -59,6 +60,17 @@ class DebianPackage:
     def source_package(self) -> SourcePackage:
         return debian.source_package(self.source, self.name, self.version)
 
+    @property
+    def file(self) -> str:
+        """The name of its .deb file in an archive: without the epoch of the version."""
+        return f"{self.name}_{self.version.partition(':')[2] or self.version}_{self.architecture}.deb"
+
+    @property
+    def pool_path(self) -> str:
+        """The path of its .deb file below `pool/main` of an archive. Source: layout of Debian's archives, observed."""
+        source = self.source_package.name
+        return f"{source[:4] if source.startswith('lib') else source[0]}/{source}/{self.file}"
+
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class OsLock:
@@ -76,6 +88,10 @@ class OsLock:
     @cached_property
     def versions(self) -> dict[str, str]:
         return {package.name: package.version for package in self.packages}
+
+    def age(self, now: datetime) -> int:
+        """Days since it was made."""
+        return (now - datetime.strptime(self.time, "%Y%m%dT%H%M%S%z")).days
 
     def interpreter(self, python: str) -> list[str]:
         """The versions of Debian's packages that make bytecode and compress it; "" for a package that is not locked."""

@@ -27,12 +27,13 @@ from builder.common.text import counted, listed
 from builder.index.host import Host
 from builder.index.wheels import is_cuda_wheel
 from builder.lock import apt, checks, diff, lockfile, os_lock
+from builder.lock.archives import Archives, Kept
 from builder.lock.lockfile import Lock
 from builder.lock.os_lock import OsLock, OsRequest
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import NO_SNAPSHOT, Matrix
 
 
 def check_locks(project: Project, chosen: Sequence[Cell]) -> None:
@@ -263,8 +264,10 @@ def update_systems(
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for release, requests in groupby(sorted(stale), key=lambda request: request.debian):
         say(f"Debian {release}: reading the lists of packages")
-        address = project.matrix.debian[release].snapshot
-        at = host.with_snapshot(address, now, is_past=False) if address else host
+        debian = project.matrix.debian[release]
+        at = host.for_release(debian)
+        if debian.snapshot not in ("", NO_SNAPSHOT):
+            at = host.with_snapshot(debian.snapshot, now, is_past=False)
         try:
             with apt.archive(release, at, say) as archive:
                 for request in requests:
@@ -290,41 +293,56 @@ def update_systems(
 
 
 def current_locks_of_stale(
-    project: Project, requests: Iterable[OsRequest], host: Host, say: Callable[[str], None]
-) -> tuple[dict[OsRequest, OsLock], list[LockError]]:
-    """New locks for the operating systems of which Debian's archives no longer have all locked packages; and errors.
+    project: Project, requests: Iterable[OsRequest], archives: Archives, host: Host, is_kept: Kept,
+    say: Callable[[str], None],
+) -> tuple[dict[OsRequest, OsLock], list[LockError]]:  # fmt: skip
+    """New locks for the operating systems with locked packages that are nowhere any more; and errors.
 
-    Downloads only lists of packages: 1.5 s for each Debian release. Leaves out releases with a snapshot archive, which
-    has every version, and, after saying so, releases that cannot be looked up on this machine. The errors are those of
-    systems that cannot be locked again.
+    Looks for them in the store (`is_kept`) and in `archives`. If a place cannot be read, the locks stay. The errors are
+    those of systems that cannot be locked again.
     """
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
     for release, group in groupby(sorted(requests), key=lambda request: request.debian):
-        if project.matrix.debian[release].snapshot:
-            continue
         say(f"Debian {release}: looking up the locked packages")
+        stale: dict[OsRequest, list[str]] = {}  # with the packages that are gone
+        for request in group:
+            lock = os_lock.read_os_lock(project.root, request)
+            located = archives.locate(lock, is_kept) if lock else None
+            if located and located.others:
+                others = [f"{package.name} {package.version}" for package in located.others]
+                failures.append(
+                    LockError(
+                        f"{request.path}: Debian's archives have another file of {listed(others, 3)}",
+                        hint="Debian never changes a package without a new version: do not use these archives, "
+                        "or this lock, until the difference is explained.",
+                    )
+                )
+            elif located and located.uncertain:
+                say(f"Debian {release}: cannot look up the locked packages; going on with them: {located.uncertain}")
+            elif located and located.gone:
+                stale[request] = [f"{package.name} {package.version}" for package in located.gone]
+        if not stale:
+            continue
         try:
-            with apt.archive(release, host, say) as archive:
-                for request in group:
-                    lock = os_lock.read_os_lock(project.root, request)
-                    missing = archive.missing(lock) if lock else []
-                    if others := [name.removesuffix(apt.OTHER) for name in missing if name.endswith(apt.OTHER)]:
-                        failures.append(
-                            LockError(
-                                f"{request.path}: Debian's archives have another file of {listed(others, 3)}",
-                                hint="Debian never changes a package without a new version: do not use these archives, "
-                                "or this lock, until the difference is explained.",
+            with apt.archive(release, host.for_release(project.matrix.debian[release]), say) as archive:
+                for request, names in stale.items():
+                    try:
+                        lock = _resolve_system(project.matrix, archive, request, now)
+                        before = os_lock.read_os_lock(project.root, request)
+                        if before and before.packages == lock.packages:
+                            raise LockError(
+                                f"{request.path}: the archives list {listed(names, 3)}, but do not have the files",
+                                hint="The mirror may be incomplete now: run again later, or use another one.",
                             )
-                        )
-                    elif missing:
-                        try:
-                            new[request] = _resolve_system(project.matrix, archive, request, now)
-                        except LockError as error:
-                            failures.append(error)
+                        new[request] = lock
+                    except LockError as error:
+                        failures.append(error)
         except LockError as error:
-            say(f"Debian {release}: cannot look up the locked packages; going on with them: {error}")
+            names = sorted({name for names in stale.values() for name in names})
+            message = f"Debian {release}: no archive has {listed(names, 3)} any more\n{error}"
+            failures.append(LockError(message, hint=error.hint))
     return new, failures
 
 

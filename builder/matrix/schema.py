@@ -132,11 +132,20 @@ NamedRegistry = Annotated[Registry, matches(r".+", "a registry such as registry.
 Staging = Annotated[str, AfterValidator(_staging)]
 Namespace = Annotated[str, AfterValidator(_namespace)]
 Source = Annotated[str, matches(r"(https://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)+/?)?", "an https address")]
+_ARCHIVE = r"http://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*"
 Archive = Annotated[  # a new operating system has no certificates yet; apt checks signatures
     str,
     matches(
-        r"http://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*",
-        "an http address such as http://snapshot.example.com/archive, without a slash at the end",
+        _ARCHIVE,
+        "an http address such as http://archive.example.com, without a slash at the end",
+    ),
+]
+NO_SNAPSHOT = "none"
+Snapshot = Annotated[
+    str,
+    matches(
+        rf"{NO_SNAPSHOT}|{_ARCHIVE}",
+        "an http address such as http://snapshot.example.com/archive, without a slash at the end, or none",
     ),
 ]
 
@@ -148,15 +157,18 @@ class StrictModel(BaseModel):
 
 
 class Debian(StrictModel):
-    """`snapshot` is the address of an archive with all versions of all packages, by time.
+    """`archive` is the address that a release has moved to, `snapshot` that of an archive of all versions, by time.
 
+    Both have `debian` and `debian-security` below it. Without `snapshot`, a build uses the one that apt has by default;
+    `none`: no snapshot archive.
     `ignore_valid_until` is why Release files that have expired are accepted; without a reason, they are refused.
     `after_support`, here and below, is why images are released after the end of support in facts.yaml.
     """
 
     image: PinnedImage
     glibc: Minor
-    snapshot: Archive = ""
+    archive: Archive = ""
+    snapshot: Snapshot = ""
     ignore_valid_until: Reason = ""
     after_support: Reason = ""
 

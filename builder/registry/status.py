@@ -117,7 +117,7 @@ class StatusReader:
             released=released,
             signature=signature,
             scan=scanned,
-            packages=(datetime.now(UTC) - datetime.strptime(planned.os_lock.time, "%Y%m%dT%H%M%S%z")).days,
+            packages=planned.os_lock.age(datetime.now(UTC)),
             support=planned.support[0].last.isoformat() if planned.support else NONE,
         )
 

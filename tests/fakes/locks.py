@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from builder.common.errors import LockError
+from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
 from builder.index.wheels import LockedWheel, Wheel
 from builder.lock import lockfile, os_lock
+from builder.lock.archives import HERE, STORE, Archives, Kept, Located
 from builder.lock.lockfile import Lock, LockedComponent
 from builder.lock.os_lock import DebianPackage, OsLock, OsRequest
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
+from builder.matrix.schema import Matrix
 
 GROUPS = ("em-1.10-cu1210-py311", "qz-0.5-cu129-py311")
 LOCKED = ("em-1.10-cu1210-py311", "em-1.10-cu1210-py311-jupyter", "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board")
@@ -119,13 +122,6 @@ class FakeArchive:
         self.release, self.sources = release, host.sources_list(release)
         yield self
 
-    def missing(self, lock: OsLock) -> list[str]:
-        assert lock.debian == self.release
-        self.looked_up.append(lock.debian)
-        current = os_lock_of(OsRequest(debian=lock.debian, packages=lock.requested), self.versions[lock.debian])
-        files = {package.sha256 for package in current.packages}
-        return [f"{package.name} {package.version}" for package in lock.packages if package.sha256 not in files]
-
     def resolve(self, request: OsRequest, time: str) -> OsLock:
         assert request.debian == self.release
         if self.unknown in request.packages:
@@ -133,3 +129,28 @@ class FakeArchive:
         self.resolved.append(request.path)
         lock = os_lock_of(request, self.versions[request.debian])
         return replace(lock, time=time, packages=tuple(replace(each, source=self.source) for each in lock.packages))
+
+
+class FakeArchives(Archives):
+    """Places in memory: `versions` is the one version that each release has, `broken` is one that cannot be looked up.
+
+    `others` are packages of which an archive has another file.
+    """
+
+    def __init__(
+        self, matrix: Matrix, versions: Mapping[str, str], *, broken: str = "", others: Sequence[str] = ()
+    ) -> None:
+        super().__init__(matrix, Host())
+        self.versions, self.broken, self.others = versions, broken, others
+
+    def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy | None = None) -> Located:
+        current = os_lock_of(OsRequest(debian=lock.debian, packages=lock.requested), self.versions[lock.debian])
+        files = {package.sha256 for package in current.packages}
+        at = {
+            package.sha256: STORE if is_kept(package) else HERE
+            for package in lock.packages
+            if is_kept(package) or package.sha256 in files
+        }
+        others = tuple(package for package in lock.packages if package.name in self.others)
+        faults = {HERE: "the archive timed out"} if lock.debian == self.broken else {}
+        return Located(packages=lock.packages, at=at, others=others, faults=faults)

@@ -10,6 +10,8 @@ from pathlib import Path
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.work import RunContext
 from builder.index.host import Host
+from builder.lock.archives import DebianFetcher
+from builder.lock.os_lock import DebianPackage, OsLock
 
 DAY = 1_767_225_600  # 2026-01-01T00:00:00Z
 
@@ -17,14 +19,15 @@ MakeTar = Callable[[str, Sequence[str], Mapping[str, bytes]], bytes]
 
 
 class FakeMmdebstrap(Mmdebstrap):
-    """Calls `make` with the name, the arguments and the files of each run, in place of mmdebstrap. `hosts` are those of
-    the runs. Every release has a base image.
+    """Calls `make` with the name, the arguments and the files of each run, in place of mmdebstrap. `hosts` and
+    `debs` are those of the runs. Every release has a base image.
     """
 
     def __init__(self, work: RunContext, make: MakeTar = lambda *_: file_system()) -> None:
         super().__init__(work)
         self.make = make
         self.hosts: list[Host] = []
+        self.debs: list[tuple[OsLock, Mapping[str, Path]] | None] = []
 
     def run(
         self,
@@ -34,14 +37,25 @@ class FakeMmdebstrap(Mmdebstrap):
         files: Mapping[str, bytes],
         folder: Path,
         *,
+        debs: tuple[OsLock, Mapping[str, Path]] | None = None,
         container: str | None = None,
     ) -> Path:
         self.hosts.append(host)
+        self.debs.append(debs)
         (folder / "root.tar").write_bytes(self.make(name, arguments, files))
         return folder / "root.tar"
 
     def base_image(self, release: str) -> str:
         return f"local/{release}"
+
+
+class FakeDebianFetcher(DebianFetcher):
+    """Has every package without a download; its content is its name and version."""
+
+    def fetch(self, locked: DebianPackage) -> Path:
+        self.path(locked).write_text(f"{locked.name} {locked.version}", encoding="utf-8")
+        self._progress(locked.size)
+        return self.path(locked)
 
 
 def file_system(

@@ -1,21 +1,25 @@
-"""Locked Debian packages from a snapshot archive, when the archives of the build host no longer have them."""
+"""Locked Debian packages that the archives of this machine no longer have: every other place gives the same bytes."""
 
 from __future__ import annotations
 
 import http.server
+import os
 import re
 import shutil
 import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from builder.index import host
-from tests.integration.checkout import PLAIN, Checkout
+from tests.integration import registry as registries
+from tests.integration import stores
+from tests.integration.checkout import MAKES_OS, PLAIN, Checkout, without
+from tests.integration.registry import Server
 
 APT_CONFIG = """\
 Dir::Etc::SourceList "{folder}/sources.list";
@@ -25,17 +29,20 @@ Dir::State::Status "{folder}/status";
 Dir::Cache "{folder}/cache";
 APT::Sandbox::User "";
 """
+PLACES = r"/(now|moved|archive)/(debian|debian-security)(?:/[0-9]{8}T[0-9]{6}Z)?(/.*)"
 
 
 class Archives:
-    """Debian's archives on the loopback, as `/now/...` until they are `gone`, and as a snapshot `/archive/...`."""
+    """Debian's archives on the loopback: those of now, `/now/...`, moved ones, `/moved/...`, and a snapshot,
+    `/archive/...`. `has` is whether a place has a package, by the first letter of its name.
+    """
 
     def __init__(self) -> None:
         self.real = {
             "debian-security" if source.kind == "security" else "debian": source.uri.rstrip("/")
             for source in host.read_host().apt.sources
         }
-        self.gone = False
+        self.has: Callable[[str, str], bool] = lambda place, letter: True
         self.requests: list[str] = []
         archives = self
 
@@ -43,6 +50,9 @@ class Archives:
             def do_GET(self) -> None:
                 archives.requests.append(self.path)
                 archives.answer(self)
+
+            def do_HEAD(self) -> None:
+                self.do_GET()
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -56,18 +66,25 @@ class Archives:
         self._server.server_close()
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
-        match = re.fullmatch(r"/(?:now|archive)/(debian|debian-security)(?:/[0-9]{8}T[0-9]{6}Z)?(/.*)", handler.path)
-        if not match or (self.gone and handler.path.startswith("/now/")):
+        match = re.fullmatch(PLACES, handler.path)
+        file = handler.path.rpartition("/")[2]
+        if not match or (file.endswith(".deb") and not self.has(match[1], file[0])):
             handler.send_error(404)
             return
+        request = urllib.request.Request(self.real[match[2]] + match[3], method=handler.command)
         try:
-            with urllib.request.urlopen(self.real[match[1]] + match[2], timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 handler.send_response(200)
                 handler.send_header("Content-Length", answer.headers["Content-Length"])
                 handler.end_headers()
                 shutil.copyfileobj(answer, handler.wfile)
         except urllib.error.HTTPError as error:
             handler.send_error(error.code)
+
+    def served(self, place: str) -> list[str]:
+        """The first letters of the packages that were requested from a place."""
+        paths = [path for path in self.requests if path.startswith(f"/{place}/") and path.endswith(".deb")]
+        return sorted({path.rpartition("/")[2][0] for path in paths})
 
 
 @pytest.fixture
@@ -95,26 +112,118 @@ def apt_config(archives: Archives, tmp_path: Path) -> str:
     return str(path)
 
 
-def test_packages_that_are_gone_are_taken_from_a_snapshot(
-    checkout: Checkout, archives: Archives, apt_config: str
-) -> None:
-    matrix = (checkout.root / "matrix.yaml").read_text(encoding="utf-8")
-    with_snapshot = re.sub(r"(\n +)(glibc: \"2.36\")", rf"\1\2\1snapshot: {archives.address}/archive", matrix)
-    assert with_snapshot != matrix
-    (checkout.root / "matrix.yaml").write_text(with_snapshot, encoding="utf-8")
+def set_places(checkout: Checkout, **places: str) -> None:
+    """Writes `archive` and `snapshot` of the Debian release."""
+    path = checkout.root / "matrix.yaml"
+    text = re.sub(r"\n +(archive|snapshot): .*", "", path.read_text(encoding="utf-8"))
+    keys = "".join(rf"\1{name}: {address}" for name, address in places.items())
+    with_places = re.sub(r"(\n +)(glibc: \"2.36\")", rf"\1\2{keys}", text)
+    assert (with_places != text) is bool(places)
+    path.write_text(with_places, encoding="utf-8")
+
+
+def packages_of(checkout: Checkout) -> list[str]:
+    """The SHA-256 of the locked packages."""
+    [path] = (checkout.root / "locks").glob("os-*.json")
+    return re.findall(r'"sha256": "([0-9a-f]{64})"', path.read_text(encoding="utf-8"))
+
+
+def test_a_lock_is_made_from_the_snapshot_archive(checkout: Checkout, archives: Archives, apt_config: str) -> None:
+    set_places(checkout, snapshot=f"{archives.address}/archive")
     checkout.builder("lock", APT_CONFIG=apt_config)
-    checkout.builder("render")
     [path] = (checkout.root / "locks").glob("os-*.json")
     time = re.search(r'"time": "([^"]+)"', path.read_text(encoding="utf-8"))
     assert time
-    dated = f"/archive/debian/{time[1]}/"
-    assert [name for name in archives.requests if name.startswith(f"{dated}dists/")], "it is locked from the snapshot"
-    assert not [name for name in archives.requests if name.startswith(f"{dated}pool/")]
+    assert [name for name in archives.requests if name.startswith(f"/archive/debian/{time[1]}/dists/")]
+    assert archives.served("archive") == []
 
-    checkout.take_store()
-    archives.gone = True
-    output = checkout.builder("build", PLAIN, APT_CONFIG=apt_config)
-    assert f"{PLAIN}: apt failed; trying again with the snapshot archive of bookworm" in output
-    assert f"{PLAIN}: done" in output
-    assert [name for name in archives.requests if name.startswith(f"{dated}pool/")]
+
+def test_every_place_gives_the_same_bytes(
+    checkout: Checkout, archives: Archives, apt_config: str, tmp_path: Path
+) -> None:
+    checkout.lock_and_render()
+    archives.requests.clear()
+
+    def build(*options: str) -> str:
+        output = checkout.builder("build", PLAIN, *options, APT_CONFIG=apt_config)
+        assert archives.address.removeprefix("http://") not in output
+        return output
+
+    # This machine's archives: one request for each package and one to look it up, in at most two folders; no lists.
+    first = checkout.take_store()
+    assert MAKES_OS.search(build())
+    expected = checkout.stored()
+    assert not [path for path in archives.requests if "/dists/" in path]
+    packages = packages_of(checkout)
+    assert len(packages) <= len(archives.requests) <= 4 * len(packages)
     assert archives.address.removeprefix("http://") not in checkout.os_log().read_text(encoding="utf-8")
+
+    # They are gone, but the store has them.
+    archives.has = lambda place, letter: False
+    store = checkout.take_store(like=first)
+    [record] = stores.os_records(store)
+    stores.path(store, record["digest"]).unlink()
+    archives.requests.clear()
+    assert MAKES_OS.search(build("--locked"))
+    assert checkout.stored() == expected
+    assert archives.requests == []
+    assert set(packages) <= {path.name for path in (store / "blobs/sha256").iterdir()}
+
+    # The release has moved, and its new archive lacks some, which a snapshot has.
+    set_places(checkout, archive=f"{archives.address}/moved", snapshot=f"{archives.address}/archive")
+    archives.has = lambda place, letter: place == "archive" or (place == "moved" and letter < "m")
+    checkout.take_store()
+    assert MAKES_OS.search(build("--locked"))
+    assert checkout.stored() == expected
+    assert max(archives.served("moved")) >= "m"
+    assert min(archives.served("archive")) >= "m"
+    assert not any(path.startswith("/archive/debian/") and "/dists/" in path for path in archives.requests)
+
+    # Nowhere, but a registry has the layer.
+    set_places(checkout)
+    archives.has = lambda place, letter: False
+    registries.install()
+    with Server(folder=tmp_path / "registry").serving() as server:
+        checkout.builder("images", PLAIN, APT_CONFIG=apt_config)
+        checkout.builder("push", "--to", server.address, PLAIN)
+        checkout.edit("matrix.yaml", 'registry: ""', f"registry: {server.address}")
+        checkout.builder("render")
+        checkout.take_store()
+        output = build("--locked")
+    assert "from the registry" in output
+    assert not MAKES_OS.search(output)
+    assert stores.os_records(checkout.store) == [record]
+
+
+def test_packages_that_no_place_has(checkout: Checkout, archives: Archives, apt_config: str) -> None:
+    """The error names the places; no lock is changed."""
+    checkout.lock_and_render()
+    locks = checkout.files("locks")
+    archives.has = lambda place, letter: letter < "t"
+    set_places(checkout, snapshot=f"{archives.address}/archive")
+    checkout.take_store()
+    output = checkout.builder("build", PLAIN, code=13, APT_CONFIG=apt_config)
+    assert re.search(r"\S+_(amd64|all)\.deb of Debian bookworm was not found", output)
+    assert "`snapshot` of matrix.yaml: the archive returned 404 Not Found" in output
+    assert f"builder refresh {PLAIN}" in output
+    assert checkout.files("locks") == locks
+
+
+def test_locks_are_made_in_a_container_where_apt_is_missing(checkout: Checkout, tmp_path: Path) -> None:
+    """As on Ubuntu without root, or on a distribution without apt."""
+    checkout.base_image("trixie")  # no registry has it
+    locks = []
+    for path in (os.environ["PATH"], without(tmp_path, "apt-get")):
+        for lock in (checkout.root / "locks").glob("os-*.json"):
+            lock.unlink()
+        output = checkout.builder("lock", PATH=path)
+        assert ("running it in a container of Debian" in output) is (path != os.environ["PATH"])
+        [lock] = (checkout.root / "locks").glob("os-*.json")
+        locks.append(lock.read_text(encoding="utf-8").partition('"requested"')[2])
+    assert locks[0] == locks[1]
+    assert "sha256" in locks[0]
+
+    # Packages are looked up and downloaded there too; their addresses are those of apt in the container.
+    checkout.builder("render")
+    checkout.take_store()
+    assert MAKES_OS.search(checkout.builder("build", PLAIN, "--locked", PATH=without(tmp_path, "apt-get")))

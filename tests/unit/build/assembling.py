@@ -37,7 +37,7 @@ from builder.plan.plan import PlannedImage
 from builder.registry.client import Registry
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
-from tests.fakes.mmdebstrap import DAY, FakeMmdebstrap, file_system
+from tests.fakes.mmdebstrap import DAY, FakeDebianFetcher, FakeMmdebstrap, file_system
 
 EMBER, JUPYTER, QUARTZ, BOARD = locks.LOCKED
 NOTEBOOK = "notebook"
@@ -238,6 +238,7 @@ class AssemblyBench:
             lookup=LayerLookup(self.project, work.host, work.view, self.store, known, new_registry=new_registry),
             mmdebstrap=FakeMmdebstrap(work, self.world.make_system),
             new_fetcher=partial(WorldFetcher, self.world),
+            new_debian_fetcher=FakeDebianFetcher,
         )
         self.assemblers.append(assembler)
         assembler.prepare(images)

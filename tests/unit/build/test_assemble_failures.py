@@ -279,10 +279,11 @@ def test_an_error_while_closing_does_not_hide_the_first_one(
 # ---- room
 
 
-def test_the_store_needs_room_for_missing_wheels(bench: AssemblyBench) -> None:
+def test_the_store_needs_room_for_missing_wheels_and_debian_packages(bench: AssemblyBench) -> None:
     images = bench.images(EMBER, JUPYTER)
     wheels = {wheel.sha256: wheel.size for image in images for wheel in image.wheels}
-    assert disk.store_bytes(bench.store, images) == int(sum(wheels.values()) * 1.5)
+    packages = {package.sha256: package.size for image in images for package in image.os_lock.packages}
+    assert disk.store_bytes(bench.store, images) == int(sum(wheels.values()) * 1.5) + sum(packages.values())
     bench.run(EMBER)
     own = [wheel.size for wheel in images[1].wheels if wheel not in images[0].wheels]
     assert own

@@ -21,9 +21,11 @@ from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan, render
 from builder.plan.plan import PlannedImage
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
+from tests.fakes.locks import TIME
 from tests.fakes.mmdebstrap import FakeMmdebstrap
 from tests.fakes.programs import FakePrograms
 
+Edit = Callable[[str, str], Project]
 CELL = "qz-0.5-cu129-py311"
 HOST = Host(
     index=IndexSettings(url="http://mirror.example.test/simple"),
@@ -349,3 +351,80 @@ def test_links_stay_links(checkout: TinyProject) -> None:
     checkout.buildx.before = look
     checkout.run()
     assert targets == ["/opt/nowhere/it.so.1"]
+
+
+# ---- packages that this machine's archives no longer have
+
+SNAPSHOT = "http://snapshot.example.test/archive"
+MOVED = "http://moved.example.test"
+NO_CANDIDATE = "#9 1.0 E: Package 'tini' has no installation candidate"
+OTHER_LOCK = "#9 1.0 The installed packages (>) are not the locked ones (<):\n#9 1.0 < tini"
+CUT = "\n".join(f"#9 1.0 > p{number} 1.0 all {'0' * 64}" for number in range(15))
+OF_PIP = "#9 1.0 error: Hash mismatch for tini"
+OF_A_HOOK = "#9 1.0 E: command failed: /x/run-commands"
+
+
+class Attempts(Buildx):
+    """Builds that end like `results`, one after the other: with this output, or well if it is empty."""
+
+    results: tuple[str, ...] = ()
+
+    def run(self, program: Program, on_line: Callable[[str], str]) -> int:
+        output = self.results[len(self.contexts)]
+        self.status, self.output = (1, output.splitlines()) if output else (0, [])
+        return super().run(program, on_line)
+
+
+def attempts(checkout: TinyProject, *results: str) -> list[str]:
+    """The apt sources of each attempt of a build."""
+    checkout.buildx = Attempts(checkout.engine)
+    checkout.buildx.results = results
+    checkout.run()
+    return [context.get("templates/host/sources.list", b"").decode() for context in checkout.buildx.contexts]
+
+
+@pytest.mark.parametrize("output", [NO_CANDIDATE, OTHER_LOCK, CUT])
+def test_an_error_of_packages_says_how_to_lock_the_current_ones(checkout: TinyProject, output: str) -> None:
+    with pytest.raises(BuildError) as caught:
+        attempts(checkout, output)
+    assert f"lock the current versions: builder refresh {CELL}" in caught.value.hint
+    assert f"Full log: .builder/logs/{CELL}.log" in caught.value.hint
+
+
+@pytest.mark.parametrize("output", [OF_PIP, OF_A_HOOK])
+def test_other_errors_stay_as_they_are(checkout: TinyProject, edit: Edit, output: str) -> None:
+    checkout = TinyProject(edit('    glibc: "2.36"\n', f'    glibc: "2.36"\n    snapshot: {SNAPSHOT}\n'))
+    with pytest.raises(BuildError) as caught:
+        attempts(checkout, output)
+    assert "refresh" not in caught.value.hint
+    assert len(checkout.buildx.contexts) == 1
+
+
+def test_archives_of_the_matrix_are_used_after_a_failure(checkout: TinyProject, edit: Edit) -> None:
+    names = f"archive: {MOVED}\n    snapshot: {SNAPSHOT}"
+    checkout = TinyProject(edit('    glibc: "2.36"\n', f'    glibc: "2.36"\n    {names}\n'))
+    first, second, third = attempts(checkout, NO_CANDIDATE, NO_CANDIDATE, "")
+    assert first == ""
+    assert [line.split("] ")[1] for line in second.splitlines()] == [
+        f"{MOVED}/debian newbird main",
+        f"{MOVED}/debian newbird-updates main",
+        f"{MOVED}/debian-security newbird-security main",
+    ]
+    assert [line.split("] ")[1] for line in third.splitlines()] == [
+        f"{SNAPSHOT}/debian/{TIME} newbird main",
+        f"{SNAPSHOT}/debian/{TIME} newbird-updates main",
+        f"{SNAPSHOT}/debian-security/{TIME} newbird-security main",
+    ]
+    assert all("check-valid-until=no" in line for line in third.splitlines())
+    assert f"{CELL}: apt failed; trying again with the snapshot archive of newbird\n" in checkout.console.text
+
+
+def test_the_last_failure_is_reported(checkout: TinyProject, edit: Edit) -> None:
+    checkout = TinyProject(edit('    glibc: "2.36"\n', f'    glibc: "2.36"\n    snapshot: {SNAPSHOT}\n'))
+    with pytest.raises(BuildError, match="no installation candidate"):
+        attempts(checkout, OTHER_LOCK, NO_CANDIDATE)
+
+
+def test_without_a_failure_of_packages_there_is_one_attempt(checkout: TinyProject, edit: Edit) -> None:
+    checkout = TinyProject(edit('    glibc: "2.36"\n', f'    glibc: "2.36"\n    snapshot: {SNAPSHOT}\n'))
+    assert attempts(checkout, "") == [""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 import threading
@@ -19,9 +20,12 @@ from builder.build.work import RunContext
 from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, EngineError, UsageError
 from builder.index.host import Apt, AptSource, Host
+from builder.lock.os_lock import DebianPackage, OsLock
 from builder.matrix.project import Project
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole, Programs
+from tests.fakes.locks import TIME
 from tests.fakes.programs import FakePrograms
+from tests.unit.build.test_debian_repository import deb
 
 ENOUGH = operating_systems.FREE_MEMORY
 HOST = Host(
@@ -244,6 +248,51 @@ def test_https_archives_need_certificates_in_a_container(
     assert machine.engine.inputs[0]["/build/ca.crt"] == b"system"
 
 
+# ---- locked packages
+
+
+@pytest.fixture
+def debs(tmp_path: Path) -> tuple[OsLock, dict[str, Path]]:
+    """A lock of one package, and its file in a store."""
+    content = deb("tini")
+    sha256 = hashlib.sha256(content).hexdigest()
+    package = DebianPackage(name="tini", version="1:2.0", architecture="amd64", size=len(content), sha256=sha256)
+    (tmp_path / "blob").write_bytes(content)
+    lock = OsLock(debian="newbird", time=TIME, requested=("tini",), packages=(package,))
+    return lock, {sha256: tmp_path / "blob"}
+
+
+def test_locked_packages_are_installed_without_the_network(
+    machine: Machine, debs: tuple[OsLock, dict[str, Path]], tmp_path: Path
+) -> None:
+    """apt needs neither this machine's archives nor their proxy or password."""
+    password = AptSource(kind="main", uri="http://u:p@mirror.example.test/debian")
+    machine.host = replace(HOST, read_apt=lambda: Apt(sources=(password,), proxy="http://proxy.example.test"))
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    machine.mmdebstrap.run(machine.host, "os-x", ARGUMENTS, {"packages.json": b"lock"}, folder, debs=debs)
+    expected = f"deb [trusted=yes] copy:{tmp_path}/a%20folder/debs/ ./\n"
+    assert (folder / "sources.list").read_text() == expected
+    assert (folder / "apt.conf").read_text() == f'Acquire::https::CAInfo "{folder}/ca.crt";\n'
+    assert (folder / "debs/tini_2.0_amd64.deb").read_bytes() == deb("tini")
+    assert "Filename: ./tini_2.0_amd64.deb" in (folder / "debs/Packages").read_text()
+    assert (folder / "debs/Release").exists()
+
+
+def test_a_container_gets_the_locked_packages(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, debs: tuple[OsLock, dict[str, Path]], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    machine.mmdebstrap.run(machine.host, "os-x", ARGUMENTS, {"packages.json": b"lock"}, tmp_path, debs=debs)
+    [files] = machine.engine.inputs
+    assert files["/build/sources.list"] == b"deb [trusted=yes] copy:/build/debs/ ./\n"
+    assert files["/build/debs/tini_2.0_amd64.deb"] == deb("tini")
+    assert b"Package: tini" in files["/build/debs/Packages"]
+    assert files["/mnt/host/sources.list"] == HOST.sources_list("newbird").encode(), (
+        "mmdebstrap is installed from there"
+    )
+
+
 # ---- base images
 
 
@@ -385,7 +434,7 @@ def test_what_it_does_is_shown_in_words_for_people(machine: Machine) -> None:
     ]
     machine.run()
     assert machine.console.text.splitlines() == [
-        "os-x: downloading the lists of packages",
+        "os-x: reading the lists of packages",
         "os-x: setting up the user and Python",
         "os-x: packing",
     ]

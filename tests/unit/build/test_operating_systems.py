@@ -6,7 +6,7 @@ import io
 import json
 import tarfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,19 +17,19 @@ from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import SystemLayers
 from builder.build.work import RunContext
 from builder.common.console import View
-from builder.common.errors import BuildError, DiskError
+from builder.common.errors import BuildError, DiskError, FetchError
 from builder.common.files import digest_of_bytes
-from builder.index.host import Host
+from builder.index.host import Apt, AptSource, Host
 from builder.layers import os_layer
 from builder.layers.known_layers import KnownLayers
 from builder.layers.os_layer import OsLayer
-from builder.layers.store import Store
+from builder.layers.store import PACKAGES, Store
+from builder.lock.archives import Archives, DebianFetcher
 from builder.matrix.project import Project
 from builder.plan import plan
-from builder.plan.plan import PlannedImage
 from tests.fakes.engine import FakeEngine, MemoryConsole
-from tests.fakes.locks import TIME
-from tests.fakes.mmdebstrap import FakeMmdebstrap, file_system
+from tests.fakes.mmdebstrap import FakeDebianFetcher, FakeMmdebstrap, file_system
+from tests.fakes.wire import Reply, Wire
 
 CELL = "qz-0.5-cu129-py311"
 
@@ -54,6 +54,7 @@ class OneSystem:
         self.known = KnownLayers(project.root)
         self.error: BuildError | None = None
         self.runs: list[tuple[Sequence[str], Mapping[str, bytes]]] = []
+        self.new_fetcher: type[DebianFetcher] = FakeDebianFetcher
 
     def mmdebstrap(self, name: str, arguments: Sequence[str], files: Mapping[str, bytes]) -> bytes:
         assert name == operating_systems.row(self.image)
@@ -64,9 +65,11 @@ class OneSystem:
 
     def make(self) -> OsLayer:
         lookup = WithoutRegistry(self.work.project, self.work.host, self.work.view, self.store, self.known)
-        fake = FakeMmdebstrap(self.work, self.mmdebstrap)
+        self.fake = FakeMmdebstrap(self.work, self.mmdebstrap)
         files = operating_systems.read_inputs(self.work.project.root, self.image)
-        return SystemLayers(self.work, self.store, lookup, fake).provide(self.image, files, None)
+        archives = Archives(self.work.project.matrix, self.work.host)
+        systems = SystemLayers(self.work, self.store, lookup, self.fake, archives, self.new_fetcher)
+        return systems.provide(self.image, files, None)
 
     @property
     def recorded(self) -> OsLayer | None:
@@ -119,11 +122,42 @@ def test_an_image_with_uvs_python_gets_uv(system: OneSystem, monkeypatch: pytest
     assert files["uv"] == b"program"
 
 
-def test_a_failure_says_how_to_lock_current_packages_and_leaves_no_record(system: OneSystem) -> None:
-    system.error = BuildError("os-x: mmdebstrap failed\n  | E: Unable to locate package tini", hint="Full log: x")
-    with pytest.raises(BuildError, match="E: Unable to locate package") as caught:
+def test_a_failure_leaves_no_record(system: OneSystem) -> None:
+    system.error = BuildError("os-x: mmdebstrap failed\n  | E: command failed", hint="Full log: x")
+    with pytest.raises(BuildError) as caught:
         system.make()
-    assert caught.value.hint.endswith(f"builder refresh {CELL}   Full log: x")
+    assert caught.value is system.error
+    assert system.recorded is None
+
+
+def test_the_packages_are_recorded_so_that_the_store_keeps_them(system: OneSystem) -> None:
+    system.make()
+    record = system.store.get_record(f"{system.image.os_inputs}.{PACKAGES}")
+    assert record
+    packages = system.image.os_lock.packages
+    assert record[PACKAGES] == [f"sha256:{package.sha256}" for package in packages]
+    assert all(system.store.path(blob).exists() for blob in record[PACKAGES])
+    [debs] = system.fake.debs
+    assert debs == (system.image.os_lock, {each.sha256: system.store.path(each.sha256) for each in packages})
+
+
+def test_without_a_package_that_no_archive_has_nothing_is_made(
+    system: OneSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says what to run."""
+    Wire.install(monkeypatch, lambda _: Reply(status=404))
+    sources = (
+        AptSource(kind="main", uri="http://a.example.test"),
+        AptSource(kind="security", uri="http://s.example.test"),
+    )
+    system.work = replace(system.work, host=Host(read_apt=lambda: Apt(sources=sources)))
+    system.new_fetcher = DebianFetcher
+    with pytest.raises(
+        FetchError, match=r"deb of Debian newbird was not found\n  this machine's archives: .* 404"
+    ) as caught:
+        system.make()
+    assert f"builder refresh {CELL}" in caught.value.hint
+    assert system.runs == []
     assert system.recorded is None
 
 
@@ -143,7 +177,8 @@ def test_a_layer_with_other_bytes_than_the_known_one_is_not_stored(system: OneSy
         blob.unlink()
     with pytest.raises(BuildError, match=r"^layer os has the diff id"):
         system.make()
-    assert list((system.store.root / "blobs/sha256").iterdir()) == []
+    names = {path.name for path in (system.store.root / "blobs/sha256").iterdir()}
+    assert names == {package.sha256 for package in system.image.os_lock.packages}
     assert system.recorded is None
 
 
@@ -161,7 +196,8 @@ INVALID: dict[str, dict[str, object]] = {
 def test_an_invalid_record_is_ignored(system: OneSystem, change: dict[str, object]) -> None:
     """An older builder may have written it."""
     data = {**asdict(system.make()), **change}
-    [path] = (system.store.root / "layers").iterdir()
+    path = system.store.root / f"layers/{system.image.os_inputs.removeprefix('sha256:')}.json"
+    assert path.exists()
     path.write_text(json.dumps({field: value for field, value in data.items() if value is not ...}))
     assert system.recorded is None
 
@@ -179,79 +215,3 @@ def test_its_time_does_not_depend_on_the_time_zone(system: OneSystem, monkeypatc
             assert system.make().created == "2026-01-01T00:00:00Z"
     finally:
         time.tzset()
-
-
-Edit = Callable[[str, str], Project]
-SNAPSHOT = "http://snapshot.example.test/archive"
-OF_APT = BuildError("os: mmdebstrap failed\n  | E: Package 'tini' has no installation candidate", hint="Full log: x")
-OF_CHECK = BuildError("os: failed at os.sh\n  | The installed packages (>) are not the locked ones (<):\n  | < tini")
-OF_CHECK_CUT = BuildError(
-    "\n".join(["os: failed at os.sh", *[f"  | > p{number} 1.0 all {'0' * 64}" for number in range(15)]])
-)
-OF_A_HOOK = BuildError("os: mmdebstrap failed\n  | E: command failed: /x/run-commands\n  | E: mmdebstrap failed to run")
-OF_PIP = BuildError("image: failed at wheels.sh\n  | error: Hash mismatch for tini")
-
-
-def build(project: Project, *results: BuildError | str) -> tuple[str, list[Host], str]:
-    """The result of a build whose attempts end like this; the settings of each attempt; what was said."""
-    console = MemoryConsole()
-    work = RunContext(engine=FakeEngine(), project=project, host=Host(), view=View(console))
-    image: PlannedImage = plan.make_locked_plan(project, project.select([CELL])).images[0]
-    attempts: list[Host] = []
-
-    def attempt(host: Host) -> str:
-        result = results[len(attempts)]
-        attempts.append(host)
-        if isinstance(result, BuildError):
-            raise result
-        return result
-
-    return operating_systems.with_snapshot_fallback(work, image, attempt), attempts, console.text
-
-
-@pytest.fixture
-def with_snapshot(edit: Edit) -> Project:
-    return edit('    glibc: "2.36"\n', f'    glibc: "2.36"\n    snapshot: {SNAPSHOT}\n')
-
-
-@pytest.mark.parametrize("error", [OF_APT, OF_CHECK, OF_CHECK_CUT])
-def test_an_error_of_packages_says_how_to_lock_the_current_ones(tiny: Project, error: BuildError) -> None:
-    with pytest.raises(BuildError) as caught:
-        build(tiny, error)
-    assert str(caught.value) == str(error)
-    assert f"lock the current versions: builder refresh {CELL}" in caught.value.hint
-    assert caught.value.hint.endswith(error.hint)
-
-
-@pytest.mark.parametrize("error", [OF_PIP, OF_A_HOOK])
-def test_other_errors_stay_as_they_are(tiny: Project, error: BuildError) -> None:
-    with pytest.raises(BuildError) as caught:
-        build(tiny, error)
-    assert caught.value is error
-
-
-def test_a_snapshot_archive_is_used_after_a_failure(with_snapshot: Project) -> None:
-    result, attempts, said = build(with_snapshot, OF_APT, "done")
-    assert result == "done"
-    first, second = attempts
-    assert first.sources_list("newbird") == ""
-    lines = second.sources_list("newbird").splitlines()
-    assert [line.split("] ")[1] for line in lines] == [
-        f"{SNAPSHOT}/debian/{TIME} newbird main",
-        f"{SNAPSHOT}/debian/{TIME} newbird-updates main",
-        f"{SNAPSHOT}/debian-security/{TIME} newbird-security main",
-    ]
-    assert all("check-valid-until=no" in line for line in lines)
-    assert said == f"{CELL}: apt failed; trying again with the snapshot archive of newbird\n"
-
-
-def test_the_second_failure_is_the_last(with_snapshot: Project) -> None:
-    with pytest.raises(BuildError, match="no installation candidate"):
-        build(with_snapshot, OF_APT, OF_APT)
-
-
-def test_without_a_failure_of_packages_there_is_one_attempt(with_snapshot: Project) -> None:
-    assert len(build(with_snapshot, "done")[1]) == 1
-    with pytest.raises(BuildError) as caught:
-        build(with_snapshot, OF_PIP)
-    assert caught.value is OF_PIP

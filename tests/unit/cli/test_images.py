@@ -27,6 +27,8 @@ from builder.engine.client import Engine
 from builder.index.host import Host, Registries
 from builder.layers.store import Store
 from builder.lock import apt, lockfile
+from builder.lock.archives import Archives, Kept, Located
+from builder.lock.os_lock import OsLock
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan
@@ -51,6 +53,12 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
     """Debian's archives, with all packages that are locked."""
     archive = locks.FakeArchive(versions={"newbird": "1.0-1", "oldbird": "1.0-1"})
     monkeypatch.setattr(apt, "archive", archive)
+
+    def locate(found: Archives, lock: OsLock, is_kept: Kept) -> Located:
+        archive.looked_up.append(lock.debian)
+        return locks.FakeArchives(found._matrix, archive.versions).locate(lock, is_kept)
+
+    monkeypatch.setattr(Archives, "locate", locate)
     return archive
 
 

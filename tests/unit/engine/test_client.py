@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -369,6 +370,55 @@ def test_a_command_that_fails_gives_its_status_and_leaves_no_container() -> None
     status, result, lines = container.run_to_file()
     assert (status, result, lines[0]) == (3, b"", "first line\n")
     assert container.calls[-1].startswith("remove")
+
+
+class FakeRunning:
+    """A container in which each program gives `answer`: status, output, errors."""
+
+    answer: tuple[int, bytes | None, bytes | None] = (0, b"lists \xff", None)
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def run(self, image: str, command: list[str], **options: Any) -> FakeRunning:
+        self.calls.append(f"run {image} {' '.join(command)} {options['labels']} {options['network_mode']}")
+        return self
+
+    def put_archive(self, path: str, files: BinaryIO) -> None:
+        self.calls.append(f"put {path} {files.read().decode()}")
+
+    def exec_run(
+        self, command: list[str], *, environment: dict[str, str], demux: bool
+    ) -> tuple[int, tuple[bytes | None, bytes | None]]:
+        assert demux
+        self.calls.append(f"exec {' '.join(command)} {environment}")
+        return self.answer[0], self.answer[1:]
+
+    def remove(self, **options: object) -> None:
+        self.calls.append(f"remove {options}")
+
+
+def test_programs_run_in_a_container_that_is_removed() -> None:
+    fake = FakeRunning()
+    with engine(run=fake.run).running("debian", checkout="/checkout", network_mode="host") as container:
+        container.put(io.BytesIO(b"tar"))
+        done = container.run(["apt-get", "update"], {"A": "b"}, timeout_s=300)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "lists \ufffd", "")
+    assert fake.calls == [
+        "run debian sleep infinity {'gpu-images.run': '/checkout'} host",
+        "put / tar",
+        "exec timeout 300 apt-get update {'A': 'b'}",
+        "remove {'force': True, 'v': True}",
+    ]
+
+
+def test_a_program_in_a_container_that_takes_too_long() -> None:
+    fake = FakeRunning()
+    fake.answer = (124, None, None)
+    started = engine(run=fake.run).running("debian", checkout="/checkout", network_mode=None)
+    with pytest.raises(subprocess.TimeoutExpired), started as container:
+        container.run(["apt-get", "update"], {}, timeout_s=300)
+    assert fake.calls[-1].startswith("remove")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from builder.index import mmdebstrap
-from builder.index.host import KEYRING
+from builder.index.host import AptSource
 from tests.fakes.engine import Programs
 
 WRITTEN = """\
@@ -27,14 +27,14 @@ def test_the_addresses_that_mmdebstrap_writes(monkeypatch: pytest.MonkeyPatch) -
 
     programs = Programs(answer)
     monkeypatch.setattr("subprocess.run", programs)
-    assert mmdebstrap.sources_list("newbird").splitlines() == [
-        f"deb [signed-by={KEYRING}] http://archive.example.test/debian newbird main",
-        f"deb [signed-by={KEYRING}] http://archive.example.test/debian-security newbird-security main",
-    ]
+    assert mmdebstrap.sources("newbird") == (
+        AptSource(kind="main", uri="http://archive.example.test/debian"),
+        AptSource(kind="security", uri="http://archive.example.test/debian-security"),
+    )
     assert programs.calls[0][-2:] == ["newbird", "/dev/null"]
     assert "--mode=chrootless" in programs.calls[0], "other modes need root or namespaces"
 
 
 def test_there_are_none_if_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", Programs(lambda _: (25, "", "E: mount failed")))
-    assert mmdebstrap.sources_list("newbird") == ""
+    assert mmdebstrap.sources("newbird") == ()

@@ -16,7 +16,7 @@ from builder.common.errors import BusyError, DamagedError, DiskError, FileError
 from builder.layers import garbage
 from builder.layers.blobs import LAYER_TYPE
 from builder.layers.garbage import Use
-from builder.layers.store import IMAGE_NAME, Store
+from builder.layers.store import IMAGE_NAME, PACKAGES, Store
 from tests.unit.layers.test_store import digest_of, files, image
 
 # ---- what may be freed
@@ -59,6 +59,19 @@ def test_garbage_is_what_no_image_uses(crowded: Store) -> None:
     sizes = [path.stat().st_size for path in (*unused.blobs, *unused.leftovers)]
     assert unused.bytes == sum(sizes)
     assert files(crowded) == before, "nothing is removed"
+
+
+def test_the_packages_of_a_kept_operating_system_are_kept(crowded: Store) -> None:
+    """With them it can be made again after the archives have moved on. Those of an unused system are garbage."""
+    for layer, names in ((b"shared", (b"libc6", b"both")), (b"old", (b"tini", b"both"))):
+        blobs = [crowded.put(name, "deb").digest for name in names]
+        record = {"digest": digest_of(layer), "size": len(layer), PACKAGES: [*blobs, "sha256:" + "0" * 64]}
+        crowded.put_record(str(len(layer)) * 64, record)
+    unused = garbage.find_garbage(crowded)
+    assert unused.packages == {digest_of(b"libc6"): 5, digest_of(b"both"): 4}
+    gone = {f"sha256:{path.name}" for path in unused.blobs}
+    assert digest_of(b"tini") in gone
+    assert gone.isdisjoint(unused.packages)
 
 
 def test_gc_frees_it_and_leaves_a_whole_store(crowded: Store) -> None:

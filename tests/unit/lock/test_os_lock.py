@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from builder.common.errors import IncompleteError, LockError, MatrixError, StaleError
-from builder.index.host import Apt, AptSource, Host
+from builder.common.errors import EngineError, IncompleteError, LockError, MatrixError, StaleError
+from builder.index.host import Apt, AptSource, Host, Run
 from builder.lock import apt, lockfile, os_lock
 from builder.lock import update as locking
+from builder.lock.archives import Kept
 from builder.lock.os_lock import OsLock, OsRequest
 from builder.matrix.project import Project
 from builder.plan.plan import PACKAGES_SCRIPT
@@ -109,10 +111,6 @@ def test_apt_names_the_source_of_each_package(tmp_path: Path) -> None:
     archive = archive_with(tmp_path, libc6="2.36-9+b1", tini="0.19.0-1")
     lock = archive.resolve(OsRequest(debian="newbird", packages=("tini",)), locks.TIME)
     assert {package.name: package.source for package in lock.packages} == {"libc6": "glibc (2.36-9)", "tini": ""}
-    earlier = tuple(replace(package, source="") for package in lock.packages)
-    assert archive.missing(replace(lock, packages=earlier)) == [], "the files are the same"
-    other = replace(lock, packages=(replace(earlier[0], sha256="b" * 64),))
-    assert archive.missing(other) == ["libc6 2.36-9+b1 (another file)"]
 
 
 @pytest.mark.parametrize(
@@ -318,47 +316,50 @@ def test_check_names_missing_and_damaged_locks(tiny: Project) -> None:
 # ---- packages that the archives no longer have
 
 
-def current_locks(project: Project) -> tuple[dict[OsRequest, OsLock], list[str]]:
+def current_locks(
+    project: Project, found: locks.FakeArchives, is_kept: Kept = lambda _: False
+) -> tuple[dict[OsRequest, OsLock], list[str]]:
     """The new locks of both releases, and what was said."""
     said: list[str] = []
     requests = {request_of(project), request_of(project, OLD_CELL)}
-    new, failures = locking.current_locks_of_stale(project, requests, Host(), said.append)
+    new, failures = locking.current_locks_of_stale(project, requests, found, Host(), is_kept, said.append)
     return new, [*said, *map(str, failures)]
 
 
+OLD_GONE = {"newbird": "1.0-1", "oldbird": "2.0-1"}
+NEW_GONE = {"newbird": "2.0-1", "oldbird": "1.0-1"}
+BOTH_GONE = {"newbird": "2.0-1", "oldbird": "2.0-1"}
+
+
 def test_only_locks_with_packages_that_are_gone_are_renewed(tiny: Project, archive: locks.FakeArchive) -> None:
-    archive.versions["oldbird"] = "1.0-1"
-    new, said = current_locks(tiny)
+    new, said = current_locks(tiny, locks.FakeArchives(tiny.matrix, NEW_GONE))
     assert {request: lock.versions["libc6"] for request, lock in new.items()} == {request_of(tiny): "2.36-2.0-1"}
+    assert archive.resolved == [request_of(tiny).path], "nothing else is downloaded"
     assert said == [f"Debian {release}: looking up the locked packages" for release in ("newbird", "oldbird")]
     assert os_lock.read_os_lock(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny)), "nothing is written"
 
 
+def test_packages_in_the_store_are_not_gone(tiny: Project, archive: locks.FakeArchive) -> None:
+    assert current_locks(tiny, locks.FakeArchives(tiny.matrix, BOTH_GONE), lambda _: True)[0] == {}
+    assert archive.resolved == []
+
+
 def test_a_release_that_cannot_be_looked_up_keeps_its_locks(tiny: Project, archive: locks.FakeArchive) -> None:
-    archive.broken = "newbird"
-    new, said = current_locks(tiny)
+    new, said = current_locks(tiny, locks.FakeArchives(tiny.matrix, BOTH_GONE, broken="newbird"))
     assert [request.debian for request in new] == ["oldbird"]
     assert (
-        "Debian newbird: cannot look up the locked packages; going on with them: Debian newbird: apt-get update failed"
-        in said
+        "Debian newbird: cannot look up the locked packages; going on with them: this machine's archives: the archive "
+        "timed out" in said
     )
 
 
-def test_a_system_that_cannot_be_locked_again_is_an_error_of_its_own(edit: Edit, archive: locks.FakeArchive) -> None:
+def test_a_system_that_cannot_be_locked_again_is_an_error_of_its_own(tiny: Project, archive: locks.FakeArchive) -> None:
     """It counted as archives that cannot be looked up: gigabytes were downloaded, and then the build failed."""
     archive.unknown = "python3"
-    project = edit("apt: [python3]", "apt: [python3]")
-    new, said = current_locks(project)
+    new, said = current_locks(tiny, locks.FakeArchives(tiny.matrix, NEW_GONE))
     assert new == {}
     assert any("Unable to locate package python3" in line for line in said)
     assert not [line for line in said if "cannot look up" in line]
-
-
-def test_a_release_with_a_snapshot_archive_is_not_looked_up(edit: Edit, archive: locks.FakeArchive) -> None:
-    """That archive has every version."""
-    project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
-    assert [request.debian for request in current_locks(project)[0]] == ["oldbird"]
-    assert archive.looked_up == ["oldbird"]
 
 
 def test_a_debian_release_that_fails_does_not_stop_the_others(tiny: Project, archive: locks.FakeArchive) -> None:
@@ -396,3 +397,96 @@ def test_systems_that_fail_do_not_hide_the_others_of_their_release(edit: Edit, a
         "written:",
         f"  {request_of(project).path}",
     ]
+
+
+def test_packages_that_are_gone_are_named_if_apt_cannot_run(tiny: Project, archive: locks.FakeArchive) -> None:
+    archive.broken = "oldbird"
+    new, said = current_locks(tiny, locks.FakeArchives(tiny.matrix, OLD_GONE))
+    assert new == {}
+    [message] = [line for line in said if "apt-get update failed" in line]
+    assert re.match(r"Debian oldbird: no archive has .* 1\.0-1.* any more\n", message)
+
+
+def test_another_file_of_a_locked_version_is_an_error(tiny: Project, archive: locks.FakeArchive) -> None:
+    new, said = current_locks(tiny, locks.FakeArchives(tiny.matrix, BOTH_GONE, others=("libc6",)))
+    assert new == {}
+    assert sum("Debian's archives have another file of libc6 " in line for line in said) == 2
+
+
+def test_a_moved_release_is_locked_from_its_new_archive(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    archive: http://moved.example.test\n')
+    update(project, CELL, refresh=True)
+    assert "http://moved.example.test/debian newbird main" in archive.sources
+    assert "http://moved.example.test/debian-security newbird-security main" in archive.sources
+    current_locks(project, locks.FakeArchives(project.matrix, NEW_GONE))
+    assert "http://moved.example.test/debian newbird main" in archive.sources
+
+
+# ---- where apt runs
+
+
+class Elsewhere:
+    """A container of Debian, whose apt gives the packages in SHOWN. `seen` are the apt commands, with their files."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    @contextmanager
+    def open(self) -> Iterator[Run]:
+        def run(
+            command: Sequence[str], env: Mapping[str, str] | None = None, **_: object
+        ) -> subprocess.CompletedProcess[str]:
+            sources = (Path(env["APT_CONFIG"]).parent / "sources.list").read_text() if env else ""
+            self.seen.append((" ".join(command[:2]), sources))
+            output = {
+                "update": "",
+                "indextargets": "http://deb.example.test Debian newbird main\n"
+                "http://s.example.test Debian newbird-security main\n",
+                "install": "Inst libc6 (2.36-9+b1 Debian [amd64])\nInst tini (0.19.0-1 Debian [amd64])\n",
+                "show": SHOWN.format(sha256="a" * 64),
+                "dump": "",
+            }[command[1]]
+            return subprocess.CompletedProcess(command, 0, output, "")
+
+        yield run
+
+
+TINI = OsRequest(debian="newbird", packages=("tini",))
+BOTH = tuple(AptSource(kind=kind, uri=f"http://{kind}.example.test") for kind in ("main", "security"))
+
+
+@pytest.mark.parametrize("sources", [(), BOTH, BOTH[:1]], ids=["no Debian", "no apt", "no security archive"])
+def test_apt_runs_in_a_container_where_it_cannot_run_here(
+    monkeypatch: pytest.MonkeyPatch, sources: tuple[AptSource, ...]
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("builder.index.mmdebstrap.is_installed", lambda: False)
+    elsewhere, said = Elsewhere(), list[str]()
+    host = Host(read_apt=lambda: Apt(sources=sources), open_apt=elsewhere.open)
+    with apt.archive("newbird", host, said.append) as archive:
+        lock = archive.resolve(TINI, locks.TIME)
+    assert lock.versions == {"libc6": "2.36-9+b1", "tini": "0.19.0-1"}
+    assert [command for command, _ in elsewhere.seen][-3:] == ["apt-get update", "apt-get install", "apt-cache show"]
+    expected = "http://main.example.test" if sources == BOTH else "http://deb.example.test"
+    assert elsewhere.seen[-1][1].splitlines()[0].endswith(f"{expected} newbird main")
+    [line] = said
+    assert re.fullmatch(r"apt cannot look up Debian packages here \(.+\): running it in a container of Debian", line)
+
+
+@pytest.mark.parametrize("has_engine", [False, True])
+def test_without_apt_and_container_both_ways_out_are_named(monkeypatch: pytest.MonkeyPatch, has_engine: bool) -> None:
+    def fails() -> AbstractContextManager[Run]:
+        raise EngineError("no Docker Engine answers")
+
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("builder.index.mmdebstrap.is_installed", lambda: False)
+    host = Host(open_apt=fails if has_engine else None)
+    with (
+        pytest.raises(
+            LockError, match="Debian packages cannot be locked on this machine: it is not installed"
+        ) as caught,
+        apt.archive("newbird", host, lambda _: None),
+    ):
+        pytest.fail("there is no apt")
+    assert ("no Docker Engine answers" in str(caught.value)) is has_engine
+    assert caught.value.hint.startswith("Start a Docker Engine, to run apt in a container. Or on Debian")

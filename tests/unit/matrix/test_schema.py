@@ -136,6 +136,15 @@ HOSTILE = {
         *before("exclude:", 'budgets: [{cells: "*", image: 4GB, layer: -1GB}]\n'),
         "a size such as 4.3GB",
     ),
+    "https address of an archive": (*before('    glibc: "2.36"', "    archive: https://e.test\n"), "an http address"),
+    "slash at the end of an archive": (
+        *before('    glibc: "2.36"', "    archive: http://e.test/\n"),
+        "without a slash",
+    ),
+    "option in a snapshot archive": (
+        *before('    glibc: "2.36"', '    snapshot: "http://e.test [trusted=yes]"\n'),
+        "an http address such as http://snapshot.example.com/archive, without a slash at the end, or none",
+    ),
     "namespace over 255 characters": ("namespace: team", f"namespace: {'a' * 256}", "is not an image name"),
 }
 

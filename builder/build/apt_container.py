@@ -1,0 +1,50 @@
+"""Runs apt in a container of the newest Debian release, for machines without Debian's apt, keys or archives."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from builder.build.operating_systems import Mmdebstrap, newest_release
+from builder.build.work import RunContext
+from builder.common.console import View
+from builder.engine.client import Engine
+from builder.index.host import Host, Run
+from builder.matrix.project import Project
+
+TIMEOUT_S = 300
+
+
+@contextmanager
+def open_apt(
+    project: Project, host: Host, view: View, engine: Engine | None = None, mmdebstrap: Mmdebstrap | None = None
+) -> Iterator[Run]:
+    """Starts a container; yields a function that runs programs in it, with the parameters of subprocess.run.
+
+    The folder of `$APT_CONFIG`, with the files that apt reads, is copied to the same path at the first use. apt's lists
+    of packages stay in the container. Raises EngineError if there is no engine, or no image of Debian.
+    """
+    work = RunContext(engine=engine or Engine.connect(), project=project, host=host, view=view)
+    image = (mmdebstrap or Mmdebstrap(work)).base_image(newest_release(project.matrix))
+    copied: set[Path] = set()
+    with work.engine.running(image, checkout=str(project.root), network_mode=host.network or None) as container:
+
+        def run(
+            command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = TIMEOUT_S, **_: object
+        ) -> subprocess.CompletedProcess[str]:
+            environment = {name: value for name, value in (env or {}).items() if name != "PATH"}
+            folder = Path(environment["APT_CONFIG"]).parent if "APT_CONFIG" in environment else None
+            if folder and folder not in copied:
+                archive = io.BytesIO()
+                with tarfile.open(fileobj=archive, mode="w") as tar:
+                    tar.add(folder)
+                archive.seek(0)
+                container.put(archive)
+                copied.add(folder)
+            return container.run(command, environment, timeout)
+
+        yield run
