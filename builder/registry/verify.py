@@ -128,7 +128,7 @@ def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
                     stack.enter_context(file)
                 name = listed([file.split("-")[0] for file, _ in of.wheels], SHOWN) if of else line
                 result = _rebuild(layer, of, downloads) if of else _compare(layer, known.get(number))
-                if file and layer.toc and result[0] != "derived":
+                if file and layer.toc and result[0] not in ("derived", "different"):
                     # A node with a snapshotter mounts the files that the table of contents describes, not those of the
                     # tar. A layer with the bytes of its wheels has their table.
                     try:
