@@ -55,10 +55,10 @@ class TocEntry(BaseModel, frozen=True):
     name: Annotated[str, Field(min_length=1, max_length=4096)]
     type: Literal["dir", "reg", "symlink", "hardlink", "char", "block", "fifo", "chunk"]
     mode: int = 0
-    size: Annotated[int, Field(ge=0)] = 0
+    size: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     link: str = Field("", alias="linkName")
     digest: str = ""
-    offset: Annotated[int, Field(ge=0)] = 0
+    offset: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
 
 
 class _Toc(BaseModel, frozen=True):

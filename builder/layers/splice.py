@@ -174,7 +174,7 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
                     raise SpliceError(f"{name}: content does not match the SHA-256 in RECORD")
             files.append((described, digest, chunks))
             headers += bytes(-size % tarfile.BLOCKSIZE)
-            if len(headers) >= CHUNK:
+            if len(headers) >= MEMBER:
                 put(bytes(headers))
                 headers.clear()
         put(bytes(headers))  # the padding of the landmark
