@@ -39,6 +39,7 @@ GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # gzip, deflate, no f
 LEVEL = 6
 MEMBER = 4 << 20  # bytes of content in one member at most; a node downloads all of them to read any
 _IN_BACKGROUND = 1 << 16  # bytes that are worth another thread
+_THREADS = 8  # at most: each has up to two members in memory
 _PIECE = 2 * CHUNK  # inflated at a time
 
 
@@ -113,7 +114,7 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
         blob_hash.update(joined)
         out.write(joined)
 
-    threads = os.cpu_count() or 1
+    threads = min(os.cpu_count() or 1, _THREADS)
     # For the TOC: each file, its digest once it is known, and its chunks.
     files: list[tuple[dict[str, Any], str | _Inflater, list[_Chunk]]] = []
     with (

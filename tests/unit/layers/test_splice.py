@@ -605,8 +605,10 @@ def test_ctrl_c_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, number: int) -
     assert threading.enumerate() == threads
 
 
-def test_slow_writing_limits_reading() -> None:
-    """Reading is at most a few chunks ahead of writing."""
+@pytest.mark.parametrize("processors", [1, 2, 64])
+def test_slow_writing_limits_reading(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
+    """Reading is at most a few chunks ahead of writing, also with many processors."""
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
     gate = threading.Event()
     read = 0
 
