@@ -36,7 +36,7 @@ from builder.index import host
 from builder.index.download import Fetcher
 from builder.layers import images as stored_images
 from builder.layers import splice, wheel
-from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.blobs import CHUNK, MANIFEST_TYPE
 from builder.layers.oci import Layer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
@@ -148,11 +148,11 @@ class Bench:
             for _ in range(repeat):
                 with self._results.timed(alone):
                     unpacked = inflate_alone(path, locked.file, place)
-                with self._results.timed(layer), path.open("rb", buffering=splice.CHUNK) as file:
+                with self._results.timed(layer), path.open("rb", buffering=CHUNK) as file:
                     entries = wheel.layer_entries([(locked.file, file)], place)
                     written = _store(store, entries, "")
                 store.discard(written.digest)
-                with self._results.timed(known), path.open("rb", buffering=splice.CHUNK) as file:
+                with self._results.timed(known), path.open("rb", buffering=CHUNK) as file:
                     entries = wheel.layer_entries([(locked.file, file)], place)
                     _store(store, entries, written.diff_id)
                 store.discard(written.digest)
@@ -292,7 +292,7 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
 
 def _store(store: Store, entries: Iterable[Entry], diff_id: str) -> Layer:
     with store.new_blob() as blob:
-        layer, *_ = splice.write_layer(entries, blob.file, diff_id=diff_id)
+        layer = splice.write_layer(entries, blob.file, diff_id=diff_id)
         blob.digest = layer.digest
     return layer
 
@@ -300,7 +300,7 @@ def _store(store: Store, entries: Iterable[Entry], diff_id: str) -> Layer:
 def inflate_alone(path: Path, file: str, place: wheel.InstallScheme) -> int:
     """Inflates every entry of a wheel and hashes the content, in one thread; returns the bytes inflated."""
     sha256, count = hashlib.sha256(), 0
-    with path.open("rb", buffering=splice.CHUNK) as opened:
+    with path.open("rb", buffering=CHUNK) as opened:
         for entry in wheel.install(file, opened, place):
             content = entry.content
             if not isinstance(content, splice.Zipped):
@@ -308,7 +308,7 @@ def inflate_alone(path: Path, file: str, place: wheel.InstallScheme) -> int:
             opened.seek(content.offset)
             stream, left = isal_zlib.decompressobj(-15), content.length
             while left:
-                chunk = opened.read(min(splice.CHUNK, left))
+                chunk = opened.read(min(CHUNK, left))
                 left -= len(chunk)
                 plain = stream.decompress(chunk) if content.is_deflated else chunk
                 sha256.update(plain)

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import io
 import json
+import re
 import struct
 import tarfile
 import time
@@ -34,7 +35,8 @@ TOC_ANNOTATION = "containerd.io/snapshot/stargz/toc.digest"
 SIZE_ANNOTATION = "io.containers.estargz.uncompressed-size"  # with it, Podman can take files that it has from elsewhere
 FOOTER = 51  # bytes
 SMALL = 16 << 20  # bytes of a file whose content `LayerReader` returns
-LARGEST = 256 << 20  # bytes of a TOC in a blob; the longest known one has 2 MB
+LARGEST = 32 << 20  # bytes of a TOC; the longest known one has 2 MB. Reading takes 30 times as much memory
+_HEX = re.compile(rb"[0-9a-f]{16}")
 _XATTR = "SCHILY.xattr."
 _TYPES = {
     tarfile.DIRTYPE: "dir",
@@ -53,10 +55,10 @@ class TocEntry(BaseModel, frozen=True):
     name: Annotated[str, Field(min_length=1, max_length=4096)]
     type: Literal["dir", "reg", "symlink", "hardlink", "char", "block", "fifo", "chunk"]
     mode: int = 0
-    size: Annotated[int, Field(ge=0)] = 0
+    size: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     link: str = Field("", alias="linkName")
     digest: str = ""
-    offset: Annotated[int, Field(ge=0)] = 0
+    offset: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
 
 
 class _Toc(BaseModel, frozen=True):
@@ -130,15 +132,17 @@ def read_toc(blob: BinaryIO) -> tuple[TocEntry, ...]:
     size = blob.seek(0, io.SEEK_END)
     blob.seek(max(0, size - FOOTER))
     end = blob.read()
-    offset = int(end[16:32], 16) if end[16:32].isalnum() and end[16:32].isascii() else 0
     try:
+        offset = int(end[16:32], 16) if _HEX.fullmatch(end[16:32]) else 0
         if not 0 < offset < size - FOOTER or end != footer(offset):
             raise ValueError("it has no table of contents (eStargz)")
         if size - offset > LARGEST:
             raise ValueError("its table of contents is too large")
         blob.seek(offset)
         stream = isal_zlib.decompressobj(16 + isal_zlib.MAX_WBITS)
-        plain = stream.decompress(blob.read(size - offset - FOOTER), LARGEST)
+        plain = stream.decompress(blob.read(size - offset - FOOTER), LARGEST + 1)
+        if len(plain) > LARGEST:
+            raise ValueError("its table of contents is too large")
         with tarfile.open(fileobj=io.BytesIO(plain), mode="r|") as tar:
             info = tar.next()
             content = tar.extractfile(info) if info and info.name == TOC else None
@@ -147,20 +151,25 @@ def read_toc(blob: BinaryIO) -> tuple[TocEntry, ...]:
             return _Toc.model_validate_json(content.read()).entries
     except ValidationError as error:
         raise VerifyError("the layer cannot be read: invalid table of contents") from error
-    except (ValueError, tarfile.TarError, EOFError, OSError, InflateError) as error:
+    except (ValueError, tarfile.TarError, EOFError, OSError, InflateError, RecursionError) as error:
         raise VerifyError(f"the layer cannot be read: {error}") from error
 
 
 def read_content(blob: BinaryIO, entry: TocEntry) -> bytes:
-    """The content of a small file, which is one gzip member. Raises VerifyError if it does not match its digest."""
+    """The content of a small file, whose members follow each other. Raises VerifyError if its digest differs."""
     if not entry.size:
         return b""
     blob.seek(entry.offset)
-    stream, parts, size = isal_zlib.decompressobj(16 + isal_zlib.MAX_WBITS), [], 0
+    stream, rest, parts, size = isal_zlib.decompressobj(16 + isal_zlib.MAX_WBITS), b"", list[bytes](), 0
     try:
-        while not stream.eof and size <= entry.size and (data := blob.read(entry.size + 64)):
-            parts.append(stream.decompress(data, entry.size + 1))
+        while size <= entry.size and (rest := rest or blob.read(min(entry.size + 64, CHUNK))):
+            parts.append(stream.decompress(rest, entry.size + 1 - size))
             size += len(parts[-1])
+            rest = stream.unconsumed_tail
+            if stream.eof:
+                if size >= entry.size:
+                    break
+                stream, rest = isal_zlib.decompressobj(16 + isal_zlib.MAX_WBITS), stream.unused_data
     except InflateError as error:
         raise VerifyError(f"{entry.name!a} cannot be read: {error}") from error
     content = b"".join(parts)
@@ -170,7 +179,7 @@ def read_content(blob: BinaryIO, entry: TocEntry) -> bytes:
 
 
 class LayerReader:
-    """Reads a layer from start to end, and then compares its TOC with what it read. `tar` is to be read completely.
+    """Reads a layer from start to end, and then compares its TOC with what it read.
 
     Layers without a TOC, such as those of other builders, can be read too.
     """
@@ -178,7 +187,7 @@ class LayerReader:
     def __init__(self, blob: BinaryIO) -> None:
         self._members = _Members(blob)
         self._files: list[tuple[tarfile.TarInfo, str]] = []  # with the digest of the content
-        self._toc: bytes | None = None
+        self._toc: bytes | None = None  # if it is the last file so far
 
     def __iter__(self) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
         """Each file, and its content if it is a file of at most 16 MB.
@@ -188,39 +197,51 @@ class LayerReader:
         try:
             with tarfile.open(fileobj=cast("BinaryIO", self._members), mode="r|", bufsize=CHUNK) as tar:
                 for info in tar:
+                    # tarfile would skip the content of an unknown type, which may have 2**88 bytes by its header.
+                    if not info.isreg() and info.type not in _TYPES:
+                        raise ValueError(f"{info.name[:200]!a} has the unknown type {info.type!a}")
+                    limit = LARGEST if info.name == TOC else SMALL
+                    if info.name == TOC and info.size > limit:
+                        raise ValueError("its table of contents is too large")
                     content, digest = None, hashlib.sha256()
                     if stream := tar.extractfile(info) if info.isreg() else None:
                         parts = []
                         while part := stream.read(CHUNK):
                             digest.update(part)
-                            if info.size <= SMALL or info.name == TOC:
+                            if info.size <= limit:
                                 parts.append(part)
-                        content = b"".join(parts) if info.size <= SMALL or info.name == TOC else None
-                    if info.name == TOC:
-                        self._toc = content
-                    else:
-                        self._files.append((info, digest.hexdigest()))
+                        content = b"".join(parts) if info.size <= limit else None
+                    self._toc = content if info.name == TOC else None
+                    self._files.append((info, digest.hexdigest()))
                     yield info, content
             while self._members.read(CHUNK):
                 pass
-        except (tarfile.TarError, EOFError, OSError, InflateError, ValueError) as error:
+        except (tarfile.TarError, EOFError, OSError, InflateError, ValueError, OverflowError, RecursionError) as error:
             raise VerifyError(f"the layer cannot be read: {error}") from error
 
     def check_toc(self, digest: str) -> None:
         """Raises VerifyError, with the first file that differs, unless the layer has this TOC and the files in it."""
         if self._toc is None:
+            if any(info.name == TOC for info, _ in self._files):
+                raise VerifyError("the table of contents is not the last file of the layer")
             raise VerifyError("the layer has no table of contents, but its manifest has the digest of one")
-        if f"sha256:{hashlib.sha256(self._toc).hexdigest()}" != digest:
+        *files, (info, sha256) = self._files
+        if f"sha256:{sha256}" != digest:
             raise VerifyError("the table of contents does not match the digest in the manifest")
+        if self._members.end != footer(self._members.position(info.offset)):
+            raise VerifyError("the footer of the layer does not have the position of its table of contents")
         entries: list[dict[str, Any]] = []
-        for info, sha256 in self._files:
-            chunks = self._members.chunks(info.offset_data, info.size) if info.isreg() else []
-            entries += describe_content(describe_file(info), sha256, chunks)
+        try:
+            for file, sha256 in files:
+                chunks = self._members.chunks(file.offset_data, file.size) if file.isreg() else []
+                entries += describe_content(describe_file(file), sha256, chunks)
+        except (ValueError, OverflowError, OSError) as error:
+            raise VerifyError(f"{file.name[:200]!a} has an invalid header: {error}") from error
         if dump_toc(entries) == self._toc:
             return
         try:
             listed = json.loads(self._toc)["entries"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             listed = []
         if not isinstance(listed, list):
             listed = []
@@ -253,6 +274,7 @@ class _Members:
         self._start = (0, 0)
         self._hash = hashlib.sha256()
         self._of: dict[int, tuple[int, int, str]] = {}  # plain position -> position in the blob, size, digest
+        self.end = b""  # the last FOOTER bytes that were read
 
     def read(self, size: int) -> bytes:
         while len(self._plain) < size:
@@ -262,6 +284,7 @@ class _Members:
                     if self._stream is not None:
                         raise EOFError("it is cut short")
                     break
+                self.end = (self.end + self._rest[-FOOTER:])[-FOOTER:]
             if self._stream is None:
                 self._stream = isal_zlib.decompressobj(16 + isal_zlib.MAX_WBITS)
                 self._start, self._hash = (self._size, self._at), hashlib.sha256()
@@ -279,6 +302,10 @@ class _Members:
         data = bytes(self._plain[:size])
         del self._plain[:size]
         return data
+
+    def position(self, start: int) -> int:
+        """Where the member of a plain position begins in the blob; 0 if none begins there."""
+        return self._of[start][0] if start in self._of else 0
 
     def chunks(self, start: int, size: int) -> list[tuple[int, int, str]]:
         """The members of a content. Empty if it does not begin and end with a member."""

@@ -37,10 +37,9 @@ GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # gzip, deflate, no f
 # With a gzip member for each file, libdeflate's level 6 makes Debian's files 2 % smaller than level 4 of zlib in
 # members of 4 MB, in 80 % of its time (142 MB of files of Debian 12).
 LEVEL = 6
-MEMBER = (
-    4 << 20
-)  # bytes of content that are compressed as one member, and that a node must download to read any of them
+MEMBER = 4 << 20  # bytes of content in one member at most; a node downloads all of them to read any
 _IN_BACKGROUND = 1 << 16  # bytes that are worth another thread
+_THREADS = 8  # at most: each has up to two members in memory
 _PIECE = 2 * CHUNK  # inflated at a time
 
 
@@ -115,7 +114,7 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
         blob_hash.update(joined)
         out.write(joined)
 
-    threads = os.cpu_count() or 1
+    threads = min(os.cpu_count() or 1, _THREADS)
     # For the TOC: each file, its digest once it is known, and its chunks.
     files: list[tuple[dict[str, Any], str | _Inflater, list[_Chunk]]] = []
     with (
@@ -172,10 +171,11 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
                     put(plain, chunks[-1])
                 digest = content_hash.hexdigest()
                 if entry.sha256 not in ("", digest):
-                    raise SpliceError(f"/{entry.path}: its SHA-256 is not the one in RECORD")
+                    name = content.name if isinstance(content, Zipped) else f"/{entry.path}"
+                    raise SpliceError(f"{name}: content does not match the SHA-256 in RECORD")
             files.append((described, digest, chunks))
             headers += bytes(-size % tarfile.BLOCKSIZE)
-            if len(headers) >= CHUNK:
+            if len(headers) >= MEMBER:
                 put(bytes(headers))
                 headers.clear()
         put(bytes(headers))  # the padding of the landmark

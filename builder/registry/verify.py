@@ -41,6 +41,7 @@ from builder.registry.failures import RejectedError
 
 SHOWN = 6  # wheels of a layer that are named
 CONFIGURATION = "configuration"  # the name of its finding
+OTHER_TOC = "the manifest has the digest of another table of contents for it"
 State = Literal["derived", "known", "same", "signed", "unknown", "different", "failed"]
 
 
@@ -127,7 +128,7 @@ def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
                     stack.enter_context(file)
                 name = listed([file.split("-")[0] for file, _ in of.wheels], SHOWN) if of else line
                 result = _rebuild(layer, of, downloads) if of else _compare(layer, known.get(number))
-                if file and layer.toc and result[0] != "derived":
+                if file and layer.toc and result[0] not in ("derived", "different"):
                     # A node with a snapshotter mounts the files that the table of contents describes, not those of the
                     # tar. A layer with the bytes of its wheels has their table.
                     try:
@@ -181,6 +182,8 @@ def _compare(layer: Layer, expected_layer: tuple[Layer, How] | None) -> tuple[St
         return "different", f"expected {short_digest(known.digest)}"
     if known.diff_id != layer.diff_id:
         return "different", "the configuration has another diff id for it"
+    if known.toc != layer.toc:
+        return "different", OTHER_TOC
     return "derived" if how == "derived" else "known", ""
 
 
@@ -199,7 +202,7 @@ def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]]) 
     if (derived.digest, derived.diff_id) != (layer.digest, layer.diff_id):
         return "different", f"its wheels produce {short_digest(derived.digest)}"
     if derived.toc != layer.toc:
-        return "different", "the manifest has the digest of another table of contents for it"
+        return "different", OTHER_TOC
     return "derived", ""
 
 

@@ -83,5 +83,5 @@ def os_records(store: Path) -> list[dict[str, Any]]:
 def load_system(store: Path, label: str) -> str:
     """Loads an image of the only operating system of a store into the engine, with a label; returns its id."""
     [record] = os_records(store)
-    layer = Layer(**{name: record[name] for name in ("digest", "diff_id", "size", "unpacked")})
+    layer = Layer(**{name: record[name] for name in ("digest", "diff_id", "size", "unpacked", "toc")})
     return Loader(Engine.connect(), Store(store), label, print).load_bare(layer)

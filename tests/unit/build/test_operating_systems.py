@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, FetchError
 from builder.common.files import digest_of_bytes
 from builder.index.host import Apt, AptSource, Host
-from builder.layers import os_layer
+from builder.layers import estargz, os_layer
 from builder.layers.known_layers import KnownLayers
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import PACKAGES, Store
@@ -89,10 +90,12 @@ def test_a_layer_is_made_and_recorded(system: OneSystem) -> None:
         diff_id=layer.diff_id,
         size=len(blob),
         unpacked=layer.unpacked,
+        toc=layer.toc,
         created="2026-01-01T00:00:00Z",
         taken=("opt/venv/bin/python",),
         folders=(),
     )
+    estargz.check_layer(io.BytesIO(blob), layer.toc)
     with tarfile.open(fileobj=io.BytesIO(blob)) as archive:
         assert "usr/bin/python3" in archive.getnames()
     assert system.recorded == layer
@@ -171,11 +174,13 @@ def test_a_full_store_leaves_no_record(system: OneSystem, monkeypatch: pytest.Mo
     assert system.recorded is None
 
 
-def test_a_layer_with_other_bytes_than_the_known_one_is_not_stored(system: OneSystem) -> None:
-    system.known.add_system(system.image.os_inputs, replace(system.make(), diff_id=digest_of_bytes(b"other")))
+@pytest.mark.parametrize(("field", "title"), [("digest", "digest"), ("diff_id", "diff id"), ("toc", "digest of files")])
+def test_a_layer_with_other_bytes_than_the_known_one_is_not_stored(system: OneSystem, field: str, title: str) -> None:
+    change: dict[str, Any] = {field: digest_of_bytes(b"other")}
+    system.known.add_system(system.image.os_inputs, replace(system.make(), **change))
     for blob in (system.store.root / "blobs/sha256").iterdir():
         blob.unlink()
-    with pytest.raises(BuildError, match=r"^layer os has the diff id"):
+    with pytest.raises(BuildError, match=f"^layer {operating_systems.row(system.image)} has the {title} sha256"):
         system.make()
     names = {path.name for path in (system.store.root / "blobs/sha256").iterdir()}
     assert names == {package.sha256 for package in system.image.os_lock.packages}

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import random
+import re
 import tarfile
 import threading
 import time
@@ -13,17 +14,22 @@ import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, BinaryIO, cast
 
+import deflate as libdeflate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isal import isal_zlib
 
 from builder.common.errors import VerifyError
-from builder.layers import splice, wheel_zip
+from builder.layers import estargz, splice, wheel_zip
+from builder.layers.blobs import CHUNK
+from builder.layers.estargz import TocEntry
 from builder.layers.oci import Layer
-from builder.layers.splice import Entry, File, Source, SpliceError, Zipped
+from builder.layers.splice import Entry, SpliceError, Zipped
 from builder.plan import layer_order
 
 LONG = "/".join(["a-folder-with-a-name"] * 12) + "/file.txt"
@@ -56,30 +62,48 @@ def stored(content: bytes) -> Zipped:
     return zipped(content, content, is_deflated=False)
 
 
-def write(entries: Sequence[Entry]) -> tuple[bytes, Layer, tuple[Source, ...], tuple[File, ...]]:
-    """The blob, the layer, which must describe it correctly, its Python files and its files."""
+def write(entries: Sequence[Entry]) -> tuple[bytes, Layer]:
+    """The blob and the layer, which must describe it correctly, as must its table of contents."""
     out = io.BytesIO()
-    layer, sources, files = splice.write_layer(entries, out)
+    layer = splice.write_layer(entries, out)
     blob = out.getvalue()
     assert layer.size == len(blob)
     assert layer.digest == "sha256:" + hashlib.sha256(blob).hexdigest()
     assert layer.diff_id == "sha256:" + hashlib.sha256(gzip.decompress(blob)).hexdigest()
-    known = io.BytesIO()
-    again = splice.write_layer(entries, known, diff_id=layer.diff_id)
-    assert again == (layer, sources, files), "it is the same without inflating"
-    assert known.getvalue() == blob
-    return blob, layer, sources, files
+    estargz.check_layer(io.BytesIO(blob), layer.toc)
+    hashed = [replace(entry, sha256=hashlib.sha256(content_of(entry)).hexdigest()) for entry in entries]
+    for alternative in (entries, hashed):
+        known = io.BytesIO()
+        assert splice.write_layer(alternative, known, diff_id=layer.diff_id) == layer, "the same without inflating"
+        assert known.getvalue() == blob
+    return blob, layer
+
+
+def content_of(entry: Entry) -> bytes:
+    return splice.read_zipped(entry.content) if isinstance(entry.content, Zipped) else entry.content or b""
+
+
+def toc(blob: bytes) -> tuple[TocEntry, ...]:
+    """Files of a layer, without the landmark, which is the last one."""
+    *files, landmark = estargz.read_toc(io.BytesIO(blob))
+    assert landmark.name == estargz.LANDMARK
+    return tuple(files)
 
 
 def unpack(blob: bytes) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
-    """Path -> header and content, as read by tarfile; paths are unique."""
+    """Path -> header and content, as read by tarfile; paths are unique. Without the files that every layer has."""
     files: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
     with tarfile.open(fileobj=io.BytesIO(blob), mode="r:gz") as tar:
         for info in tar:
             assert info.name not in files
             content = tar.extractfile(info) if info.isreg() else None
             files[info.name] = info, content.read() if content else b""
-    return files
+    reserved = [estargz.LANDMARK, estargz.TOC]
+    assert list(files)[-2:] == reserved
+    assert files[estargz.LANDMARK][1] == b"\x0f"
+    for path in reserved:
+        assert (files[path][0].mode, files[path][0].mtime) == (0o444, layer_order.MTIME)
+    return {path: file for path, file in files.items() if path not in reserved}
 
 
 def members(blob: bytes) -> list[bytes]:
@@ -126,10 +150,7 @@ def test_entries_can_be_read_back() -> None:
     assert list(files) == [entry.path for entry in ENTRIES]
     for entry in ENTRIES:
         info, content = files[entry.path]
-        expected = (
-            entry.content if isinstance(entry.content, bytes) else entry.content and splice.read_zipped(entry.content)
-        )
-        assert content == (expected or b"")
+        assert content == content_of(entry)
         assert (info.mode, info.linkname) == (entry.mode, entry.link)
         assert (info.uid, info.gid, info.uname, info.gname) == (0, 0, "", "")
         assert info.mtime == layer_order.MTIME
@@ -138,24 +159,23 @@ def test_entries_can_be_read_back() -> None:
 
 
 def test_the_size_of_the_tar() -> None:
-    blob, layer, *_ = write(ENTRIES)
+    blob, layer = write(ENTRIES)
     assert layer.unpacked == len(gzip.decompress(blob))
 
 
-def test_files_have_size_and_crc_and_no_folders() -> None:
-    files = write(ENTRIES)[3]
-    link = b"/opt/else where"
-    assert files[0] == ("opt/plain.txt", 0o644, 6, zlib.crc32(b"plain\n"))
-    assert files[1] == ("opt/deflated.txt", 0o640, len(MODULE), zlib.crc32(MODULE))
-    assert files[3] == ("opt/link", 0o777, 0, zlib.crc32(link))
-    assert [path for path, *_ in files] == [entry.path for entry in ENTRIES[1:]]
-
-
-def test_the_files_of_a_blob_are_those_that_were_recorded() -> None:
-    long = Entry(path=LONG, mode=0o755, content=deflated(MODULE))
-    link = Entry(path="a/link", mode=0o777, link="../target")
-    blob, *_, files = write([Entry(path="a", mode=0o755), Entry(path="a/empty", mode=0o644, content=b""), link, long])
-    assert tuple(splice.read_files(io.BytesIO(blob))) == files
+def test_files_have_mode_size_and_digest() -> None:
+    files = toc(write(ENTRIES)[0])
+    assert [entry.name.rstrip("/") for entry in files] == [entry.path for entry in ENTRIES]
+    described = [(entry.name, entry.mode, entry.size, entry.link, entry.digest) for entry in files]
+    assert described[1] == (
+        "opt/plain.txt",
+        0o644,
+        6,
+        "",
+        f"sha256:{hashlib.sha256(b'plain' + bytes([10])).hexdigest()}",
+    )
+    assert described[2] == ("opt/deflated.txt", 0o640, len(MODULE), "", f"sha256:{hashlib.sha256(MODULE).hexdigest()}")
+    assert described[4] == ("opt/link", 0o777, 0, "/opt/else where", "")
 
 
 @pytest.mark.parametrize(
@@ -165,17 +185,21 @@ def test_the_files_of_a_blob_are_those_that_were_recorded() -> None:
 )
 def test_the_files_of_a_damaged_blob(blob: bytes) -> None:
     with pytest.raises(VerifyError, match="the layer cannot be read"):
-        list(splice.read_files(io.BytesIO(blob)))
+        estargz.read_toc(io.BytesIO(blob))
+    with pytest.raises(VerifyError, match="the layer cannot be read"):
+        estargz.check_layer(io.BytesIO(blob), "")
 
 
 def test_a_layer_without_entries() -> None:
-    blob, _, sources, files = write([])
+    blob, _ = write([])
     assert unpack(blob) == {}
-    assert gzip.decompress(blob) == bytes(1024)
-    assert (sources, files) == ((), ())
+    assert toc(blob) == ()
+    with tarfile.open(fileobj=io.BytesIO(blob)) as tar:
+        assert sorted(tar.getnames()) == sorted(estargz.RESERVED)
+    assert gzip.decompress(blob).endswith(bytes(1024))
 
 
-@pytest.mark.parametrize("size", [1, 511, 512, 513, 65023, 65024, 65535, 65536, 131070, splice.CHUNK, splice.CHUNK + 1])
+@pytest.mark.parametrize("size", [1, 511, 512, 513, 65023, 65024, 65535, 65536, 131070, CHUNK, CHUNK + 1])
 def test_sizes_around_block_sizes(size: int) -> None:
     content = (b"0123456789abcdef" * (size // 16 + 1))[:size]
     kinds: list[Zipped | bytes] = [content, stored(content), deflated(content)]
@@ -184,8 +208,8 @@ def test_sizes_around_block_sizes(size: int) -> None:
 
 
 def test_streams_larger_than_what_is_inflated_at_once() -> None:
-    zeros = bytes(3 * splice.CHUNK + 7)
-    noise = random.Random(1).randbytes(2 * splice.CHUNK + 5)
+    zeros = bytes(3 * CHUNK + 7)
+    noise = random.Random(1).randbytes(2 * CHUNK + 5)
     entries = [
         Entry(path="zeros", mode=0o644, content=deflated(zeros)),
         Entry(path="noise", mode=0o644, content=deflated(noise)),
@@ -209,25 +233,28 @@ PATHS = st.lists(
     st.dictionaries(
         PATHS, st.tuples(st.sampled_from([0o644, 0o755, 0o600]), CONTENTS, st.sampled_from([*KINDS])), max_size=6
     ),
-    st.sampled_from([9, 300, splice.CHUNK]),
+    st.sampled_from([9, 300, CHUNK]),
 )
 def test_random_entries_can_be_read_back(files: dict[str, tuple[int, bytes, str]], chunk: int) -> None:
     entries = [Entry(path=path, mode=mode, content=KINDS[how](data)) for path, (mode, data, how) in files.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splice, "CHUNK", chunk)
-        blob, layer, sources, _ = write(entries)
+        blob, layer = write(entries)
     assert {path: (info.mode, data) for path, (info, data) in unpack(blob).items()} == {
         path: (mode, data) for path, (mode, data, _) in files.items()
     }
     assert layer.diff_id == write(entries)[1].diff_id
-    assert {source.path for source in sources} == {path for path in files if path.endswith((".py", ".pyc"))}
+    assert {entry.name for entry in toc(blob)} == set(files)
 
 
 # ---- the same bytes
 
 
 def test_a_layer_is_these_bytes() -> None:
-    """A change here needs a new `layers.LAYER_FORMAT`: layers of older builders could not be found or rebuilt."""
+    """A change here needs a new `layer_order.LAYER_FORMAT`: layers of older builders could not be found or rebuilt.
+
+    A new version of libdeflate (`deflate` in locks/builder.txt) changes them, too.
+    """
     hello = bytes.fromhex("cb48cdc9c95728cf2fca49e10200")  # deflated by zlib, once
     entries = [
         Entry(path="opt", mode=0o755),
@@ -242,14 +269,14 @@ def test_a_layer_is_these_bytes() -> None:
         Entry(path="opt/nothing", mode=0o644, content=zipped(b"\3\0", b"")),
     ]
     layer = write(entries)[1]
-    assert layer_order.LAYER_FORMAT == 4
-    assert layer.digest == "sha256:e44595cb6d7a52f3fd97f8c13b17664750673616bd40d55c3640372df11dd997"
-    assert layer.diff_id == "sha256:9be4966ff1ad1e25b9a9289174f63622efb254f777d7d3276df7cacde09c9ab8"
-    assert layer.size == 81033
+    assert layer_order.LAYER_FORMAT == 5
+    assert layer.digest == "sha256:5c7ba78b3333b4f9b39608b78a59cf687935a3e7bbec2dbf9bf1a3f533519457"
+    assert layer.diff_id == "sha256:92af8fd1198aee3c0cc08fd15eba597ba32e4abfd317c399f2144ede61c1f5cc"
+    assert layer.size == 1931
 
 
-def test_nothing_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a newer zlib would write other bytes."""
+def test_only_libdeflate_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """zlib, and what distributions use in its place, would write other bytes on other machines."""
     expected = write(ENTRIES)[0]
 
     def compress(*_: object, **__: object) -> bytes:
@@ -264,37 +291,64 @@ def test_nothing_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out.getvalue() == expected
 
 
-def test_deflate_streams_are_copied_and_the_rest_is_stored() -> None:
+def test_deflate_streams_are_copied_and_the_rest_is_compressed_by_libdeflate() -> None:
     first, second = deflate(MODULE, 9), deflate(b"two" * 999, 1)
-    entries = [
-        Entry(path="one", mode=0o644, content=zipped(first, MODULE)),
-        Entry(path="plain", mode=0o644, content=b"p" * 200_000),
-        Entry(path="two", mode=0o644, content=zipped(second, b"two" * 999)),
+    contents: list[Zipped | bytes] = [zipped(first, MODULE), b"p" * 200_000, zipped(second, b"two" * 999), b"x" * 9]
+    entries = [Entry(path=f"{number}", mode=0o644, content=content) for number, content in enumerate(contents)]
+    *parts, footer = members(write(entries)[0])
+    # Before each content, a member has the padding of the one before it and the header.
+    assert [member[10:-8] for member in parts[1:9:2]] == [
+        first,
+        libdeflate.deflate_compress(b"p" * 200_000, 6),
+        second,
+        libdeflate.deflate_compress(b"x" * 9, 6),
     ]
-    parts = members(write(entries)[0])
-    assert [member[10:-8] for member in parts[1::2]] == [first, second]
     for member in parts:
         assert member[:10] == bytes.fromhex("1f8b08000000000000ff")  # neither a time nor a system
-    for member in parts[::2]:
-        at, last = 10, 0
-        while not last:
-            last, length = member[at], int.from_bytes(member[at + 1 : at + 3], "little")
-            assert last in (0, 1), "not a stored block"
-            at += 5 + length
-        assert at == len(member) - 8
+    for member in (*parts[::2], parts[9]):  # headers, and the landmark
+        plain = gzip.decompress(member)
+        assert member[10:-8] == libdeflate.deflate_compress(plain, 6)
+    assert gzip.decompress(footer) == b""
 
 
-def test_the_diff_id_does_not_depend_on_compression() -> None:
-    layers = [write([Entry(path="a", mode=0o644, content=deflated(MODULE, level))])[1] for level in (1, 9)]
-    layers += [write([Entry(path="a", mode=0o644, content=content)])[1] for content in (stored(MODULE), MODULE)]
-    assert len({layer.diff_id for layer in layers}) == 1
+@pytest.mark.parametrize("kind", [bytes, stored], ids=["plain", "stored"])
+@pytest.mark.parametrize("size", [99, 100, 101, 300, 350])
+def test_large_contents_have_several_members(
+    monkeypatch: pytest.MonkeyPatch, size: int, kind: Callable[[bytes], Zipped | bytes]
+) -> None:
+    """A node downloads a member to read any byte of it."""
+    monkeypatch.setattr(splice, "MEMBER", 100)
+    content = random.Random(size).randbytes(size)
+    parts = members(write([Entry(path="a", mode=0o644, content=kind(content))])[0])
+    count = -(-size // 100)
+    pieces = [gzip.decompress(member) for member in parts[1 : 1 + count]]
+    assert pieces == [content[at : at + 100] for at in range(0, size, 100)]
+
+
+def test_headers_of_many_empty_files_have_members_of_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splice, "MEMBER", 5 * 512)
+    blob, _ = write([Entry(path=f"{number}", mode=0o644, content=b"") for number in range(12)])
+    sizes = [len(gzip.decompress(member)) for member in members(blob)[:3]]
+    assert sizes == [5 * 512, 5 * 512, 3 * 512]  # the last one with the header of the landmark
+
+
+def test_only_the_table_of_contents_depends_on_compression() -> None:
+    """It has positions in the blob."""
+    words = bytes(random.Random(1).choices(b"abcdef ", k=5000))
+    kinds: list[Zipped | bytes] = [deflated(words, 1), deflated(words, 9), stored(words), words]
+    written = [write([Entry(path="a", mode=0o644, content=content)]) for content in kinds]
+    blobs, layers = [blob for blob, _ in written], [layer for _, layer in written]
+    assert layers[2] == layers[3]
     assert len({layer.digest for layer in layers}) == 3
+    assert len({layer.diff_id for layer in layers}) == 3
+    files = {gzip.decompress(blob).partition(f"{estargz.TOC}\0".encode())[0] for blob in blobs}
+    assert len(files) == 1
 
 
-# ---- offsets of Python files
+# ---- files of a layer
 
 
-def test_each_python_file_can_be_read_alone() -> None:
+def test_each_file_can_be_read_alone() -> None:
     contents: dict[str, Zipped | bytes] = {
         "a/deflated.py": deflated(MODULE),
         "a/data.txt": b"between",
@@ -302,33 +356,54 @@ def test_each_python_file_can_be_read_alone() -> None:
         "a/plain.py": b"plain = 1\n",
         "a/compiled.pyc": deflated(b"\0\1\2"),
         "a/long.py": b"#" * 200_000,
-        "a/module.pyi": deflated(MODULE),
+        "a/longer.py": b"#" * (2 * splice.MEMBER + 1),
         "a/end": stored(b"end"),
     }
-    blob, _, sources, _ = write([Entry(path=path, mode=0o644, content=content) for path, content in contents.items()])
-    read = {
-        source.path: gzip.decompress(blob[source.offset : source.offset + source.length])
-        for source in sources
-        if source.length
-    }
+    blob, _ = write([Entry(path=path, mode=0o644, content=content) for path, content in contents.items()])
+    file = io.BytesIO(blob)
+    read = {entry.name: estargz.read_content(file, entry) for entry in toc(blob) if entry.type == "reg"}
     assert read == {
-        "a/deflated.py": MODULE,
-        "a/stored.py": b"stored = 1\n",
-        "a/plain.py": b"plain = 1\n",
-        "a/compiled.pyc": b"\0\1\2",
-        "a/long.py": b"#" * 200_000,
+        path: splice.read_zipped(content) if isinstance(content, Zipped) else content
+        for path, content in contents.items()
     }
+
+
+def test_the_content_of_a_damaged_file_is_an_error() -> None:
+    blob, _ = write([Entry(path="a", mode=0o644, content=MODULE), Entry(path="b", mode=0o644, content=b"b")])
+    [entry, *_] = toc(blob)
+    for at in range(entry.offset, entry.offset + 40, 3):
+        damaged = bytearray(blob)
+        damaged[at] ^= 0xFF
+        try:
+            assert estargz.read_content(io.BytesIO(damaged), entry) == MODULE, "e.g. the time of the member"
+        except VerifyError as error:
+            assert "'a'" in str(error)  # noqa: PT017  it need not be raised
+    for wrong in ({"size": len(MODULE) + 1}, {"size": 1 << 60}, {"offset": len(blob)}):
+        with pytest.raises(VerifyError, match=r"^'a' "):
+            estargz.read_content(io.BytesIO(blob), entry.model_copy(update=wrong))
 
 
 @pytest.mark.parametrize("empty", [b"", stored(b""), deflated(b"")], ids=["plain", "stored", "deflated"])
-def test_an_empty_python_file_has_no_bytes(empty: Zipped | bytes) -> None:
-    sources = write([Entry(path="a.txt", mode=0o644, content=b"a"), Entry(path="a.py", mode=0o644, content=empty)])[2]
-    assert [(source.path, source.length) for source in sources] == [("a.py", 0)]
+def test_an_empty_file_has_no_member(empty: Zipped | bytes) -> None:
+    blob, _ = write([Entry(path="a.txt", mode=0o644, content=b"a"), Entry(path="a.py", mode=0o644, content=empty)])
+    entry = toc(blob)[1]
+    assert (entry.name, entry.size, entry.offset, entry.digest) == ("a.py", 0, 0, "")
+    assert estargz.read_content(io.BytesIO(blob), entry) == b""
+    assert len(members(blob)) == len(members(write([Entry(path="a.txt", mode=0o644, content=b"a")])[0]))
 
 
-def test_links_and_folders_are_not_sources() -> None:
+def test_links_and_folders_have_no_content() -> None:
     entries = [Entry(path="folder.py", mode=0o755), Entry(path="link.py", mode=0o777, link="x.py")]
-    assert write(entries)[2] == ()
+    files = [(entry.name, entry.type, entry.link, entry.size, entry.offset) for entry in toc(write(entries)[0])]
+    assert files == [("folder.py/", "dir", "", 0, 0), ("link.py", "symlink", "x.py", 0, 0)]
+
+
+@pytest.mark.parametrize("path", estargz.RESERVED)
+def test_a_file_with_a_reserved_name_is_refused(path: str) -> None:
+    """Nodes would take it for the table of contents, or ignore it."""
+    with pytest.raises(SpliceError, match=f"^/{re.escape(path)} is reserved"):
+        write([Entry(path=path, mode=0o644, content=b"x")])
+    write([Entry(path=f"a/{path}", mode=0o644, content=b"x")])
 
 
 # ---- damaged entries
@@ -340,7 +415,7 @@ def changed(content: Zipped, **fields: Any) -> Zipped:
 
 def streams() -> Iterator[tuple[str, Zipped]]:
     whole = deflated(MODULE)
-    noise = random.Random(1).randbytes(3 * splice.CHUNK)
+    noise = random.Random(1).randbytes(3 * CHUNK)
     large = deflated(noise)
     plain = stored(MODULE)
     yield "wrong CRC", changed(whole, crc=whole.crc ^ 1)
@@ -350,8 +425,8 @@ def streams() -> Iterator[tuple[str, Zipped]]:
     yield "not empty", changed(deflated(b""), size=1)
     yield "truncated", changed(whole, length=whole.length - 1)
     yield "truncated to nothing", changed(whole, length=0)
-    yield "truncated after a piece", changed(large, length=2 * splice.CHUNK)
-    yield "too long after a piece", changed(large, size=2 * splice.CHUNK)
+    yield "truncated after a piece", changed(large, length=2 * CHUNK)
+    yield "too long after a piece", changed(large, size=2 * CHUNK)
     yield "trailing garbage", zipped(deflate(MODULE) + b"garbage", MODULE)
     yield "second stream", zipped(deflate(MODULE) + deflate(b"x"), MODULE)
     yield "not a deflate stream", zipped(b"\xff" * 100, MODULE)
@@ -373,7 +448,7 @@ STREAMS = [pytest.param(content, id=name) for name, content in streams()]
 def test_damage_is_an_error_that_names_the_path(content: Zipped, after: int) -> None:
     threads = threading.active_count()
     entries = [Entry(path="a/good", mode=0o644, content=b"good"), Entry(path="a/bad", mode=0o644, content=content)]
-    entries += [Entry(path=f"a/{n}", mode=0o644, content=bytes(splice.CHUNK)) for n in range(after)]
+    entries += [Entry(path=f"a/{n}", mode=0o644, content=bytes(CHUNK)) for n in range(after)]
     with pytest.raises(SpliceError, match=r"^some\.whl: a/bad: "):
         splice.write_layer(entries, io.BytesIO())
     assert threading.active_count() == threads
@@ -387,10 +462,40 @@ def test_damage_is_an_error_when_an_entry_is_read_or_hashed(content: Zipped) -> 
 
 
 @pytest.mark.parametrize("kind", [deflated, stored])
-@pytest.mark.parametrize("data", [b"", MODULE, bytes(5 * splice.CHUNK)], ids=["empty", "small", "large"])
+@pytest.mark.parametrize("data", [b"", MODULE, bytes(5 * CHUNK)], ids=["empty", "small", "large"])
 def test_an_entry_is_read_or_hashed(kind: Callable[[bytes], Zipped], data: bytes) -> None:
     assert splice.read_zipped(kind(data)) == data
     assert splice.sha256(kind(data)) == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("kind", [deflated, stored], ids=["deflated", "stored"])
+@pytest.mark.parametrize("content", [b"", MODULE, bytes(5 * CHUNK)], ids=["empty", "small", "large"])
+def test_a_content_with_another_sha256_is_an_error_that_names_the_path(
+    content: bytes, kind: Callable[[bytes], Zipped]
+) -> None:
+    for sha256, problem in ((hashlib.sha256(content).hexdigest(), ""), ("0" * 64, "SHA-256 in RECORD")):
+        entry = Entry(path="a/bad", mode=0o644, content=kind(content), sha256=sha256)
+        with pytest.raises(SpliceError, match=rf"^some\.whl: a/bad: .* {problem}$") if problem else nullcontext():
+            splice.write_layer([entry], io.BytesIO())
+    with pytest.raises(SpliceError, match=r"^/a/bad: .* SHA-256 in RECORD$"):
+        splice.write_layer([Entry(path="a/bad", mode=0o644, content=content, sha256="0" * 64)], io.BytesIO())
+
+
+def test_known_layers_are_written_without_inflating() -> None:
+    """The digest of the layer is compared instead. Without a SHA-256, inflating is the only way to describe a file."""
+    stream = deflate(MODULE)
+    damaged = zipped(stream[:10] + bytes([stream[10] ^ 0xFF]) + stream[11:], MODULE)
+    entry = Entry(path="a", mode=0o644, content=damaged, sha256=hashlib.sha256(MODULE).hexdigest())
+    layer = write([replace(entry, content=deflated(MODULE))])[1]
+    out = io.BytesIO()
+    written = splice.write_layer([entry], out, diff_id=layer.diff_id)
+    damaged.file.seek(damaged.offset)
+    assert damaged.file.read(damaged.length) in out.getvalue()
+    assert written.digest == "sha256:" + hashlib.sha256(out.getvalue()).hexdigest() != layer.digest
+    assert written == replace(layer, digest=written.digest)
+    for noticed, diff_id in ((entry, ""), (replace(entry, sha256=""), layer.diff_id)):
+        with pytest.raises(SpliceError, match=r"^some\.whl: a/bad: "):
+            splice.write_layer([noticed], io.BytesIO(), diff_id=diff_id)
 
 
 def test_garbage_that_begins_with_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,7 +507,7 @@ def test_garbage_that_begins_with_a_chunk(monkeypatch: pytest.MonkeyPatch) -> No
         write([Entry(path="a", mode=0o644, content=zipped(stream + b"garbage", MODULE))])
 
 
-@pytest.mark.parametrize("size", [0, 100, 5 * splice.CHUNK], ids=["nothing", "little", "more than a piece"])
+@pytest.mark.parametrize("size", [0, 100, 5 * CHUNK], ids=["nothing", "little", "more than a piece"])
 def test_a_zip_bomb_is_detected_while_it_is_inflated(size: int) -> None:
     """20 GB of zeros: inflating all of them would take too long, and too much memory."""
     content = changed(zipped(bomb(20 << 30), bytes(size)))
@@ -439,7 +544,7 @@ class Failing(io.BytesIO):
         return super().write(data)
 
 
-NOISE = random.Random(1).randbytes(splice.CHUNK)
+NOISE = random.Random(1).randbytes(CHUNK)
 
 
 def much() -> Iterator[Entry]:
@@ -500,8 +605,10 @@ def test_ctrl_c_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, number: int) -
     assert threading.enumerate() == threads
 
 
-def test_slow_writing_limits_reading() -> None:
-    """Reading is at most a few chunks ahead of writing."""
+@pytest.mark.parametrize("processors", [1, 2, 64])
+def test_slow_writing_limits_reading(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
+    """Reading is at most a few chunks ahead of writing, also with many processors."""
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
     gate = threading.Event()
     read = 0
 

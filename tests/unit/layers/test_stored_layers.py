@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builder.common.errors import BuildError, FetchError
+from builder.common.errors import BuildError, DamagedError, FetchError
 from builder.index.wheels import Wheel
-from builder.layers import stored_layers, wheel
+from builder.layers import splice, stored_layers, wheel
+from builder.layers.estargz import TocEntry
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -63,14 +64,48 @@ def test_layers_conflict_if_a_path_has_two_files_or_is_a_file_and_a_folder(
         or any(first[path] != second[path] for path in first.keys() & second.keys())
         or any(path.startswith(f"{other}/") for path in paths for other in paths)
     )
-    layers = [(name, [[path, *file] for path, file in files.items()]) for name, files in (("1", first), ("2", second))]
+    layers = [
+        (name, [TocEntry(name=path, type="reg", mode=mode, size=size) for path, (mode, size) in files.items()])
+        for name, files in (("1", first), ("2", second))
+    ]
     with pytest.raises(BuildError) if is_conflict else nullcontext():
-        stored_layers.check_files("image", layers, taken)
+        stored_layers.check_paths("image", layers, taken)
+
+
+def contents(store: Store, *layers: PlannedLayer) -> list[tuple[str, tuple[TocEntry, ...]]]:
+    """Name and files of each layer, as the store has them."""
+    made = [(layer.name, stored_layers.stored_layer(store, layer, None)) for layer in layers]
+    return [(name, stored_layers.read_toc(store, layer)) for name, layer in made if layer]
 
 
 def test_layers_may_share_equal_files_and_links(store: Store, make: Make) -> None:
-    files = {"a/x": "1", "a/l": "->b"}
-    stored_layers.check_paths(store, "image", [make("one", files), make("two", files)], {"b"})
+    """Every layer has a table of contents, which differs, and the same file for snapshotters."""
+    files = {"a/x": "1", "a/l": "->b", "a/large": "12345678" * (splice.MEMBER // 7)}
+    layers = contents(store, make("one", files), make("two", {**files, "b/x": "2"}))
+    assert [entry.type for entry in layers[0][1]] == ["reg", "symlink", "reg", "chunk", "reg"]
+    stored_layers.check_paths("image", layers, {"c"})
+
+
+@pytest.mark.parametrize("size", [splice.MEMBER, splice.MEMBER + 1], ids=["one member", "two members"])
+def test_large_files_of_two_layers_are_compared(store: Store, make: Make, size: int) -> None:
+    one, two = make("one", {"a": "a" * size}), make("two", {"a": "a" * (size - 1) + "b"})
+    with pytest.raises(BuildError, match="one and two have different files for /a"):
+        stored_layers.check_paths("image", contents(store, one, two), ())
+
+
+@pytest.mark.parametrize("damage", ["missing", "without its end"])
+def test_a_damaged_layer_of_the_store_is_named(store: Store, make: Make, damage: str) -> None:
+    layer = stored_layers.stored_layer(store, make("one", {"a": "1"}), None)
+    assert layer
+    path = store.path(layer.digest)
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedError, match=layer.digest.removeprefix("sha256:")) as raised:
+        stored_layers.read_toc(store, layer)
+    assert raised.value.blob == layer.digest
+    assert raised.value.hint
 
 
 @pytest.mark.parametrize(
@@ -90,14 +125,24 @@ def test_layers_may_share_equal_files_and_links(store: Store, make: Make) -> Non
 def test_a_conflict_names_both_layers_and_the_path(
     store: Store, make: Make, first: dict[str, str], second: dict[str, str], taken: set[str], message: str
 ) -> None:
-    layers = [make("one", first), make("two", second)]
+    layers = contents(store, make("one", first), make("two", second))
+    assert len(layers) == 2
     with pytest.raises(BuildError) as raised:
-        stored_layers.check_paths(store, "image", layers, taken)
+        stored_layers.check_paths("image", layers, taken)
     assert str(raised.value) == f"image: {message}"
 
 
 @pytest.mark.parametrize(
-    "change", [{"diff_id": 5}, {"diff_id": "sha256:x"}, {"unpacked": "many"}, {"unpacked": -1}, {"files": 1}]
+    "change",
+    [
+        {"diff_id": 5},
+        {"diff_id": "sha256:x"},
+        {"unpacked": "many"},
+        {"unpacked": -1},
+        {"toc": "x"},
+        {"toc": 5},
+        {"files": 1},
+    ],
 )
 def test_a_layer_with_a_damaged_record_is_made_again(make: Make, store: Store, change: dict[str, object]) -> None:
     layer = make("a", {"a/x": "1"})

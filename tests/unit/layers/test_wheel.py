@@ -642,6 +642,63 @@ def test_any_damage_raises_our_errors(changes: list[tuple[int, int]], end: int, 
             assert str(error).startswith(f"{NAME}: ")  # noqa: PT017  it need not be raised
 
 
+def hash_of(name: str, content: bytes) -> str:
+    """A hash as in RECORD."""
+    encoded = base64.urlsafe_b64encode(hashlib.new(name, content).digest()).decode().rstrip("=")
+    return f"{name}={encoded}"
+
+
+def with_hash(value: str, method: int = zipfile.ZIP_DEFLATED) -> Wheel:
+    """A wheel whose RECORD has this hash for tiny/a.py, whose content is `a = 1`."""
+    rows = f"tiny/a.py,{value},5\n{INFO}/METADATA,,\n{INFO}/WHEEL,,\n{INFO}/RECORD,,\n"
+    return pack({"tiny/a.py": b"a = 1"}, method=method, parts={"RECORD": rows.encode()})
+
+
+def write(packed: Wheel, diff_id: str = "") -> bytes:
+    out = io.BytesIO()
+    splice.write_layer(wheel.layer_entries([packed.open()], PLACE), out, diff_id=diff_id)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED], ids=["deflated", "stored"])
+def test_a_file_with_another_sha256_than_in_record_refuses_the_wheel(method: int) -> None:
+    with pytest.raises(SpliceError, match=rf"^{NAME}: tiny/a\.py: .* does not match the SHA-256 in RECORD$"):
+        write(with_hash(hash_of("sha256", b"a = 2"), method))
+    assert write(with_hash(hash_of("sha256", b"a = 1"), method))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        hash_of("sha512", b"a = 2"),
+        hash_of("md5", b"a = 2"),
+        "sha256=",
+        "sha256=AA",
+        f"sha256={'0' * 64}",
+        "sha256=\u00e9",
+        "sha256",
+        "=",
+    ],
+)
+def test_other_hashes_in_record_are_not_compared(value: str) -> None:
+    """Installers do not compare them either. In a layer whose digest is known, such a file is hashed nevertheless."""
+    packed = with_hash(value)
+    [entry] = [entry for path, entry in entries(packed).items() if path == f"{SITE}/tiny/a.py"]
+    assert entry.sha256 == ""
+    assert write(packed) == write(packed, diff_id="sha256:" + "5" * 64)
+
+
+def test_hashes_of_record_are_those_of_the_entries() -> None:
+    """A script whose first line is replaced has another hash than in the wheel."""
+    packed = pack({"tiny/a.py": b"a = 1", "tiny/empty.py": b"", f"{DATA}/scripts/run": b"#!python\n"})
+    for path, entry in entries(packed).items():
+        if entry.sha256:
+            assert entry.sha256 == hashlib.sha256(read(entry)).hexdigest(), path
+    hashed = {path.removeprefix(f"{SITE}/") for path, entry in entries(packed).items() if entry.sha256}
+    assert hashed == {"tiny/a.py", "tiny/empty.py", f"{INFO}/METADATA", f"{INFO}/WHEEL"}
+
+
 # ---- several wheels in one layer
 
 
@@ -724,7 +781,10 @@ def test_a_damaged_file_of_two_wheels_is_named() -> None:
 
 
 def test_a_layer_of_a_wheel_is_these_bytes() -> None:
-    """A change here needs a new `layers.LAYER_FORMAT`: layers of older builders could not be found or rebuilt."""
+    """A change here needs a new `layer_order.LAYER_FORMAT`: layers of older builders could not be found or rebuilt.
+
+    A new version of libdeflate (`deflate` in locks/builder.txt) changes them, too.
+    """
     files = {
         "tiny/__init__.py": b"VALUE = 1\n",
         "tiny/empty.py": b"",
@@ -737,10 +797,10 @@ def test_a_layer_of_a_wheel_is_these_bytes() -> None:
         points="[console_scripts]\nrun = tiny:run\n[gui_scripts]\nwindow = tiny.gui:App.run\n",
         method=zipfile.ZIP_STORED,
     )
-    written, *_ = splice.write_layer(wheel.layer_entries([packed.open()], PLACE), io.BytesIO())
-    assert layer_order.LAYER_FORMAT == 4
-    assert written.digest == "sha256:eae85e1f0aff42e69f9dcf5968d195ee090093341629f8184aee93332a7fbf4c"
-    assert written.diff_id == "sha256:713862eae54b7e04a9709468e8aa01235df0cb5f3bbd34e35e2742a65845993c"
+    written = splice.write_layer(wheel.layer_entries([packed.open()], PLACE), io.BytesIO())
+    assert layer_order.LAYER_FORMAT == 5
+    assert written.digest == "sha256:6470fc20ebe688079ffc4497739f7acc9f69036ed3fb3441679d3e996a31126c"
+    assert written.diff_id == "sha256:b5ac7f69a2b1a1330aa2d546a7265f4d049d3b22dfc5e5004c4a97ccafc6a955"
 
 
 @pytest.mark.parametrize("name", ["tiny_pkg-1.1-py3-none-any.whl", "tiny_pkg-1.0.post1-py3-none-any.whl"])

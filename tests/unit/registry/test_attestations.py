@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +14,19 @@ import pytest
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.index.download import Fetcher
-from builder.layers import oci
+from builder.layers import estargz, oci, splice
+from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.splice import Entry
 from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
-from builder.registry import artifacts, attestations, reports, sbom_and_provenance, signing
+from builder.registry import artifacts, attestations, reports, sbom_and_provenance, signing, verify
 from builder.registry.attestations import Attestations
 from builder.registry.evidence import Evidence
 from builder.registry.failures import RejectedError
 from builder.registry.signing import Trust
-from builder.registry.verify import Check, Finding, ImageSource
+from builder.registry.verify import Check, Finding
 from tests.fakes.registry import MemoryRegistry
+from tests.unit.layers.test_estargz import replace_toc
 from tests.unit.layers.test_installed import SITE, STATUS, layer, metadata
 
 CELL, FULL = "pt-2.9-cu128-py311", "2.9.1-cu128-py311"
@@ -45,28 +49,32 @@ def provenance(plan: str) -> dict[str, Any]:
 
 
 class Store(MemoryRegistry):
-    """A repository with one image, whose layer may be damaged."""
+    """A repository with one image, whose layer may be damaged. `toc` is the digest of its table of contents."""
 
-    def __init__(self) -> None:
+    def __init__(self, layer: bytes = LAYER, toc: str = "") -> None:
         super().__init__()
         self.is_damaged = False
+        self.layer = layer
         config = {
             "rootfs": {"diff_ids": [OTHER]},
             "history": [{"created_by": "os"}],
             "config": {"Labels": {CELL_LABEL: CELL, PLAN_LABEL: PLAN}},
         }
         self.config = json.dumps(config).encode()
+        blob = {"digest": digest_of_bytes(layer), "size": len(layer)}
         data = {
             "config": {"digest": digest_of_bytes(self.config), "size": len(self.config)},
-            "layers": [{"digest": digest_of_bytes(LAYER), "size": len(LAYER)}],
+            "layers": [{**blob, "annotations": {estargz.TOC_ANNOTATION: toc}} if toc else blob],
         }
-        self.manifest_bytes = json.dumps(data).encode()
-        self.image = oci.read_image(self.manifest_bytes, lambda _: self.config)
+        manifest = json.dumps(data).encode()
+        self.contents |= {digest_of_bytes(content): content for content in (self.config, layer)}
+        self.put_manifest("staged", manifest, MANIFEST_TYPE)
+        self.image = oci.read_image(manifest, lambda _: self.config)
 
     def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
         if self.is_damaged:
             raise RejectedError("content does not match its digest")
-        out.write(LAYER)
+        out.write(self.layer)
 
     def report(self, signer: bytes = b"ours", **changes: Any) -> None:
         values = {
@@ -92,14 +100,9 @@ class ClaimsDesk:
         reference = ImageRef(registry="registry.example", repository="org/pt-cuda", tag=tag)
         trust = Trust(signers=[Trusted(key="ours")], root=self.folder)
         image_claims = Attestations(registry=self.store, reference=reference, image=self.store.image, trust=trust)
-        source = ImageSource(
-            manifest=self.store.manifest_bytes,
-            read_blob=lambda _: self.store.config,
-            has_blob=lambda _: True,
-            matches=lambda *_: pytest.fail("the layers are read"),
-        )
+        source = verify.source_in_registry(self.store, self.store.image.manifest.digest, self.folder)
         check = Check(fetcher=NoWheels(), fast=fast)
-        return {finding.layer: finding for finding in attestations.findings(source, check, image_claims, self.folder)}
+        return {finding.layer: finding for finding in attestations.findings(source, check, image_claims)}
 
 
 class NoWheels(Fetcher):
@@ -247,6 +250,24 @@ def test_a_damaged_layer_is_reported(desk: ClaimsDesk) -> None:
     findings = desk.findings()
     assert "its blob is damaged" in findings["os"].detail
     assert findings["SBOM"].state == "different"
+
+
+def test_the_table_of_contents_is_compared_with_the_layer_whose_packages_are_read(desk: ClaimsDesk) -> None:
+    """Both read the whole layer, one after the other."""
+    records = {"var/lib/dpkg/status": STATUS, f"{SITE}/a-1.dist-info/METADATA": metadata("a", "1.0")}
+    out = io.BytesIO()
+    written = splice.write_layer([Entry(path=path, mode=0o644, content=text) for path, text in records.items()], out)
+    forged, toc = replace_toc(out.getvalue(), lambda entries: entries[0].update(mode=0o777))
+    same = "2 packages, the same as in the files of the image"
+    wrong = "the table of contents has wrong data about 'var/lib/dpkg/status'"
+    for content, digest, state, detail in (
+        (out.getvalue(), written.toc, "signed", ""),
+        (forged, toc, "different", wrong),
+    ):
+        desk.store = Store(content, digest)
+        findings = desk.findings()
+        assert (findings["os"].state, findings["os"].detail) == (state, detail)
+        assert findings["SBOM"].detail == same
 
 
 def test_the_tag_of_a_release_is_signed_itself(desk: ClaimsDesk) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from builder.common.errors import VerifyError
 from builder.common.files import digest_of_bytes, digest_of_data
-from builder.layers import oci, os_layer
+from builder.layers import estargz, oci, os_layer
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
-from builder.layers.oci import Image, Layer
+from builder.layers.oci import Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -23,7 +25,6 @@ from builder.registry import expected
 from builder.registry.expected import PlannedDigests
 
 CELL = "qz-0.5-cu129-py311-board"
-BLOB = Descriptor(media_type=LAYER_TYPE, digest=digest_of_bytes(b"x"), size=1)
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
@@ -113,8 +114,7 @@ def test_the_same_values_in_other_bytes(image: PlannedImage) -> None:
 def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
     """The layer of files comes from the checkout, those of Debian and bytecode from records of the store."""
     kinds = {number: layer for number, layer in enumerate(image.layers) if layer.kind != "wheels"}
-    actual = Image(config=BLOB, manifest=BLOB, layers=())
-    bare = expected.of_plan(tiny.root, store, image, actual).layers
+    bare = expected.of_plan(tiny.root, store, image).layers
     assert [(kinds[number].name, how) for number, (_, how) in bare.items()] == [("files", "derived")]
 
     blob = store.put(b"debian", LAYER_TYPE)
@@ -133,8 +133,8 @@ def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
     for layer in compiled.values():
         code = store.put(layer.name.encode(), LAYER_TYPE)
         record = {"digest": code.digest, "size": code.size, "diff_id": digest_of_bytes(b"x"), "unpacked": 1}
-        store.put_record(layer.inputs, record | {"sources": [], "files": []})
-    known = expected.of_plan(tiny.root, store, image, actual).layers
+        store.put_record(layer.inputs, record)
+    known = expected.of_plan(tiny.root, store, image).layers
     assert set(known) == set(kinds)
     [number] = [number for number, layer in kinds.items() if layer.kind == "os"]
     assert known[number] == (system, "built")
@@ -142,7 +142,7 @@ def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
 
     (tiny.root / "templates/base/files/etc/new").write_text("x")
     [number] = [number for number, (_, how) in bare.items() if how == "derived"]
-    assert expected.of_plan(tiny.root, store, image, actual).layers[number] != bare[number]
+    assert expected.of_plan(tiny.root, store, image).layers[number] != bare[number]
 
 
 def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: PlannedImage, store: Store) -> None:
@@ -163,21 +163,54 @@ def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: 
         content = digest_of_bytes(layer.name.encode())
         known.add(layer, Layer(digest=content, diff_id=content, size=1, unpacked=1))
     known.write()
-    os_of_image = Layer(digest=system.digest, diff_id=system.diff_id, size=6)
-    actual = Image(config=BLOB, manifest=BLOB, layers=(os_of_image,))
-    plan_of_checkout = expected.of_plan(tiny.root, store, image, actual)
+    plan_of_checkout = expected.of_plan(tiny.root, store, image)
     hows = [plan_of_checkout.layers[number][1] for number, layer in enumerate(image.layers) if layer.kind != "wheels"]
     assert sorted(hows) == sorted(["derived", *["known"] * (1 + len(compiled))])
     assert plan_of_checkout.system == system
 
-    # This machine compressed the same operating system to other bytes: what it made counts too.
+    # The committed record counts, not what this machine made: the bytes are the same on all machines.
     blob = store.put(b"debian, compressed by another zlib", LAYER_TYPE)
     built = replace(system, digest=blob.digest, size=blob.size)
     store.put_record(image.os_inputs, built.__dict__)
     [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
-    assert expected.of_plan(tiny.root, store, image, actual).layers[number][0].digest == system.digest
-    here = replace(actual, layers=(replace(os_of_image, digest=blob.digest),))
-    assert expected.of_plan(tiny.root, store, image, here).layers[number][0].digest == blob.digest
+    assert expected.of_plan(tiny.root, store, image).layers[number] == (system, "known")
+
+
+def test_the_annotations_of_a_layer_are_those_of_the_expected_one(image: PlannedImage) -> None:
+    """Snapshotters mount the files of the table of contents that the annotation has the digest of."""
+    manifest, config = documents(image)
+    known = oci.read_image(json.dumps(manifest).encode(), lambda _: json.dumps(config).encode()).layers[0]
+    toc, other = digest_of_bytes(b"files"), digest_of_bytes(b"other files")
+    plan_of_layer = PlannedDigests(image=image, layers={0: (replace(known, unpacked=99, toc=toc), "known")})
+    right = {estargz.TOC_ANNOTATION: toc, estargz.SIZE_ANNOTATION: "99"}
+    for changed, message in (
+        (right, ""),
+        ({**right, estargz.TOC_ANNOTATION: other}, f'{estargz.TOC_ANNOTATION}: "{other}", expected "{toc}"'),
+        ({**right, estargz.SIZE_ANNOTATION: "100"}, f'{estargz.SIZE_ANNOTATION}: "100", expected "99"'),
+        ({**right, "other": "x"}, 'other: "x", expected nothing'),
+        (None, "annotations: nothing, expected {"),
+    ):
+        manifest["layers"][0].pop("annotations", None)
+        if changed:
+            manifest["layers"][0]["annotations"] = changed
+        lines = expected.differences(
+            plan_of_layer, json.dumps(manifest).encode(), json.dumps(config, separators=(",", ":")).encode()
+        )
+        assert len(lines) == bool(message), lines
+        assert message in "".join(lines)
+
+
+def test_another_layer_of_the_operating_system_is_a_difference(tiny: Project, image: PlannedImage) -> None:
+    """The same files in other bytes: no machine writes them."""
+    manifest, config = documents(image)
+    content, config_bytes = json.dumps(manifest).encode(), json.dumps(config, separators=(",", ":")).encode()
+    actual = oci.read_image(content, lambda _: config_bytes)
+    [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
+    layer = actual.layers[number]
+    for known in (layer, replace(layer, digest=digest_of_bytes(b"compressed otherwise"))):
+        plan_of_layer = PlannedDigests(image=image, layers={number: (known, "known")})
+        with nullcontext() if known == layer else pytest.raises(VerifyError, match=r"layer os is .*, expected "):
+            expected.check_image(plan_of_layer, actual, content, config_bytes, is_trusted=True)
 
 
 @pytest.mark.parametrize("created", ["2026-11-01T00:00:00Z", "2026-11-02T00:00:00Z"])

@@ -79,9 +79,7 @@ class ReleaseDesk:
         layers = []
         for number in range(len(planned.layers)):
             promised, _ = root.layers.get(number, (None, ""))
-            digest = promised.digest if promised else f"sha256:{number:064x}"
-            diff_id = promised.diff_id if promised else f"sha256:{number:064x}"
-            layers.append(Layer(digest=digest, diff_id=diff_id, size=1))
+            layers.append(promised or Layer(digest=f"sha256:{number:064x}", diff_id=f"sha256:{number:064x}", size=1))
         history = [oci.describe(layer) for layer in planned.layers]
         built = {**built_labels(planned.digest, "2026-11-01T00:00:00Z"), **labels}
         config = oci.config(planned.settings, layers, history, created="2026-11-01T00:00:00Z", labels=built)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import pytest
 
@@ -19,13 +19,15 @@ from builder.common.errors import DiskError, FetchError, VerifyError
 from builder.common.files import short_digest
 from builder.index.download import Fetcher
 from builder.index.wheels import Wheel
-from builder.layers import oci, splice, wheel
+from builder.layers import estargz, oci, splice, wheel
+from builder.layers.splice import Entry
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.plan.plan import PlannedImage
 from builder.registry import verify
 from builder.registry.expected import PlannedDigests
 from builder.registry.verify import Check, Finding, ImageSource
 from tests.unit.layers import test_wheel
+from tests.unit.layers.test_estargz import replace_toc
 from tests.unit.layers.test_wheel import pack
 
 TINY = pack({"tiny/a.py": b"tiny = 1\n"})
@@ -45,18 +47,27 @@ class Layer:
     line: str
     digest: str = SHA256
     diff_id: str = SHA256
+    toc: str = ""
+    content: bytes = b"not read"
 
 
 def of_wheels(*packed: test_wheel.Wheel, python: str = "3.11") -> Layer:
     """The layer that is built from these wheels."""
     place = wheel.environment(python) if python else wheel.CUDA
-    written, *_ = splice.write_layer(wheel.layer_entries([each.open() for each in packed], place), io.BytesIO())
+    out = io.BytesIO()
+    written = splice.write_layer(wheel.layer_entries([each.open() for each in packed], place), out)
     wheels = tuple(
         Wheel(component="x", name="x", version="1", file=each.name, size=1, sha256=sha256(each.content))
         for each in packed
     )
     planned = PlannedLayer(kind="wheels", name="x", component="x", inputs="", wheels=wheels, python=python)
-    return Layer(line=oci.describe(planned), digest=written.digest, diff_id=written.diff_id)
+    return Layer(
+        line=oci.describe(planned),
+        digest=written.digest,
+        diff_id=written.diff_id,
+        toc=written.toc,
+        content=out.getvalue(),
+    )
 
 
 def documents(*layers: Layer, history: Sequence[Any] | None = None) -> dict[str, Any]:
@@ -65,32 +76,41 @@ def documents(*layers: Layer, history: Sequence[Any] | None = None) -> dict[str,
     return {
         "manifest": {
             "config": {"digest": SHA256, "size": 7},
-            "layers": [{"digest": layer.digest, "size": 7} for layer in layers],
+            "layers": [
+                {"digest": layer.digest, "size": 7, "annotations": {estargz.TOC_ANNOTATION: layer.toc}}
+                for layer in layers
+            ],
         },
         "configuration": {"rootfs": {"diff_ids": [layer.diff_id for layer in layers]}, "history": lines},
     }
 
 
-def source(data: Mapping[str, Any], *, missing: Sequence[Layer] = (), damaged: Sequence[Layer] = ()) -> ImageSource:
-    """An image in memory; its documents as JSON or bytes."""
+def source(
+    data: Mapping[str, Any],
+    *,
+    missing: Sequence[Layer] = (),
+    damaged: Sequence[Layer] = (),
+    contents: Mapping[str, bytes] = {},
+) -> ImageSource:
+    """An image in memory; its documents as JSON or bytes. `contents` are those of layers that are read."""
     manifest, config = (
         content if isinstance(content, bytes) else json.dumps(content).encode() for content in data.values()
     )
 
-    def matches(blob: str, size: int, read: Callable[[int], None]) -> bool:
+    def open_layer(blob: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
         read(size)
-        return blob not in {layer.digest for layer in damaged}
+        return None if blob in {layer.digest for layer in damaged} else io.BytesIO(contents.get(blob, b"not read"))
 
     return ImageSource(
         manifest=manifest,
         read_blob=lambda _: config,
         has_blob=lambda blob: blob not in {layer.digest for layer in missing},
-        matches=matches,
+        open_layer=open_layer,
     )
 
 
 def image(*layers: Layer) -> ImageSource:
-    return source(documents(*layers))
+    return source(documents(*layers), contents={layer.digest: layer.content for layer in layers})
 
 
 class MemoryFetcher(Fetcher):
@@ -175,10 +195,10 @@ def test_history_lines_without_a_layer_are_skipped(fetcher: MemoryFetcher) -> No
     assert only(source(documents(layer, history=history)), fetcher) == ("derived", "")
 
 
-@pytest.mark.parametrize("what", ["digest", "diff_id"])
-def test_another_digest(fetcher: MemoryFetcher, what: str) -> None:
+@pytest.mark.parametrize("change", [{"digest": SHA256}, {"diff_id": SHA256}])
+def test_another_digest(fetcher: MemoryFetcher, change: dict[str, Any]) -> None:
     layer = of_wheels(TINY)
-    assert only(image(replace(layer, **{what: SHA256})), fetcher) == (
+    assert only(image(replace(layer, **change)), fetcher) == (
         "different",
         f"its wheels produce {short_digest(layer.digest)}",
     )
@@ -192,11 +212,9 @@ def test_another_digest(fetcher: MemoryFetcher, what: str) -> None:
         ({"diff_id": SECOND}, "different", "the configuration has another diff id for it"),
         ({"how": "built"}, "known", ""),
         ({"digest": SECOND, "how": "built"}, "unknown", "this store has 666666666666 instead"),
-        (
-            {"digest": SECOND},
-            "unknown",
-            "locks/layers.json has the same contents as 666666666666, compressed differently",
-        ),
+        ({"digest": SECOND}, "different", "expected 666666666666"),
+        ({"toc": SECOND}, "different", verify.OTHER_TOC),
+        ({"toc": SECOND, "how": "derived"}, "different", verify.OTHER_TOC),
         ({"digest": SECOND, "diff_id": SECOND}, "different", "expected 666666666666"),
         ({"digest": SECOND, "how": "derived"}, "different", "expected 666666666666"),
     ],
@@ -218,6 +236,47 @@ def test_the_configuration_is_compared_with_the_plan(
     finding = next(verify.verify_image(image(Layer(line="os")), Check(fetcher=fetcher, expected=plan)))
     assert (finding.layer, finding.state) == ("configuration", state)
     assert finding.detail == "".join(lines).replace("\x1b", "\ufffd")
+
+
+@pytest.mark.parametrize("toc", ["", SECOND])
+def test_a_rebuilt_layer_with_the_digest_of_another_table_of_contents(fetcher: MemoryFetcher, toc: str) -> None:
+    assert only(image(replace(of_wheels(TINY), toc=toc)), fetcher) == ("different", verify.OTHER_TOC)
+
+
+def test_the_table_of_contents_of_a_layer_that_is_not_rebuilt_is_compared_with_its_files(
+    fetcher: MemoryFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node with a snapshotter would mount other files than those that all other readers see."""
+    out = io.BytesIO()
+    written = splice.write_layer([Entry(path="run\x1b[1A", mode=0o644, content=b"x")], out)
+    right = Layer(line="os", digest=written.digest, diff_id=written.diff_id, toc=written.toc)
+    forged, toc = replace_toc(out.getvalue(), lambda entries: entries[0].update(mode=0o4755))
+    wrong = replace(right, digest=f"sha256:{sha256(forged)}", toc=toc)
+    contents = {right.digest: out.getvalue(), wrong.digest: forged}
+    layers = [right, wrong, replace(right, toc=SECOND), replace(right, toc="")]
+    detail = r"the table of contents has wrong data about 'run\x1b[1A'"
+    other = "the table of contents does not match the digest in the manifest"
+
+    checked = source(documents(*layers), contents=contents)
+    assert [(finding.state, finding.detail) for finding in run(checked, fetcher)] == [
+        ("unknown", NO_RECORD), ("different", detail), ("different", other), ("unknown", NO_RECORD),
+    ]  # fmt: skip
+    assert {finding.state for finding in run(checked, fetcher, fast=True)} == {"unknown"}
+
+    # Also one that locks/layers.json lists: whoever wrote that file may have been wrong.
+    monkeypatch.setattr("builder.registry.expected.differences", lambda *_: [])
+    known = oci.Layer(digest=wrong.digest, diff_id=wrong.diff_id, size=7, toc=wrong.toc)
+    plan = PlannedDigests(image=cast("PlannedImage", None), layers={0: (known, "known")})
+    one = source(documents(wrong), contents=contents)
+    findings = list(verify.verify_image(one, Check(fetcher=fetcher, expected=plan)))
+    assert (findings[1].state, findings[1].detail) == ("different", detail)
+
+
+@pytest.mark.parametrize("annotations", [[], "x", None, {estargz.TOC_ANNOTATION: 5}, {estargz.TOC_ANNOTATION: "x"}])
+def test_invalid_annotations(fetcher: MemoryFetcher, annotations: object) -> None:
+    data = documents(of_wheels(TINY))
+    data["manifest"]["layers"][0]["annotations"] = annotations
+    assert "invalid manifest: layers.0.annotations" in refusal(source(data), fetcher)
 
 
 def test_a_missing_blob(fetcher: MemoryFetcher) -> None:
@@ -254,6 +313,15 @@ def test_a_failed_download_is_no_difference(fetcher: MemoryFetcher, error: Excep
     fetcher.broken[sha256(TINY.content)] = error
     findings = run(image(of_wheels(TINY, OTHER), of_wheels(OTHER)), fetcher)
     assert [(finding.state, finding.detail) for finding in findings] == [("failed", str(error)), ("derived", "")]
+
+
+def test_a_forged_table_of_contents_is_refused_if_its_wheels_cannot_be_downloaded(fetcher: MemoryFetcher) -> None:
+    layer = of_wheels(TINY)
+    forged, toc = replace_toc(layer.content, lambda entries: entries.pop(0))
+    fetcher.broken[sha256(TINY.content)] = FetchError("tiny: no response")
+    wrong = replace(layer, digest=f"sha256:{sha256(forged)}", toc=toc, content=forged)
+    detail = "the table of contents has wrong data about 'opt/'"
+    assert only(image(wrong), fetcher) == ("different", detail)
 
 
 def test_an_unsupported_layer_format(fetcher: MemoryFetcher) -> None:
