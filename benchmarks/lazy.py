@@ -6,20 +6,22 @@ Needs a containerd with the stargz snapshotter, its client `ctr-remote`, skopeo,
         org/pt-cuda:2.9.1-cu128-py311-jupyter org/jax-cuda:0.10.2-cu128-py311
 
 COMMAND makes the node empty before each measurement: it restarts containerd and the snapshotter without their data. The
-registry is Debian's docker-registry on the loopback. --latency and --rate delay and limit its packets (tc(8), root).
+registry is Debian's docker-registry on the loopback. With --latency or --rate, a proxy delays and limits what it sends.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import requests
@@ -62,28 +64,31 @@ def main() -> int:
     parser.add_argument("--address", required=True, help="containerd's socket")
     parser.add_argument("--empty", required=True, help="the command that makes the node empty")
     parser.add_argument("--store", type=Path, default=Path.home() / ".cache/gpu-images")
-    parser.add_argument("--only", help="only goals with this text")
+    parser.add_argument("--only", default="", help="only goals with this text")
     parser.add_argument("--lazy-only", action="store_true", help="no full pull to compare with")
-    parser.add_argument("--latency", type=int, default=0, help="round-trip time to the registry, in ms")
+    parser.add_argument("--latency", type=int, default=0, help="round-trip time to the registry in ms")
     parser.add_argument("--rate", type=int, default=0, help="Mbit/s from the registry")
     parser.add_argument("images", nargs="+", help="names of images in the store")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="builder-lazy-") as folder, registry(Path(folder) / "registry") as log:
         for image in options.images:
-            reference = f"127.0.0.1:{PORT}/{image}"
             source = f"oci:{options.store}:{image}"
             copy = ["skopeo", "copy", "-q", "--preserve-digests", "--dest-tls-verify=false", source]
-            subprocess.run([*copy, f"docker://{reference}"], check=True)
+            subprocess.run([*copy, f"docker://127.0.0.1:{PORT}/{image}"], check=True)
             framework = "jax" if "jax" in image else "pt"
-            with slow_link(options.latency, options.rate):
+            with (
+                nullcontext(PORT)
+                if not (options.latency or options.rate)
+                else slow_link(options.latency, options.rate) as port
+            ):
                 for goal, command in GOALS[framework].items():
-                    if "Jupyter" in goal and not re.search("-(jupyter|full)", image):
-                        continue
-                    if options.only and options.only not in goal:
+                    is_jupyter = re.search("-(jupyter|full)", image)
+                    if options.only not in goal or ("Jupyter" in goal and not is_jupyter):
                         continue
                     for kind in ("lazily",) if options.lazy_only else ("lazily", "full pull"):
-                        subprocess.run(options.empty, shell=True, check=True, capture_output=True, timeout=300)
+                        subprocess.run(shlex.split(options.empty), check=True, capture_output=True, timeout=300)
                         before = log.stat().st_size
+                        reference = f"127.0.0.1:{port}/{image}"
                         pulled, total = measure(options.address, reference, command, is_lazy=kind == "lazily")
                         with log.open(encoding="utf-8") as lines:
                             lines.seek(before)
@@ -127,23 +132,47 @@ def measure(address: str, reference: str, command: list[str], *, is_lazy: bool) 
 
 
 @contextmanager
-def slow_link(latency: int, rate: int) -> Iterator[None]:
-    """Delays and limits packets from the registry's port on the loopback."""
-    if not latency and not rate:
-        yield
-        return
-    netem = ["netem", "limit", "100000", "delay", f"{latency}ms", *(["rate", f"{rate}mbit"] if rate else [])]
-    for command in (
-        ["tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "prio"],
-        ["tc", "qdisc", "add", "dev", "lo", "parent", "1:3", "handle", "30:", *netem],
-        ["tc", "filter", "add", "dev", "lo", "parent", "1:", "protocol", "ip", "u32"]
-        + ["match", "ip", "sport", str(PORT), "0xffff", "flowid", "1:3"],
-    ):
-        subprocess.run(command, check=True)
+def slow_link(latency: int, rate: int) -> Iterator[int]:
+    """A port that leads to the registry, with a round-trip time (ms) and a rate (Mbit/s, 0: any) for all connections."""
+    loop, free_at = asyncio.new_event_loop(), 0.0
+
+    async def delayed(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        nonlocal free_at
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(1000)
+
+        async def deliver() -> None:
+            while (piece := await pieces.get())[1]:
+                await asyncio.sleep(max(0.0, piece[0] - loop.time()))
+                target.write(piece[1])
+                await target.drain()
+            target.close()
+
+        delivery = loop.create_task(deliver())
+        while data := await source.read(1 << 16):
+            free_at = max(loop.time(), free_at) + (len(data) * 8 / (rate * 1e6) if rate else 0)
+            await pieces.put((free_at + latency / 1000, data))
+        await pieces.put((0.0, b""))
+        await delivery
+
+    async def connect(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+
+        async def forward() -> None:
+            while data := await source.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+            writer.close()
+
+        await asyncio.gather(forward(), delayed(reader, target), return_exceptions=True)
+
+    server = loop.run_until_complete(asyncio.start_server(connect, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
     try:
-        yield
+        yield server.sockets[0].getsockname()[1]
     finally:
-        subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=False)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
 
 
 if __name__ == "__main__":
