@@ -28,6 +28,7 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry.client import Registry
+from builder.registry.cosign import find_cosign
 from builder.registry.staging import INDEX, StagingArea
 
 State = Literal["ok", "note", "missing"]
@@ -102,6 +103,15 @@ def examine(project: Project, store: Store, say: Callable[[str], None]) -> list[
             findings.append(MachineFinding("nvidia runtime", "note", absent))
     else:
         findings.append(MachineFinding("gpu", "note", "none: images can be built, GPU tests are not run"))
+
+    installed = find_cosign()
+    if installed is None:
+        findings.append(MachineFinding("cosign", "note", "not installed: signatures cannot be made or checked"))
+    elif installed.danger or not installed.version:
+        detail = installed.danger.replace("\n  -> ", ". ") or f"{installed.path}, {installed.name}"
+        findings.append(MachineFinding("cosign", "note", detail))
+    else:
+        findings.append(MachineFinding("cosign", "ok", f"{installed.path}, {installed.name}"))
 
     say("checking the package index and the registry ...")
     findings += [_index(), *_registries(engine, project)]

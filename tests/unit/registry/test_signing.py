@@ -20,6 +20,7 @@ from builder.index.settings import IndexSettings
 from builder.matrix.schema import Trusted
 from builder.registry import signing, transport
 from builder.registry.client import Registry
+from builder.registry.cosign import warn_of_vulnerabilities
 from builder.registry.failures import StoppedError
 from builder.registry.signing import Signer, Trust
 from tests.fakes.engine import Programs
@@ -43,6 +44,8 @@ class Cosign:
         (root / "keys/ci.pub").write_text("public")
         monkeypatch.setattr(subprocess, "run", self.programs)
         monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/cosign")
+        warn_of_vulnerabilities("/usr/bin/cosign")  # once in a process: the calls below are those of a test alone
+        self.programs.calls.clear()
 
     def _answer(self, command: list[str]) -> tuple[int, str, str]:
         if command[-1] == "--help":
