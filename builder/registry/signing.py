@@ -29,6 +29,8 @@ from builder.registry.cosign import CosignError, run_cosign
 SIGNATURE_TYPE = "application/vnd.gpu-images.signature.v1+json"  # a bundle of cosign
 _BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"  # what cosign 3 attaches to images
 _SIGN_PREDICATE = "https://sigstore.dev/cosign/sign/v1"  # the predicate type of a bundle that signs an image
+_OLD_FIELDS = ("base64Signature", "cert", "rekorBundle")
+_NEW_FIELDS = ("mediaType", "verificationMaterial", "messageSignature")
 KEYLESS = "keyless"
 ATTEMPTS = 5  # to attach statements
 _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
@@ -174,8 +176,12 @@ def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> s
             if who.key:  # only the signature itself: see `is_new`
                 path.write_text(signature, encoding="ascii")
                 options = [f"--signature={path}"]
+            elif not is_new and not _has_certificate(data):
+                continue
             else:
-                path.write_bytes(bundle)
+                # These fields alone: Go takes `Cert` for `cert`.
+                fields = _NEW_FIELDS if is_new else _OLD_FIELDS
+                path.write_text(json.dumps({name: data[name] for name in fields if name in data}), encoding="ascii")
                 options = [f"--bundle={path}", *(["--new-bundle-format"] if is_new else [])]
             try:
                 run_cosign("verify-blob", *_identity(trust.root, who), *options, str(document))
@@ -183,6 +189,19 @@ def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> s
                 continue
             return who.name
     return ""
+
+
+def _has_certificate(bundle: Mapping[str, Any]) -> bool:
+    """Whether the `cert` in a bundle of cosign 2 is a certificate and nothing else.
+
+    Older versions of cosign accept a public key there, and check with it: anybody could sign for an identity
+    (GHSA-fx35-mq7g-6g98).
+    """
+    try:
+        content = base64.b64decode(bundle.get("cert", ""), validate=True)
+    except (ValueError, TypeError):
+        return False
+    return content.startswith(b"-----BEGIN CERTIFICATE-----\n") and b"PUBLIC KEY" not in content
 
 
 def signer_of_image(
