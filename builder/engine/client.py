@@ -35,6 +35,7 @@ SILENCE_S = 3600  # a step may download gigabytes without output
 CALL_S = 120
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
 SOCKET = "unix:///var/run/docker.sock"
+SYSTEM_CONTAINERD, CONTAINERD_ROOT = "/run/containerd/containerd.sock", "/var/lib/containerd"  # its defaults
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; older versions do not report their folders
 _NVIDIA_CDI = re.compile(rb"""\bkind["']?\s*:\s*["']?nvidia\.com/gpu(?![\w.-])""")
 
@@ -81,11 +82,15 @@ class Engine:
             info = self._client.info()
             version = self._client.version()
         containerd = any("containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or [])
-        is_local = _host().startswith("unix://") and Path(info["DockerRootDir"]).is_dir()
+        root = info["DockerRootDir"]
+        # A containerd that runs on its own has images in its own folder, whatever Docker's is.
+        if containerd and (info.get("Containerd") or {}).get("Address") == SYSTEM_CONTAINERD:
+            root = CONTAINERD_ROOT
+        is_local = _host().startswith("unix://") and Path(root).is_dir()
         self._info = EngineInfo(
             version=version["Version"],
             store="containerd" if containerd else info["Driver"],
-            root=info["DockerRootDir"],
+            root=root,
             runtimes=tuple(sorted(info.get("Runtimes") or {})),
             architecture=info["Architecture"],
             cpus=info["NCPU"],

@@ -15,7 +15,7 @@ from builder.common.errors import FREE_DISK, DiskError, EngineError
 
 @dataclass(frozen=True, kw_only=True)
 class EngineInfo:
-    """`store` is overlay2 (image id = config digest) or containerd (image id = manifest digest).
+    """`store` is overlay2 (image id = config digest) or containerd (image id = manifest digest), `root` its folder.
 
     `has_nvidia_cdi`: it has GPUs of NVIDIA as devices of the Container Device Interface, which need no runtime.
     """
