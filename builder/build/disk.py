@@ -16,7 +16,7 @@ from builder.common.text import counted, size
 from builder.layers import images as stored_image
 from builder.layers import os_layer, stored_layers
 from builder.layers.blobs import Descriptor
-from builder.layers.oci import Image
+from builder.layers.oci import CONTAINERD, Image
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.tags import CELL_LABEL, CUDA_LABEL, PLAN_LABEL
@@ -28,7 +28,9 @@ from builder.registry.suite import Suite
 
 # Bytes on disk for each byte of wheels. Measured for torch 2.9.1: 4.2 GB of wheels unpack to 7.5 GB.
 UNPACKED = 1.8
-_LOADED = UNPACKED + 1  # an engine keeps an archive until it has unpacked it; a pull takes less
+# In both kinds of store: overlay2 keeps an archive until it has unpacked it (a pull takes less), containerd keeps the
+# layers as they were pulled, beside what it unpacked.
+_LOADED = UNPACKED + 1
 _BUILT = UNPACKED * 2  # in uv's cache and in the image
 _SPLICED = 1.5  # a wheel is removed after its layer is written: the first are gone before the last are downloaded
 SPARE = 2_000_000_000  # bytes in reserve: all sizes here are estimates
@@ -71,9 +73,25 @@ def peak_bytes(store: Store, images: Sequence[PlannedImage], diff_ids: Collectio
     return (engine_bytes(wheels) if wheels else 0) + store_bytes(store, images)
 
 
-def dockerfile_bytes(plan: Plan, cached: int = 0) -> int:
-    """Bytes of disk that the method `dockerfile` takes; `cached` of them are in BuildKit's cache already."""
-    return max(int(plan.unique_bytes * _BUILT) - cached, 0) + SPARE
+def dockerfile_bytes(plan: Plan, kind: str, cached: int = 0) -> int:
+    """Bytes of disk that the method `dockerfile` takes in an engine with this kind of store.
+
+    `cached` of them are in BuildKit's cache already.
+    """
+    return max(int(plan.unique_bytes * (_BUILT + _kept(kind))) - cached, 0) + SPARE
+
+
+def download_bytes(missing: int, kind: str, *, is_shared: bool) -> int:
+    """Bytes that an image adds to an engine with this kind of store if so many bytes of it are missing.
+
+    With `is_shared`, also what it adds to the store of this machine.
+    """
+    return int(missing * (UNPACKED + _kept(kind) + is_shared)) + SPARE
+
+
+def _kept(kind: str) -> int:
+    """How often a store keeps layers compressed, beside what it unpacked."""
+    return int(kind == CONTAINERD)
 
 
 def check_assemble(work: RunContext, store: Store, images: Sequence[PlannedImage]) -> None:
@@ -92,7 +110,7 @@ def check_dockerfile(work: RunContext, images: Sequence[PlannedImage]) -> None:
     """Raises DiskError if a local engine has too little room to build these images from their Dockerfiles."""
     info = work.engine.info()
     if info.is_local:
-        needed = dockerfile_bytes(Plan(images=tuple(images)), work.engine.cache_bytes())
+        needed = dockerfile_bytes(Plan(images=tuple(images)), info.store, work.engine.cache_bytes())
         _check_free(info.root, needed, f"building {counted(len(images), 'image')}")
 
 
@@ -102,7 +120,7 @@ def check_download(work: RunContext, store: Store, blobs: Sequence[Descriptor]) 
     missing = sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size))
     if missing and info.is_local:
         is_shared = Path(info.root).stat().st_dev == store.root.stat().st_dev
-        _check_free(info.root, int(missing * (UNPACKED + is_shared)) + SPARE, "downloading an image")
+        _check_free(info.root, download_bytes(missing, info.store, is_shared=is_shared), "downloading an image")
 
 
 def _check_free(folder: str, needed: int, action: str) -> None:

@@ -34,6 +34,7 @@ from builder.lock.os_lock import OsLock
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry.client import Registry
+from builder.registry.cosign import find_cosign
 from builder.registry.staging import INDEX, StagingArea
 
 State = Literal["ok", "note", "missing"]
@@ -108,6 +109,15 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
     elif present:
         absent = "no: install nvidia-container-toolkit and restart the engine"
         findings.append(MachineFinding("gpu in containers", "note", absent))
+
+    installed = find_cosign()
+    if installed is None:
+        findings.append(MachineFinding("cosign", "note", "not installed: signatures cannot be made or checked"))
+    elif installed.danger or not installed.version:
+        detail = installed.danger.replace("\n  -> ", ". ") or f"{installed.path}, {installed.name}"
+        findings.append(MachineFinding("cosign", "note", detail))
+    else:
+        findings.append(MachineFinding("cosign", "ok", f"{installed.path}, {installed.name}"))
 
     say("checking the package index and the registry ...")
     findings += [_index(), *_registries(engine, project), *_debian_locks(project, store, archives, say)]

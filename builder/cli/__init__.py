@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections import UserDict
 from dataclasses import replace
 from importlib import import_module
@@ -18,7 +19,7 @@ import click
 
 from builder.cli.options import Size, debug_option
 from builder.common import errors
-from builder.common.errors import BuilderError, Terminated
+from builder.common.errors import BuilderError, BuilderWarning, Terminated
 
 if TYPE_CHECKING:
     from builder.cli.context import Context
@@ -138,10 +139,19 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """The text of a warning; one of Python or a library has its place in the code."""
+    place = "" if issubclass(category, BuilderWarning) else f"{filename}:{lineno}: {category.__name__}: "
+    return f"{place or 'warning: '}{message}\n"
+
+
 def main(command: click.Command = cli, obj: Context | None = None) -> None:
     """Runs a command, reports any error once, and exits."""
     debug = "--debug" in sys.argv
     signal.signal(signal.SIGTERM, _terminate)
+    warnings.formatwarning = _format_warning
     code = 0
     try:
         # click finds the name of another program, such as `python -m tools.facts`.

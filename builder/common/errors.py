@@ -174,6 +174,10 @@ class IncompleteError(BuilderError):
     title = "incomplete"
 
 
+class BuilderWarning(UserWarning):
+    """A danger that does not stop the command. Shown once, without the line of code: see `builder.cli.main`."""
+
+
 class Terminated(BaseException):
     """The process received SIGTERM."""
 

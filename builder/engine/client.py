@@ -37,6 +37,7 @@ CALL_S = 120
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
 _TIMED_OUT = 124  # the status of timeout(1)
 SOCKET = "unix:///var/run/docker.sock"
+SYSTEM_CONTAINERD, CONTAINERD_ROOT = "/run/containerd/containerd.sock", "/var/lib/containerd"  # its defaults
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; older versions do not report their folders
 GPU_HOOK = "nvidia-container-runtime-hook"  # Docker has `--gpus` if it finds this program of NVIDIA's toolkit
 
@@ -83,7 +84,11 @@ class Engine:
             info = self._client.info()
             version = self._client.version()
         containerd = any("containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or [])
-        is_local = _host().startswith("unix://") and Path(info["DockerRootDir"]).is_dir()
+        root = info["DockerRootDir"]
+        # A containerd that runs on its own has images in its own folder, whatever Docker's is.
+        if containerd and (info.get("Containerd") or {}).get("Address") == SYSTEM_CONTAINERD:
+            root = CONTAINERD_ROOT
+        is_local = _host().startswith("unix://") and Path(root).is_dir()
         is_podman = any(each.get("Name") == "Podman Engine" for each in version.get("Components") or ())
         cdi_gpus = _cdi_gpus(info, is_local=is_local, is_podman=is_podman)
         # The API does not show whether `--gpus` works: the runtime can be installed without the hook.
@@ -97,7 +102,7 @@ class Engine:
         self._info = EngineInfo(
             version=version["Version"],
             store="containerd" if containerd else info["Driver"],
-            root=info["DockerRootDir"],
+            root=root,
             architecture=info["Architecture"],
             cpus=info["NCPU"],
             memory=info["MemTotal"],

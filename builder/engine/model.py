@@ -18,7 +18,7 @@ CDI_KIND = "nvidia.com/gpu"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineInfo:
-    """`store` is overlay2 (image id = config digest) or containerd (image id = manifest digest).
+    """`store` is overlay2 (image id = config digest) or containerd (image id = manifest digest), `root` its folder.
 
     `gpu_option` is the option of `docker run` that gives a container GPUs of NVIDIA on this engine, empty if none does:
     `--gpus`, `--device` for devices of the Container Device Interface (CDI), or `--runtime` for NVIDIA's older runtime.

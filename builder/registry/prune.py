@@ -23,6 +23,7 @@ from builder.matrix import tags
 from builder.registry import artifacts, reports
 from builder.registry.client import Registry
 from builder.registry.evidence import Evidence
+from builder.registry.github_packages import GitHubPackage, RefusedDeletionError
 from builder.registry.parallel import look_up
 from builder.registry.staging import INDEX, PREFIX, RELEASED, Release, StagingArea
 
@@ -77,6 +78,14 @@ class Item:
     def as_data(self) -> dict[str, str]:
         """For `--format json`."""
         return {"repository": self.registry.name, "digest": self.digest, "kind": self.kind, "text": self.text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deletion:
+    """The number of deleted manifests that existed, and why each of the others was refused."""
+
+    deleted: int = 0
+    refused: Sequence[str] = ()
 
 
 # ---- decision
@@ -284,17 +293,22 @@ def _digests(registry: Registry, names: Iterable[str]) -> dict[str, str]:
     return {name: digest for name, digest in look_up(registry.digest_of, names) if digest}
 
 
-def delete(items: Sequence[Item], view: View) -> int:
-    """Deletes manifests, in this order; returns the number of those that existed. Raises RegistryError."""
+def delete(items: Sequence[Item], packages: Mapping[str, GitHubPackage], view: View) -> Deletion:
+    """Deletes manifests, in this order. Those of repositories in `packages` with GitHub's API. Raises RegistryError."""
     deleted = 0
+    refused: list[str] = []
     view.begin("prune", "deleting")
     try:
         for item in items:
-            deleted += item.registry.delete_manifest(item.digest)
+            package = packages.get(item.registry.name)
+            try:
+                deleted += (package.delete_version if package else item.registry.delete_manifest)(item.digest)
+            except RefusedDeletionError as error:
+                refused.append(str(error))
             if view.is_live:
                 view.note("prune", f"{deleted} of {len(items)}")
     except BaseException:
         view.end("prune", "failed", f"{deleted} of {counted(len(items), 'manifest')} deleted")
         raise
     view.end("prune", "done")
-    return deleted
+    return Deletion(deleted=deleted, refused=refused)

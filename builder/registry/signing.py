@@ -9,10 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import operator
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,21 +24,16 @@ from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.registry.auth import credentials
 from builder.registry.client import Registry
-from builder.registry.failures import one_line
+from builder.registry.cosign import CosignError, run_cosign
 
 SIGNATURE_TYPE = "application/vnd.gpu-images.signature.v1+json"  # a bundle of cosign
 _BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"  # what cosign 3 attaches to images
 _SIGN_PREDICATE = "https://sigstore.dev/cosign/sign/v1"  # the predicate type of a bundle that signs an image
+_OLD_FIELDS = ("base64Signature", "cert", "rekorBundle")
+_NEW_FIELDS = ("mediaType", "verificationMaterial", "messageSignature")
 KEYLESS = "keyless"
-TIMEOUT_S = 300
 ATTEMPTS = 5  # to attach statements
 _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
-_WARNING = "WARNING: "
-# Messages of cosign and of Go's standard library.
-_UNREACHABLE = re.compile(
-    r"dial tcp|no such host|connection (refused|reset)|deadline exceeded|i/o timeout|unexpected EOF|tls: |x509: "
-    r"|status code (401|403|429|5[0-9]{2})|UNAUTHORIZED|DENIED|TOOMANYREQUESTS"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +71,7 @@ class Signer:
         with TemporaryDirectory() as folder:
             document, bundle = Path(folder) / "document", Path(folder) / "bundle"
             document.write_bytes(content)
-            _cosign("sign-blob", "--yes", *self._options, f"--bundle={bundle}", str(document))
+            run_cosign("sign-blob", "--yes", *self._options, f"--bundle={bundle}", str(document))
             return bundle.read_bytes()
 
     def sign_image(self, registry: Registry, digest: str, annotations: Mapping[str, str]) -> None:
@@ -128,7 +120,7 @@ class Signer:
         """The output of cosign if the image has a signature or a statement of our key; empty if not."""
         if self.key == KEYLESS:
             return ""
-        with TemporaryDirectory() as folder, suppress(_CosignError):
+        with TemporaryDirectory() as folder, suppress(CosignError):
             public = Path(folder) / "key.pub"
             public.write_text(self._public_key, encoding="utf-8")
             return _cosign_image(registry, digest, command, f"--key={public}", _OFFLINE, *options)
@@ -136,14 +128,14 @@ class Signer:
 
     @cached_property
     def _public_key(self) -> str:
-        return _cosign("public-key", f"--key={self.key}")
+        return run_cosign("public-key", f"--key={self.key}")
 
     @cached_property
     def _options(self) -> Sequence[str]:
         """The options that name the key. With a key, cosign uses no Sigstore service."""
         if self.key == KEYLESS:
             return []
-        is_cosign_3 = "--use-signing-config" in _cosign("sign", "--help")
+        is_cosign_3 = "--use-signing-config" in run_cosign("sign", "--help")
         services = ["--use-signing-config=false"] if is_cosign_3 else []
         return [f"--key={self.key}", "--tlog-upload=false", *services]
 
@@ -184,15 +176,32 @@ def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> s
             if who.key:  # only the signature itself: see `is_new`
                 path.write_text(signature, encoding="ascii")
                 options = [f"--signature={path}"]
+            elif not is_new and not _has_certificate(data):
+                continue
             else:
-                path.write_bytes(bundle)
+                # These fields alone: Go takes `Cert` for `cert`.
+                fields = _NEW_FIELDS if is_new else _OLD_FIELDS
+                path.write_text(json.dumps({name: data[name] for name in fields if name in data}), encoding="ascii")
                 options = [f"--bundle={path}", *(["--new-bundle-format"] if is_new else [])]
             try:
-                _cosign("verify-blob", *_identity(trust.root, who), *options, str(document))
-            except _CosignError:
+                run_cosign("verify-blob", *_identity(trust.root, who), *options, str(document))
+            except CosignError:
                 continue
             return who.name
     return ""
+
+
+def _has_certificate(bundle: Mapping[str, Any]) -> bool:
+    """Whether the `cert` in a bundle of cosign 2 is a certificate and nothing else.
+
+    Older versions of cosign accept a public key there, and check with it: anybody could sign for an identity
+    (GHSA-fx35-mq7g-6g98).
+    """
+    try:
+        content = base64.b64decode(bundle.get("cert", ""), validate=True)
+    except (ValueError, TypeError):
+        return False
+    return content.startswith(b"-----BEGIN CERTIFICATE-----\n") and b"PUBLIC KEY" not in content
 
 
 def signer_of_image(
@@ -212,7 +221,7 @@ def _verified(trust: Trust, registry: Registry, digest: str, command: str, *opti
     """Each trusted signer of an image or of its statements, with the output of cosign."""
     trust.check_keys()
     for who in trust.signers:
-        with suppress(_CosignError):
+        with suppress(CosignError):
             yield who.name, _cosign_image(registry, digest, command, *options, *_identity(trust.root, who))
 
 
@@ -248,10 +257,6 @@ def _identity(root: Path, who: Trusted) -> list[str]:
     return [f"--certificate-identity={who.identity}", f"--certificate-oidc-issuer={who.issuer}"]
 
 
-class _CosignError(SigningError):
-    """cosign ended with an error."""
-
-
 def _cosign_image(registry: Registry, digest: str, command: str, *options: str) -> str:
     """Runs cosign for an image in a registry, which it reaches as `registry` does; returns its output.
 
@@ -274,32 +279,4 @@ def _cosign_image(registry: Registry, digest: str, command: str, *options: str) 
         if transport.client:
             certificate, key = transport.client
             connection_options += [f"--registry-client-cert={certificate}", f"--registry-client-key={key}"]
-        return _cosign(command, *options, *connection_options, f"{registry.name}@{digest}")
-
-
-def _cosign(*arguments: str) -> str:
-    """Runs cosign; returns its output. Raises SigningError, without the names of keys."""
-    if not shutil.which("cosign"):
-        raise SigningError(
-            "the program cosign is not installed", hint="Debian 13: apt-get install cosign. See docs/publish.md."
-        )
-    environment = {"COSIGN_PASSWORD": "", **os.environ}  # without it, cosign would prompt for the password of a key
-    try:
-        result = subprocess.run(
-            ["cosign", *arguments],
-            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8",
-            errors="replace", timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SigningError(f"cosign {arguments[0]}: {type(error).__name__}") from error
-    if result.returncode < 0:
-        raise SigningError(f"cosign {arguments[0]} was ended by signal {-result.returncode}")
-    if result.returncode:
-        if _UNREACHABLE.search(result.stderr):
-            raise SigningError(
-                f"cosign {arguments[0]}: a server does not answer",
-                hint="Check the connection to the registry and, without a key, to Sigstore.",
-            )
-        lines = [line for line in result.stderr.splitlines() if line and not line.startswith(_WARNING)]
-        raise _CosignError(f"cosign {arguments[0]}: {one_line(lines[0])[:300] if lines else 'failed'}")
-    return result.stdout
+        return run_cosign(command, *options, *connection_options, f"{registry.name}@{digest}")

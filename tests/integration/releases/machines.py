@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from builder.common.reference import ImageRef
 from builder.index.host import Host
@@ -27,6 +28,13 @@ def stage(checkout: Checkout, *arguments: str) -> str:
     """Stages both images; returns the stamp."""
     release = json.loads(checkout.builder("stage", *arguments, "--format", "json").partition("\n{")[2].join(["{", ""]))
     return str(release["stamp"])
+
+
+def status(checkout: Checkout, proxy: Proxy) -> dict[str, dict[str, Any]]:
+    """The rows of `builder status`, by cell."""
+    output = checkout.builder("status", "--to", proxy.address, "--format", "json")
+    # A warning about cosign, on stderr, may come first.
+    return {row["cell"]: row for row in json.loads(output[output.index("[\n") :])}
 
 
 def repository(checkout: Checkout, proxy: Proxy, name: str) -> Registry:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from tests.integration import programs
 from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.registry import Proxy
-from tests.integration.releases.machines import UNTESTED_GPU, public, release, stage
+from tests.integration.releases.machines import UNTESTED_GPU, public, release, stage, status
 
 
 @pytest.fixture(scope="session")
@@ -27,8 +27,7 @@ def cosign_3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def signatures(checkout: Checkout, proxy: Proxy) -> dict[str, Any]:
-    rows = json.loads(checkout.builder("status", "--to", proxy.address, "--format", "json"))
-    return {row["cell"]: row["signature"] for row in rows}
+    return {cell: row["signature"] for cell, row in status(checkout, proxy).items()}
 
 
 def verify(checkout: Checkout, proxy: Proxy, keys: Path, tag: str, *arguments: str, code: int = 0) -> str:
@@ -67,3 +66,12 @@ def test_cosign_3_can_release_after_cosign_2(ours: Checkout, proxy: Proxy, keys:
         "verify", f"{proxy.address}/{ours.references()[0]}", "--fast", "--key", str(keys / "theirs.pub"), code=15
     )
     assert "no trusted signer signed it" in verify(ours, proxy, keys, full, "--fast", code=15)
+
+
+def test_an_old_cosign_is_warned_of_once(ours: Checkout, proxy: Proxy, keys: Path) -> None:
+    """Debian 13's, whose version is that of its package: the program does not print it."""
+    output = ours.builder("stage", "--sign", str(keys / "ours.key"))
+    assert output.count("warning: cosign 2.5.0 (Debian's 2.5.0-") == 1
+    assert output.count("has known vulnerabilities: CVE-2026-22703 (") == 1
+    assert "-> Install cosign 2.6.5, or 3.1.3 or newer: " in output
+    assert re.search(r"note +cosign +cosign 2\.5\.0 .*CVE-2026-22703", ours.builder("doctor").replace("\n", " "))

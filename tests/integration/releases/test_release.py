@@ -33,6 +33,7 @@ from tests.integration.releases.machines import (
     release,
     repository,
     stage,
+    status,
     tags,
 )
 from tests.paths import ROOT
@@ -357,8 +358,7 @@ def test_a_vulnerable_image_is_not_released(ours: Checkout, proxy: Proxy, keys: 
     day = time.strftime("%Y-%m-%d", time.gmtime())
 
     def state(cell: str) -> str:
-        rows = json.loads(ours.builder("status", "--to", proxy.address, "--format", "json"))
-        return str(next(row["scan"] for row in rows if row["cell"] == cell))
+        return str(status(ours, proxy)[cell]["scan"])
 
     stage(ours)
     sign = ("--sign", str(keys / "ours.key"))

@@ -102,11 +102,20 @@ def bench(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dis
 
 def test_a_dockerfile_needs_room_for_shared_wheels_once(bench: DiskBench) -> None:
     [first, second] = [Plan(images=bench.plan.images[:count]) for count in (1, 2)]
-    needed = disk.dockerfile_bytes(first)
+    needed = disk.dockerfile_bytes(first, "overlay2")
     assert needed == int(first.unique_bytes * 3.6) + disk.SPARE
-    assert disk.dockerfile_bytes(second) < needed * 2 - disk.SPARE
-    assert disk.dockerfile_bytes(first, cached=first.unique_bytes) == int(first.unique_bytes * 2.6) + disk.SPARE
-    assert disk.dockerfile_bytes(first, cached=GB) == disk.SPARE
+    assert disk.dockerfile_bytes(second, "overlay2") < needed * 2 - disk.SPARE
+    cached = disk.dockerfile_bytes(first, "overlay2", cached=first.unique_bytes)
+    assert cached == int(first.unique_bytes * 2.6) + disk.SPARE
+    assert disk.dockerfile_bytes(first, "overlay2", cached=GB) == disk.SPARE
+
+
+def test_a_store_of_containerd_keeps_the_compressed_layers_too(bench: DiskBench) -> None:
+    first = Plan(images=bench.plan.images[:1])
+    assert disk.dockerfile_bytes(first, "containerd") == int(first.unique_bytes * 4.6) + disk.SPARE
+    assert disk.download_bytes(1000, "overlay2", is_shared=False) == 1800 + disk.SPARE
+    assert disk.download_bytes(1000, "containerd", is_shared=False) == 2800 + disk.SPARE
+    assert disk.download_bytes(1000, "containerd", is_shared=True) == 3800 + disk.SPARE
 
 
 def test_groups_of_one_cuda_follow_each_other(bench: DiskBench) -> None:

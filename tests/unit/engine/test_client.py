@@ -422,6 +422,26 @@ def test_a_program_in_a_container_that_takes_too_long() -> None:
 
 
 @pytest.mark.parametrize(
+    ("address", "is_containerd", "root"),
+    [
+        ("/run/containerd/containerd.sock", True, "/var/lib/containerd"),
+        ("/run/containerd/containerd.sock", False, "/docker"),
+        ("/var/run/docker/containerd/containerd.sock", True, "/docker"),
+        ("", True, "/docker"),
+    ],
+)
+def test_where_the_engine_has_its_images(address: str, is_containerd: bool, root: str) -> None:
+    """A containerd of the system has them in a folder of its own, which may be on another disk."""
+    answer = {
+        "Driver": "overlayfs", "DockerRootDir": "/docker", "Architecture": "x86_64", "NCPU": 4, "MemTotal": 1,
+        "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]] if is_containerd else [],
+        **({"Containerd": {"Address": address}} if address else {}),
+    }  # fmt: skip
+    client: Any = SimpleNamespace(info=lambda: answer, version=lambda: {"Version": "28.5.2"})
+    assert Engine(client).info().root == root
+
+
+@pytest.mark.parametrize(
     ("info", "host", "store", "is_local"),
     [
         ({}, "", "overlay2", True),

@@ -232,5 +232,5 @@ def test_an_interrupted_deletion_shows_how_far_it_went(monkeypatch: pytest.Monke
     console = Console(record=True, width=100)
     items = [Item(registry=registry, digest=digest(name), kind="image", text="") for name in "abc"]
     with pytest.raises(RegistryError, match="no"):
-        prune.delete(items, View(console))
+        prune.delete(items, {}, View(console))
     assert "1 of 3 manifests deleted" in console.export_text()

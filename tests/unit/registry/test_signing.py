@@ -20,6 +20,7 @@ from builder.index.settings import IndexSettings
 from builder.matrix.schema import Trusted
 from builder.registry import signing, transport
 from builder.registry.client import Registry
+from builder.registry.cosign import warn_of_vulnerabilities
 from builder.registry.failures import StoppedError
 from builder.registry.signing import Signer, Trust
 from tests.fakes.engine import Programs
@@ -30,6 +31,16 @@ OLD = json.dumps({"base64Signature": SIGNATURE}).encode()
 NEW = json.dumps({"mediaType": "x", "messageSignature": {"signature": SIGNATURE}}).encode()
 KEY = Trusted(key="keys/ci.pub")
 IDENTITY = Trusted(identity="https://example.test/workflow@main", issuer="https://issuer.example.test")
+
+
+CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+PUBLIC_KEY = b"-----BEGIN PUBLIC KEY-----\nMFkw\n-----END PUBLIC KEY-----\n"
+
+
+def keyless(content: object) -> bytes:
+    """A bundle of cosign 2 with this as its certificate."""
+    cert = base64.b64encode(content).decode() if isinstance(content, bytes) else content
+    return json.dumps({"base64Signature": SIGNATURE, "cert": cert, "rekorBundle": {}}).encode()
 
 
 class Cosign:
@@ -43,6 +54,8 @@ class Cosign:
         (root / "keys/ci.pub").write_text("public")
         monkeypatch.setattr(subprocess, "run", self.programs)
         monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/cosign")
+        warn_of_vulnerabilities("/usr/bin/cosign")  # once in a process: the calls below are those of a test alone
+        self.programs.calls.clear()
 
     def _answer(self, command: list[str]) -> tuple[int, str, str]:
         if command[-1] == "--help":
@@ -74,9 +87,32 @@ def test_an_identity_needs_its_issuer(cosign: Cosign) -> None:
     cosign.accepts = "--certificate-oidc-issuer=https://issuer.example.test"
     assert cosign.signer(NEW, KEY, IDENTITY) == IDENTITY.identity
     assert "--new-bundle-format" in cosign.programs.calls[-1]
-    assert cosign.signer(OLD, IDENTITY) == IDENTITY.identity
+    assert cosign.signer(keyless(CERTIFICATE), IDENTITY) == IDENTITY.identity
     assert "--new-bundle-format" not in cosign.programs.calls[-1]
     assert "--insecure-ignore-tlog=true" not in cosign.programs.calls[-1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None, b"", PUBLIC_KEY, CERTIFICATE + PUBLIC_KEY, PUBLIC_KEY + CERTIFICATE, CERTIFICATE.decode(),
+        PUBLIC_KEY.decode(), 1, "\n".join([base64.b64encode(CERTIFICATE).decode(), ""]),
+    ],
+)  # fmt: skip
+def test_a_bundle_without_a_certificate_is_of_no_identity(cosign: Cosign, content: object) -> None:
+    """cosign before 2.6.5 and 3.1.3 checks with the public key in it, whoever's it is."""
+    assert cosign.signer(keyless(content), IDENTITY) == ""
+    assert cosign.programs.calls == []
+    assert cosign.signer(keyless(content), IDENTITY, KEY) == "keys/ci.pub", "the bundle is not used for a key"
+
+
+def test_cosign_gets_only_the_fields_that_were_checked(cosign: Cosign) -> None:
+    """Go reads `Cert` as `cert`, so the certificate that was checked could be replaced."""
+    key = {"Cert": "x", "CERT": "x", "base64signature": "x"}
+    old, new = json.loads(keyless(CERTIFICATE)), json.loads(NEW)
+    for bundle in (old, new):
+        assert cosign.signer(json.dumps({**bundle, **key, "x": "y"}).encode(), IDENTITY) == IDENTITY.identity
+    assert [json.loads(text) for text in cosign.programs.files.values() if text.startswith('{"')] == [old, new]
 
 
 def test_a_signature_of_nobody_who_is_trusted(cosign: Cosign) -> None:
