@@ -163,14 +163,15 @@ def test_one_image_that_fails_does_not_hold_back_the_others(runner: Runner) -> N
 
 
 def test_a_change_of_documents_alone_runs_no_integration_tests(runner: Runner) -> None:
-    """The required check is there nonetheless."""
+    """The required check is there nonetheless. (`make check` fails here: the project has no tests of its own.)"""
     base = git(runner.project.root, "rev-parse", "HEAD")
     (runner.project.root / "docs").mkdir(exist_ok=True)
     (runner.project.root / "docs/notes.md").write_text("new\n", encoding="utf-8")
     commit(runner.project.root)
-    with pytest.raises(AssertionError, match="make check"):
-        runner.play("ci", {"event_name": "merge_group", "event": {"merge_group": {"base_sha": base}}})
-    assert runner.calls == []
+    event = {"event_name": "merge_group", "event": {"merge_group": {"base_sha": base}}}
+    runner.play("ci", event, failing=("test", "ok"))
+    assert runner.jobs == ["changes", "test", "plan", "ok"]
+    assert runner.calls == [], "no `sudo make ci`"
 
 
 def test_a_person_builds_what_he_names(runner: Runner) -> None:
