@@ -1,9 +1,9 @@
 #!/bin/sh
 # Opens a pull request with the changed locks and rendered files, or updates the one that is open. The summary of the
 # run has the text of the pull request, even if nothing changed: it lists newer releases of the frameworks.
-# Usage: pull-request.sh NAME FILE-WITH-THE-CHANGES
+# Usage: pull-request.sh debian|wheels CELLS FILE-WITH-THE-CHANGES
 set -eu
-name=$1 changes=$2 branch=updates/$1
+changes=$3 branch=updates/$1-$2 title="Lock current $1: $2"
 {
     printf 'Result of the update:\n\n```\n'
     # Without progress: the commit names the files.
@@ -21,10 +21,10 @@ git config user.name "github-actions[bot]"
 git config user.email "41898282+github-actions[bot]@users.noreply.github.com"
 gh auth setup-git
 git switch --create "$branch"
-git commit --quiet --message "Lock current $name"
+git commit --quiet --message "$title"
 git push --quiet --force origin "$branch"
 if [ "$(gh pr list --head "$branch" --state open --json number --jq length)" = 0 ]; then
-    gh pr create --head "$branch" --title "Lock current $name" --body-file "$changes.md"
+    gh pr create --head "$branch" --title "$title" --body-file "$changes.md"
 else
     gh pr edit "$branch" --body-file "$changes.md"
 fi

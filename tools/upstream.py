@@ -13,6 +13,7 @@ from packaging.version import Version
 from builder.cli import SETTINGS, main
 from builder.cli.context import Context
 from builder.cli.options import debug_option
+from builder.common.errors import UsageError, did_you_mean
 from builder.compat import explain
 from builder.compat.explain import Explainer
 from builder.index.releases import Catalogue, Index
@@ -25,16 +26,20 @@ _RELEASE = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", re.ASCII)  # what matrix
 
 
 @click.command(context_settings=SETTINGS)
+@click.argument("frameworks", metavar="[FRAMEWORK]...", nargs=-1)
 @debug_option
 @click.pass_obj
-def upstream(context: Context) -> None:
-    """Propose newer releases of the frameworks for matrix.yaml.
+def upstream(context: Context, frameworks: Sequence[str]) -> None:
+    """Propose newer releases of the frameworks for matrix.yaml. Default: of all frameworks.
 
     Queries the package index for the newest stable release of each line of matrix.yaml, and for newer lines. For a new
     line, proposes the CUDA and Python versions of matrix.yaml that work with it: the first variant of each is resolved
     to wheels. The output can be pasted into matrix.yaml. Nothing is written.
     """
     project, settings = context.project, context.host
+    present = project.matrix.frameworks
+    if unknown := [name for name in frameworks if name not in present]:
+        raise UsageError(f"no framework {unknown[0]!r} in matrix.yaml{did_you_mean(unknown[0], present)}")
 
     def reason(matrix: Matrix, cell: Cell) -> str:
         context.say(f"{cell.group}: resolving {cell.release}")
@@ -48,13 +53,14 @@ def upstream(context: Context) -> None:
         resolve=reason,
     )
     are_newest = True
-    for framework in project.matrix.frameworks:
+    for framework in frameworks or present:
         context.say(f"{framework}: getting the list of releases")
         for proposal in propose(explainer, framework):
             click.echo("\n".join(proposal.lines))
             are_newest = False
     if are_newest:
-        click.echo("all frameworks are at their newest releases")
+        message = f"no newer releases of {', '.join(frameworks)}"
+        click.echo(message if frameworks else "all frameworks are at their newest releases")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,10 @@ def test_staged(work: RunContext, provider: StagedImages, plan: Plan, options: O
 
 
 class StagedImages(ImageProvider):
-    """A way to get images: from staging. `staged` are the images of a release by cell."""
+    """A way to get images: from staging. `staged` are the images of a release by cell.
+
+    Without `attach`, this machine keeps its results: it may not be able to write to the registry.
+    """
 
     def __init__(
         self,
@@ -70,19 +73,21 @@ class StagedImages(ImageProvider):
         place: StagingArea,
         staged: Mapping[str, StagedImage],
         signer: Signer | None,
+        *,
+        attach: bool = True,
     ) -> None:
         self._work = work
         self._store = store
         self._place = place
         self._staged = staged
-        self._signer = signer
+        self._signer, self._attach = signer, attach
         self._suite = Suite.of(work.project.root)
         self._known = KnownLayers(work.project.root)
         self._images: dict[str, Image] = {}
         self._coverage: dict[str, Coverage] = {}  # by the reports in the registry; by cell
         self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
         self._loading = threading.Lock()
-        if work.project.matrix.evidence and signer is None:
+        if attach and work.project.matrix.evidence and signer is None:
             work.view.say("the test results will not be signed: `builder release` on another machine will refuse them")
             work.view.say("  -> Run this again with --sign KEY.")
 
@@ -122,6 +127,8 @@ class StagedImages(ImageProvider):
 
     def attach_results(self, image: PlannedImage, loaded: LoadedImage) -> None:
         """Attaches this machine's results to the image in the registry, except for a pass that would not count."""
+        if not self._attach:
+            return
         project = self._work.project
         requirement = Requirement.of(image, loaded.digest, self._suite)
         registry = self._place.open(self._staged[image.id].repository, write=True)

@@ -77,6 +77,11 @@ sign_option = click.option(
 
 # Read in `builder.cli.main`, which also handles errors that are raised before click has parsed the options.
 debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+skip_incomplete_option = click.option(
+    "--skip-incomplete",
+    is_flag=True,
+    help="Leave out images that are not ready, name them, and exit with status 18. Default: fail, and change nothing.",
+)
 roll_back_option = click.option(
     "--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages."
 )

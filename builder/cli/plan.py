@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -37,7 +36,7 @@ from builder.plan.plan import Plan, PlannedImage
     help="Only the images whose tag in the registry is missing or was built from a different plan.",
 )
 @click.option(
-    "--disk", type=Size(positive=True), default="14GB", show_default=True,
+    "--disk", type=Size(positive=True), default=ci.RUNNER_DISK, show_default="14GB",
     help="Disk of the machine that builds one part, for --format github.",
 )  # fmt: skip
 @click.option(
@@ -80,8 +79,8 @@ def plan_command(
     elif form == "github":
         if unlocked:  # otherwise the jobs of CI would skip those cells, and pass
             raise LockError(f"not locked: {unlocked}", hint=lock)
-        click.echo(f"parts={json.dumps(ci.github_matrix(ci.split_by_disk(images, disk)))}")
-        click.echo(f"cells={' '.join(image.id for image in images)}")
+        for name, value in ci.github_outputs(images, disk).items():
+            click.echo(f"{name}={value}")
     else:
         if len(images) == 1 or (images and layers):
             context.out.print(_layer_table(planned))

@@ -25,6 +25,7 @@ from builder.cli.options import (
     jobs_option,
     roll_back_option,
     sign_option,
+    skip_incomplete_option,
     staging_option,
     to_option,
 )
@@ -102,9 +103,16 @@ def _show(context: Context, result: Published, form: str, **data: Any) -> None:
         context.print_json(result.as_data() | data)
     if result.error:
         raise result.error
-    if form == "text":
+    if form != "json":
         for line in result.lines:
             context.say(line)
+
+
+def _require_all(left_out: Sequence[BuilderError], action: str) -> None:
+    """Raises IncompleteError with the errors of the images that were left out, if there are any."""
+    if left_out:
+        lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in left_out]
+        raise IncompleteError("\n".join([f"{counted(len(left_out), 'image')} not {action}:", *lines]))
 
 
 def _stamp(context: Context) -> str:
@@ -128,11 +136,16 @@ def _stamp(context: Context) -> str:
     "(locks/layers.json). They are assembled without an engine and without downloading wheels; `builder test --staged` "
     "then runs all their tests.",
 )
-@format_option(f"{JSON_HELP} github: print the stamp as an output of a GitHub Actions step.", "text", "json", "github")
+@skip_incomplete_option
+@format_option(
+    f"{JSON_HELP} github: outputs of a GitHub Actions step: the `stamp`, and `parts` and `cells` of the staged images, "
+    "as `builder plan`.",
+    "text", "json", "github",
+)  # fmt: skip
 @click.pass_obj
 def stage_command(
     context: Context, /, patterns: Sequence[str], place: str, signer: Signer | None, images_only: bool,
-    untested: bool, form: str
+    untested: bool, skip_incomplete: bool, form: str
 ) -> None:  # fmt: skip
     """Push images that passed their tests to staging, with the results.
 
@@ -140,7 +153,8 @@ def stage_command(
     with today's date as its stamp. Other machines can test it (`builder test --staged`) and publish it (`builder
     release`). Uses the credentials of `docker login`.
 
-    Images that this machine does not have are listed too, if another machine staged them for the same plan.
+    Images that this machine does not have are listed too, if another machine staged them for the same plan. Results of
+    this machine about such images are attached to them.
     """
     began = time.monotonic()
     project = context.project
@@ -150,7 +164,9 @@ def stage_command(
         context.say(
             "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
         )
-        context.say(f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested')} --sign KEY")
+        context.say(
+            f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested', 'skip_incomplete')} --sign KEY"
+        )
     store, view = context.store, View(context.err)
     assembler = None
     if untested:
@@ -160,6 +176,7 @@ def stage_command(
         staged = stage_images(
             project, store, view, staging_place, planned,
             signer=signer, assembler=assembler, listed_on=_stamp(context) if images_only else "",
+            skip_incomplete=skip_incomplete,
         )  # fmt: skip
     stamp = ""
     if not images_only:
@@ -167,18 +184,21 @@ def stage_command(
     if form == "json":
         images = [image.model_dump() for image in staged.images]
         context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
-        return
-    if form == "github":
-        click.echo(f"stamp={stamp}")
-    if images_only:
+    elif images_only:
         context.say(f"{counted(len(staged.here), 'image')} staged, {size(staged.sent)} sent, not listed as a release")
-        return
-    others = f", {len(staged.elsewhere)} of them by another machine" if staged.elsewhere else ""
-    context.say(
-        f"release {stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
-        f"({duration(time.monotonic() - began)})"
-    )
-    context.say(f"  -> builder release {stamp}{given('place', 'signer')}")
+    else:
+        others = f", {len(staged.elsewhere)} of them by another machine" if staged.elsewhere else ""
+        context.say(
+            f"release {stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
+            f"({duration(time.monotonic() - began)})"
+        )
+        context.say(f"  -> builder release {stamp}{given('place', 'signer')}")
+    if form == "github":  # also if images were left out: later jobs go on with the others
+        ids = {image.cell for image in staged.images}
+        outputs = ci.github_outputs([image for image in planned.images if image.id in ids])
+        for name, value in ({"stamp": stamp} | outputs).items():
+            click.echo(f"{name}={value}")
+    _require_all(staged.left_out, "staged")
 
 
 @click.command(name="refresh", epilog=CELLS_HELP)
@@ -277,8 +297,13 @@ def refresh_command(
     help="Accept test results without a signature that matrix.yaml trusts. The release records it.",
 )
 @roll_back_option
+@skip_incomplete_option
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
-@format_option()
+@format_option(
+    f"{JSON_HELP} github: an output of a GitHub Actions step: `subjects`, the digest and the name of each released "
+    "image, for actions/attest.",
+    "text", "json", "github",
+)  # fmt: skip
 @click.pass_obj
 def release_command(
     context: Context, /, stamp: str, place: str, registry: str, check: bool, form: str, **options: Any
@@ -323,15 +348,21 @@ def release_command(
         context.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
     if check:
         context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")
+        _require_all(releaser.left_out, "ready")
         return
     store = context.store
     with store.used():
         result = releaser.publish(context.host, view, store, candidates)
     seconds = time.monotonic() - began
     _show(context, result, form, stamp=chosen.stamp, seconds=round(seconds, 1))
-    if form == "text":
+    if form != "json":
         images, changed = counted(len(candidates), "image"), counted(len(result.changed), "tag")
         context.say(f"release {chosen.stamp}: {images}, {changed} changed ({duration(seconds)})")
+    if form == "github":
+        targets = [image.target for image in result.images]
+        subjects = [f"{target.digest.removeprefix('sha256:')} {target.references[0].name}" for target in targets]
+        click.echo("\n".join(["subjects<<END", *subjects, "END"]))
+    _require_all(releaser.left_out, "released")
 
 
 @click.command(name="scan", epilog=ALL_CELLS_HELP)

@@ -29,12 +29,17 @@ NEWEST = "newest"
     click.option(
         "--staged", "stamp", default="", metavar="STAMP", help="Test a staged release: its stamp, or `newest`."
     ),
+    click.option(
+        "--no-attach", is_flag=True,
+        help="With --staged: keep the results in .builder/evidence; `builder stage` attaches them. For machines that "
+        "may only read from the registry.",
+    ),
     staging_option,
     sign_option,
 )  # fmt: skip
-def test_command(
-    context: Context, /, patterns: Sequence[str], *, method: str, stamp: str, place: str, signer: Signer | None,
-    form: str, start_engine: bool, **values: Any
+def test_command(  # noqa: PLR0913  the options of the command
+    context: Context, /, patterns: Sequence[str], *, method: str, stamp: str, no_attach: bool, place: str,
+    signer: Signer | None, form: str, start_engine: bool, **values: Any
 ) -> None:  # fmt: skip
     """Run the tests of built or staged images.
 
@@ -48,6 +53,8 @@ def test_command(
     options = Options(**values)
     if stamp and method == DOCKERFILE:
         raise UsageError("--staged needs --method assemble: staged images are assembled")
+    if no_attach and not stamp:
+        raise UsageError("--no-attach needs --staged: only results of staged images are attached")
     project = context.project
     chosen = {cell.id for cell in project.select(patterns or (("*",) if stamp else ()))}
     with context.locked(project, "test"):
@@ -66,7 +73,7 @@ def test_command(
             if stale := [image.id for image in planned.images if staged[image.id].plan != image.digest]:
                 raise release.stale(stale[0])
             with context.store.used():
-                staged_images = StagedImages(work, context.store, staging_place, staged, signer)
+                staged_images = StagedImages(work, context.store, staging_place, staged, signer, attach=not no_attach)
                 outcomes = test_staged(work, staged_images, planned, options)
         else:
             planned = render.load_checked_plan(project, project.select(patterns))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from builder.common import git
-from builder.common.errors import BuilderError
-from builder.common.text import counted
+from builder.common.errors import BuilderError, UsageError
+from builder.common.text import counted, size
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
@@ -39,9 +40,12 @@ def plan_digests(project: Project, revision: str, say: Callable[[str], None]) ->
             return {}
 
 
-# Bytes of disk for each byte of wheels: in the store, and unpacked in the engine (measured for torch 2.9.1: 1.8).
-ON_DISK = 2.8
+# Bytes of disk for each byte of wheels: in the store, in the engine's containerd store, which keeps the layers that it
+# has unpacked, and unpacked (measured for torch 2.9.1: 1.8).
+ON_DISK = 3.8
+RUNNER_DISK = 14_000_000_000  # bytes that a hosted runner of GitHub has at least
 MAX_IMAGES = 10  # the most in one part: the tests of an image take minutes
+MAX_PARTS = 256  # GitHub cancels a run whose matrix has more jobs
 
 
 def changed_images(before: Mapping[str, str], images: Sequence[PlannedImage]) -> list[PlannedImage]:
@@ -49,16 +53,17 @@ def changed_images(before: Mapping[str, str], images: Sequence[PlannedImage]) ->
     return [image for image in images if before.get(image.id) != image.digest]
 
 
-def split_by_disk(images: Sequence[PlannedImage], disk: int) -> list[list[PlannedImage]]:
+def split_by_disk(images: Sequence[PlannedImage], disk: int, max_images: int = MAX_IMAGES) -> list[list[PlannedImage]]:
     """Parts that take about `disk` bytes each, with every layer that their images have counted once.
 
-    Images of one group stay together where they fit. A part has at least one image, however large.
+    Images of one group stay together where they fit. A part has at least one image, however large, and at most
+    `max_images`.
     """
     parts: list[list[PlannedImage]] = []
     layers: dict[str, int] = {}
     for image in sorted(images, key=lambda image: (image.cell.cuda, image.cell.group, len(image.layers))):
         added = {layer.inputs: layer.bytes for layer in image.layers}
-        if not parts or len(parts[-1]) == MAX_IMAGES or sum((layers | added).values()) * ON_DISK > disk:
+        if not parts or len(parts[-1]) == max_images or sum((layers | added).values()) * ON_DISK > disk:
             parts.append([])
             layers = {}
         parts[-1].append(image)
@@ -79,11 +84,25 @@ def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
     }
 
 
-def github_matrix(parts: Sequence[Sequence[PlannedImage]]) -> dict[str, list[dict[str, str]]]:
-    """The matrix of a GitHub Actions job, with the cells of each part."""
-    return {
+def github_outputs(images: Sequence[PlannedImage], disk: int = RUNNER_DISK) -> dict[str, str]:
+    """Outputs of a GitHub Actions step: `parts`, the matrix of a job with the cells of each part, and all `cells`.
+
+    Parts have more than MAX_IMAGES images if there would be more than MAX_PARTS. Raises UsageError if the disk is too
+    small for that.
+    """
+    max_images = MAX_IMAGES
+    while len(parts := split_by_disk(images, disk, max_images)) > MAX_PARTS:
+        if max_images >= len(images):
+            raise UsageError(
+                f"{counted(len(images), 'image')} need {len(parts)} parts on disks of {size(disk)}, and a matrix of "
+                f"GitHub Actions has at most {MAX_PARTS} jobs",
+                hint="Use runners with larger disks (--disk), or fewer CELLS.",
+            )
+        max_images *= 2
+    matrix = {
         "include": [
             {"name": f"{part[0].id} ({counted(len(part), 'image')})", "cells": " ".join(image.id for image in part)}
             for part in parts
         ]
     }
+    return {"parts": json.dumps(matrix), "cells": " ".join(image.id for image in images)}

@@ -21,6 +21,7 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.project import Project
+from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, expected, publish, reports, sbom_and_provenance, scan, staging, transfer
 from builder.registry.client import Registry
@@ -57,8 +58,8 @@ class Releaser:
     """Checks and releases the images of one staged release. `planned` are the images of this checkout by cell.
 
     `today` is compared with the ends of support. `registry` overrides the setting in matrix.yaml. `signer` signs the
-    images; None leaves them unsigned. For hints, `again` is the command that releases them, and `test` the one that
-    tests them.
+    images; None leaves them unsigned. `skip_incomplete` leaves out images that may not be released; `check` puts their
+    errors into `left_out`. For hints, `again` is the command that releases them, and `test` the one that tests them.
     """
 
     project: Project
@@ -71,10 +72,12 @@ class Releaser:
     allow_unsigned: bool = False
     allow_untested_gpu: bool = False
     roll_back: bool = False
+    skip_incomplete: bool = False
     again: str = "builder release"
     test: str = "builder test --staged newest"
 
     def __post_init__(self) -> None:
+        self.left_out: tuple[BuilderError, ...] = ()
         self._candidates: dict[str, Candidate] = {}  # that are published, by cell
         self._trust, self._suite = Trust.of(self.project), Suite.of(self.project.root)
         self._known = KnownLayers(self.project.root)
@@ -83,8 +86,8 @@ class Releaser:
     def check(self, view: View) -> list[Candidate]:
         """The images of a release, several at a time.
 
-        Raises one error for all that may not be released, and for a list of images that is not trusted (see
-        `StagingArea.require_signed`).
+        Raises one error for all that may not be released, unless some may and the others are left out, and for a list
+        of images that is not trusted (see `StagingArea.require_signed`).
         """
 
         def check_image(staged: StagedImage) -> Candidate | BuilderError:
@@ -99,18 +102,32 @@ class Releaser:
             view.end(staged.cell, "done", candidate.state)
             return candidate
 
+        to_check, candidates, left_out = self.release.images, list[Candidate](), list[BuilderError]()
         with view.live():
-            results = [result for _, result in look_up(check_image, self.release.images, CHECKS)]
-        cells = [self.planned[staged.cell].cell for staged in self.release.images if staged.cell in self.planned]
+            while to_check:
+                results = [result for _, result in look_up(check_image, to_check, CHECKS)]
+                candidates += [result for result in results if isinstance(result, Candidate)]
+                left_out += [result for result in results if isinstance(result, BuilderError)]
+                to_check = ()
+                if left_out and candidates and self.skip_incomplete:
+                    # Others may have to pass the thorough tests in place of an image that is left out.
+                    before, ids = self.planned, {candidate.target.cell for candidate in candidates}
+                    cells = [cell for cell in self.project.cells if cell.id in ids]
+                    self.planned = {image.id: image for image in plan.make_locked_plan(self.project, cells).images}
+                    changed = {cell for cell in ids if self.planned[cell].thorough != before[cell].thorough}
+                    to_check = tuple(image for image in self.release.images if image.cell in changed)
+                    candidates = [candidate for candidate in candidates if candidate.target.cell not in changed]
+        self.left_out = tuple(left_out)
+        cells = [self.planned[candidate.target.cell].cell for candidate in candidates]
         failures: list[BuilderError] = [*support.refusals(self.project.matrix, cells, self.today)]
         if not self.allow_unsigned:
             try:
                 self.place.require_signed(self.project, self.release, self.again)
             except VerifyError as error:
                 failures.append(error)
-        if failures := [*failures, *(result for result in results if isinstance(result, BuilderError))]:
-            raise errors.join(failures, "images cannot be released")
-        return [result for result in results if isinstance(result, Candidate)]
+        if failures or (left_out and not (self.skip_incomplete and candidates)):
+            raise errors.join([*failures, *left_out], "images cannot be released")
+        return candidates
 
     def _check(self, staged: StagedImage, view: View) -> Candidate:
         planned = self.planned.get(staged.cell)
@@ -194,6 +211,8 @@ class Releaser:
         skipped = {"unsigned": self.allow_unsigned, "untested-gpu": self.allow_untested_gpu}
         stamp, revision = self.release.stamp, self.release.revision
         before = self.place.released(stamp)
+        # What an earlier run published and this one leaves out: its tags are set.
+        images += [image for image in before.images if image.cell not in self._candidates] if before else []
         now = (name for name, is_set in skipped.items() if is_set)
         allowed = dict.fromkeys((*(before.allowed if before else ()), *now))
         self.place.record(Released(stamp=stamp, revision=revision, images=tuple(images), allowed=tuple(allowed)))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from builder.common import errors
 from builder.common.console import Meter, View
-from builder.common.errors import BuildError
+from builder.common.errors import BuilderError, BuildError
 from builder.common.reference import ImageRef
 from builder.common.text import size
 from builder.layers.blobs import Descriptor
@@ -17,22 +17,27 @@ from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import publish, reports, transfer
+from builder.registry import evidence, publish, reports, transfer
 from builder.registry.client import Manifest, Registry
-from builder.registry.evidence import Coverage
+from builder.registry.evidence import Coverage, Requirement
 from builder.registry.parallel import pipeline
 from builder.registry.publish import NotBuiltError
 from builder.registry.signing import Signer
-from builder.registry.staging import StagedImage, StagingArea, name_of, plan_tag
+from builder.registry.staging import StagedImage, StagingArea, image_of, name_of, plan_tag
+from builder.registry.suite import Suite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """The staged images of a plan: those of this machine, for which `sent` bytes were sent, and those of others."""
+    """The staged images of a plan: those of this machine, for which `sent` bytes were sent, and those of others.
+
+    `left_out` are the errors of the images that are neither.
+    """
 
     here: tuple[StagedImage, ...]
     elsewhere: tuple[StagedImage, ...]
     sent: int
+    left_out: tuple[BuilderError, ...] = ()
 
     @property
     def images(self) -> list[StagedImage]:
@@ -58,7 +63,7 @@ class KnownImageAssembler(Protocol):
     def fetch(self, blob: Descriptor) -> Path: ...
 
 
-def stage_images(
+def stage_images(  # noqa: PLR0913  the options of the command
     project: Project,
     store: Store,
     view: View,
@@ -68,16 +73,20 @@ def stage_images(
     signer: Signer | None = None,
     assembler: KnownImageAssembler | None = None,
     listed_on: str = "",
+    skip_incomplete: bool = False,
 ) -> Staged:
     """Pushes the images of a plan that passed their tests by digest, and attaches their reports, signed by `signer`.
 
+    Also attaches this machine's results to images that another machine staged.
+
     With an `assembler`, images that are neither here nor staged are staged too, without test results. With a day in
     `listed_on`, they are listed for this day before any is pushed, so that `prune` keeps them. Raises one error for all
-    images that are neither in the store nor in staging, before anything is sent, and one for all failures.
+    images that are neither in the store nor in staging, before anything is sent, and one for all failures. With
+    `skip_incomplete`, the former are left out, unless that leaves none.
     """
     # What the store has and passed its tests here.
     targets, failures = publish.collect(project, store, plan)
-    by_cell = {planned.id: planned for planned in plan.images}
+    by_cell, suite = {planned.id: planned for planned in plan.images}, Suite.of(project.root)
     images = [
         _ImageToStage(
             staged=_staged(by_cell[target.cell], target.digest), stored=target.stored, coverage=target.coverage
@@ -102,8 +111,9 @@ def stage_images(
                 del failures[planned.id]
             except BuildError as error:
                 failures[planned.id] = error
-    if failures:
-        raise errors.join([failures[cell] for cell in sorted(failures)], "images cannot be staged")
+    left_out = tuple(failures[cell] for cell in sorted(failures))
+    if left_out and not (skip_incomplete and (images or elsewhere)):
+        raise errors.join(left_out, "images cannot be staged")
     here = tuple(image.staged for image in images)
     if listed_on:
         place.list_images(listed_on, [*here, *elsewhere])
@@ -139,9 +149,20 @@ def stage_images(
         view.end(image.staged.cell, "staged", f"{size(sent)} sent, {status}")
         return sent
 
+    def attach_results(staged: StagedImage) -> None:
+        """Attaches this machine's results, also of failures, to an image that another machine staged."""
+        requirement = Requirement.of(by_cell[staged.cell], staged.digest, suite)
+        if own := evidence.local_coverage(project.state, requirement).reports:
+            view.begin(staged.cell, "attaching test results")
+            image, _ = image_of(place, staged)
+            registry = place.open(staged.repository, write=True)
+            reports.attach_evidence(project, registry, image.manifest, [report.evidence for report in own], signer)
+            view.end(staged.cell, "staged", "by another machine; test results attached")
+
     with view.live():
         sent = sum(pipeline(push_image, finish_image, images, lambda image: view.end(image.staged.cell, "failed")))
-    return Staged(here=here, elsewhere=tuple(elsewhere), sent=sent)
+        errors.collect(attach_results, elsewhere)
+    return Staged(here=here, elsewhere=tuple(elsewhere), sent=sent, left_out=left_out)
 
 
 def _name(planned: PlannedImage) -> str:

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.version import Version
 
 from builder.cli import cli
+from tests.integration.actions import applies, evaluate
+from tests.integration.test_readme import DOCUMENTS
 from tests.paths import ROOT
 from tools.upstream import upstream
 
@@ -27,6 +30,11 @@ OTHERS = (
     "tee ",
     "echo",
     "sh .github/pull-request.sh ",
+    "git diff --quiet ",
+    "set -f",
+    "mkdir -p .builder",
+    "mv received/evidence .builder/evidence",
+    "exit 1",
 )
 OPERATORS = set("();<>|&\n")
 
@@ -72,26 +80,94 @@ def test_every_command_exists_with_its_options(name: str, job: dict[str, Any]) -
 
 @pytest.mark.parametrize(("name", "job"), jobs(), ids=lambda value: value if isinstance(value, str) else "")
 def test_rights(name: str, job: dict[str, Any]) -> None:
-    """Only jobs of the main branch can write, and a pull request has no job with a secret."""
+    """A job that runs code of an image can neither write nor sign; a pull request has no job that can."""
     rights = job["permissions"]
-    needs = job.get("needs", [])
-    is_after_staging = "stage" in name or {"stage", "gpu"} & set([needs] if isinstance(needs, str) else needs)
+    words = [words for step in job["steps"] for words in commands(step.get("run", ""))]
+    runs_images = any(command in each for each in words for command in ("images", "build", "test", "refresh", "ci"))
+    if runs_images or "self-hosted" in job["runs-on"]:
+        assert "write" not in rights.values()
+        assert "GPU_IMAGES_SIGN" not in str(job)
     if "write" in rights.values():
-        assert is_after_staging or name.startswith("updates: ")
-    if name == "ci: staged-images":
-        assert "github.event_name != 'pull_request' && vars.PUBLISH == 'true'" in job["if"]
-    if "self-hosted" in job["runs-on"]:
-        assert "stage" in job["needs"], "it tests what is staged, and nothing of a pull request is"
-        assert "concurrency" not in job, "jobs wait for the runner; a group would cancel those that wait"
-    if rights.get("packages") == "write":
-        assert name == "ci: staged-images" or job["needs"]
+        assert name.startswith("updates: ") or name in ("ci: push", "ci: stage", "ci: gpu-results", "ci: release")
+    if rights.get("id-token") == "write":
+        assert rights["contents"] == "read"
+    assert "secrets." not in str(job) or name == "updates: lock"
     assert "timeout-minutes" in job
+
+
+def test_nothing_is_pushed_or_signed_for_a_pull_request() -> None:
+    """Every job with rights comes after `push`, which needs the output `publish` of the plan."""
+    ci = {name.removeprefix("ci: "): job for name, job in jobs() if name.startswith("ci: ")}
+    publish = "github.ref == 'refs/heads/main' && vars.PUBLISH == 'true' && inputs.what != 'build'"
+    assert ci["plan"]["env"] == {"PUBLISH": f"${{{{ {publish} }}}}"}
+    assert ci["plan"]["outputs"]["publish"] == "${{ env.PUBLISH }}"
+    assert "needs.plan.outputs.publish == 'true' && " in ci["push"]["if"]
+    previous = {"stage": "push", "gpu": "stage", "gpu-results": "gpu", "release": "stage"}
+    conditions = {"push": "needs.push.result != 'skipped'", "gpu": "needs.gpu.result != 'skipped'"}
+    for name, before in previous.items():
+        assert before in ci[name]["needs"]
+        assert conditions.get(before, "needs.stage.outputs.stamp != ''") in ci[name]["if"]
+
+
+def test_a_job_that_signs_installs_itself_before_it_receives_artifacts() -> None:
+    """A job that runs code of images wrote them: in .builder, they could replace the programs that set up .venv."""
+    receiving = 0
+    for name, job in jobs():
+        uses = [step.get("uses", "").partition("@")[0] or step["run"] for step in job["steps"]]
+        for number, action in enumerate(uses):
+            if action == "actions/download-artifact":
+                receiving += 1
+                assert "make .venv/.ready" in uses[:number], name
+                assert not any(each.startswith("make") for each in uses[number:]), name
+                assert job["steps"][number]["with"]["path"] in ("received", ".builder/evidence"), name
+                assert "run-id" not in job["steps"][number]["with"], "of this run"
+    assert receiving == 2
+
+
+def test_the_gpu_tests_are_in_parts_on_a_runner_of_our_own() -> None:
+    gpu = dict(jobs())["ci: gpu"]
+    assert "self-hosted" in gpu["runs-on"]
+    assert gpu["strategy"]["matrix"] == "${{ fromJSON(needs.stage.outputs.parts) }}"
+    assert "concurrency" not in gpu, "jobs wait for the runner; a group would cancel those that wait"
+    assert "needs.plan.outputs.gpu == 'true'" in gpu["if"]
+    assert dict(jobs())["ci: plan"]["outputs"]["gpu"] == "${{ vars.GPU != 'off' && !inputs.allow-untested-gpu }}"
+
+
+def test_one_check_needs_every_job() -> None:
+    """The names of jobs of a matrix vary, and a job that is skipped because another one failed counts as a success."""
+    ok = dict(jobs())["ci: ok"]
+    assert ok["if"] == "always()"
+    assert {"ok", *ok["needs"]} == {name.removeprefix("ci: ") for name, _ in jobs() if name.startswith("ci: ")}
+    [step] = ok["steps"]
+    assert step["run"] == "exit 1"
+    needs = {"a": {"result": "success"}, "b": {"result": "skipped"}}
+    assert not applies(step, {"needs": needs}, is_failed=False)
+    for result in ("failure", "cancelled"):
+        assert applies(step, {"needs": needs | {"c": {"result": result}}}, is_failed=False)
+
+
+def test_the_required_check_reports_on_every_change() -> None:
+    """A filter of the workflow would leave it pending; a merge queue waits for it too."""
+    data = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    triggers = data[True]  # YAML 1.1 reads `on` as true
+    assert set(triggers) == {"push", "pull_request", "merge_group", "workflow_dispatch"}
+    assert not [name for name, value in triggers.items() if value and set(value) & {"paths", "paths-ignore"}]
+
+
+def test_all_tests_run_for_documents_whose_commands_are_tests() -> None:
+    [script] = [step["run"] for step in dict(jobs())["ci: changes"]["steps"] if step.get("id") == "changes"]
+    names = {word for words in commands(script) for word in words if word.endswith(".md")}
+    assert names == {*DOCUMENTS, ":(exclude,glob)*.md"}
 
 
 def test_continuous_integration_is_one_target_here_and_there() -> None:
     """A check that only one of them ran would be missed by the other."""
     assert "make ci" in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
-    assert [step["run"] for step in dict(jobs())["ci: test"]["steps"] if "run" in step] == ["sudo make ci"]
+    runs = {step["run"]: step["if"] for step in dict(jobs())["ci: test"]["steps"] if "run" in step}
+    assert runs == {
+        "sudo make ci": "needs.changes.outputs.tests != 'documents'",
+        "make check": "needs.changes.outputs.tests == 'documents'",
+    }
     assert re.search(r"^ci: test demo ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -104,11 +180,54 @@ def test_a_workflow_has_no_rights_and_no_expression_in_a_command(path: Path) -> 
     assert not [command for command in commands if "${{" in command]
 
 
+def test_every_action_is_pinned_to_a_commit_and_a_version() -> None:
+    """One version of each, whose major runs on Node.js 24."""
+    lines = [line for path in WORKFLOWS for line in path.read_text(encoding="utf-8").splitlines() if "uses:" in line]
+    pins = [re.fullmatch(r" *(?:- )?uses: ([\w.-]+/[\w.-]+)@([0-9a-f]{40}) # v(\d+)\.\d+\.\d+", line) for line in lines]
+    assert all(pins)
+    versions = {pin[1]: (pin[2], int(pin[3])) for pin in pins if pin}
+    assert len({pin[0].strip("- ") for pin in pins if pin}) == len(versions)
+    oldest = {"actions/checkout": 5, "actions/upload-artifact": 6, "actions/download-artifact": 7}
+    assert all(versions[action][1] >= major for action, major in oldest.items())
+
+
+def test_cosign_has_no_known_vulnerabilities() -> None:
+    """CVE-2026-22703 and CVE-2026-39395: fixed in 3.0.6."""
+    steps = [step for _, job in jobs() for step in job["steps"] if "cosign-installer" in step.get("uses", "")]
+    releases = {step["with"]["cosign-release"] for step in steps}
+    assert len(releases) == 1
+    assert Version(releases.pop()) >= Version("3.0.6")
+
+
+def test_artifacts_can_be_written_again() -> None:
+    """A job that runs again, in the same run, failed because of the artifact of its first attempt."""
+    uploads = [step for _, job in jobs() for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert uploads
+    assert all(step["with"]["overwrite"] for step in uploads)
+    handed_over = [step["with"] for step in uploads if "logs" not in step["with"]["name"]]
+    assert {values["retention-days"] for values in handed_over} == {1}
+
+
 def test_a_release_has_its_own_job_and_environment() -> None:
     release = dict(jobs())["ci: release"]
-    assert (release["environment"], release["needs"]) == ("release", ["stage", "gpu"])
-    assert release["concurrency"]["cancel-in-progress"] is False
-    assert not [step for step in release["steps"] if "images" in step.get("run", "")], "no code of an image runs there"
+    assert (release["environment"], release["needs"]) == ("release", ["plan", "stage", "gpu-results"])
+    assert release["concurrency"] == {"group": "release", "cancel-in-progress": False}
+    assert release["permissions"]["attestations"] == "write"
+    scripts = {step["id"]: step for step in release["steps"] if "builder release" in step.get("run", "")}
+    untested = {name: "--allow-untested-gpu" in step["run"] for name, step in scripts.items()}
+    assert untested == {"tested": False, "untested": True}
+    assert scripts["untested"]["if"] == "needs.plan.outputs.gpu != 'true'"
+    [attest] = [step for step in release["steps"] if step.get("uses", "").startswith("actions/attest@")]
+    assert "!cancelled()" in attest["if"], "also if images were left out"
+
+
+def test_updates_do_not_stop_each_other() -> None:
+    lock = dict(jobs())["updates: lock"]
+    assert lock["strategy"]["fail-fast"] is False
+    names = [step.get("run", "") for step in lock["steps"]]
+    last = next(number for number, run in enumerate(names) if "builder lock" in run)
+    for step in lock["steps"][last + 1 :]:
+        assert "!cancelled()" in step["if"], "a part that failed must not lose the locks of the rest"
 
 
 def test_only_pull_requests_cancel_each_other() -> None:
@@ -116,3 +235,37 @@ def test_only_pull_requests_cancel_each_other() -> None:
         concurrency = yaml.safe_load(path.read_text(encoding="utf-8"))["concurrency"]
         if concurrency["cancel-in-progress"]:
             assert concurrency["group"] == "ci-${{ github.event.pull_request.number || github.run_id }}"
+
+
+CONTEXT = {
+    "needs": {"a": {"result": "success"}, "b-c": {"result": "failure", "outputs": {"gpu": "true"}}},
+    "vars": {"GPU": "off"},
+    "inputs": {"what": "build", "allow-untested-gpu": False},
+}
+EXPRESSIONS = {
+    "needs.b-c.outputs.gpu == 'true'": True,
+    "needs.unknown.outputs.gpu == 'true'": False,
+    "contains(needs.*.result, 'failure') || contains(needs.*.result, 'cancelled')": True,
+    "contains(needs.*.result, 'cancelled')": False,
+    "!cancelled() && needs.a.result != 'skipped'": True,
+    "vars.GPU != 'off' && !inputs.allow-untested-gpu": False,
+    "vars.MISSING != 'off' && !inputs.allow-untested-gpu": True,
+    "vars.MISSING != ''": False,
+    "inputs.what != 'build' && '--unreleased' || format('--changed-since={0}', vars.MISSING || vars.GPU)": (
+        "--changed-since=off"
+    ),
+    "'it''s'": "it's",
+}
+
+
+@pytest.mark.parametrize(("expression", "value"), EXPRESSIONS.items(), ids=EXPRESSIONS)
+def test_the_faked_runner_evaluates_expressions_as_github(expression: str, value: object) -> None:
+    assert evaluate(expression, CONTEXT) == value
+
+
+def test_a_step_after_a_failure_needs_a_function_in_its_condition() -> None:
+    assert applies({}, {}, is_failed=False)
+    assert not applies({}, {}, is_failed=True)
+    assert not applies({"if": "'x' == 'x'"}, {}, is_failed=True)
+    assert applies({"if": "${{ !cancelled() && 'x' == 'x' }}"}, {}, is_failed=True)
+    assert not applies({"if": "${{ !cancelled() && 'x' == 'y' }}"}, {}, is_failed=True)

@@ -76,12 +76,12 @@ class GpuMachine:
             self.bench.project, self.registry, self.image.manifest, [proof], NamedSigner(key=signer)
         )
 
-    def method(self, signer: Signer | None = None) -> StagedImages:
+    def method(self, signer: Signer | None = None, *, attach: bool = True) -> StagedImages:
         staged = StagedImage(
             cell=JUPYTER, repository="ember-cuda", digest=self.image.manifest.digest, plan=self.planned.digest
         )
         place = StagingArea("registry.example.test/staging", "", Host(), new_registry=lambda *_, **__: self.registry)
-        return StagedImages(self.bench.work, self.bench.store, place, {JUPYTER: staged}, signer)
+        return StagedImages(self.bench.work, self.bench.store, place, {JUPYTER: staged}, signer, attach=attach)
 
     def coverage(self) -> Coverage:
         """What the reports in the registry prove."""
@@ -161,6 +161,18 @@ def test_what_a_machine_ran_itself_is_signed_later_too(
     method = machine.method(NamedSigner(key="gpu"))
     method.attach_results(machine.planned, method.build(machine.planned))
     assert "gpu" in machine.signers()
+
+
+def test_a_machine_that_may_only_read_keeps_its_results(machine: GpuMachine) -> None:
+    """Another job, which runs no code of an image, signs and attaches them."""
+    machine.assemble()
+    method = machine.method(attach=False)
+    loaded = method.build(machine.planned)
+    evidence.write_evidence(machine.bench.project.state, machine.proof())
+    calls = list(machine.registry.calls)
+    method.attach_results(machine.planned, loaded)
+    assert machine.registry.calls == calls
+    assert evidence.read_evidence(machine.bench.project.state, loaded.digest) == [machine.proof()]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from datetime import date
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from builder.common import git
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.registry import staging, transfer
-from tests.unit.cli.conftest import Result, Run
+from tests.unit.cli.conftest import CELL, Result, Run
 from tests.unit.registry import test_release, test_stager
 from tests.unit.registry.test_publish import EMBER, PublishBench
 from tests.unit.registry.test_release import STAMP, ReleaseDesk
@@ -99,6 +101,32 @@ def test_stage_warns_of_results_that_others_refuse(stage: Run, tiny: Project) ->
     result = stage(EMBER, "--images-only")
     assert "the test results are not signed: `builder release` on another machine will refuse them" in result.err
     assert f"  -> builder stage {EMBER} --staging {PLACE} --images-only --sign KEY" in result.err
+
+
+def test_stage_prints_outputs_of_a_github_step_also_if_it_leaves_out_images(stage: Run, tiny: Project) -> None:
+    """The next jobs test and release the others; the job of this step is red."""
+    result = stage(EMBER, f"{test_release.CELL}-board", CELL, "--skip-incomplete", "--format", "github")
+    assert result.code == 18, result.err
+    outputs = dict(line.split("=", 1) for line in result.out.splitlines())
+    assert re.fullmatch("[0-9]{8}", outputs["stamp"])
+    cells = f"{EMBER} {test_release.CELL}-board"
+    assert sorted(outputs["cells"].split()) == sorted(cells.split())
+    assert sorted(" ".join(part["cells"] for part in json.loads(outputs["parts"])["include"]).split()) == sorted(
+        cells.split()
+    )
+    assert f"incomplete: 1 image not staged:\n{CELL}: not built\n  -> builder images {CELL}\n" in result.err
+
+
+def test_a_release_prints_the_subjects_of_attestations(run: Run, desk: ReleaseDesk) -> None:
+    result = run("release", STAMP, "--staging", PLACE, "--to", "registry.example.test", "--format", "github")
+    assert result.code == 0, result.err
+    assert result.out == "subjects<<END\nEND\n", "the desk publishes nothing"
+    assert f"release {STAMP}: 1 image, 0 tags changed" in result.err
+
+
+def test_only_results_of_staged_images_can_be_kept(run: Run, rendered: Project) -> None:
+    result = run("test", CELL, "--no-attach")
+    assert (result.code, "--no-attach needs --staged" in result.err) == (2, True)
 
 
 def test_push_names_the_cells_and_the_registry_that_were_given(run: Run, tiny: Project) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
+from builder.common.errors import UsageError
 from builder.matrix.project import Project
 from builder.plan import ci, plan
 from builder.plan.plan import PlannedImage
@@ -56,6 +60,19 @@ def test_updates_are_separate_for_each_debian_release_and_framework(tiny: Projec
 
 
 def test_the_matrix_of_a_github_job(images: list[PlannedImage]) -> None:
-    [entry] = ci.github_matrix([images[:2]])["include"]
-    assert entry == {"name": f"{images[0].id} (2 images)", "cells": f"{images[0].id} {images[1].id}"}
-    assert ci.github_matrix([]) == {"include": []}
+    outputs = ci.github_outputs(images[:2], HUGE)
+    cells = f"{images[0].id} {images[1].id}"
+    assert json.loads(outputs["parts"]) == {"include": [{"name": f"{images[0].id} (2 images)", "cells": cells}]}
+    assert outputs["cells"] == cells
+    assert ci.github_outputs([]) == {"parts": '{"include": []}', "cells": ""}
+
+
+def test_a_matrix_has_at_most_256_jobs(images: list[PlannedImage]) -> None:
+    """GitHub refuses a larger one when the run starts."""
+    many = [replace(image, cell=replace(image.cell, line=f"1.{n}")) for n in range(600) for image in images[:5]]
+    parts = json.loads(ci.github_outputs(many, HUGE)["parts"])["include"]
+    assert len(ci.split_by_disk(many, HUGE)) == 300
+    assert len(parts) <= ci.MAX_PARTS
+    assert sorted(cell for part in parts for cell in part["cells"].split()) == sorted(image.id for image in many)
+    with pytest.raises(UsageError, match=r"^3000 images need 3000 parts on disks of 1 B, .* at most 256 jobs$"):
+        ci.github_outputs(many, 1)

@@ -200,6 +200,90 @@ def test_what_was_allowed_is_not_forgotten(desk: ReleaseDesk) -> None:
     assert released.allowed == ("untested-gpu", "unsigned")
 
 
+BESIDE = f"{CELL}-board"
+
+
+@pytest.fixture
+def pair(desk: ReleaseDesk) -> Releaser:
+    """A staged release with a second image, which nobody has tested."""
+    both = plan.make_locked_plan(desk.project, desk.project.select([CELL, BESIDE])).images
+    planned = {image.id: image for image in both}
+    digest = desk.add_image(planned[BESIDE]).manifest.digest
+    other = StagedImage(cell=BESIDE, repository="quartz-cuda", digest=digest, plan=planned[BESIDE].digest)
+    staged = desk.staged().model_copy(update={"images": (*desk.staged().images, other)})
+    return Releaser(project=desk.project, place=desk.place, release=staged, planned=planned, skip_incomplete=True)
+
+
+def test_an_image_that_is_not_ready_is_left_out(desk: ReleaseDesk, pair: Releaser) -> None:
+    with pytest.raises(ImageTestError, match=f"^{BESIDE}: no valid test results"):
+        replace(pair, skip_incomplete=False).check(View(desk.console))
+    candidates = pair.check(View(desk.console))
+    assert [candidate.target.cell for candidate in candidates] == [CELL]
+    assert [str(error) for error in pair.left_out] == [f"{BESIDE}: no valid test results"]
+    pair.publish(Host(), View(desk.console), desk.store, candidates)
+    [([target], _)] = desk.published
+    assert target.cell == CELL
+
+
+def test_a_release_without_any_image_that_is_ready_fails(desk: ReleaseDesk, pair: Releaser) -> None:
+    desk.report(passed=(), failed=("test_it",), finished="2026-11-23T00:00:00Z")
+    with pytest.raises(ImageTestError, match=f"^2 images cannot be released\n{CELL}: tests failed"):
+        pair.check(View(desk.console))
+
+
+def test_a_list_that_nobody_signed_is_refused_even_if_images_may_be_left_out(
+    desk: ReleaseDesk, pair: Releaser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise VerifyError("images may be missing")
+
+    monkeypatch.setattr(StagingArea, "require_signed", refuse)
+    with pytest.raises(VerifyError, match="images may be missing"):
+        pair.check(View(desk.console))
+
+
+def test_an_image_needs_the_thorough_tests_of_one_that_is_left_out(desk: ReleaseDesk, pair: Releaser) -> None:
+    """Otherwise nobody would have run them for what is released."""
+    test = desk.project.root / "tests/images/test_quartz.py"
+    test.write_text(f"import pytest\n{test.read_text('utf-8')}\n\n@pytest.mark.thorough\ndef test_deep(): ...\n")
+    pair = replace(pair)  # reads the tests
+    _, board = pair.release.images
+    write_tests(desk.project.root, ["board"])
+    suite = Suite.of(desk.project.root)
+    passed = suite.of_image(pair.planned[BESIDE].components, "tests/images", thorough={"board"})
+    on_gpu = {"kind": "gpu", "passed": desk.passed_on_gpu}
+    values = {
+        "image": board.digest,
+        "cell": BESIDE,
+        "plan": board.plan,
+        "suite": suite.files,
+        "kind": "image",
+        "failed": (),
+    }
+    manifest = desk.registry.contents[board.digest]
+    image = Descriptor(media_type=MANIFEST_TYPE, digest=board.digest, size=len(manifest))
+    for each in ({"passed": tuple(passed)}, on_gpu):
+        proof = Evidence(**{**values, **each})
+        evidence.write_evidence(desk.project.state, proof)
+        reports.attach_evidence(desk.project, desk.registry, image, [proof], None)
+    pair = replace(pair)
+    desk.report(passed=(), failed=("tests/images/test_quartz.py::test_deep",), finished="2026-11-23T00:00:00Z")
+    with pytest.raises(ImageTestError) as caught:
+        pair.check(View(desk.console))
+    assert f"{CELL}: tests failed" in str(caught.value)
+    assert "it lacks results of tests: tests/images/test_quartz.py::test_deep" in str(caught.value)
+
+
+def test_what_an_earlier_run_published_stays_in_the_record(desk: ReleaseDesk, pair: Releaser) -> None:
+    """Its tags are set; without the record, an older release could move them back."""
+    other = ReleasedImage(cell=BESIDE, digest=pair.release.images[1].digest, references=(), gpu="passed", signer="")
+    desk.place.record(Released(stamp=STAMP, revision="abc", images=(other,)))
+    pair.publish(Host(), View(desk.console), desk.store, pair.check(View(desk.console)))
+    released = desk.place.released(STAMP)
+    assert released
+    assert [image.cell for image in released.images] == [CELL, BESIDE]
+
+
 def test_a_failure(desk: ReleaseDesk) -> None:
     desk.report(passed=(), failed=("test_it",), finished="2026-11-23T00:00:00Z")
     assert desk.refused(ImageTestError) == f"{CELL}: tests failed"

@@ -11,17 +11,20 @@ import pytest
 
 from builder.common.console import View
 from builder.common.errors import ImageTestError
+from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.index.host import Host
-from builder.layers.blobs import Descriptor
+from builder.layers import oci
+from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, reports, staging, transfer
+from builder.registry import artifacts, evidence, reports, staging, transfer
 from builder.registry.signing import Signer
 from builder.registry.stager import Staged, stage_images
 from builder.registry.staging import INDEX, StagingArea, plan_tag
 from tests.fakes.registry import MemoryRegistry
+from tests.fakes.suites import passing_evidence
 from tests.unit.registry.test_publish import BOARD, DAY, EMBER, REGISTRY, PublishBench
 
 PUSH = transfer.push_image  # the bench replaces it
@@ -111,16 +114,79 @@ def test_edited_evidence_is_not_staged(yard: Yard, edit: dict[str, object], reas
 
 
 def test_an_image_that_another_machine_staged_is_listed_too(yard: Yard) -> None:
-    digest = yard.bench.stored.pop(EMBER).manifest.digest
+    digest = staged_elsewhere(yard, with_tag=False)
     with pytest.raises(ImageTestError, match=f"{EMBER}: not built"):
         yard.stage(listed_on=DAY)
     assert not [call for memory in yard.repositories.values() for call in memory.calls], "nothing is sent"
     yard.repository(EMBER).tags[plan_tag(yard.bench.image(EMBER).digest)] = digest
     staged = yard.stage(listed_on=DAY)
+    assert yard.reports(EMBER, digest) == 0, "this machine has not tested it"
     assert [(image.cell, image.digest) for image in staged.elsewhere] == [(EMBER, digest)]
     assert [image.cell for image in staged.here] == [BOARD]
     [tag] = [tag for tag in yard.repositories[INDEX].tags if tag.startswith(f"images-{DAY}-")]
     assert set(yard.place.read_list(tag).images) == set(staged.images)
+
+
+@pytest.mark.parametrize("failed", [(), ("tests/images/test_base.py::test_it",)], ids=["a pass", "a failure"])
+def test_results_of_this_machine_are_attached_to_an_image_that_another_one_staged(
+    yard: Yard, failed: tuple[str, ...]
+) -> None:
+    """A job without rights runs the tests; this one, which runs no code of an image, signs and attaches the results."""
+    digest = staged_elsewhere(yard)
+    proof = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), yard.bench.stored[BOARD])
+    passed = tuple(name for name in proof.passed if name not in failed)
+    changes = {"image": digest, "passed": passed, "failed": failed}
+    evidence.write_evidence(yard.bench.project.state, proof.model_copy(update=changes))
+    staged = yard.stage()
+    assert [image.digest for image in staged.elsewhere] == [digest]
+    assert yard.reports(EMBER, digest) == 1
+    assert f"{EMBER}: staged" in yard.bench.console.text
+    yard.stage()
+    assert yard.reports(EMBER, digest) == 1, "once"
+
+
+def test_results_for_another_plan_are_not_attached(yard: Yard) -> None:
+    digest = staged_elsewhere(yard)
+    proof = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), yard.bench.stored[BOARD])
+    changes = {"image": digest, "plan": "sha256:" + "e" * 64}
+    evidence.write_evidence(yard.bench.project.state, proof.model_copy(update=changes))
+    yard.stage()
+    assert yard.reports(EMBER, digest) == 0
+
+
+def test_images_that_are_not_ready_are_left_out(yard: Yard) -> None:
+    """One flaky test held back all other images."""
+    bench = yard.bench
+    bench.prove(bench.image(EMBER), passed=(), failed=("tests/images/test_base.py::test_it",))
+    with pytest.raises(ImageTestError, match=f"^{EMBER}: tests failed"):
+        yard.stage()
+    assert not [call for memory in yard.repositories.values() for call in memory.calls], "nothing is sent"
+    staged = yard.stage(skip_incomplete=True)
+    assert [image.cell for image in staged.images] == [BOARD]
+    assert list(map(str, staged.left_out)) == [f"{EMBER}: tests failed"]
+    assert not yard.repository(EMBER).tags
+
+
+def test_no_release_is_staged_if_all_images_are_left_out(yard: Yard) -> None:
+    for cell in (EMBER, BOARD):
+        yard.bench.prove(yard.bench.image(cell), passed=(), failed=("tests/images/test_base.py::test_it",))
+    with pytest.raises(ImageTestError, match=r"^2 images cannot be staged\n"):
+        yard.stage(skip_incomplete=True)
+
+
+def staged_elsewhere(yard: Yard, *, with_tag: bool = True) -> str:
+    """Another machine staged an image of EMBER, which this one has not built; returns its digest."""
+    del yard.bench.stored[EMBER]
+    memory, planned = yard.repository(EMBER), yard.bench.image(EMBER)
+    content = oci.config(planned.settings, [], [], created="2026-11-01T00:00:00Z", labels={})
+    config = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(content), size=len(content))
+    memory.contents[config.digest] = content
+    tag = plan_tag(planned.digest)
+    digest = memory.put_manifest(tag, oci.manifest(config, []), MANIFEST_TYPE)
+    memory.calls.clear()
+    if not with_tag:
+        del memory.tags[tag]
+    return digest
 
 
 def test_an_image_of_known_layers_is_staged_without_test_results(yard: Yard) -> None:

@@ -172,11 +172,11 @@ def test_the_lines_are_valid_yaml() -> None:
 # ---- the program
 
 
-def run(root: Path) -> Result:
+def run(root: Path, *arguments: str) -> Result:
     (root / "matrix.yaml").write_text(MATRIX)
     context = Context(root=root)
     context.host = Host(index=IndexSettings(url="https://index.example.test/simple/"))
-    return CliRunner().invoke(upstream, obj=context)
+    return CliRunner().invoke(upstream, arguments, obj=context)
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, wheels: Mapping[str, Sequence[str]]) -> None:
@@ -217,6 +217,14 @@ def test_the_program_prints_what_can_be_pasted_and_writes_nothing(
 def test_the_program_without_proposals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     serve(monkeypatch, CURRENT)
     assert run(tmp_path).stdout == "all frameworks are at their newest releases\n"
+
+
+def test_the_program_for_one_framework(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each framework is updated in a pull request of its own."""
+    serve(monkeypatch, CURRENT | {"jax": ["0.10.2", "0.12.1"]})
+    assert run(tmp_path, "pytorch").stdout == "no newer releases of pytorch\n"
+    assert run(tmp_path, "jax").stdout == NEW_JAX
+    assert "did you mean 'pytorch'?" in str(run(tmp_path, "pytorhc").exception)
 
 
 def test_an_index_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
