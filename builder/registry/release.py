@@ -118,8 +118,10 @@ class Releaser:
                     to_check = tuple(image for image in self.release.images if image.cell in changed)
                     candidates = [candidate for candidate in candidates if candidate.target.cell not in changed]
         self.left_out = tuple(left_out)
-        cells = [self.planned[candidate.target.cell].cell for candidate in candidates]
-        failures: list[BuilderError] = [*support.refusals(self.project.matrix, cells, self.today)]
+        failures: list[BuilderError] = []
+        if not self.skip_incomplete:
+            cells = [self.planned[staged.cell].cell for staged in self.release.images if staged.cell in self.planned]
+            failures += support.refusals(self.project.matrix, cells, self.today)
         if not self.allow_unsigned:
             try:
                 self.place.require_signed(self.project, self.release, self.again)

@@ -211,7 +211,9 @@ def pair(desk: ReleaseDesk) -> Releaser:
     digest = desk.add_image(planned[BESIDE]).manifest.digest
     other = StagedImage(cell=BESIDE, repository="quartz-cuda", digest=digest, plan=planned[BESIDE].digest)
     staged = desk.staged().model_copy(update={"images": (*desk.staged().images, other)})
-    return Releaser(project=desk.project, place=desk.place, release=staged, planned=planned, skip_incomplete=True)
+    return Releaser(
+        project=desk.project, place=desk.place, release=staged, planned=planned, today=TODAY, skip_incomplete=True
+    )
 
 
 def test_an_image_that_is_not_ready_is_left_out(desk: ReleaseDesk, pair: Releaser) -> None:
