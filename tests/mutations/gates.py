@@ -42,6 +42,7 @@ GATES = (
     Gate("what a report must be about", "reports.py", "            if reason := requirement.why_not_met(evidence):\n                raise VerifyError(reason)\n", ""),
     Gate("results here", "evidence.py", "        if reason := requirement.why_not_met(evidence):\n            refused.append(reason)\n        else:", "        if True:"),
     Gate("who is trusted", "signing.py", "            except CosignError:\n                continue", "            except CosignError:\n                pass"),
+    Gate("the certificate of an identity", "signing.py", "elif not is_new and not _has_certificate(data):", "elif False:"),
     Gate("a signature that is a path", "signing.py", "if not (isinstance(signature, str) and", "if not (isinstance(signature, str) or"),
     Gate("the signature of an image", "attestations.py", 'if signature.state != "signed":', "if False:"),
     Gate("the tag of a signature", "attestations.py", "if not any(_is_for(", "if False and not any(_is_for("),
