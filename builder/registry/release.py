@@ -135,6 +135,8 @@ class Releaser:
         planned = self.planned.get(staged.cell)
         if planned is None or planned.digest != staged.plan:
             raise self.release.stale(staged.cell)
+        if self.skip_incomplete and (refusals := support.refusals(self.project.matrix, [planned.cell], self.today)):
+            raise errors.join(refusals, f"ends of support are over for {staged.cell}")
         image, manifest = staging.image_of(self.place, staged)
         registry = self.place.open(staged.repository)
         expected_image = expected.of_known(self.project.root, self._known, planned)
