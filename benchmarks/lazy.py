@@ -133,7 +133,7 @@ def measure(address: str, reference: str, command: list[str], *, is_lazy: bool) 
 
 @contextmanager
 def slow_link(latency: int, rate: int) -> Iterator[int]:
-    """A port that leads to the registry, with a round-trip time (ms) and a rate (Mbit/s, 0: any) for all connections."""
+    """A port that leads to the registry, with a round-trip time (ms) and a rate (Mbit/s, 0: any) of all connections."""
     loop, free_at = asyncio.new_event_loop(), 0.0
 
     async def delayed(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
