@@ -44,19 +44,19 @@ def faults(pinned: Mapping[str, set[str]], listed: Pins) -> list[str]:
     lines += [f"{name} has an entry, but is not pinned" for name in listed.pins if name not in pinned]
     for name, versions in pinned.items():
         if (pin := listed.pins.get(name)) and versions != {pin.version}:
-            lines.append(f"{name} is pinned as {', '.join(sorted(versions))}, its entry is of {pin.version}")
+            lines.append(f"{name} is pinned as {', '.join(sorted(versions))}, its entry has {pin.version}")
     return [f"{_NAMED}: {line}" for line in sorted(lines)]
 
 
 def reminders(listed: Pins, today: date) -> list[str]:
-    """What to look at: pins that are older than they should be, and those with known vulnerabilities."""
+    """Pins that are older than they should be, and those with known vulnerabilities."""
     lines = []
     for name, pin in listed.pins.items():
         what = name if not pin.version or pin.version.startswith("sha256:") else f"{name} {pin.version}"
         if today > pin.released + timedelta(days=pin.days):
             lines.append(
-                f"{what} is of {pin.released}, more than {pin.days} days ago: look for a newer one, then set version "
-                f"and date in {_NAMED}"
+                f"{what} dates from {pin.released}, more than {pin.days} days ago: look for a newer one, then set "
+                f"version and date in {_NAMED}"
             )
         program = name.rpartition("/")[2]
         if pin.version and (found := listed.vulnerabilities(program, pin.version.removeprefix("v"))):

@@ -223,7 +223,7 @@ class Assembler(ImageProvider):
         known.add_system(image.os_inputs, system)
         known.write()
 
-        # Bytecode has the paths of its modules.
+        # The paths of bytecode follow from those of its modules.
         contents = [
             (planned.name, stored_layers.read_toc(store, made))
             for planned, made in zip(image.layers, stack, strict=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from builder.common.errors import BuildError
 from builder.lock.os_lock import OsLock
 
-_MAGIC, _HEADER = b"!<arch>\n", 60  # of an archive of ar: the first bytes, and the size of the header of each member
+_MAGIC, _HEADER = b"!<arch>\n", 60  # of an ar archive: the first bytes, and the size of the header of each member
 
 
 def index(lock: OsLock, paths: Mapping[str, Path]) -> dict[str, bytes]:
@@ -41,7 +41,7 @@ def _control(path: Path, name: str) -> str:
     try:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise ValueError("not an archive of ar")
+                raise ValueError("not an ar archive")
             while header := file.read(_HEADER):
                 member, size = header[:16].decode("ascii").strip().rstrip("/"), int(header[48:58])
                 if not member.startswith("control.tar"):

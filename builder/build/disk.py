@@ -82,7 +82,7 @@ def dockerfile_bytes(plan: Plan, kind: str, cached: int = 0) -> int:
 
 
 def download_bytes(missing: int, kind: str, *, is_shared: bool) -> int:
-    """Bytes that an image adds to an engine with this kind of store if so many bytes of it are missing.
+    """Bytes that an image adds to an engine with this kind of store if `missing` bytes of its blobs are missing there.
 
     With `is_shared`, also what it adds to the store of this machine.
     """

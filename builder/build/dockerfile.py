@@ -33,7 +33,7 @@ _INFRASTRUCTURE = (
     "error reading from server",
     "rpc error",
 )
-# Errors of apt, and lines of templates/steps/packages.sh, in the output of a step.
+# Errors of apt, and lines that templates/steps/packages.sh prints, in the output of a step.
 _OF_PACKAGES = re.compile(
     r"^\s*\|.*(no installation candidate|version .* was not found|unable to locate package|failed to fetch"
     r"|hash sum mismatch|held broken packages|unmet dependencies|does not have a release file|are not the locked ones"

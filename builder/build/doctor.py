@@ -190,7 +190,7 @@ def _debian_locks(
                 line += ". To lock the current versions: builder lock --os '*'"
         if others:
             state = "note"
-            line += f"; the archives have another file of {listed(sorted(others), 3)}: do not use them"
+            line += f"; the archives have a different file for {listed(sorted(others), 3)}: do not use them"
         lines.append(line)
     yield MachineFinding("debian locks", state, "\n".join(lines))
 

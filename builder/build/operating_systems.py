@@ -481,6 +481,6 @@ def _changes(
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     ids = [image.id for image in images if image.os_request in new]
     return [
-        f"Locked Debian packages are in no archive any more. {what_follows}",
+        f"Locked Debian packages are no longer in any archive. {what_follows}",
         *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"]),
     ]

@@ -144,7 +144,7 @@ class StagedImages(ImageProvider):
         layers = [
             (planned.name, stored_layers.read_toc(self._store, layer))
             for planned, layer in zip(image.layers, stored.layers, strict=True)
-            if planned.kind != "os" and not planned.compiled  # bytecode has the paths of its modules
+            if planned.kind != "os" and not planned.compiled  # the paths of bytecode follow from those of its modules
         ]
         system = self._known.system(image.os_inputs)
         stored_layers.check_paths(image.id, layers, system.taken if system else ())

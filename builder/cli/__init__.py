@@ -142,7 +142,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """The text of a warning; one of Python or a library has its place in the code."""
+    """The text of a warning, with its place in the code if Python or a library raised it."""
     place = "" if issubclass(category, BuilderWarning) else f"{filename}:{lineno}: {category.__name__}: "
     return f"{place or 'warning: '}{message}\n"
 

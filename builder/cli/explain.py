@@ -94,7 +94,7 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         click.echo(line)
     if explanation.works:
         for end in support.ends_of_cell(project.matrix, cell):
-            reason = f"; released all the same: {end.after_support}" if end.after_support else ""
+            reason = f"; released anyway: {end.after_support}" if end.after_support else ""
             click.echo(f"{end.sentence(context.today)} ({end.source}){reason}")
     if not explanation.works:
         raise RefusedError(f"{explanation.id} does not work")

@@ -109,8 +109,8 @@ def images_command(context: Context, /, patterns: Sequence[str], **options: Any)
 
     Skips what is already done: an image that is up to date and has passed its tests is neither built nor tested again.
 
-    If locked Debian packages that are needed are in no archive any more, locks the current ones and lists the changes.
-    With --locked, fails instead.
+    If needed locked Debian packages are no longer in any archive, locks the current ones and lists the changes. With
+    --locked, fails instead.
     """
     if failure := images.failure(make_selected(context, context.project.select(patterns), **options), "images failed"):
         raise failure

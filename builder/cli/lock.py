@@ -28,7 +28,7 @@ from builder.lock import update as locking
     "packages",
     multiple=True,
     metavar="NAME",
-    help="Choose a version of this package again, the newest that fits, where it is locked. Other packages change only "
+    help="Choose the newest version of this package that fits, in every lock that has it. Other packages change only "
     "if they must. Repeatable.",
 )
 @click.pass_obj
@@ -38,8 +38,8 @@ def lock_command(
     """Choose the exact wheels and Debian packages of CELLS.
 
     Writes them to locks/. Queries the package index for wheels, and Debian's archives for packages, with apt. Run
-    `builder render` afterwards, to update images/. A Debian release or a group of cells that fails does not stop the
-    others: what succeeded is written, and the exit code is 18 if anything did.
+    `builder render` afterwards, to update images/. If some Debian releases or groups of cells fail, the others are
+    locked, and the exit code is 18.
 
     \b
     builder lock                  lock what is new or out of date; keep all other versions

@@ -15,7 +15,7 @@ from builder.common.text import parse_size
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 CELLS_HELP = (
     "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*'), or sets: those of matrix.yaml, the Debian "
-    "releases and frameworks in it, `unsupported` (what builds on after its end of support), and `all` others. "
+    "releases and frameworks in it, `unsupported` (those with `after_support`), and `all` (the others). "
     "Default: the set `default`."
 )
 ALL_CELLS_HELP = CELLS_HELP.replace("the set `default`", "all cells")
@@ -80,7 +80,7 @@ debug_option = click.option("--debug", is_flag=True, expose_value=False, help="S
 skip_incomplete_option = click.option(
     "--skip-incomplete",
     is_flag=True,
-    help="Leave out images that are not ready, name them, and exit with status 18. Default: fail, and change nothing.",
+    help="Leave out images that are not ready, name them, and end with exit code 18. Default: fail and change nothing.",
 )
 roll_back_option = click.option(
     "--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages."

@@ -160,7 +160,7 @@ def prune_command(
     In the public repositories, only attachments of images that no longer exist are deleted. Public image tags are never
     deleted: stamped tags never move, and users may depend on them.
 
-    On ghcr.io, it deletes versions of packages with GitHub's API, with the token of `docker login`.
+    On ghcr.io, deletes versions of packages with GitHub's API and the token of `docker login`.
 
     Run it when no job stages, tests or releases images. docs/registries.md describes how the registry frees the space.
     """

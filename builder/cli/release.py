@@ -139,7 +139,7 @@ def _stamp(context: Context) -> str:
 @skip_incomplete_option
 @format_option(
     f"{JSON_HELP} github: outputs of a GitHub Actions step: the `stamp`, and `parts` and `cells` of the staged images, "
-    "as `builder plan`.",
+    "as in `builder plan`.",
     "text", "json", "github",
 )  # fmt: skip
 @click.pass_obj
@@ -153,8 +153,8 @@ def stage_command(
     with today's date as its stamp. Other machines can test it (`builder test --staged`) and publish it (`builder
     release`). Uses the credentials of `docker login`.
 
-    Images that this machine does not have are listed too, if another machine staged them for the same plan. Results of
-    this machine about such images are attached to them.
+    Images that this machine does not have are listed too, if another machine staged them for the same plan. This
+    machine's test results for such images are attached to them.
     """
     began = time.monotonic()
     project = context.project
@@ -218,7 +218,7 @@ def refresh_command(
     differ from the last commit (without git: that this command changed), and stages them if `staging` is set in
     matrix.yaml. Only the layers of the operating system change. Images whose packages have not changed are not rebuilt.
 
-    A Debian release that cannot be locked, or an image that fails, does not stop the others; the exit code is then 18.
+    If a Debian release cannot be locked, or an image fails, the others are completed, and the exit code is 18.
 
     If a test fails, restore the earlier packages with `git restore locks images`, which also discards your other
     uncommitted changes there.
@@ -314,8 +314,8 @@ def release_command(
     Compares the configuration and the known layers of every image with the plan. The test results of each image must
     be for exactly that image and the current test files. They must be signed by a signer listed under `evidence` in
     matrix.yaml, or produced on this machine. Images for GPUs need GPU tests: run `builder test --staged` on a machine
-    with a GPU. If matrix.yaml has `scan`, the scanner must accept each image. Warns 60 days before the support of a
-    Debian release, Python, CUDA or framework line ends, and refuses its images afterwards, unless its entry in
+    with a GPU. If matrix.yaml has `scan`, the scanner must accept each image. Warns from 60 days before the end of
+    support of a Debian release, Python, CUDA or framework line; afterwards, refuses its images, unless its entry in
     matrix.yaml has `after_support` with a reason.
 
     Run it again to finish a release that was interrupted.

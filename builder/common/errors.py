@@ -168,14 +168,14 @@ class SigningError(BuilderError):
 
 
 class IncompleteError(BuilderError):
-    """Part of the work failed; the rest of it is done and was written."""
+    """Part of the work failed, and the rest is done."""
 
     exit_code = 18
     title = "incomplete"
 
 
 class BuilderWarning(UserWarning):
-    """A danger that does not stop the command. Shown once, without the line of code: see `builder.cli.main`."""
+    """A danger that does not stop the command. Shown once, without the line of code: see `builder.cli`."""
 
 
 class Terminated(BaseException):

@@ -1,9 +1,9 @@
-"""The index of a layer's files (TOC), with which a node mounts the layer before it has downloaded it. Pure.
+"""The table of contents (TOC) of a layer, with which a node mounts the layer before it has downloaded it. Pure.
 
 In an eStargz layer, the content of each file is one gzip member or several (chunks). The TOC is the last entry of the
 tar, and lists each file with its metadata, the position of its members in the blob, and their SHA-256. A footer of 51
 bytes at the end of the blob has the position of the TOC, and the manifest has its SHA-256. Every other reader sees a
-tar in gzip, with two more files in the root folder. Source: docs/estargz.md of containerd/stargz-snapshotter.
+gzipped tar with two more files in the root folder. Source: docs/estargz.md of containerd/stargz-snapshotter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LANDMARK = ".no.prefetch.landmark"
 LANDMARK_CONTENT = b"\x0f"
 RESERVED = (TOC, LANDMARK)  # files that a layer has beside those of its image
 TOC_ANNOTATION = "containerd.io/snapshot/stargz/toc.digest"
-SIZE_ANNOTATION = "io.containers.estargz.uncompressed-size"  # with it, Podman can take files that it has from elsewhere
+SIZE_ANNOTATION = "io.containers.estargz.uncompressed-size"  # with it, Podman can reuse files that it has
 FOOTER = 51  # bytes
 SMALL = 16 << 20  # bytes of a file whose content `LayerReader` returns
 LARGEST = 32 << 20  # bytes of a TOC; the longest known one has 2 MB. Reading takes 30 times as much memory
@@ -147,7 +147,7 @@ def read_toc(blob: BinaryIO) -> tuple[TocEntry, ...]:
             info = tar.next()
             content = tar.extractfile(info) if info and info.name == TOC else None
             if content is None:
-                raise ValueError("its table of contents is not where the footer says")
+                raise ValueError("its table of contents is not at the position in the footer")
             return _Toc.model_validate_json(content.read()).entries
     except ValidationError as error:
         raise VerifyError("the layer cannot be read: invalid table of contents") from error
@@ -192,7 +192,7 @@ class LayerReader:
     def __iter__(self) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
         """Each file, and its content if it is a file of at most 16 MB.
 
-        Raises VerifyError if the layer is no tar in gzip.
+        Raises VerifyError if the layer is no gzipped tar.
         """
         try:
             with tarfile.open(fileobj=cast("BinaryIO", self._members), mode="r|", bufsize=CHUNK) as tar:
@@ -262,7 +262,7 @@ def check_layer(blob: BinaryIO, toc: str) -> None:
 
 
 class _Members:
-    """The plain bytes of a gzip file, which remembers where each member begins in both."""
+    """Reads the plain bytes of a gzip file, and records where each member begins in the blob and in the plain bytes."""
 
     def __init__(self, blob: BinaryIO) -> None:
         self._blob = blob
@@ -282,7 +282,7 @@ class _Members:
                 self._rest = self._blob.read(CHUNK)
                 if not self._rest:
                     if self._stream is not None:
-                        raise EOFError("it is cut short")
+                        raise EOFError("it is truncated")
                     break
                 self.end = (self.end + self._rest[-FOOTER:])[-FOOTER:]
             if self._stream is None:
@@ -308,7 +308,7 @@ class _Members:
         return self._of[start][0] if start in self._of else 0
 
     def chunks(self, start: int, size: int) -> list[tuple[int, int, str]]:
-        """The members of a content. Empty if it does not begin and end with a member."""
+        """The members of a file's content. Empty if the content does not begin and end with a member."""
         chunks = []
         end = start + size
         while start < end:

@@ -29,7 +29,7 @@ class Garbage:
     """Files that no image of the store uses, as path -> bytes; `leftovers` are downloads, temporary files, records.
 
     `packages` are no garbage: the Debian packages of which the operating systems of images were made, blob -> bytes.
-    With them, this machine can make the operating systems again after the archives have moved on.
+    With them, this machine can make the operating systems again after the archives have replaced packages.
     """
 
     blobs: Mapping[Path, int]

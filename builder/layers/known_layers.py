@@ -42,7 +42,7 @@ _TITLES = {
     "diff_id": "diff id",
     "size": "size",
     "unpacked": "unpacked size",
-    "toc": "digest of files",
+    "toc": "digest of the table of contents",
 }
 _HINT = f"Restore an intact version, or delete it: the next build writes it. {PATH} must be the same on all machines."
 

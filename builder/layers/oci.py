@@ -160,7 +160,7 @@ def manifest(config_blob: Descriptor, layers: Sequence[Layer], *, is_plain: bool
 
 
 def _layer_data(layer: Layer) -> dict[str, Any]:
-    """A layer in a manifest. Snapshotters mount only layers with the digest of their index."""
+    """A layer in a manifest. Snapshotters mount only layers with the digest of their TOC."""
     if not layer.toc:
         return layer.descriptor.as_data()
     annotations = {estargz.TOC_ANNOTATION: layer.toc, estargz.SIZE_ANNOTATION: str(layer.unpacked)}

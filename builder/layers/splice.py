@@ -5,7 +5,7 @@ section 2.2). So each deflated entry becomes a gzip member of its own. The rest 
 the operating system, the TOC) is compressed by libdeflate: the version in locks/builder.txt gives the same bytes on
 every machine. zlib does not: its successors, which some distributions use in its place, compress to other bytes.
 
-The result is a pure function of the entries: no clock, no owner. Of wheels, the remaining work is hashing, and
+The result is a pure function of the entries: no clock, no owner. The remaining work for wheels is hashing, and
 inflating for the diff id.
 """
 
@@ -37,7 +37,7 @@ GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # gzip, deflate, no f
 # With a gzip member for each file, libdeflate's level 6 makes Debian's files 2 % smaller than level 4 of zlib in
 # members of 4 MB, in 80 % of its time (142 MB of files of Debian 12).
 LEVEL = 6
-MEMBER = 4 << 20  # bytes of content in one member at most; a node downloads all of them to read any
+MEMBER = 4 << 20  # bytes of content in one member at most; a node downloads all of them to read any of them
 _IN_BACKGROUND = 1 << 16  # bytes that are worth another thread
 _THREADS = 8  # at most: each has up to two members in memory
 _PIECE = 2 * CHUNK  # inflated at a time
@@ -149,7 +149,7 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
                     blob.put((GZIP_HEADER, chunks[0]), len(GZIP_HEADER))
                 # An empty file has no member, but its stream is checked, too.
                 inflater = None if diff_id and (entry.sha256 or not size) else _Inflater(content, entry.sha256)
-                for data in _chunks(content):
+                for data in _raw_pieces(content):
                     if size:
                         blob.put((data, None), len(data))
                     if inflater:
@@ -162,7 +162,7 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
                     blob.put((trailer, None), len(trailer))
             elif content is not None:
                 content_hash = hashlib.sha256()
-                for plain in _pieces(content):
+                for plain in _split(content):
                     if not chunks:
                         put(bytes(headers))
                         headers.clear()
@@ -236,45 +236,45 @@ class _Chunk:
     offset: int = 0  # in the blob, once it is written
 
 
-def _pieces(content: Zipped | bytes) -> Iterator[bytes]:
-    """The content in pieces of MEMBER bytes; raises SpliceError as `_checked_chunks`."""
+def _split(content: Zipped | bytes) -> Iterator[bytes]:
+    """The content in parts of MEMBER bytes, one for each chunk; raises SpliceError as `_checked_pieces`."""
     if isinstance(content, bytes):
         for at in range(0, len(content), MEMBER):
             yield content[at : at + MEMBER]
         return
-    piece = bytearray()
-    for data in _checked_chunks(content):
-        piece += data
-        while len(piece) >= MEMBER:
-            yield bytes(piece[:MEMBER])
-            del piece[:MEMBER]
-    if piece:
-        yield bytes(piece)
+    part = bytearray()
+    for data in _checked_pieces(content):
+        part += data
+        while len(part) >= MEMBER:
+            yield bytes(part[:MEMBER])
+            del part[:MEMBER]
+    if part:
+        yield bytes(part)
 
 
-def _chunks(content: Zipped) -> Iterator[bytes]:
+def _raw_pieces(content: Zipped) -> Iterator[bytes]:
     content.file.seek(content.offset)
     left = content.length
     while left:
-        chunk = content.file.read(min(CHUNK, left))
-        if not chunk:
+        piece = content.file.read(min(CHUNK, left))
+        if not piece:
             raise SpliceError(f"{content.name}: the zip file is truncated here")
-        left -= len(chunk)
-        yield chunk
+        left -= len(piece)
+        yield piece
 
 
-def _checked_chunks(content: Zipped) -> Iterator[bytes]:
-    """The chunks of stored content; raises SpliceError after the last one if they do not match."""
+def _checked_pieces(content: Zipped) -> Iterator[bytes]:
+    """The pieces of stored content; raises SpliceError after the last one if they do not match."""
     crc = size = 0
-    for chunk in _chunks(content):
-        crc, size = zlib.crc32(chunk, crc), size + len(chunk)
-        yield chunk
+    for piece in _raw_pieces(content):
+        crc, size = zlib.crc32(piece, crc), size + len(piece)
+        yield piece
     if (crc, size) != (content.crc, content.size):
         raise SpliceError(f"{content.name}: content does not match the CRC-32 and size of its entry")
 
 
 class _Inflater:
-    """Inflates one entry, chunk by chunk. `sha256` is that of the content, known at the end; given, it is checked."""
+    """Inflates one entry, in pieces. `end` checks `sha256` of the content if it is given, and sets it."""
 
     def __init__(self, content: Zipped, sha256: str = "") -> None:
         self.sha256 = sha256
@@ -283,19 +283,19 @@ class _Inflater:
         self._hash = hashlib.sha256()
         self._crc = self._size = 0
 
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """The bytes that a chunk inflates to. Raises SpliceError as soon as there are more than expected."""
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The bytes that a piece inflates to. Raises SpliceError as soon as there are more than expected."""
         try:
             while True:  # a deflate stream may grow a thousandfold: never inflate all of it at once
-                plain = self._stream.decompress(chunk, _PIECE)
+                plain = self._stream.decompress(piece, _PIECE)
                 self._crc = isal_zlib.crc32(plain, self._crc)
                 self._hash.update(plain)
                 self._size += len(plain)
                 yield plain
-                chunk = self._stream.unconsumed_tail
+                piece = self._stream.unconsumed_tail
                 if self._size > self._content.size or self._stream.unused_data:
                     raise self._wrong("CRC-32 and size of its entry")
-                if not chunk and len(plain) < _PIECE:
+                if not piece and len(plain) < _PIECE:
                     return
         except InflateError as error:
             raise SpliceError(f"{self._content.name}: {error}") from error
@@ -384,8 +384,8 @@ def _plain(content: Zipped | bytes) -> Iterator[bytes]:
         yield content
     elif content.is_deflated:
         inflater = _Inflater(content)
-        for chunk in _chunks(content):
-            yield from inflater.feed(chunk)
+        for piece in _raw_pieces(content):
+            yield from inflater.feed(piece)
         inflater.end()
     else:
-        yield from _checked_chunks(content)
+        yield from _checked_pieces(content)

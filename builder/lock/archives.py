@@ -1,7 +1,7 @@
-"""Where locked Debian packages are: this machine's archives, the address a release has moved to, a snapshot archive.
+"""The places of locked Debian packages: this machine's archives, `archive` of matrix.yaml, snapshot archives.
 
-The path of a package in an archive is computed from the lock. Whoever serves a file, its size and SHA-256 must be those
-of the lock, which apt took from lists that Debian signs. So a place needs no signature. Nothing chooses a version here.
+The path of a package in an archive is computed from the lock. The size and SHA-256 of a file from any place must be
+those of the lock, which apt took from lists that Debian signs. So a place needs no signature. This chooses no version.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Located:
 
     @property
     def uncertain(self) -> str:
-        """Why a package may be in a place nevertheless; empty if not. apt's snapshot archive is only an addition."""
+        """Why a package in `gone` may be in a place; empty if none may. Ignores faults of apt's snapshot archive."""
         faults = {name: fault for name, fault in self.faults.items() if name != DEFAULT_SNAPSHOT} if self.gone else {}
         return "; ".join(f"{name}: {fault}" for name, fault in faults.items())
 
@@ -101,7 +101,7 @@ class Archives:
         self._say = say
         self._with_default = with_default
         self._lock = threading.RLock()
-        self._in_container: Apt | None = None  # what apt in a container of Debian uses
+        self._in_container: Apt | None = None  # the archives that apt in a container of Debian uses
         self._own: Apt | None = None
         self._slots: dict[str, threading.Semaphore] = {}
         self.faults: dict[str, str] = {}  # why a place is not used any more
@@ -185,7 +185,7 @@ class Archives:
                 with thread_pool(place.connections, "look-up") as pool:
                     sizes = list(pool.map(lambda package: self._size(session, place, package), missing))  # noqa: B023
                 if not any(sizes) and missing == list(lock.packages):  # the release has moved, or it is no such archive
-                    faults[place.name] = "it has no locked package"
+                    faults[place.name] = "none of the locked packages was found"
                 for package, size in zip(missing, sizes, strict=True):
                     if size == package.size:
                         at[package.sha256] = place.name

@@ -103,7 +103,7 @@ def update(
     written: list[str] = []
     done: list[str] = []
     failures: dict[str, list[BuilderError]] = {}
-    # Each Debian release by itself, so that the result has its name.
+    # One Debian release at a time, so that its failure is recorded under its name.
     by_release: dict[str, list[Cell]] = {}
     for cell in chosen:
         by_release.setdefault(project.matrix.python[cell.python].debian, []).append(cell)
@@ -296,10 +296,10 @@ def current_locks_of_stale(
     project: Project, requests: Iterable[OsRequest], archives: Archives, host: Host, is_kept: Kept,
     say: Callable[[str], None],
 ) -> tuple[dict[OsRequest, OsLock], list[LockError]]:  # fmt: skip
-    """New locks for the operating systems with locked packages that are nowhere any more; and errors.
+    """New locks for the operating systems with locked packages that no place has any more; and errors.
 
-    Looks for them in the store (`is_kept`) and in `archives`. If a place cannot be read, the locks stay. The errors are
-    those of systems that cannot be locked again.
+    Looks for them in the store (`is_kept`) and in `archives`. If a place cannot be read, makes no new locks. The errors
+    are those of systems that cannot be locked again.
     """
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     new: dict[OsRequest, OsLock] = {}
@@ -314,7 +314,7 @@ def current_locks_of_stale(
                 others = [f"{package.name} {package.version}" for package in located.others]
                 failures.append(
                     LockError(
-                        f"{request.path}: Debian's archives have another file of {listed(others, 3)}",
+                        f"{request.path}: Debian's archives have a different file for {listed(others, 3)}",
                         hint="Debian never changes a package without a new version: do not use these archives, "
                         "or this lock, until the difference is explained.",
                     )

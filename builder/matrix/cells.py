@@ -206,8 +206,8 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
 def _is_in(matrix: Matrix, cell: Cell, name: str) -> bool:
     """Whether a cell is in a built-in set: `unsupported`, `all` others, or those of a Debian release or framework.
 
-    `unsupported` are the cells with an entry of matrix.yaml that says `after_support`, on any day: which cells a run
-    builds does not depend on the clock.
+    `unsupported` are the cells with an entry of matrix.yaml that has `after_support`, on any day: the cells that a run
+    builds do not depend on the clock.
     """
     python = matrix.python[cell.python]
     if name in BUILT_IN_SETS:

@@ -1,4 +1,4 @@
-"""pins.yaml as typed models: when each pinned thing was released, and which versions have known vulnerabilities."""
+"""pins.yaml as typed models: the date of each pin, and the versions of programs with known vulnerabilities."""
 
 from __future__ import annotations
 

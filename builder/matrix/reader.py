@@ -153,7 +153,7 @@ def _set_faults(matrix: Matrix) -> Iterator[str]:
 
 
 def _support_faults(matrix: Matrix) -> Iterator[str]:
-    """Entries with `after_support` whose end of support is not known: the reason would be for nothing."""
+    """Entries with `after_support` whose end of support is not known: the reason would have no effect."""
     entries: dict[tuple[str, ...], str] = {}
     entries |= {("debian", name): debian.after_support for name, debian in matrix.debian.items()}
     entries |= {("python", version): python.after_support for version, python in matrix.python.items()}

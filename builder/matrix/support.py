@@ -57,7 +57,7 @@ class SupportEnd:
 def end_of(matrix: Matrix, path: tuple[str, ...], known: facts.Support | None = None) -> SupportEnd | None:
     """The end of support of an entry of matrix.yaml; None if none is known. The entry need not exist.
 
-    `known` are the ends of facts.yaml if it is None.
+    `known` is facts.yaml by default.
     """
     known = known or facts.load_facts().support
     match path:
@@ -131,7 +131,7 @@ def refusals(
     return [
         RefusedError(
             f"support of {end.name} ended on {end.last}, so these images get no security updates: {_named(members)}",
-            hint="Move them to a supported version, or remove them from matrix.yaml. To release them all the same, add "
+            hint="Move them to a supported version, or remove them from matrix.yaml. To release them anyway, add "
             f'to {end.entry} ({matrix.where(*end.path)}): after_support: "why" (this changes no image)',
         )
         for end, members in near_ends(matrix, cells, today, known).items()

@@ -1,4 +1,4 @@
-"""The program cosign: which one is installed, whether its version has known vulnerabilities, and how it is run."""
+"""The program cosign: finds it, warns if its version has known vulnerabilities, and runs it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Cosign:
         if not self.version or not (listed := known.vulnerabilities("cosign", self.version)):
             return ""
         # Debian may fix it without a new release.
-        check = " See the package's changelog: Debian may have fixed them in it." if "+deb" in self.package else ""
+        check = " See the changelog of the package: Debian may have fixed them there." if "+deb" in self.package else ""
         return (
             f"{self.name} has known vulnerabilities: {pins.describe(listed)}\n"
             f"  -> Install cosign {', or '.join(known.safe_releases('cosign'))} or newer: {RELEASES}{check}"
@@ -66,7 +66,7 @@ def find_cosign() -> Cosign | None:
     with suppress(ValueError, AttributeError, TypeError):
         if match := _NUMBER.match(str(json.loads(_output("cosign", "version", "--json")).get("gitVersion"))):
             return Cosign(path=path, version=match[1])
-    # Debian's cosign says that its version is `devel`.
+    # Debian's cosign prints `devel` as its version.
     owner = _output("dpkg-query", "--search", os.path.realpath(path)).partition(":")[0]
     package = _output("dpkg-query", "--show", "--showformat=${Version}", owner).strip() if owner else ""
     match = _NUMBER.match(package)

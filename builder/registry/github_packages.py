@@ -82,7 +82,7 @@ class GitHubApi:
         self._http = Connection(self.address, "", transport, policy, host.say, token)
 
     def send(self, method: str, url: str, action: str, *expect: int) -> Answer:
-        """Raises RegistryError, which says what the login needs if it is not enough."""
+        """Raises RegistryError, with a hint about the rights of the login if they do not suffice."""
         try:
             return self._http.send(Request(action=action, method=method, url=url, expect=expect, headers=_HEADERS))
         except RejectedError as error:
@@ -103,7 +103,7 @@ class GitHubApi:
             # Under a user's name, only public packages are certain to be listed; a user's own are under `/user` too.
             # That is the package of whoever logged in, so never without this check: a fork has the same digests.
             answer = self.send("GET", f"{self.address}/user", "reading the account of the login", 200, 403)
-            if answer.status == HTTPStatus.OK:  # 403: a token of a job is of no account
+            if answer.status == HTTPStatus.OK:  # 403: the token of a job belongs to no account
                 account = oci.parse_document(_Account, answer.body, "account", hint="")
                 if account.login.lower() == owner.lower():
                     paths.insert(0, f"{self.address}/user/{tail}")

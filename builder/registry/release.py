@@ -215,7 +215,7 @@ class Releaser:
         skipped = {"unsigned": self.allow_unsigned, "untested-gpu": self.allow_untested_gpu}
         stamp, revision = self.release.stamp, self.release.revision
         before = self.place.released(stamp)
-        # What an earlier run published and this one leaves out: its tags are set.
+        # Images that an earlier run published and this one leaves out: their tags are set.
         images += [image for image in before.images if image.cell not in self._candidates] if before else []
         now = (name for name, is_set in skipped.items() if is_set)
         allowed = dict.fromkeys((*(before.allowed if before else ()), *now))

@@ -103,7 +103,7 @@ def test_a_release_that_cannot_be_locked_is_named_with_the_reason(
 
 
 def test_a_debian_release_that_cannot_be_reached_does_not_stop_the_other(checkout: Checkout) -> None:
-    """The update of the other one is written, the message lists both, and the exit status is its own."""
+    """The update of the other one is written, the message lists both, and the exit code is 18."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}/archive"

@@ -54,7 +54,7 @@ def test_entries_and_pins_that_do_not_match_are_faults(listed: Pins) -> None:
     del changed["debian:trixie-slim"]
     assert pins.faults(changed, listed) == [
         "builder/matrix/pins.yaml: actions/cache is pinned, but has no entry",
-        "builder/matrix/pins.yaml: actions/checkout is pinned as v5.0.0, v6.0.0, its entry is of v5.0.0",
+        "builder/matrix/pins.yaml: actions/checkout is pinned as v5.0.0, v6.0.0, its entry has v5.0.0",
         "builder/matrix/pins.yaml: debian:trixie-slim has an entry, but is not pinned",
     ]
 
@@ -67,7 +67,7 @@ def test_an_old_pin_is_reported_the_day_after(listed: Pins) -> None:
     assert old(11) == []
     assert old(12) == ["actions/checkout"]
     assert old(15) == ["actions/checkout", "sigstore/cosign", "debian:trixie-slim", "locks/builder.txt"]
-    assert "actions/checkout v5.0.0 is of 2026-01-01, more than 10 days ago" in pins.reminders(listed, date.max)[0]
+    assert "actions/checkout v5.0.0 dates from 2026-01-01, more than 10 days ago" in pins.reminders(listed, date.max)[0]
 
 
 def test_a_pin_with_a_known_vulnerability_is_reported_on_any_day(listed: Pins) -> None:

@@ -250,7 +250,7 @@ def test_archives_that_do_not_answer(tiny: Project, machine: dict[str, Any]) -> 
 def test_archives_with_other_files(tiny: Project, machine: dict[str, Any]) -> None:
     finding = debian_locks(tiny, others=("libc6",))
     assert finding.state == "note"
-    assert finding.detail.count("the archives have another file of libc6: do not use them") == 2
+    assert finding.detail.count("the archives have a different file for libc6: do not use them") == 2
 
 
 def test_a_project_without_locks_of_packages(tiny: Project, machine: dict[str, Any]) -> None:

@@ -174,7 +174,9 @@ def test_a_full_store_leaves_no_record(system: OneSystem, monkeypatch: pytest.Mo
     assert system.recorded is None
 
 
-@pytest.mark.parametrize(("field", "title"), [("digest", "digest"), ("diff_id", "diff id"), ("toc", "digest of files")])
+@pytest.mark.parametrize(
+    ("field", "title"), [("digest", "digest"), ("diff_id", "diff id"), ("toc", "digest of the table of contents")]
+)
 def test_a_layer_with_other_bytes_than_the_known_one_is_not_stored(system: OneSystem, field: str, title: str) -> None:
     change: dict[str, Any] = {field: digest_of_bytes(b"other")}
     system.known.add_system(system.image.os_inputs, replace(system.make(), **change))

@@ -637,7 +637,7 @@ def test_a_combination_that_works(run: Callable[..., Result]) -> None:
 
 
 def test_ends_of_support_are_shown_with_their_source(run: Callable[..., Result], tmp_path: Path) -> None:
-    """And with the reason to release the image all the same. A Python of uv's builds has an end of its own."""
+    """And with the reason to release the image anyway. A Python of uv's builds has an end of its own."""
     end = "support of Debian bookworm ends on 2028-06-30"
     source = '(Debian Wiki, "LTS"; Debian, "Debian Releases"; of its security team 2026-06-10, then LTS)'
     assert run("pt-2.9-cu128-py311").stdout.splitlines()[2:] == [f"{end} {source}"]
@@ -646,7 +646,7 @@ def test_ends_of_support_are_shown_with_their_source(run: Callable[..., Result],
     (tmp_path / "matrix.yaml").write_text(MATRIX.replace('glibc: "2.36"', reason))
     after = run("pt-2.9-cu128-py311", today=date(2028, 7, 1)).stdout
     ended = "support of Debian bookworm ended on 2028-06-30: no security updates since"
-    assert after.endswith(f"{ended} {source}; released all the same: one course needs it\n")
+    assert after.endswith(f"{ended} {source}; released anyway: one course needs it\n")
 
 
 def test_a_refusal_has_an_exit_code_of_its_own(run: Callable[..., Result]) -> None:

@@ -122,7 +122,8 @@ def test_a_recorded_layer_must_be_right_in_all_its_fields(root: Path, change: di
     known = KnownLayers(root)
     known.add(planned(), replace(layer(), **change))
     [(name, value)] = change.items()
-    title = {"diff_id": "diff id", "unpacked": "unpacked size", "toc": "digest of files"}.get(name, name)
+    titles = {"diff_id": "diff id", "unpacked": "unpacked size", "toc": "digest of the table of contents"}
+    title = titles.get(name, name)
     message = f"^layer torch has the {title} {getattr(layer(), name)}, but {PATH} records {value}$"
     with pytest.raises(BuildError, match=message):
         known.add(planned(), layer())

@@ -305,7 +305,7 @@ def test_an_error_of_the_server_is_no_missing_package(tiny: Project, world: Worl
 def test_an_archive_without_any_package_has_another_layout(tiny: Project, world: World) -> None:
     """Or the release has moved. All locks were made again, with the same result, and then the build failed."""
     world.missing = {"here.example.test"}
-    assert located(tiny, host()).uncertain == f"{HERE}: it has no locked package"
+    assert located(tiny, host()).uncertain == f"{HERE}: none of the locked packages was found"
 
 
 def test_a_file_of_another_size_is_another_file(tiny: Project, world: World) -> None:
