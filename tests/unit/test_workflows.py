@@ -160,6 +160,23 @@ def test_all_tests_run_for_documents_whose_commands_are_tests() -> None:
     assert names == {*DOCUMENTS, ":(exclude,glob)*.md"}
 
 
+PULL_REQUEST = {"pull_request": {"base": {"sha": "base"}}}
+SINCE = {
+    "a pull request": ({"event": PULL_REQUEST, "vars": {"PUBLISH": "true"}}, "base"),
+    "a merge queue": ({"event": {"merge_group": {"base_sha": "base"}}, "vars": {"PUBLISH": "true"}}, "base"),
+    "a push": ({"event": {"before": "base"}, "vars": {}}, "base"),
+    "a push that releases": ({"event": {"before": "base"}, "vars": {"PUBLISH": "true"}}, ""),
+}
+
+
+@pytest.mark.parametrize(("context", "since"), SINCE.values(), ids=SINCE)
+def test_a_push_that_releases_runs_all_tests(context: dict[str, Any], since: str) -> None:
+    """A change of documents after a change whose tests failed released its images."""
+    [step] = [step for step in dict(jobs())["ci: changes"]["steps"] if step.get("id") == "changes"]
+    expression = step["env"]["SINCE"].removeprefix("${{").removesuffix("}}")
+    assert evaluate(expression, {"github": {"event": context["event"]}, "vars": context["vars"]}) == since
+
+
 def test_continuous_integration_is_one_target_here_and_there() -> None:
     """A check that only one of them ran would be missed by the other."""
     assert "make ci" in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
