@@ -225,6 +225,14 @@ def test_artifacts_can_be_written_again() -> None:
     assert {values["retention-days"] for values in handed_over} == {1}
 
 
+def test_every_report_that_is_uploaded_is_written() -> None:
+    """The nightly jobs named the folder of JUnit reports, and wrote none."""
+    uploading = [job for _, job in jobs() if ".builder/junit" in str([step.get("with") for step in job["steps"]])]
+    assert uploading
+    for job in uploading:
+        assert any("--junit .builder/junit" in step.get("run", "") for step in job["steps"])
+
+
 def test_a_release_has_its_own_job_and_environment() -> None:
     release = dict(jobs())["ci: release"]
     assert (release["environment"], release["needs"]) == ("release", ["plan", "stage", "gpu-results"])
