@@ -23,8 +23,12 @@ gh auth setup-git
 git switch --create "$branch"
 git commit --quiet --message "$title"
 git push --quiet --force origin "$branch"
-if [ "$(gh pr list --head "$branch" --state open --json number --jq length)" = 0 ]; then
+# A pull request of a fork may have a branch of the same name.
+open=$(gh pr list --head "$branch" --state open --json number,isCrossRepository \
+    --jq '.[] | "\(.isCrossRepository) \(.number)"')
+number=$(printf '%s\n' "$open" | sed -n 's/^false //p' | head -n 1)
+if [ -z "$number" ]; then
     gh pr create --head "$branch" --title "$title" --body-file "$changes.md"
 else
-    gh pr edit "$branch" --body-file "$changes.md"
+    gh pr edit "$number" --body-file "$changes.md"
 fi

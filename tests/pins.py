@@ -59,10 +59,10 @@ def reminders(listed: Pins, today: date) -> list[str]:
                 f"version and date in {_NAMED}"
             )
         program = name.rpartition("/")[2]
-        if pin.version and (found := listed.vulnerabilities(program, pin.version.removeprefix("v"))):
+        if pin.version and (known := listed.vulnerabilities(program, pin.version.removeprefix("v"))):
             safe = " or ".join(listed.safe_releases(program))
             lines.append(
-                f"{what} has known vulnerabilities: {', '.join(each.id for each in found)}: use {safe} or newer"
+                f"{what} has known vulnerabilities: {', '.join(each.id for each in known)}: use {safe} or newer"
             )
     return lines
 

@@ -208,7 +208,8 @@ def _lock_stale_systems(
     if not new:
         return False
     if locked:
-        command = f"builder images --no-locked{given('method', 'max_disk', 'jobs', 'patterns')}"
+        options = given("method", "max_disk", "prune_cache", "gpu_mode", "junit", "jobs", "patterns")
+        command = f"builder images --no-locked{options}"
         raise operating_systems.refuse_stale(work, planned.images, new, command)
     operating_systems.lock_current(work, planned.images, new)
     # No image has the layers of the earlier packages any more; `builder render --check` would report them.

@@ -134,5 +134,6 @@ def given(*names: str) -> str:
             value = context.params[name]
             parameter = next(each for each in context.command.params if each.name == name)
             words += [parameter.opts[0]] if isinstance(parameter, click.Option) else []
-            words += value if isinstance(value, tuple) else [] if value is True else [getattr(value, "key", value)]
+            word = "free" if value == FREE else str(getattr(value, "key", value))
+            words += value if isinstance(value, tuple) else [] if value is True else [word]
     return "".join(f" {shlex.quote(word)}" for word in words)

@@ -175,15 +175,17 @@ def stage_command(
     with store.used():
         staged = stage_images(
             project, store, view, staging_place, planned,
-            signer=signer, assembler=assembler, listed_on=_stamp(context) if images_only else "",
+            signer=signer, assembler=assembler, listed_on=_stamp(context) if images_only and planned.images else "",
             skip_incomplete=skip_incomplete,
         )  # fmt: skip
     stamp = ""
-    if not images_only:
+    if staged.images and not images_only:  # built-in sets may be empty; an empty release would be the newest one
         stamp = staging_place.write(project, _stamp(context), git.state(project.root), staged.images, signer).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
         context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
+    elif not staged.images:
+        context.say("no image to stage: CELLS name a set without cells")
     elif images_only:
         context.say(f"{counted(len(staged.here), 'image')} staged, {size(staged.sent)} sent, not listed as a release")
     else:

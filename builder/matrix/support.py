@@ -108,12 +108,12 @@ def near_ends(
     matrix: Matrix, cells: Iterable[Cell], today: date, known: facts.Support | None = None
 ) -> dict[SupportEnd, list[Cell]]:
     """The ends of support of cells that are over or at most 60 days away, with their cells; the earliest first."""
-    found: dict[SupportEnd, list[Cell]] = {}
+    cells_by_end: dict[SupportEnd, list[Cell]] = {}
     for cell in cells:
         for end in ends_of_cell(matrix, cell, known):
             if end.is_near(today):
-                found.setdefault(end, []).append(cell)
-    return dict(sorted(found.items(), key=lambda item: item[0].last))
+                cells_by_end.setdefault(end, []).append(cell)
+    return dict(sorted(cells_by_end.items(), key=lambda item: item[0].last))
 
 
 def warnings(matrix: Matrix, cells: Iterable[Cell], today: date, known: facts.Support | None = None) -> list[str]:

@@ -88,8 +88,8 @@ def _output(*command: str) -> str:
 @cache
 def warn_of_vulnerabilities(path: str) -> None:
     """Warns, once in a process, if the cosign at this path has known vulnerabilities."""
-    if (found := find_cosign()) and found.danger:
-        warnings.warn(found.danger, BuilderWarning, stacklevel=2)
+    if (installed := find_cosign()) and installed.danger:
+        warnings.warn(installed.danger, BuilderWarning, stacklevel=2)
 
 
 def run_cosign(*arguments: str) -> str:

@@ -294,21 +294,36 @@ def _digests(registry: Registry, names: Iterable[str]) -> dict[str, str]:
 
 
 def delete(items: Sequence[Item], packages: Mapping[str, GitHubPackage], view: View) -> Deletion:
-    """Deletes manifests, in this order. Those of repositories in `packages` with GitHub's API. Raises RegistryError."""
-    deleted = 0
+    """Deletes manifests, in this order. Those of repositories in `packages` with GitHub's API. Raises RegistryError.
+
+    If GitHub refuses a document, no image is deleted, since the document may list it; if GitHub refuses an image, nothing
+    that may be attached to it.
+    """
+    deleted = kept = 0
     refused: list[str] = []
+    of_images: set[str] = set()  # repositories with an image that GitHub refused
+    is_document_left = False
     view.begin("prune", "deleting")
     try:
         for item in items:
+            if (is_document_left and item.kind != "document") or (
+                item.kind == "attachment" and item.registry.name in of_images
+            ):
+                kept += 1
+                continue
             package = packages.get(item.registry.name)
             try:
                 deleted += (package.delete_version if package else item.registry.delete_manifest)(item.digest)
             except RefusedDeletionError as error:
                 refused.append(str(error))
+                is_document_left |= item.kind == "document"
+                of_images |= {item.registry.name} if item.kind == "image" else set()
             if view.is_live:
                 view.note("prune", f"{deleted} of {len(items)}")
     except BaseException:
         view.end("prune", "failed", f"{deleted} of {counted(len(items), 'manifest')} deleted")
         raise
+    if kept:
+        refused.append(f"{counted(kept, 'manifest')} kept, which these may name")
     view.end("prune", "done")
     return Deletion(deleted=deleted, refused=refused)

@@ -42,7 +42,7 @@ FAKES = {
     "sudo": 'echo "sudo $*" >>"$CALLS"\ncase $* in *mmdebstrap*) touch "$PLACE/installed" ;; esac\n',
     "docker": '[ "$1" = login ] || exec "$DOCKER" "$@"\necho "docker $*: $(cat)" >>"$CALLS"\n',
     "gh": 'echo "gh $*${GH_TOKEN:+ with $GH_TOKEN}" | sed "s, /.*/, ," >>"$CALLS"\n'
-    'case "$1 $2" in "pr list") echo 0 ;; "pr create") for body; do :; done; cp "$body" "$BODY" ;; esac\n',
+    'case "$1 $2" in "pr list") echo true 7 ;; "pr create") for body; do :; done; cp "$body" "$BODY" ;; esac\n',
 }
 UBUNTU = {
     "ubuntu/os-release": 'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n',

@@ -236,7 +236,8 @@ def test_updates_are_a_pull_request(runner: Runner, index: Index, what: str, cel
     assert calls == [
         *INSTALL,
         f"gh auth setup-git with {token}",
-        f"gh pr list --head {branch} --state open --json number --jq length with {token}",
+        f"gh pr list --head {branch} --state open --json number,isCrossRepository "
+        rf'--jq .[] | "\(.isCrossRepository) \(.number)" with {token}',
         f"gh pr create --head {branch} --title Lock current {what}: {cells} --body-file changes.txt.md with {token}",
     ]
     minted = "actions/create-github-app-token: id of the app key of the app write write"
@@ -246,6 +247,40 @@ def test_updates_are_a_pull_request(runner: Runner, index: Index, what: str, cel
     changed = git(runner.origin, "diff", "--name-only", "main", branch).splitlines()
     assert {name.partition("/")[0] for name in changed} <= {"locks", "images"}
     assert [name for name in changed if name.startswith("locks/os-" if what == "debian" else "locks/ty-")]
+
+
+GH = """\
+#!/bin/sh
+case "$1 $2" in "pr list") cat "$OPEN" ;; *) echo "$1 $2 $3" >>"$CALLS" ;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("pull_requests", "call"),
+    [("", "pr create --head"), ("true 7\n", "pr create --head"), ("true 7\nfalse 9\n", "pr edit 9")],
+)
+def test_a_pull_request_of_a_fork_is_never_the_one_of_an_update(tmp_path: Path, pull_requests: str, call: str) -> None:
+    """One with the name of the branch kept the pull request of the update from being opened."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/gh").write_text(GH, encoding="utf-8")
+    (tmp_path / "bin/gh").chmod(0o755)
+    for name, text in {"open": pull_requests, "changes": "bookworm: tini\n", "summary": ""}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    checkout = tmp_path / "checkout"
+    environ = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path), "OPEN": str(tmp_path / "open"),
+        "CALLS": str(tmp_path / "calls"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+    }  # fmt: skip
+
+    def run(*command: str, folder: Path = tmp_path) -> None:
+        subprocess.run(command, cwd=folder, env=environ, capture_output=True, timeout=60, check=True)
+
+    run("git", "init", "-q", "--bare", "origin.git")
+    run("git", "clone", "-q", "origin.git", "checkout")
+    (checkout / "lock").write_text("new\n", encoding="utf-8")
+    script = str(ROOT / ".github/pull-request.sh")
+    run("sh", script, "debian", "bookworm", str(tmp_path / "changes"), folder=checkout)
+    assert (tmp_path / "calls").read_text(encoding="utf-8").splitlines() == ["auth setup-git ", call]
 
 
 def test_newer_releases_are_in_the_summary_if_no_lock_changed(runner: Runner) -> None:

@@ -160,6 +160,23 @@ def test_all_tests_run_for_documents_whose_commands_are_tests() -> None:
     assert names == {*DOCUMENTS, ":(exclude,glob)*.md"}
 
 
+PULL_REQUEST = {"pull_request": {"base": {"sha": "base"}}}
+SINCE = {
+    "a pull request": ({"event": PULL_REQUEST, "vars": {"PUBLISH": "true"}}, "base"),
+    "a merge queue": ({"event": {"merge_group": {"base_sha": "base"}}, "vars": {"PUBLISH": "true"}}, "base"),
+    "a push": ({"event": {"before": "base"}, "vars": {}}, "base"),
+    "a push that releases": ({"event": {"before": "base"}, "vars": {"PUBLISH": "true"}}, ""),
+}
+
+
+@pytest.mark.parametrize(("context", "since"), SINCE.values(), ids=SINCE)
+def test_a_push_that_releases_runs_all_tests(context: dict[str, Any], since: str) -> None:
+    """A change of documents after a change whose tests failed released its images."""
+    [step] = [step for step in dict(jobs())["ci: changes"]["steps"] if step.get("id") == "changes"]
+    expression = step["env"]["SINCE"].removeprefix("${{").removesuffix("}}")
+    assert evaluate(expression, {"github": {"event": context["event"]}, "vars": context["vars"]}) == since
+
+
 def test_continuous_integration_is_one_target_here_and_there() -> None:
     """A check that only one of them ran would be missed by the other."""
     assert "make ci" in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
@@ -206,6 +223,14 @@ def test_artifacts_can_be_written_again() -> None:
     assert all(step["with"]["overwrite"] for step in uploads)
     handed_over = [step["with"] for step in uploads if "logs" not in step["with"]["name"]]
     assert {values["retention-days"] for values in handed_over} == {1}
+
+
+def test_every_report_that_is_uploaded_is_written() -> None:
+    """The nightly jobs named the folder of JUnit reports, and wrote none."""
+    uploading = [job for _, job in jobs() if ".builder/junit" in str([step.get("with") for step in job["steps"]])]
+    assert uploading
+    for job in uploading:
+        assert any("--junit .builder/junit" in step.get("run", "") for step in job["steps"])
 
 
 def test_a_release_has_its_own_job_and_environment() -> None:

@@ -262,22 +262,31 @@ def test_changed_locks_are_named_after_an_interrupted_build(
     assert "git restore locks" not in run("images", CELL).err, "the new locks are current"
 
 
-@pytest.mark.parametrize("by_variable", [False, True])
+@pytest.mark.parametrize(
+    ("variable", "arguments", "again"),
+    [
+        ("1", "", ""),
+        ("", "--locked", ""),
+        ("", "--locked --jobs 2 --gpu off", "--gpu off -j 2 "),
+        ("", "--locked --max-disk free --prune-cache", "--max-disk free --prune-cache "),
+        ("", "--locked --max-disk 40GB", "--max-disk 40000000000 "),
+    ],
+)
 def test_locked_packages_that_are_gone_are_refused(
     run: Run, locked: Project, calls: list[Call], archive: locks.FakeArchive, monkeypatch: pytest.MonkeyPatch,
-    by_variable: bool,
+    variable: str, arguments: str, again: str,
 ) -> None:  # fmt: skip
+    """An option with a number made the hint fail with an internal error."""
     archive.versions["newbird"] = "2.0-1"
     before = locks_and_images(locked)
-    if by_variable:
-        monkeypatch.setenv("GPU_IMAGES_LOCKED", "1")
-    result = run("images", "qz-0.5-cu129-py311*", *([] if by_variable else ["--locked"]))
+    monkeypatch.setenv("GPU_IMAGES_LOCKED", variable)
+    result = run("images", "qz-0.5-cu129-py311*", *arguments.split())
     assert (result.code, calls) == (5, [])
     assert CHANGE in result.err
     [images_line] = [line for line in result.err.splitlines() if line.startswith("  in ")]
     assert set(images_line.removeprefix("  in ").split(", ")) == {CELL, f"{CELL}-board", f"{CELL}-jupyter"}
     assert result.err.count("->") > 1
-    assert "commit locks/: builder images --no-locked 'qz-0.5-cu129-py311*'\n" in result.err
+    assert f"commit locks/: builder images --no-locked {again}'qz-0.5-cu129-py311*'\n" in result.err
     assert locks_and_images(locked) == before
     assert run("images", "--no-locked", CELL).code == 0, "the hint works"
 

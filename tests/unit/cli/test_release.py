@@ -117,6 +117,19 @@ def test_stage_prints_outputs_of_a_github_step_also_if_it_leaves_out_images(stag
     assert f"incomplete: 1 image not staged:\n{CELL}: not built\n  -> builder images {CELL}\n" in result.err
 
 
+@pytest.mark.parametrize("option", [[], ["--images-only"]], ids=str)
+def test_no_release_is_staged_for_a_set_without_cells(
+    stage: Run, monkeypatch: pytest.MonkeyPatch, option: list[str]
+) -> None:
+    """The release without images was the newest, so `builder release` released nothing, and succeeded."""
+    monkeypatch.setattr(staging.StagingArea, "_put", None)
+    monkeypatch.setattr(staging.StagingArea, "write", None)
+    result = stage("unsupported", *option)
+    assert (result.code, result.err) == (0, "no image to stage: CELLS name a set without cells\n")
+    result = stage("unsupported", *option, "--format", "json")
+    assert (result.code, json.loads(result.out)) == (0, {"stamp": "", "images": [], "sent": 0})
+
+
 def test_a_release_prints_the_subjects_of_attestations(run: Run, desk: ReleaseDesk) -> None:
     result = run("release", STAMP, "--staging", PLACE, "--to", "registry.example.test", "--format", "github")
     assert result.code == 0, result.err

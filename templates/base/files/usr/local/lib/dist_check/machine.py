@@ -96,8 +96,10 @@ def infiniband(root: Path) -> Facts:
     """
     cards = {}
     for name in _listed(str(root / "sys/class/infiniband")):
-        ports = (root / "sys/class/infiniband" / name / "ports").glob("*/state")
-        cards[name] = [path.read_text().partition(":")[2].strip() for path in sorted(ports)]  # 4: ACTIVE
+        cards[name] = []
+        for path in sorted((root / "sys/class/infiniband" / name / "ports").glob("*/state")):
+            with contextlib.suppress(OSError):  # the card was removed meanwhile
+                cards[name].append(path.read_text().partition(":")[2].strip())  # 4: ACTIVE
     devices = {}
     for path in sorted((root / "dev/infiniband").glob("uverbs*")):
         try:
@@ -222,7 +224,10 @@ def _memlock() -> int | None:
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    is_initial = Path("/proc/self/uid_map").read_text().split() == INITIAL_USER_NAMESPACE
+    try:
+        is_initial = Path("/proc/self/uid_map").read_text().split() == INITIAL_USER_NAMESPACE
+    except FileNotFoundError:  # the kernel has no user namespaces
+        is_initial = True
     can_lock = is_initial and effective is not None and int(effective[1], 16) >> CAP_IPC_LOCK & 1
     return None if soft == resource.RLIM_INFINITY or can_lock else soft
 
