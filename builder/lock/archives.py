@@ -40,6 +40,7 @@ SNAPSHOT_CONNECTIONS = 2  # snapshot services limit the rate
 POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 LOOK_UP_POLICY = RetryPolicy(connect_s=10, read_s=15, retries=2)
 _NO_ANSWER = (401, 407, 408, 425, 429)  # of a server that may have the file
+LONGEST_SIZE = 20  # digits; Python refuses numbers of thousands of digits with an exception
 STORE, HERE, MOVED = "the store", "this machine's archives", "`archive` of matrix.yaml"
 SNAPSHOT, DEFAULT_SNAPSHOT = "`snapshot` of matrix.yaml", "apt's snapshot archive"
 Kept = Callable[[DebianPackage], bool]  # whether the store has a package
@@ -210,7 +211,8 @@ class Archives:
                     self.faults[place.name] = describe(error, place.name)
                     return None
                 length = response.headers.get("Content-Length", str(package.size))
-                self._sizes[address] = int(length) if response.ok and length.isdecimal() else None
+                is_size = response.ok and length.isdecimal() and len(length) < LONGEST_SIZE
+                self._sizes[address] = int(length) if is_size else None
             if (size := self._sizes[address]) is not None:
                 return size
         return None

@@ -313,6 +313,18 @@ def test_a_file_of_another_size_is_another_file(tiny: Project, world: World) -> 
     assert located(tiny, host()).others == (PACKAGES[1],)
 
 
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "x", ""])
+def test_a_length_that_is_none_is_no_file(tiny: Project, world: World, length: str) -> None:
+    answer = world.wire.answers
+
+    def with_length(sent: Sent) -> Reply | Exception:
+        return Reply(headers={"Content-Length": length}) if "tini" in sent.url else answer(sent)
+
+    world.wire.answers = with_length
+    result = located(tiny, host())
+    assert (result.gone, result.others) == ([PACKAGES[1]], ())
+
+
 # ---- downloads
 
 

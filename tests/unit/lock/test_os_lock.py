@@ -259,6 +259,14 @@ def test_a_lock_refuses_what_the_locked_packages_contradict(
     ]
 
 
+def test_a_time_that_does_not_exist_is_refused(tiny: Project) -> None:
+    """`builder doctor` and `builder status` compute the age of a lock."""
+    request = request_of(tiny)
+    text = os_lock.dump(locks.os_lock_of(request)).replace(locks.TIME, "20261399T999999Z")
+    with pytest.raises(LockError, match="time"):
+        os_lock.parse_os_lock(text, request)
+
+
 def test_a_missing_lock_is_found_by_check(tiny: Project) -> None:
     path = request_of(tiny).path
     locking.check_locks(tiny, tiny.select([CELL]))
