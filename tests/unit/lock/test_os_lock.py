@@ -347,6 +347,12 @@ def test_only_locks_with_packages_that_are_gone_are_renewed(tiny: Project, archi
     assert os_lock.read_os_lock(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny)), "nothing is written"
 
 
+def test_what_is_gone_is_locked_from_the_snapshot_archive_too(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
+    [lock] = current_locks(project, locks.FakeArchives(project.matrix, NEW_GONE))[0].values()
+    assert f"http://snapshot.example.test/archive/debian/{lock.time} newbird main" in archive.sources
+
+
 def test_packages_in_the_store_are_not_gone(tiny: Project, archive: locks.FakeArchive) -> None:
     assert current_locks(tiny, locks.FakeArchives(tiny.matrix, BOTH_GONE), lambda _: True)[0] == {}
     assert archive.resolved == []
