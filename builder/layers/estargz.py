@@ -147,7 +147,7 @@ def read_toc(blob: BinaryIO) -> tuple[TocEntry, ...]:
             raise ValueError("its table of contents is too large")
         with tarfile.open(fileobj=io.BytesIO(plain), mode="r|") as tar:
             info = tar.next()
-            content = tar.extractfile(info) if info and info.name == TOC else None
+            content = tar.extractfile(info) if info and info.name == TOC and not info.issparse() else None
             if content is None:
                 raise ValueError("its table of contents is not where the footer says")
             return _Toc.model_validate_json(content.read()).entries

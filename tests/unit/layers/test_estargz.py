@@ -446,6 +446,17 @@ def chained(count: int) -> bytes:
     return in_tar(b"9 a=b\n", type=tarfile.XHDTYPE) * count
 
 
+def sparse(size: int, name: str = "a") -> bytes:
+    """A file with a hole of this size, as GNU tar writes it. Source: tar(5) of libarchive, "GNU tar archives"."""
+    header = bytearray(in_tar(b"", name, type=tarfile.GNUTYPE_SPARSE))
+    header[257:265] = b"ustar  \0"
+    for at, value in ((386, size), (398, 0), (483, size)):
+        header[at : at + 12] = b"\x80" + value.to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header[:512])
+    return bytes(header)
+
+
 def hostile_tocs() -> Iterator[tuple[str, bytes]]:
     blob = write([Entry(path="a", mode=0o644, content=b"x")])[0]
     yield "empty", b""
@@ -476,6 +487,7 @@ def hostile_tocs() -> Iterator[tuple[str, bytes]]:
     yield "another name", gzip.compress(b"") + gzip.compress(in_tar(with_entry(), "other")) + estargz.footer(20)
     yield "a folder", of_toc(b"", type=tarfile.DIRTYPE)
     yield "a link", of_toc(b"", type=tarfile.SYMTYPE, linkname="/etc/passwd")
+    yield "a hole", gzip.compress(b"") + gzip.compress(sparse(1 << 60, estargz.TOC)) + estargz.footer(20)
     yield "no tar", gzip.compress(b"") + gzip.compress(b"no tar" * 999) + estargz.footer(20)
     yield "empty member", gzip.compress(b"") + gzip.compress(b"") + estargz.footer(20)
     yield "larger than its tar", gzip.compress(b"") + gzip.compress(in_tar(with_entry())[:520]) + estargz.footer(20)
@@ -538,17 +550,6 @@ def test_a_layer_with_a_large_table_of_contents_is_refused() -> None:
     with pytest.raises(VerifyError, match="its table of contents is too large"):
         estargz.check_layer(io.BytesIO(blob), "")
     assert time.process_time() - began < 5
-
-
-def sparse(size: int) -> bytes:
-    """A file with a hole of this size, as GNU tar writes it. Source: tar(5) of libarchive, "GNU tar archives"."""
-    header = bytearray(in_tar(b"", "a", type=tarfile.GNUTYPE_SPARSE))
-    header[257:265] = b"ustar  \0"
-    for at, value in ((386, size), (398, 0), (483, size)):
-        header[at : at + 12] = b"\x80" + value.to_bytes(11, "big")
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header[:512])
-    return bytes(header)
 
 
 def hostile_layers() -> Iterator[tuple[str, bytes]]:
