@@ -27,6 +27,7 @@ from pathlib import Path
 import requests
 
 from benchmarks.common import PORT, registry
+from builder.cli.context import Context
 
 JUPYTER = "http://127.0.0.1:8888/api"
 TIMEOUT_S = 900
@@ -63,7 +64,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", required=True, help="containerd's socket")
     parser.add_argument("--empty", required=True, help="the command that makes the node empty")
-    parser.add_argument("--store", type=Path, default=Path.home() / ".cache/gpu-images")
+    parser.add_argument("--store", type=Path, default=Context().store.root, help="the store with the images")
     parser.add_argument("--only", default="", help="only goals with this text")
     parser.add_argument("--lazy-only", action="store_true", help="no full pull to compare with")
     parser.add_argument("--latency", type=int, default=0, help="round-trip time to the registry in ms")

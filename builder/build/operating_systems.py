@@ -480,7 +480,12 @@ def _changes(
     lines = os_lock.changes(before, new)
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     ids = [image.id for image in images if image.os_request in new]
+    reason = "Locked Debian packages are no longer in any archive."
+    if any(
+        lock.has_sources and old and not old.has_sources for old, lock in ((before[each], new[each]) for each in new)
+    ):
+        reason = "Locks of an earlier builder have no source packages, which the addresses of packages are made of."
     return [
-        f"Locked Debian packages are no longer in any archive. {what_follows}",
+        f"{reason} {what_follows}",
         *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"]),
     ]

@@ -36,6 +36,8 @@ SIZE_ANNOTATION = "io.containers.estargz.uncompressed-size"  # with it, Podman c
 FOOTER = 51  # bytes
 SMALL = 16 << 20  # bytes of a file whose content `LayerReader` returns
 LARGEST = 32 << 20  # bytes of a TOC; the longest known one has 2 MB. Reading takes 30 times as much memory
+HEADER = 4 * CHUNK  # bytes of the headers of one file, which tarfile reads as a whole
+HEADERS = 256 << 20  # bytes of all headers of a layer; the longest known one has 30 MB. They take twice as much memory
 _HEX = re.compile(rb"[0-9a-f]{16}")
 _XATTR = "SCHILY.xattr."
 _TYPES = {
@@ -145,7 +147,7 @@ def read_toc(blob: BinaryIO) -> tuple[TocEntry, ...]:
             raise ValueError("its table of contents is too large")
         with tarfile.open(fileobj=io.BytesIO(plain), mode="r|") as tar:
             info = tar.next()
-            content = tar.extractfile(info) if info and info.name == TOC else None
+            content = tar.extractfile(info) if info and info.name == TOC and not info.issparse() else None
             if content is None:
                 raise ValueError("its table of contents is not at the position in the footer")
             return _Toc.model_validate_json(content.read()).entries
@@ -194,28 +196,41 @@ class LayerReader:
 
         Raises VerifyError if the layer is no gzipped tar.
         """
+        headers = 0
         try:
             with tarfile.open(fileobj=cast("BinaryIO", self._members), mode="r|", bufsize=CHUNK) as tar:
                 for info in tar:
-                    # tarfile would skip the content of an unknown type, which may have 2**88 bytes by its header.
+                    # tarfile would skip the content of an unknown type, which may have 2**88 bytes by its header, and
+                    # would return as many zeros for a sparse file.
+                    if info.issparse():
+                        raise ValueError(f"{info.name[:200]!a} is a sparse file")
                     if not info.isreg() and info.type not in _TYPES:
                         raise ValueError(f"{info.name[:200]!a} has the unknown type {info.type!a}")
+                    if tar.pax_headers:  # engines ignore them
+                        raise ValueError("it has global headers, which change the names and modes of all files")
+                    headers += info.offset_data - info.offset
+                    if headers > HEADERS:
+                        raise ValueError(f"its headers have more than {HEADERS} bytes")
                     limit = LARGEST if info.name == TOC else SMALL
                     if info.name == TOC and info.size > limit:
                         raise ValueError("its table of contents is too large")
                     content, digest = None, hashlib.sha256()
                     if stream := tar.extractfile(info) if info.isreg() else None:
                         parts = []
+                        self._members.allow(HEADER)
                         while part := stream.read(CHUNK):
+                            self._members.allow(HEADER)
                             digest.update(part)
                             if info.size <= limit:
                                 parts.append(part)
                         content = b"".join(parts) if info.size <= limit else None
                     self._toc = content if info.name == TOC else None
                     self._files.append((info, digest.hexdigest()))
+                    self._members.allow(HEADER)
                     yield info, content
+            self._members.allow(CHUNK)
             while self._members.read(CHUNK):
-                pass
+                self._members.allow(CHUNK)
         except (tarfile.TarError, EOFError, OSError, InflateError, ValueError, OverflowError, RecursionError) as error:
             raise VerifyError(f"the layer cannot be read: {error}") from error
 
@@ -234,6 +249,9 @@ class LayerReader:
         try:
             for file, sha256 in files:
                 chunks = self._members.chunks(file.offset_data, file.size) if file.isreg() else []
+                # A table could say that such a file is empty: it would not be compared with anything.
+                if file.isreg() and file.size and not chunks:
+                    raise VerifyError(f"the content of {file.name[:200]!a} is not in gzip members of its own")
                 entries += describe_content(describe_file(file), sha256, chunks)
         except (ValueError, OverflowError, OSError) as error:
             raise VerifyError(f"{file.name[:200]!a} has an invalid header: {error}") from error
@@ -274,9 +292,18 @@ class _Members:
         self._start = (0, 0)
         self._hash = hashlib.sha256()
         self._of: dict[int, tuple[int, int, str]] = {}  # plain position -> position in the blob, size, digest
+        self._allowed = HEADER
         self.end = b""  # the last FOOTER bytes that were read
 
+    def allow(self, size: int) -> None:
+        """How many plain bytes may be read until the next call: tarfile reads a header of any size into memory."""
+        self._allowed = size
+
     def read(self, size: int) -> bytes:
+        """Plain bytes. Raises ValueError if they are more than allowed."""
+        self._allowed -= size
+        if self._allowed < 0:
+            raise ValueError(f"it has a header of more than {HEADER} bytes")
         while len(self._plain) < size:
             if not self._rest:
                 self._rest = self._blob.read(CHUNK)

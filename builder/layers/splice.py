@@ -192,6 +192,8 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
             )
         ]
     )
+    if len(toc) > estargz.LARGEST:
+        raise SpliceError(f"{len(files)} files in one layer are too many: their table of contents has {len(toc)} bytes")
     header = _header(Entry(path=estargz.TOC, mode=0o444, content=toc)).tobuf(format=tarfile.PAX_FORMAT)
     tail = header + toc + bytes(-len(toc) % tarfile.BLOCKSIZE + 2 * tarfile.BLOCKSIZE)
     tar_hash.update(tail)

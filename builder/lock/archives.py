@@ -40,6 +40,8 @@ SNAPSHOT_CONNECTIONS = 2  # snapshot services limit the rate
 POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 LOOK_UP_POLICY = RetryPolicy(connect_s=10, read_s=15, retries=2)
 _NO_ANSWER = (401, 407, 408, 425, 429)  # of a server that may have the file
+_MOVED = "none of the locked packages was found"  # the release has moved, or it is not such an archive
+LONGEST_SIZE = 20  # digits; Python refuses numbers of thousands of digits with an exception
 STORE, HERE, MOVED = "the store", "this machine's archives", "`archive` of matrix.yaml"
 SNAPSHOT, DEFAULT_SNAPSHOT = "`snapshot` of matrix.yaml", "apt's snapshot archive"
 Kept = Callable[[DebianPackage], bool]  # whether the store has a package
@@ -184,13 +186,15 @@ class Archives:
             if place.name not in self.faults:
                 with thread_pool(place.connections, "look-up") as pool:
                     sizes = list(pool.map(lambda package: self._size(session, place, package), missing))  # noqa: B023
-                if not any(sizes) and missing == list(lock.packages):  # the release has moved, or it is no such archive
-                    faults[place.name] = "none of the locked packages was found"
+                if not any(sizes) and missing == list(lock.packages):
+                    faults[place.name] = _MOVED
                 for package, size in zip(missing, sizes, strict=True):
                     if size == package.size:
                         at[package.sha256] = place.name
                     elif size is not None and package not in others:
                         others.append(package)
+                if any(sizes):  # the release has moved from the places before to this one
+                    faults = {name: fault for name, fault in faults.items() if fault != _MOVED}
             if place.name in self.faults:
                 faults[place.name] = self.faults[place.name]
         return Located(packages=lock.packages, at=at, others=tuple(others), faults=faults)
@@ -209,8 +213,10 @@ class Archives:
                 except (requests.RequestException, OSError) as error:
                     self.faults[place.name] = describe(error, place.name)
                     return None
-                length = response.headers.get("Content-Length", str(package.size))
-                self._sizes[address] = int(length) if response.ok and length.isdecimal() else None
+                # Some servers send no length, or 0, in the response to HEAD.
+                length = response.headers.get("Content-Length", "0")
+                is_size = response.ok and length.isdecimal() and len(length) < LONGEST_SIZE
+                self._sizes[address] = int(length) or package.size if is_size else None
             if (size := self._sizes[address]) is not None:
                 return size
         return None

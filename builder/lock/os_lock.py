@@ -34,6 +34,15 @@ Architecture = Literal["amd64", "all"]
 _HINT = "Restore it with git, or make it again: builder lock --os"
 
 
+def _time(value: str) -> datetime:
+    return datetime.strptime(value, "%Y%m%dT%H%M%S%z")
+
+
+def _check_time(value: str) -> str:
+    _time(value)
+    return value
+
+
 def _check_source(value: str) -> str:
     if value:  # empty: the binary package's own name and version
         debian.source_package(value, "", "")
@@ -80,7 +89,7 @@ class OsLock:
     """
 
     debian: str
-    time: Annotated[str, matches(r"[0-9]{8}T[0-9]{6}Z", "a time such as 20261122T210000Z")]
+    time: Annotated[str, matches(r"[0-9]{8}T[0-9]{6}Z", "a time such as 20261122T210000Z"), AfterValidator(_check_time)]
     requested: tuple[AptPackage, ...]
     packages: tuple[DebianPackage, ...]
     format: Literal[1] = FORMAT
@@ -89,9 +98,14 @@ class OsLock:
     def versions(self) -> dict[str, str]:
         return {package.name: package.version for package in self.packages}
 
+    @property
+    def has_sources(self) -> bool:
+        """Whether it names source packages: every release has some with other names than their binary packages."""
+        return any(package.source for package in self.packages)
+
     def age(self, now: datetime) -> int:
         """Days since it was made."""
-        return (now - datetime.strptime(self.time, "%Y%m%dT%H%M%S%z")).days
+        return (now - _time(self.time)).days
 
     def interpreter(self, python: str) -> list[str]:
         """The versions of Debian's packages that make bytecode and compress it; "" for a package that is not locked."""

@@ -33,7 +33,7 @@ from builder.lock.os_lock import OsLock, OsRequest
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import NO_SNAPSHOT, Matrix
+from builder.matrix.schema import NO_SNAPSHOT, Debian, Matrix
 
 
 def check_locks(project: Project, chosen: Sequence[Cell]) -> None:
@@ -264,12 +264,8 @@ def update_systems(
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for release, requests in groupby(sorted(stale), key=lambda request: request.debian):
         say(f"Debian {release}: reading the lists of packages")
-        debian = project.matrix.debian[release]
-        at = host.for_release(debian)
-        if debian.snapshot not in ("", NO_SNAPSHOT):
-            at = host.with_snapshot(debian.snapshot, now, is_past=False)
         try:
-            with apt.archive(release, at, say) as archive:
+            with apt.archive(release, _current(host, project.matrix.debian[release], now), say) as archive:
                 for request in requests:
                     try:
                         new[request] = _resolve_system(project.matrix, archive, request, now)
@@ -326,7 +322,7 @@ def current_locks_of_stale(
         if not stale:
             continue
         try:
-            with apt.archive(release, host.for_release(project.matrix.debian[release]), say) as archive:
+            with apt.archive(release, _current(host, project.matrix.debian[release], now), say) as archive:
                 for request, names in stale.items():
                     try:
                         lock = _resolve_system(project.matrix, archive, request, now)
@@ -344,6 +340,13 @@ def current_locks_of_stale(
             message = f"Debian {release}: no archive has {listed(names, 3)} any more\n{error}"
             failures.append(LockError(message, hint=error.hint))
     return new, failures
+
+
+def _current(host: Host, debian: Debian, now: str) -> Host:
+    """The settings with the archives that a release is locked from: its snapshot archive, if matrix.yaml names one."""
+    if debian.snapshot in ("", NO_SNAPSHOT):
+        return host.for_release(debian)
+    return host.with_snapshot(debian.snapshot, now, is_past=False)
 
 
 def _resolve_system(matrix: Matrix, archive: apt.Archive, request: OsRequest, now: str) -> OsLock:

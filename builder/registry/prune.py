@@ -296,8 +296,8 @@ def _digests(registry: Registry, names: Iterable[str]) -> dict[str, str]:
 def delete(items: Sequence[Item], packages: Mapping[str, GitHubPackage], view: View) -> Deletion:
     """Deletes manifests, in this order. Those of repositories in `packages` with GitHub's API. Raises RegistryError.
 
-    If GitHub refuses a document, no image is deleted, since the document may list it; if GitHub refuses an image, nothing
-    that may be attached to it.
+    If GitHub refuses a document, no image is deleted, since the document may list it; if GitHub refuses an image,
+    nothing that may be attached to it.
     """
     deleted = kept = 0
     refused: list[str] = []

@@ -231,6 +231,9 @@ def source_in_registry(registry: Registry, name: str, folder: Path) -> ImageSour
         except RejectedError:
             file.close()
             return None
+        except BaseException:
+            file.close()
+            raise
         file.seek(0)
         return cast("BinaryIO", file)
 
@@ -254,7 +257,8 @@ def failure(image: str, findings: Sequence[Finding], *, allow_unknown: bool) -> 
     if count := counts["failed"]:
         return FetchError(
             f"{image}: {count} of {len(findings)} parts could not be compared; the others match",
-            hint="See the lines above. If the index did not respond, run this again.",
+            hint="See the lines above. If the index did not respond, run this again. If a layer has "
+            "another format, use the revision of builder that made the image.",
         )
     # The configuration sets the user and the command, so it is never accepted without a plan or a signature.
     if any(finding.state == "unknown" and finding.layer == CONFIGURATION for finding in findings):

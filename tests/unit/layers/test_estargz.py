@@ -377,7 +377,8 @@ def test_a_table_of_contents_must_be_the_last_file_and_where_the_footer_says(goo
 def test_an_earlier_table_of_contents_is_a_file_like_any_other(good: tuple[bytes, Layer]) -> None:
     """One that is not listed would hide what it contains."""
     blob, _ = good
-    position, first = toc_position(blob), gzip.compress(in_tar(b"another"))
+    position, another = toc_position(blob), in_tar(b"another")
+    first = b"".join(map(gzip.compress, (another[:512], b"another", another[519:])))
     with_first = blob[:position] + first + blob[position:-51] + estargz.footer(position + len(first))
     with pytest.raises(VerifyError, match=f"wrong data about '{estargz.TOC}'"):
         estargz.check_layer(io.BytesIO(with_first), digest(toc_content(with_first)))
@@ -389,8 +390,20 @@ def test_a_file_must_begin_with_a_member(good: tuple[bytes, Layer]) -> None:
     one = gzip.compress(plain)
     content = toc_content(good[0])
     blob = one + gzip.compress(in_tar(content) + bytes(1024)) + estargz.footer(len(one))
-    with pytest.raises(VerifyError, match="wrong data about 'a/run'"):
+    with pytest.raises(VerifyError, match="the content of 'a/run' is not in gzip members of its own"):
         estargz.check_layer(io.BytesIO(blob), digest(content))
+
+
+def test_a_table_of_contents_cannot_hide_the_content_of_a_file() -> None:
+    """A node with a snapshotter would mount an empty file, where engines have the content."""
+    info = tarfile.TarInfo("etc/sudoers")
+    info.size = 5
+    files = gzip.compress(in_tar(b"rule\n", info.name))
+    toc = estargz.dump_toc([estargz.describe_file(info)])
+    assert b"size" not in toc
+    blob = files + gzip.compress(in_tar(toc) + bytes(1024)) + estargz.footer(len(files))
+    with pytest.raises(VerifyError, match="the content of 'etc/sudoers' is not in gzip members of its own"):
+        estargz.check_layer(io.BytesIO(blob), digest(toc))
 
 
 def test_any_changed_byte_of_a_blob_is_refused_or_changes_no_file(good: tuple[bytes, Layer]) -> None:
@@ -433,6 +446,17 @@ def chained(count: int) -> bytes:
     return in_tar(b"9 a=b\n", type=tarfile.XHDTYPE) * count
 
 
+def sparse(size: int, name: str = "a") -> bytes:
+    """A file with a hole of this size, as GNU tar writes it. Source: tar(5) of libarchive, "GNU tar archives"."""
+    header = bytearray(in_tar(b"", name, type=tarfile.GNUTYPE_SPARSE))
+    header[257:265] = b"ustar  \0"
+    for at, value in ((386, size), (398, 0), (483, size)):
+        header[at : at + 12] = b"\x80" + value.to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header[:512])
+    return bytes(header)
+
+
 def hostile_tocs() -> Iterator[tuple[str, bytes]]:
     blob = write([Entry(path="a", mode=0o644, content=b"x")])[0]
     yield "empty", b""
@@ -463,6 +487,7 @@ def hostile_tocs() -> Iterator[tuple[str, bytes]]:
     yield "another name", gzip.compress(b"") + gzip.compress(in_tar(with_entry(), "other")) + estargz.footer(20)
     yield "a folder", of_toc(b"", type=tarfile.DIRTYPE)
     yield "a link", of_toc(b"", type=tarfile.SYMTYPE, linkname="/etc/passwd")
+    yield "a hole", gzip.compress(b"") + gzip.compress(sparse(1 << 60, estargz.TOC)) + estargz.footer(20)
     yield "no tar", gzip.compress(b"") + gzip.compress(b"no tar" * 999) + estargz.footer(20)
     yield "empty member", gzip.compress(b"") + gzip.compress(b"") + estargz.footer(20)
     yield "larger than its tar", gzip.compress(b"") + gzip.compress(in_tar(with_entry())[:520]) + estargz.footer(20)
@@ -541,8 +566,22 @@ def hostile_layers() -> Iterator[tuple[str, bytes]]:
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header[:512])
     yield "an endless file of an unknown type", bytes(header)
+    yield "a sparse file", sparse(1 << 60)
+    sparse_headers = {"GNU.sparse.map": f"{1 << 60},0", "GNU.sparse.size": str(1 << 60)}
+    yield "a sparse file of PAX", in_tar(b"", "a", **number, pax_headers=sparse_headers)
+    yield "a header of 100 MB", in_tar(bytes(100_000_000), type=tarfile.XHDTYPE)
+    yield "a name of 100 MB", in_tar(b"a" * 100_000_000, type=tarfile.GNUTYPE_LONGNAME)
+    yield "global headers", tarfile.TarInfo.create_pax_global_header({"path": "b"}) + in_tar(b"", "a")
     yield "chained headers", chained(3000) + in_tar(b"", "a")
     yield "cut short", in_tar(b"x" * 5000, "a")[:3000]
+
+
+def test_the_headers_of_a_layer_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of a blob may be a million empty files, each with objects in memory."""
+    monkeypatch.setattr(estargz, "HEADERS", 10_000)
+    assert len(list(estargz.LayerReader(io.BytesIO(gzip.compress(in_tar(b"", "a") * 19))))) == 19
+    with pytest.raises(VerifyError, match="its headers have more than 10000 bytes"):
+        list(estargz.LayerReader(io.BytesIO(gzip.compress(in_tar(b"", "a") * 20))))
 
 
 @pytest.mark.parametrize("tar", [pytest.param(tar, id=name) for name, tar in hostile_layers()])

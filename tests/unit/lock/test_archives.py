@@ -308,9 +308,35 @@ def test_an_archive_without_any_package_has_another_layout(tiny: Project, world:
     assert located(tiny, host()).uncertain == f"{HERE}: none of the locked packages was found"
 
 
+def test_a_release_that_has_moved_is_complete_in_its_new_archive(everywhere: Project, world: World) -> None:
+    """What is missing there is gone: that this machine's archives have nothing of the release says nothing about it."""
+    world.missing = {"here.example.test", "tini"}
+    result = located(everywhere, host())
+    assert (result.gone, result.uncertain) == ([PACKAGES[1]], "")
+
+
 def test_a_file_of_another_size_is_another_file(tiny: Project, world: World) -> None:
     world.other = {"tini": b"other"}
     assert located(tiny, host()).others == (PACKAGES[1],)
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "x", ""])
+def test_a_length_that_is_none_is_no_file(tiny: Project, world: World, length: str) -> None:
+    answer = world.wire.answers
+
+    def with_length(sent: Sent) -> Reply | Exception:
+        return Reply(headers={"Content-Length": length}) if "tini" in sent.url else answer(sent)
+
+    world.wire.answers = with_length
+    result = located(tiny, host())
+    assert (result.gone, result.others) == ([PACKAGES[1]], ())
+
+
+def test_a_length_of_zero_is_unknown(tiny: Project, world: World) -> None:
+    """Some servers send it in the response to HEAD."""
+    world.wire.answers = lambda _: Reply(headers={"Content-Length": "0"})
+    result = located(tiny, host())
+    assert (result.gone, result.others) == ([], ())
 
 
 # ---- downloads

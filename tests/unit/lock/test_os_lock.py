@@ -259,6 +259,14 @@ def test_a_lock_refuses_what_the_locked_packages_contradict(
     ]
 
 
+def test_a_time_that_does_not_exist_is_refused(tiny: Project) -> None:
+    """`builder doctor` and `builder status` compute the age of a lock."""
+    request = request_of(tiny)
+    text = os_lock.dump(locks.os_lock_of(request)).replace(locks.TIME, "20261399T999999Z")
+    with pytest.raises(LockError, match="time"):
+        os_lock.parse_os_lock(text, request)
+
+
 def test_a_missing_lock_is_found_by_check(tiny: Project) -> None:
     path = request_of(tiny).path
     locking.check_locks(tiny, tiny.select([CELL]))
@@ -337,6 +345,12 @@ def test_only_locks_with_packages_that_are_gone_are_renewed(tiny: Project, archi
     assert archive.resolved == [request_of(tiny).path], "nothing else is downloaded"
     assert said == [f"Debian {release}: looking up the locked packages" for release in ("newbird", "oldbird")]
     assert os_lock.read_os_lock(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny)), "nothing is written"
+
+
+def test_what_is_gone_is_locked_from_the_snapshot_archive_too(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
+    [lock] = current_locks(project, locks.FakeArchives(project.matrix, NEW_GONE))[0].values()
+    assert f"http://snapshot.example.test/archive/debian/{lock.time} newbird main" in archive.sources
 
 
 def test_packages_in_the_store_are_not_gone(tiny: Project, archive: locks.FakeArchive) -> None:

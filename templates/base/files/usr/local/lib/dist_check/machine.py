@@ -94,7 +94,7 @@ def infiniband(root: Path) -> Facts:
 
     The kernel shows the cards in every container, but the device files only in those that get them.
     """
-    cards = {}
+    cards: dict[str, list[str]] = {}
     for name in _listed(str(root / "sys/class/infiniband")):
         cards[name] = []
         for path in sorted((root / "sys/class/infiniband" / name / "ports").glob("*/state")):
