@@ -100,7 +100,7 @@ def test_one_image_that_fails_does_not_stop_the_other(fresh: Checkout, index: In
 
 def test_a_debian_package_that_does_not_exist_is_not_locked(checkout: Checkout) -> None:
     checkout.edit("matrix.yaml", "libnss-extrausers, tini]", "libnss-extrausers, no-such-package, tini]")
-    assert "Unable to locate package no-such-package" in checkout.builder("lock", code=4)
+    assert "Unable to locate package no-such-package" in checkout.builder("lock", code=18)
     checkout.edit("matrix.yaml", "no-such-package", "libgcc1")
     assert "libgcc1 is a virtual package" in checkout.builder("lock", code=4)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.layers.store import PACKAGES
 from tests.integration import programs, stores
 from tests.integration import registry as registries
 from tests.integration.checkout import PLAIN, Checkout
@@ -52,6 +53,10 @@ def _skopeo(*arguments: str) -> str:
 def test_gc_frees_what_no_image_uses_and_nothing_else(released: Checkout) -> None:
     kept = {name: stores.blobs_of(released.store, digest) for name, digest in stores.images(released.store).items()}
     used = {blob.removeprefix("sha256:") for blobs in kept.values() for blob in blobs}
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (released.store / "layers").iterdir()]
+    packages = {blob.removeprefix("sha256:") for record in records for blob in record.get(PACKAGES, ())}
+    assert packages, "the Debian packages of the images' operating system are kept"
+    used |= packages
     before = {path.name: path.stat().st_size for path in (released.store / "blobs/sha256").iterdir()}
     assert used < set(before), "what was run to compile is in the store, and no image's"
     (released.store / "downloads" / f"{'0' * 64}.part").write_bytes(bytes(10 * MB))
@@ -147,7 +152,7 @@ def test_a_disk_that_fills_up_is_said_to_be_full(checkout: Checkout) -> None:
     """The wheels have room, the operating system has not: how large that gets nobody knows before."""
     checkout.lock_and_render()
     store = checkout.take_store()
-    with disk(store, 24 * MB):
+    with disk(store, 60 * MB):
         output = checkout.builder("build", PLAIN, code=10)
         assert f"the disk of the store is full ({store})" in output
         assert "`builder gc`" in output
