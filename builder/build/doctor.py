@@ -171,7 +171,8 @@ def _debian_locks(
             faults |= located.faults
             others |= {package.name for package in located.others}
         ages = [lock.age(datetime.now(UTC)) for lock in of_release]
-        line = f"{release}: {counted(len(of_release), 'lock')}, {min(ages)} to {counted(max(ages), 'day')} old"
+        age = f"{min(ages)} to {counted(max(ages), 'day')}" if min(ages) < max(ages) else counted(max(ages), "day")
+        line = f"{release}: {counted(len(of_release), 'lock')}, {age} old"
         missing = [package for package in packages.values() if at.get(package.sha256) != HERE]
         elsewhere = Counter(at[package.sha256] for package in missing if package.sha256 in at)
         unlocated = [package for package in missing if package.sha256 not in at]

@@ -221,7 +221,7 @@ def test_the_age_of_the_locks_of_each_release(tiny: Project, machine: dict[str, 
     finding = debian_locks(tiny)
     assert finding.state == "ok"
     newbird, oldbird = finding.detail.splitlines()
-    assert re.fullmatch(r"newbird: \d+ locks?, (-?\d+) to \1 days? old; the archives have all \d+ packages", newbird)
+    assert re.fullmatch(r"newbird: \d+ locks?, -?\d+ days? old; the archives have all \d+ packages", newbird)
     assert oldbird.startswith("oldbird: ")
 
 
