@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import BufferedRandom
@@ -90,7 +91,7 @@ class _PartialFile:
         self._progress(new)
 
 
-class FileFetcher(Generic[_File]):
+class FileFetcher(ABC, Generic[_File]):
     """Downloads locked files to `path` of each; several processes may share the folders.
 
     Subclasses find the addresses. `parts` is the folder of incomplete files, `progress` gets numbers of bytes.
@@ -117,17 +118,17 @@ class FileFetcher(Generic[_File]):
         self._lock = threading.Lock()
         self._stopped = stopped or threading.Event()
 
+    @abstractmethod
     def path(self, locked: _File) -> Path:
         """The path of a downloaded file."""
-        raise NotImplementedError
 
     def _package(self, locked: _File) -> str:
         """The package whose version the user can choose again; empty if `again` says what to do."""
         return ""
 
+    @abstractmethod
     def _get(self, locked: _File, file: BufferedRandom) -> None:
         """Calls `_download` with an address of the file, or with several. Raises FetchError."""
-        raise NotImplementedError
 
     def fetch(self, locked: _File) -> Path:
         """The path of a file, whose size and SHA-256 were checked. Raises FetchError."""

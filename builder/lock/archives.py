@@ -66,7 +66,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Located:
+class PackageLocations:
     """Where the packages of a lock are. `at` is the name of the first place that has each, by SHA-256.
 
     `others` are packages of which a place has another file. `faults` says why places could not be read, by name.
@@ -172,7 +172,7 @@ class Archives:
         with self._lock:
             return self._slots.setdefault(place.name, threading.Semaphore(place.connections))
 
-    def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy = LOOK_UP_POLICY) -> Located:
+    def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy = LOOK_UP_POLICY) -> PackageLocations:
         """Looks for all packages of a lock: in the store, then in the places in their order, with HEAD requests."""
         at = {package.sha256: STORE for package in lock.packages if is_kept(package)}
         others: list[DebianPackage] = []
@@ -197,7 +197,7 @@ class Archives:
                     faults = {name: fault for name, fault in faults.items() if fault != _MOVED}
             if place.name in self.faults:
                 faults[place.name] = self.faults[place.name]
-        return Located(packages=lock.packages, at=at, others=tuple(others), faults=faults)
+        return PackageLocations(packages=lock.packages, at=at, others=tuple(others), faults=faults)
 
     def _size(self, session: IndexSession, place: Place, package: DebianPackage) -> int | None:
         """The size of a package's file in a place; None if it has no such file, or cannot be read."""

@@ -16,7 +16,7 @@ from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
 from builder.index.wheels import LockedWheel, Wheel
 from builder.lock import lockfile, os_lock
-from builder.lock.archives import HERE, STORE, Archives, Kept, Located
+from builder.lock.archives import HERE, STORE, Archives, Kept, PackageLocations
 from builder.lock.lockfile import Lock, LockedComponent
 from builder.lock.os_lock import DebianPackage, OsLock, OsRequest
 from builder.matrix.cells import Cell
@@ -143,7 +143,7 @@ class FakeArchives(Archives):
         super().__init__(matrix, Host())
         self.versions, self.broken, self.others = versions, broken, others
 
-    def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy | None = None) -> Located:
+    def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy | None = None) -> PackageLocations:
         current = os_lock_of(OsRequest(debian=lock.debian, packages=lock.requested), self.versions[lock.debian])
         files = {package.sha256 for package in current.packages}
         at = {
@@ -153,4 +153,4 @@ class FakeArchives(Archives):
         }
         others = tuple(package for package in lock.packages if package.name in self.others)
         faults = {HERE: "the archive timed out"} if lock.debian == self.broken else {}
-        return Located(packages=lock.packages, at=at, others=others, faults=faults)
+        return PackageLocations(packages=lock.packages, at=at, others=others, faults=faults)

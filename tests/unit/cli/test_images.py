@@ -27,7 +27,7 @@ from builder.engine.client import Engine
 from builder.index.host import Host, Registries
 from builder.layers.store import Store
 from builder.lock import apt, lockfile
-from builder.lock.archives import Archives, Kept, Located
+from builder.lock.archives import Archives, Kept, PackageLocations
 from builder.lock.os_lock import OsLock
 from builder.matrix.project import Project
 from builder.plan import plan
@@ -54,7 +54,7 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
     archive = locks.FakeArchive(versions={"newbird": "1.0-1", "oldbird": "1.0-1"})
     monkeypatch.setattr(apt, "archive", archive)
 
-    def locate(found: Archives, lock: OsLock, is_kept: Kept) -> Located:
+    def locate(found: Archives, lock: OsLock, is_kept: Kept) -> PackageLocations:
         archive.looked_up.append(lock.debian)
         return locks.FakeArchives(found._matrix, archive.versions).locate(lock, is_kept)
 

@@ -239,12 +239,12 @@ def test_no_archive_is_known(tiny: Project, world: World, tmp_path: Path) -> Non
 # ---- looking packages up
 
 
-def located(project: Project, settings: Host, *stored: str) -> archives.Located:
+def located(project: Project, settings: Host, *stored: str) -> archives.PackageLocations:
     found = Archives(project.matrix, settings)
     return found.locate(LOCK, lambda each: each.name in stored, policy=POLICY)
 
 
-def names(result: archives.Located) -> dict[str, str]:
+def names(result: archives.PackageLocations) -> dict[str, str]:
     return {each.name: result.at[each.sha256] for each in result.packages if each.sha256 in result.at}
 
 
