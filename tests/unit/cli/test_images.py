@@ -236,7 +236,7 @@ def test_packages_that_are_gone_are_replaced_by_current_ones(
     before = plan.make_locked_plan(locked, locked.select([CELL])).images[0].os_inputs
     result = run("images", CELL)
     assert result.code == 0, result.err
-    assert "Locked Debian packages are in no archive any more. Locking the current versions:" in result.err
+    assert "Locked Debian packages are no longer in any archive. Locking the current versions:" in result.err
     assert CHANGE in result.err
     assert f"  in {CELL}\n" in result.err
     assert "git commit -m 'Update Debian packages' locks" in result.err
@@ -301,7 +301,7 @@ def test_a_lock_of_an_earlier_builder_is_not_said_to_be_gone(
     result = run("images", option, CELL)
     assert (result.code, len(calls)) == ((5, 0) if option == "--locked" else (0, 1))
     assert "Locks of an earlier builder have no source packages" in result.err
-    assert "in no archive any more" not in result.err
+    assert "no longer in any archive" not in result.err
 
 
 def test_nothing_is_looked_up_for_an_operating_system_in_the_store(
