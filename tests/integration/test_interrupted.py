@@ -167,7 +167,7 @@ def test_during_the_build_of_a_dockerfile(fresh: Checkout, index: Index, number:
     fresh.lock_and_render()
     index.faults["tinyframe"] = Fault.FILE_STALLS
     with fresh.running("images", PLAIN, "--method", "dockerfile") as run:
-        run.reaches(index.stalled.is_set)
+        run.reaches(index.stalled.is_set, seconds=180)
         run.process.send_signal(number)
         run.ends(code)
     index.heal()
