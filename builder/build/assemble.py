@@ -217,20 +217,20 @@ class Assembler(ImageProvider):
                 stack.append(self._layers[layer.inputs].result())
 
         # Every machine must make the same layers: the first build records them in locks/layers.json.
-        for planned, made in zip(image.layers, stack, strict=True):
+        for planned, built in zip(image.layers, stack, strict=True):
             if planned.wheels or planned.compiled:
-                known.add(planned, made)
+                known.add(planned, built)
         known.add_system(image.os_inputs, system)
         known.write()
 
         # The paths of bytecode follow from those of its modules.
         contents = [
-            (planned.name, stored_layers.read_toc(store, made))
-            for planned, made in zip(image.layers, stack, strict=True)
+            (planned.name, stored_layers.read_toc(store, built))
+            for planned, built in zip(image.layers, stack, strict=True)
             if planned.kind != "os" and not planned.compiled
         ]
         stored_layers.check_paths(image.id, contents, set(system.taken))
-        sizes = [(planned.name, made.size, made.unpacked) for planned, made in zip(image.layers, stack, strict=True)]
+        sizes = [(planned.name, built.size, built.unpacked) for planned, built in zip(image.layers, stack, strict=True)]
         budget.check_built(self._work.project.matrix, image.cell, sizes)
         assembled = stored_images.write_image(store, image, system, stack)
         stored_images.put_name(store, image, system, assembled.manifest, image.references[0] + UNTESTED)
@@ -315,7 +315,7 @@ class Assembler(ImageProvider):
             started = [self._layers[inputs] for inputs in candidates if inputs in self._layers]
             ready = (future for future in as_completed(started) if not future.exception())
             system = _system(next(ready, self._layers[image.os_inputs]))
-        below = [self._layers[inputs].result() for inputs in layer.compiled]
+        wheel_layers = [self._layers[inputs].result() for inputs in layer.compiled]
         with self._loading_system:
             if system.digest not in self._os_images:
                 self._os_images[system.digest] = self._loader.load_bare(system)
@@ -328,15 +328,15 @@ class Assembler(ImageProvider):
             try:
                 with tarfile.open(tar_path, mode="w") as tar:
                     _add(tar, _PROGRAM, self._program)
-                    for made in below:
-                        files = stored_layers.read_toc(store, made)
-                        with store.path(made.digest).open("rb") as blob:
+                    for wheels in wheel_layers:
+                        files = stored_layers.read_toc(store, wheels)
+                        with store.path(wheels.digest).open("rb") as blob:
                             for file in files:
                                 is_in_site = file.name.startswith(f"{place.site}/")
                                 if is_in_site and file.type == "reg" and file.name.endswith((".py", ".pyc")):
                                     _add(tar, file.name, estargz.read_content(blob, file))
             except (DamagedError, VerifyError):
-                store.remove_damaged(made.digest for made in below)
+                store.remove_damaged(wheels.digest for wheels in wheel_layers)
                 raise
             output: deque[str] = deque(maxlen=15)
             with tar_path.open("rb") as archive, zip_path.open("wb") as out:

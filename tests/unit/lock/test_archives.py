@@ -212,36 +212,36 @@ class Container:
 
 def test_without_apt_the_addresses_are_those_of_apt_in_a_container(tiny: Project, world: World) -> None:
     container = Container()
-    found = Archives(tiny.matrix, replace(host(sources=()), open_apt=container.open))
+    known_archives = Archives(tiny.matrix, replace(host(sources=()), open_apt=container.open))
     for _ in range(2):
-        places = list(found.places(LOCK))
+        places = list(known_archives.places(LOCK))
         assert [place.name for place in places] == [HERE, DEFAULT_SNAPSHOT]
         assert places[0].pools == (f"{MAIN}/pool/main", f"{SECURITY}/pool/updates/main")
     assert container.started == 1
 
 
 def test_an_archive_that_this_machine_lacks_is_debians_own(tiny: Project, world: World) -> None:
-    found = Archives(tiny.matrix, replace(host(sources=SOURCES[:1]), open_apt=Container().open))
-    assert next(found.places(LOCK)).pools == (f"{MAIN}/pool/main", f"{SECURITY}/pool/updates/main")
+    known_archives = Archives(tiny.matrix, replace(host(sources=SOURCES[:1]), open_apt=Container().open))
+    assert next(known_archives.places(LOCK)).pools == (f"{MAIN}/pool/main", f"{SECURITY}/pool/updates/main")
 
 
 def test_no_archive_is_known(tiny: Project, world: World, tmp_path: Path) -> None:
     said: list[str] = []
     settings = replace(host(sources=()), open_apt=Container(image=False).open)
-    found = Archives(tiny.matrix, settings, said.append)
-    assert list(found.places(LOCK)) == []
+    known_archives = Archives(tiny.matrix, settings, said.append)
+    assert list(known_archives.places(LOCK)) == []
     assert said == ["Debian's own addresses are unknown: base image: cannot be pulled"]
-    assert not found.locate(LOCK, lambda _: False).at
+    assert not known_archives.locate(LOCK, lambda _: False).at
     with pytest.raises(FetchError, match="no archive of Debian is known here"):
-        fetcher(found, tmp_path).fetch(PACKAGES[0])
+        fetcher(known_archives, tmp_path).fetch(PACKAGES[0])
 
 
 # ---- looking packages up
 
 
 def located(project: Project, settings: Host, *stored: str) -> archives.PackageLocations:
-    found = Archives(project.matrix, settings)
-    return found.locate(LOCK, lambda each: each.name in stored, policy=POLICY)
+    known_archives = Archives(project.matrix, settings)
+    return known_archives.locate(LOCK, lambda each: each.name in stored, policy=POLICY)
 
 
 def names(result: archives.PackageLocations) -> dict[str, str]:
@@ -268,9 +268,9 @@ def test_what_the_first_archive_has_is_looked_up_nowhere_else(everywhere: Projec
 
 
 def test_two_locks_with_the_same_packages_are_looked_up_once(tiny: Project, world: World) -> None:
-    found = Archives(tiny.matrix, host())
+    known_archives = Archives(tiny.matrix, host())
     for _ in range(2):
-        assert found.locate(LOCK, lambda _: False).gone == []
+        assert known_archives.locate(LOCK, lambda _: False).gone == []
     assert len(world.wire.seen) == len(PACKAGES)
 
 
@@ -342,10 +342,10 @@ def test_a_length_of_zero_is_unknown(tiny: Project, world: World) -> None:
 # ---- downloads
 
 
-def fetcher(found: Archives, folder: Path, *, policy: RetryPolicy = POLICY) -> DebianFetcher:
+def fetcher(known_archives: Archives, folder: Path, *, policy: RetryPolicy = POLICY) -> DebianFetcher:
     for name in ("blobs", "parts"):
         (folder / name).mkdir(exist_ok=True)
-    return DebianFetcher(found, LOCK, "a-cell", folder / "blobs", folder / "parts", policy=policy)
+    return DebianFetcher(known_archives, LOCK, "a-cell", folder / "blobs", folder / "parts", policy=policy)
 
 
 def test_the_packages_are_named_by_their_hash(tiny: Project, world: World, tmp_path: Path) -> None:
@@ -372,10 +372,10 @@ def test_a_package_is_taken_from_the_first_place_that_has_it(everywhere: Project
     for missing, expected in (({"nothing"}, "here"), ({"here"}, "moved"), ({"here", "moved"}, "snapshot")):
         world.missing = missing
         world.wire.seen.clear()
-        found = fetcher(Archives(everywhere.matrix, host()), tmp_path)
-        assert found.fetch(PACKAGES[1]).read_bytes() == content_of("tini")
+        downloads = fetcher(Archives(everywhere.matrix, host()), tmp_path)
+        assert downloads.fetch(PACKAGES[1]).read_bytes() == content_of("tini")
         assert world.hosts[-1] == expected
-        found.path(PACKAGES[1]).unlink()
+        downloads.path(PACKAGES[1]).unlink()
 
 
 def test_packages_of_the_security_archive(tiny: Project, world: World, tmp_path: Path) -> None:
@@ -399,11 +399,11 @@ def test_another_file_of_the_same_version_is_an_error(everywhere: Project, world
 
 def test_a_place_that_stalls_is_given_up_for_all_packages(everywhere: Project, world: World, tmp_path: Path) -> None:
     world.broken = {"here": requests.ReadTimeout()}
-    found = Archives(everywhere.matrix, host())
+    known_archives = Archives(everywhere.matrix, host())
     for each in PACKAGES:
-        fetcher(found, tmp_path).fetch(each)
+        fetcher(known_archives, tmp_path).fetch(each)
     assert sum("here" in sent.url for sent in world.wire.seen) == 1 + POLICY.retries
-    assert found.faults == {HERE: "the archive timed out"}
+    assert known_archives.faults == {HERE: "the archive timed out"}
 
 
 def test_the_message_names_every_place_and_what_to_do(everywhere: Project, world: World, tmp_path: Path) -> None:
@@ -421,13 +421,13 @@ def test_the_message_names_every_place_and_what_to_do(everywhere: Project, world
 
 
 def test_few_connections_to_a_snapshot_archive(everywhere: Project) -> None:
-    found = Archives(everywhere.matrix, host())
-    *_, snapshot = found.places(LOCK)
-    slot = found.slot(snapshot)
+    known_archives = Archives(everywhere.matrix, host())
+    *_, snapshot = known_archives.places(LOCK)
+    slot = known_archives.slot(snapshot)
     assert [slot.acquire(blocking=False) for _ in range(SNAPSHOT_CONNECTIONS + 1)] == [True] * SNAPSHOT_CONNECTIONS + [
         False
     ]
-    assert found.slot(snapshot) is slot, "of all operating systems together"
+    assert known_archives.slot(snapshot) is slot, "of all operating systems together"
 
 
 def test_apts_proxy_comes_before_that_of_the_environment(
