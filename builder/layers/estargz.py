@@ -27,7 +27,7 @@ from builder.common.errors import VerifyError
 from builder.layers.blobs import CHUNK, InflateError
 
 TOC = "stargz.index.json"
-# Without it, the snapshotter downloads the first 10 MB of a layer before it mounts it.
+# Says that no files are to be prefetched: the specification requires this file, or a list of such files.
 LANDMARK = ".no.prefetch.landmark"
 LANDMARK_CONTENT = b"\x0f"
 RESERVED = (TOC, LANDMARK)  # files that a layer has beside those of its image
