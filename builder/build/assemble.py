@@ -27,7 +27,7 @@ from builder.common.console import Meter
 from builder.common.errors import BuilderError, BuildError, DamagedError, VerifyError
 from builder.engine.load import Loader
 from builder.index.download import CONNECTIONS, Fetcher
-from builder.layers import estargz, stored_layers, wheel_zip
+from builder.layers import estargz, splice, stored_layers, wheel_zip
 from builder.layers import images as stored_images
 from builder.layers.images import UNTESTED
 from builder.layers.known_layers import KnownLayers
@@ -356,7 +356,7 @@ class Assembler(ImageProvider):
                     f"compile.py ended with status {status} in the container that compiles bytecode\n{''.join(output)}"
                 )
             with zip_path.open("rb") as archive:
-                entries = _bytecode_entries(archive, place)
+                entries = splice.prefetched_first(_bytecode_entries(archive, place), layer.prefetch)
                 return stored_layers.store_layer(store, layer, entries, lookup.known.get(layer))
 
 

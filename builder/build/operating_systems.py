@@ -165,7 +165,7 @@ class SystemLayers:
             tar = self.mmdebstrap.run(work.host, name, arguments, files, Path(scratch), debs=(image.os_lock, debs))
             work.view.note(name, "compressing")
             with self.store.new_blob() as blob:
-                layer = os_layer.write_system(tar, blob.file)
+                layer = os_layer.write_system(tar, blob.file, image.os_layer.prefetch)
                 if known:
                     known_layers.check_layer(name, image.os_inputs, known, layer)
                 blob.digest = layer.digest

@@ -16,7 +16,7 @@ import re
 import struct
 import tarfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any, BinaryIO, Literal, cast
 
@@ -27,10 +27,12 @@ from builder.common.errors import VerifyError
 from builder.layers.blobs import CHUNK, InflateError
 
 TOC = "stargz.index.json"
-# Says that no files are to be prefetched: the specification requires this file, or a list of such files.
-LANDMARK = ".no.prefetch.landmark"
+# A node downloads what is before the first of these files, in one request, when it mounts the layer. A layer in which
+# there is nothing to download early has the second.
+PREFETCH_LANDMARK = ".prefetch.landmark"
+NO_PREFETCH_LANDMARK = ".no.prefetch.landmark"
 LANDMARK_CONTENT = b"\x0f"
-RESERVED = (TOC, LANDMARK)  # files that a layer has beside those of its image
+RESERVED = (TOC, PREFETCH_LANDMARK, NO_PREFETCH_LANDMARK)  # files that a layer has beside those of its image
 TOC_ANNOTATION = "containerd.io/snapshot/stargz/toc.digest"
 SIZE_ANNOTATION = "io.containers.estargz.uncompressed-size"  # with it, Podman can reuse files that it has
 FOOTER = 51  # bytes
@@ -38,6 +40,7 @@ SMALL = 16 << 20  # bytes of a file whose content `LayerReader` returns
 LARGEST = 32 << 20  # bytes of a TOC; the longest known one has 2 MB. Reading takes 30 times as much memory
 HEADER = 4 * CHUNK  # bytes of the headers of one file, which tarfile reads as a whole
 HEADERS = 256 << 20  # bytes of all headers of a layer; the longest known one has 30 MB. They take twice as much memory
+_VARIABLE = re.compile(r"x86_64|aarch64|[0-9]+(?:\.[0-9]+)*")
 _HEX = re.compile(rb"[0-9a-f]{16}")
 _XATTR = "SCHILY.xattr."
 _TYPES = {
@@ -66,6 +69,26 @@ class TocEntry(BaseModel, frozen=True):
 class _Toc(BaseModel, frozen=True):
     version: Literal[1]
     entries: tuple[TocEntry, ...]
+
+
+def without_versions(path: str) -> str:
+    """A path with `*` for each number and architecture: the same for a file in most releases of its package."""
+    return _VARIABLE.sub("*", path)
+
+
+def prefetch_order(paths: Iterable[str], prefetch: Collection[str]) -> list[str]:
+    """The paths of a layer, those to prefetch first, with their folders; then the landmark, then the others.
+
+    `prefetch` are paths `without_versions`. Without a match, the paths as they are.
+    """
+    paths = list(paths)
+    first = {path for path in paths if without_versions(path) in prefetch}
+    if not first:
+        return paths
+    for path in list(first):
+        while path := path.rpartition("/")[0]:
+            first.add(path)
+    return [*(p for p in paths if p in first), PREFETCH_LANDMARK, *(p for p in paths if p not in first)]
 
 
 def describe_file(info: tarfile.TarInfo) -> dict[str, Any]:
@@ -155,6 +178,13 @@ def read_toc(blob: BinaryIO) -> tuple[TocEntry, ...]:
         raise VerifyError("the layer cannot be read: invalid table of contents") from error
     except (ValueError, tarfile.TarError, EOFError, OSError, InflateError, RecursionError) as error:
         raise VerifyError(f"the layer cannot be read: {error}") from error
+
+
+def prefetched(blob: BinaryIO) -> frozenset[str]:
+    """The files of a layer that a node prefetches, for `prefetch_order`. Raises VerifyError if it has no TOC."""
+    toc = read_toc(blob)
+    end = next((number for number, entry in enumerate(toc) if entry.name == PREFETCH_LANDMARK), 0)
+    return frozenset(without_versions(entry.name) for entry in toc[:end] if entry.type == "reg")
 
 
 def read_content(blob: BinaryIO, entry: TocEntry) -> bytes:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from builder.layers import splice
+from builder.layers import estargz, splice
 from builder.layers.oci import TIME, Layer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
@@ -47,15 +47,22 @@ def stored_system(store: Store, inputs: str, known: OsLayer | None) -> OsLayer |
     return stored if known in (None, stored) else None
 
 
-def write_system(path: Path, out: BinaryIO) -> OsLayer:
-    """Writes the file system of a tar as a layer; a pure function of its files. Raises tarfile.TarError, OSError."""
+def write_system(path: Path, out: BinaryIO, prefetch: Collection[str] = ()) -> OsLayer:
+    """Writes the file system of a tar as a layer; a pure function of its files. Raises tarfile.TarError, OSError.
+
+    `prefetch` are the paths that come first, see `estargz.prefetch_order`.
+    """
     with tarfile.open(path) as source:
         files = {name: info for info in source if (name := _plain(info.name))}
         newest = _newest(source, files)
 
         def entries() -> Iterator[Entry]:
             # Links last: a hard link needs its target before it.
-            for name in sorted(files, key=lambda name: (files[name].islnk(), name)):
+            links = sorted(name for name, info in files.items() if info.islnk())
+            for name in [*estargz.prefetch_order(sorted(files.keys() - set(links)), prefetch), *links]:
+                if name not in files:
+                    yield splice.PREFETCH
+                    continue
                 info, header = files[name], tarfile.TarInfo(name)
                 header.type = tarfile.REGTYPE if info.isreg() else info.type
                 header.mode, header.uid, header.gid = info.mode & 0o7777, info.uid, info.gid

@@ -18,10 +18,9 @@ import struct
 import tarfile
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, BinaryIO, Self
 
 import deflate
@@ -79,12 +78,26 @@ class Entry:
         return self.content.size if isinstance(self.content, Zipped) else len(self.content or b"")
 
 
+NO_PREFETCH = Entry(path=estargz.NO_PREFETCH_LANDMARK, mode=0o444, content=estargz.LANDMARK_CONTENT)
+PREFETCH = Entry(path=estargz.PREFETCH_LANDMARK, mode=0o444, content=estargz.LANDMARK_CONTENT)
+
+
 class SpliceError(ValueError):
     """The content of a zip entry does not match the zip's directory."""
 
 
+def prefetched_first(entries: Iterable[Entry], prefetch: Collection[str]) -> Iterable[Entry]:
+    """The entries in the order of `estargz.prefetch_order`."""
+    if not prefetch:
+        return entries
+    by_path = {entry.path: entry for entry in entries}
+    return [by_path.get(path, PREFETCH) for path in estargz.prefetch_order(by_path, prefetch)]
+
+
 def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -> Layer:
     """Writes the layer of `entries`, in their order, to `out`. Memory: some 100 MB at most, whatever the sizes.
+
+    Entries before PREFETCH are downloaded when a node mounts the layer; without PREFETCH, none are.
 
     Raises SpliceError for an entry whose content does not match its CRC-32, size and SHA-256, and whatever writing
     raises. With a `diff_id`, deflated content of a known SHA-256 is not inflated, and so not checked: the layer's
@@ -130,10 +143,7 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
             blob.put((member, chunk), len(plain))
 
         headers = bytearray()  # and padding, for the next member
-        landmark = Entry(path=estargz.LANDMARK, mode=0o444, content=estargz.LANDMARK_CONTENT)
-        for entry in chain(entries, [landmark]):
-            if entry.path in estargz.RESERVED and entry is not landmark:
-                raise SpliceError(f"/{entry.path} is reserved for a file that every layer has")
+        for entry in _with_landmark(entries):
             info = entry.header or _header(entry)
             content, size = entry.content, entry.size
             header = info.tobuf(format=tarfile.PAX_FORMAT)
@@ -178,7 +188,7 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
             if len(headers) >= MEMBER:
                 put(bytes(headers))
                 headers.clear()
-        put(bytes(headers))  # the padding of the landmark
+        put(bytes(headers))  # the padding of the last file
 
     # All positions are known now. The TOC, the end of the tar, and the footer.
     toc = estargz.dump_toc(
@@ -207,6 +217,19 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
         unpacked=unpacked + len(tail),
         toc=f"sha256:{hashlib.sha256(toc).hexdigest()}",
     )
+
+
+def _with_landmark(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """The entries; NO_PREFETCH is the last one if they lack PREFETCH. Raises SpliceError for other reserved paths."""
+    landmark = NO_PREFETCH
+    for entry in entries:
+        if entry is PREFETCH:
+            landmark = PREFETCH
+        elif entry.path in estargz.RESERVED:
+            raise SpliceError(f"/{entry.path} is reserved for a file that layers have")
+        yield entry
+    if landmark is NO_PREFETCH:
+        yield NO_PREFETCH
 
 
 def _header(entry: Entry) -> tarfile.TarInfo:

@@ -58,19 +58,21 @@ def store_wheels(store: Store, planned: PlannedLayer, paths: Sequence[Path], kno
     """
     wheels = [(file.file, path) for file, path in zip(planned.wheels, paths, strict=True)]
     try:
-        return store_layer(store, planned, wheel_entries(wheels, planned.python), known)
+        return store_layer(store, planned, wheel_entries(wheels, planned.python, planned.prefetch), known)
     except (WheelError, SpliceError) as error:
         raise FetchError(str(error), hint="The wheel itself is invalid: pin another version.") from error
 
 
-def wheel_entries(wheels: Iterable[tuple[str, Path]], python: str) -> Iterator[Entry]:
+def wheel_entries(wheels: Iterable[tuple[str, Path]], python: str, prefetch: Collection[str] = ()) -> Iterator[Entry]:
     """The entries of a layer of wheels (file name, path), in this order; `python` is empty for CUDA wheels.
 
-    Raises WheelError, SpliceError, FileNotFoundError.
+    `prefetch` are the paths that come first, see `estargz.prefetch_order`. Raises WheelError, SpliceError,
+    FileNotFoundError.
     """
     with ExitStack() as stack:
         files = [(name, stack.enter_context(path.open("rb", buffering=CHUNK))) for name, path in wheels]
-        yield from wheel.layer_entries(files, wheel.environment(python) if python else wheel.CUDA)
+        entries = wheel.layer_entries(files, wheel.environment(python) if python else wheel.CUDA)
+        yield from splice.prefetched_first(entries, prefetch)
 
 
 def read_toc(store: Store, layer: Layer) -> tuple[TocEntry, ...]:
@@ -148,7 +150,7 @@ def read_component_files(root: Path, image: PlannedImage, place: InstallScheme) 
 
 
 def component_file_entries(files: Mapping[str, Entry], folders: tuple[str, ...]) -> Iterator[Entry]:
-    """Sorted by path, each folder before its contents.
+    """Sorted by path, each folder before its contents. All are prefetched: few files, and a start reads half of them.
 
     `folders` are those of the operating system that are not 0755 root:root, which a layer must not write. Raises
     BuildError for a file in one of them.
@@ -162,3 +164,4 @@ def component_file_entries(files: Mapping[str, Entry], folders: tuple[str, ...])
                 )
             yield entry
         yield files[path]
+    yield splice.PREFETCH

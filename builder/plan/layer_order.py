@@ -10,10 +10,11 @@ them on disk.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Literal
 
 from builder.common.errors import MatrixError
@@ -41,7 +42,8 @@ class PlannedLayer:
     """A layer to build. `inputs` is the digest of everything that determines its bytes, as known before the build.
 
     `python` is empty for CUDA wheels, which do not depend on it. `compiled` are the `inputs` of the wheel layers whose
-    bytecode is in this layer; `component` is the owner of the files; `debian` are the bytes of Debian's packages.
+    bytecode is in this layer; `component` is the owner of the files; `debian` are the bytes of Debian's packages;
+    `prefetch` are the paths that come first, see `builder.layers.estargz.prefetch_order`.
     """
 
     kind: LayerKind
@@ -52,6 +54,7 @@ class PlannedLayer:
     python: str = ""
     compiled: tuple[str, ...] = ()
     debian: int = 0
+    prefetch: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -60,29 +63,42 @@ class PlannedLayer:
 
 
 def foundation(
-    cell: Cell, components: Collection[str], wheels: Sequence[Wheel], compiler: str
+    cell: Cell,
+    components: Collection[str],
+    wheels: Sequence[Wheel],
+    compiler: str,
+    prefetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[PlannedLayer, ...]:
     """The layers below the operating system, which all images of the cell's group have.
 
-    `components` are those that all cells of the group have; `compiler` is a digest of inputs.
+    `components` are those that all cells of the group have; `compiler` is a digest of inputs; `prefetch` are the paths
+    to prefetch by component.
     """
     below = [wheel for wheel in wheels if (wheel.component == CUDA if wheel.is_cuda else wheel.component in components)]
-    return tuple(_wheel_layers(below, cell.python, compiler, cuda_name=CUDA, name=cell.framework))
+    return tuple(_wheel_layers(below, cell.python, compiler, prefetch, cuda_name=CUDA, name=cell.framework))
 
 
 def stack(
-    cell: Cell, lowest: Sequence[PlannedLayer], wheels: Iterable[Wheel], *, os: PlannedLayer, files: str, compiler: str
+    cell: Cell,
+    lowest: Sequence[PlannedLayer],
+    wheels: Iterable[Wheel],
+    *,
+    os: PlannedLayer,
+    files: str,
+    compiler: str,
+    prefetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[PlannedLayer, ...]:
     """The layers of an image, lowest first: `lowest` are those of `foundation`, `wheels` all wheels of the image.
 
-    `files` and `compiler` are digests of inputs. Raises MatrixError for more layers than Docker allows.
+    `files` and `compiler` are digests of inputs, `prefetch` is as for `foundation`. Raises MatrixError for more layers
+    than Docker allows.
     """
     below = {wheel.component for layer in lowest for wheel in layer.wheels}
     above = [wheel for wheel in wheels if wheel.component not in below]
     layers = (
         *lowest,
         os,
-        *_wheel_layers(above, cell.python, compiler, cuda_name=cell.variant, name=cell.variant),
+        *_wheel_layers(above, cell.python, compiler, prefetch, cuda_name=cell.variant, name=cell.variant),
         PlannedLayer(kind="files", name="files", component="base", inputs=files, python=cell.python),
     )
     if len(layers) > MOST:
@@ -91,13 +107,22 @@ def stack(
 
 
 def _wheel_layers(
-    wheels: Sequence[Wheel], python: str, compiler: str, *, cuda_name: str, name: str
+    wheels: Sequence[Wheel],
+    python: str,
+    compiler: str,
+    prefetch: Mapping[str, Sequence[str]],
+    *,
+    cuda_name: str,
+    name: str,
 ) -> list[PlannedLayer]:
     """Layers of CUDA wheels, in /opt/nvidia for every Python, then of Python wheels, then of the bytecode of these."""
     # In a fixed order, whatever that of the lock: images on the same CUDA share the layers below the first difference.
     of_cuda = [wheel for wheel in wheels if wheel.is_cuda]
     of_cuda.sort(key=lambda wheel: (any(part in wheel.name for part in _NOT_FOR_ALL), wheel.name))
     of_python = sorted((wheel for wheel in wheels if not wheel.is_cuda), key=attrgetter("name"))
+    first = tuple(
+        sorted({path for component in {wheel.component for wheel in of_python} for path in prefetch.get(component, ())})
+    )
     layers = []
     for component, version, ordered in ((cuda_name, "", of_cuda), (name, python, of_python)):
         members: list[tuple[str, list[Wheel]]] = []
@@ -114,11 +139,14 @@ def _wheel_layers(
                 kind="wheels",
                 name=layer,
                 component=component,
-                inputs=wheels_key(version, group),
+                inputs=wheels_key(version, group, paths),
                 wheels=tuple(group),
                 python=version,
+                prefetch=paths,
             )
             for layer, group in members
+            # Of a large wheel, a start reads hardly anything.
+            for paths in [first if version and group is small else ()]
         ]
     if of_python:
         compiled = tuple(layer.inputs for layer in layers if layer.python)
@@ -126,23 +154,28 @@ def _wheel_layers(
             kind="files",
             name=f"{name} bytecode",
             component=name,
-            inputs=digest_of_data([LAYER_FORMAT, compiler, python, list(compiled)]),
+            inputs=digest_of_data([LAYER_FORMAT, compiler, python, list(compiled), *([list(first)] if first else [])]),
             python=python,
             compiled=compiled,
+            prefetch=first,
         )
         layers.append(bytecode)
     return layers
 
 
-def wheels_key(python: str, wheels: Sequence[Wheel]) -> str:
+def wheels_key(python: str, wheels: Sequence[Wheel], prefetch: tuple[str, ...] = ()) -> str:
     """The `inputs` of a layer of wheels; `python` is empty for wheels in /opt/nvidia.
 
     File name and size are part of it, although the hash determines them, so that a cached layer never hides a lock
     with a wrong one.
     """
-    return _wheels_key(LAYER_FORMAT, python, tuple((wheel.file, wheel.size, wheel.sha256) for wheel in wheels))
+    entries = tuple((wheel.file, wheel.size, wheel.sha256) for wheel in wheels)
+    return _wheels_key(LAYER_FORMAT, python, entries, prefetch)
 
 
 @cache  # images of many variants have the same layers
-def _wheels_key(layer_format: int, python: str, entries: tuple[tuple[str, int, str], ...]) -> str:
-    return digest_of_data({"layer": layer_format, "python": python, "wheels": entries})
+def _wheels_key(
+    layer_format: int, python: str, entries: tuple[tuple[str, int, str], ...], prefetch: tuple[str, ...]
+) -> str:
+    inputs = {"layer": layer_format, "python": python, "wheels": entries}
+    return digest_of_data(inputs | ({"prefetch": prefetch} if prefetch else {}))

@@ -35,6 +35,7 @@ FORMAT = 4  # part of the digest of every plan
 # Inputs of every image besides the folders of its components.
 STEPS = "templates/steps"  # the folder of the scripts that run while an image is made
 COMPILER = f"{STEPS}/compile.py"
+PREFETCH = "templates/{component}/prefetch.txt"  # written by tools/prefetch.py
 PACKAGES_SCRIPT = f"{STEPS}/packages.sh"
 BOOTSTRAP_INPUTS = (f"{STEPS}/mmdebstrap.sh", f"{STEPS}/slim.sh", f"{STEPS}/clean.sh")
 OS_INPUTS = (
@@ -108,6 +109,10 @@ class PlannedImage:
     @property
     def id(self) -> str:
         return self.cell.id
+
+    @property
+    def os_layer(self) -> PlannedLayer:
+        return next(layer for layer in self.layers if layer.kind == "os")
 
     @property
     def folder(self) -> str:
@@ -302,6 +307,7 @@ class _Planner:
         self._tree = cache(self._tree_digests)
         self._system = cache(self._locked_system)
         self._files = cache(self._files_digest)
+        self._prefetch = {name: self._prefetched(name) for name in self._matrix.components}
         self._contents = cache(self._contents_of)
         self._groups: dict[tuple[str, str], _Group] = {}
 
@@ -318,6 +324,7 @@ class _Planner:
             [layer_order.LAYER_FORMAT, lock.debian, version, *by_uv],
             [lock.requested, [[package.name, package.version, package.sha256] for package in lock.packages]],
             [self._tree(name) for name in OS_INPUTS],
+            *([self._prefetch["base"]] if self._prefetch.get("base") else []),
         ]
         layer = PlannedLayer(
             kind="os",
@@ -326,11 +333,17 @@ class _Planner:
             inputs=digest_of_data(inputs),
             python=version,
             debian=sum(package.size for package in lock.packages),
+            prefetch=self._prefetch.get("base", ()),
         )
         # Bytecode depends on the program that makes it and on the image's Python, not on other Debian packages: a
         # security refresh of these leaves the bytecode of gigabytes of wheels as it is.
         compiler = digest_of_data([self._tree(COMPILER), by_uv or lock.interpreter(version)])
         return _System(request=request, lock=lock, layer=layer, compiler=compiler)
+
+    def _prefetched(self, component: str) -> tuple[str, ...]:
+        """The paths to prefetch in layers of a component, see `builder.layers.estargz.prefetch_order`."""
+        path = self._root / PREFETCH.format(component=component)
+        return tuple(path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
 
     def _tree_digests(self, name: str) -> dict[str, str]:
         """Digests of the files at or below a path, by path."""
@@ -340,7 +353,7 @@ class _Planner:
     def _files_digest(self, python: str, components: tuple[str, ...], constraints: str) -> str:
         """The digest of the inputs of a layer with the files of components."""
         files = {name: self._tree(f"templates/{name}/files") for name in components}
-        return digest_of_data([layer_order.LAYER_FORMAT, python, files, constraints])
+        return digest_of_data([layer_order.LAYER_FORMAT, "prefetched", python, files, constraints])
 
     def _contents_of(self, components: tuple[str, ...]) -> frozenset[tuple[str, str]]:
         """The paths and digests of the files of components in an image; a later component may replace a file."""
@@ -365,6 +378,7 @@ class _Planner:
             os=system.layer,
             files=self._files(cell.python, with_files, group.constraints),
             compiler=system.compiler,
+            prefetch=self._prefetch,
         )
         debian, uv = matrix.python[cell.python].debian, matrix.python[cell.python].uv
         configured = settings.of_image(matrix, cell, {name: matrix.components[name] for name in names})
@@ -426,7 +440,7 @@ class _Planner:
             constraints=_constraints(self._matrix, cell, locked),
             cuda=(cuda,) if shared else (),
             lists=lists,
-            layers=layer_order.foundation(cell, foundation, locked.wheels, compiler),
+            layers=layer_order.foundation(cell, foundation, locked.wheels, compiler, self._prefetch),
         )
 
 

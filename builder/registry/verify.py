@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -127,7 +127,11 @@ def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
                         continue
                     stack.enter_context(file)
                 name = listed([file.split("-")[0] for file, _ in of.wheels], SHOWN) if of else line
-                result = _rebuild(layer, of, downloads) if of else _compare(layer, known.get(number))
+                if of:
+                    planned = check.expected.image.layers[number : number + 1] if check.expected else ()
+                    result = _rebuild(layer, of, downloads, file, planned[0].prefetch if planned else None)
+                else:
+                    result = _compare(layer, known.get(number))
                 if file and layer.toc and result[0] not in ("derived", "different"):
                     # A node with a snapshotter mounts the files that the table of contents describes, not those of the
                     # tar. A layer with the bytes of its wheels has their table.
@@ -187,19 +191,36 @@ def _compare(layer: Layer, expected_layer: tuple[Layer, How] | None) -> tuple[St
     return "derived" if how == "derived" else "known", ""
 
 
-def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]]) -> tuple[State, str]:
-    """State and detail of a layer of wheels."""
+def _rebuild(
+    layer: Layer,
+    of: WheelsOf,
+    downloads: Mapping[str, Future[Path]],
+    blob: BinaryIO | None,
+    prefetch: Collection[str] | None,
+) -> tuple[State, str]:
+    """State and detail of a layer of wheels.
+
+    The order of its files is read from `blob`; without one, it follows from `prefetch`, those of the plan if there is
+    one. The order does not change what an image does.
+    """
     if of.format != LAYER_FORMAT:
         return "failed", f"layer format {of.format} is not supported: this builder writes {LAYER_FORMAT}"
     try:
         files = [(file, downloads[sha256].result()) for file, sha256 in of.wheels]
+        if blob:
+            with suppress(VerifyError):  # its bytes are compared anyway
+                prefetch = estargz.prefetched(blob)
+            blob.seek(0)
         with Path(os.devnull).open("wb") as discarded:
-            derived = splice.write_layer(stored_layers.wheel_entries(files, of.python), discarded)
+            entries = stored_layers.wheel_entries(files, of.python, prefetch or ())
+            derived = splice.write_layer(entries, discarded)
     except (WheelError, SpliceError) as error:
         return "different", str(error)
     except (FetchError, FileNotFoundError) as error:  # another builder may have removed it from the store
         return "failed", str(error)
     if (derived.digest, derived.diff_id) != (layer.digest, layer.diff_id):
+        if prefetch is None:
+            return "failed", "its wheels produce other bytes, perhaps as its files have another order: omit --fast"
         return "different", f"its wheels produce {short_digest(derived.digest)}"
     if derived.toc != layer.toc:
         return "different", OTHER_TOC

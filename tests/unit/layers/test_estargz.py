@@ -181,7 +181,7 @@ def test_the_content_of_a_large_file_has_chunks() -> None:
     lines = [(entry["name"], entry.get("chunkOffset", 0)) for entry in json.loads(toc_content(blob))["entries"]]
     assert lines == [
         ("a", 0), ("b", 0), ("b", MEMBER), ("c", 0), ("c", MEMBER), ("c", 2 * MEMBER),
-        ("d", 0), ("d", MEMBER), ("d", 2 * MEMBER), ("deflated", 0), (estargz.LANDMARK, 0),
+        ("d", 0), ("d", MEMBER), ("d", 2 * MEMBER), ("deflated", 0), (estargz.NO_PREFETCH_LANDMARK, 0),
     ]  # fmt: skip
     check_by_specification(blob, layer)
     estargz.check_layer(io.BytesIO(blob), layer.toc)
@@ -236,7 +236,7 @@ def test_every_layer_is_described_and_accepted(entries: list[Entry]) -> None:
     check_by_specification(blob, layer)
     estargz.check_layer(io.BytesIO(blob), layer.toc)
     names = [entry.name.rstrip("/") for entry in estargz.read_toc(io.BytesIO(blob)) if entry.type != "chunk"]
-    assert names == [entry.path for entry in entries] + [estargz.LANDMARK]
+    assert names == [entry.path for entry in entries] + [estargz.NO_PREFETCH_LANDMARK]
 
 
 # ---- forgeries: every digest is right, and the table of contents is not
@@ -279,7 +279,7 @@ FORGERIES: dict[str, tuple[Change, str]] = {
     "name": (lambda lines: lines[1].update(name="a/other"), "a/run"),
     "link": (lambda lines: lines[2].update(linkName="/bin/sh"), "a/link"),
     "missing file": (lambda lines: lines.pop(1), "a/run"),
-    "missing last file": (lambda lines: lines.pop(), estargz.LANDMARK),
+    "missing last file": (lambda lines: lines.pop(), estargz.NO_PREFETCH_LANDMARK),
     "additional file": (lambda lines: lines.append({"name": "a/.wh.run", "type": "reg"}), "a/.wh.run"),
     "additional first file": (lambda lines: lines.insert(0, dict(lines[1])), "a/"),
     "another order": (lambda lines: lines.insert(1, lines.pop(2)), "a/run"),

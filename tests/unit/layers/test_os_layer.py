@@ -126,6 +126,25 @@ def test_the_layer_has_exactly_the_files_of_the_tar(
     assert read == files
 
 
+def test_files_to_prefetch_come_first_and_hard_links_last(tmp_path: Path) -> None:
+    items = [
+        item("./a/"),
+        item("./a/link1", content=b"x"),
+        item("./b", content=b"x"),
+        item("./c/"),
+        item("./c/python3.11", content=b"x"),
+    ]
+    links = [hardlink("./a/other1", "./c/python3.11")]
+    (tmp_path / "root.tar").write_bytes(tar_of([*items, *links]))
+    out = io.BytesIO()
+    layer = os_layer.write_system(tmp_path / "root.tar", out, ["c/python*", "a/other*"])
+    toc = estargz.read_toc(io.BytesIO(out.getvalue()))
+    assert [entry.name for entry in toc] == [
+        "c/", "c/python3.11", estargz.PREFETCH_LANDMARK, "a/", "a/link1", "b", "a/other1",
+    ]  # fmt: skip
+    estargz.check_layer(io.BytesIO(out.getvalue()), layer.toc)
+
+
 # ---- hard links
 
 

@@ -86,7 +86,7 @@ def content_of(entry: Entry) -> bytes:
 def toc(blob: bytes) -> tuple[TocEntry, ...]:
     """Files of a layer, without the landmark, which is the last one."""
     *files, landmark = estargz.read_toc(io.BytesIO(blob))
-    assert landmark.name == estargz.LANDMARK
+    assert landmark.name == estargz.NO_PREFETCH_LANDMARK
     return tuple(files)
 
 
@@ -98,9 +98,9 @@ def unpack(blob: bytes) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
             assert info.name not in files
             content = tar.extractfile(info) if info.isreg() else None
             files[info.name] = info, content.read() if content else b""
-    reserved = [estargz.LANDMARK, estargz.TOC]
+    reserved = [estargz.NO_PREFETCH_LANDMARK, estargz.TOC]
     assert list(files)[-2:] == reserved
-    assert files[estargz.LANDMARK][1] == b"\x0f"
+    assert files[estargz.NO_PREFETCH_LANDMARK][1] == b"\x0f"
     for path in reserved:
         assert (files[path][0].mode, files[path][0].mtime) == (0o444, layer_order.MTIME)
     return {path: file for path, file in files.items() if path not in reserved}
@@ -190,12 +190,60 @@ def test_the_files_of_a_damaged_blob(blob: bytes) -> None:
         estargz.check_layer(io.BytesIO(blob), "")
 
 
+FOLDERS, FILES = ["lib", "lib/python3.11"], ["lib/x1.so", "lib/python3.11/a.py", "lib/python3.11/b.py", "z"]
+MARK = estargz.PREFETCH_LANDMARK
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "expected"),
+    [
+        (["lib/python*/b.py"], [*FOLDERS, "lib/python3.11/b.py", MARK, "lib/x1.so", "lib/python3.11/a.py", "z"]),
+        (
+            ["lib/x*.so", "z"],
+            ["lib", "lib/x1.so", "z", MARK, "lib/python3.11", "lib/python3.11/a.py", "lib/python3.11/b.py"],
+        ),
+    ],
+)
+def test_listed_files_come_first_with_their_folders(prefetch: list[str], expected: list[str]) -> None:
+    entries = [Entry(path=path, mode=0o755) for path in FOLDERS]
+    entries += [Entry(path=path, mode=0o644, content=b"x") for path in FILES]
+    out = io.BytesIO()
+    layer = splice.write_layer(splice.prefetched_first(entries, prefetch), out)
+    names = [entry.name.rstrip("/") for entry in estargz.read_toc(io.BytesIO(out.getvalue()))]
+    assert names == expected
+    assert estargz.prefetched(io.BytesIO(out.getvalue())) == set(prefetch)
+    estargz.check_layer(io.BytesIO(out.getvalue()), layer.toc)
+
+
+@pytest.mark.parametrize("prefetch", [[], ["lib/python3.11/a.py"], ["lib/c.py"]])
+def test_without_a_listed_file_nothing_is_prefetched(prefetch: list[str]) -> None:
+    """A list has `*` for numbers, so the second one matches nothing."""
+    entries = [Entry(path=path, mode=0o644, content=b"x") for path in ("lib/python3.11/a.py", "b.py")]
+    out = io.BytesIO()
+    splice.write_layer(splice.prefetched_first(entries, prefetch), out)
+    assert [entry.name for entry in toc(out.getvalue())] == ["lib/python3.11/a.py", "b.py"]
+    assert estargz.prefetched(io.BytesIO(out.getvalue())) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("usr/lib/x86_64-linux-gnu/libcrypto.so.3.0.17", "usr/lib/*-linux-gnu/libcrypto.so.*"),
+        ("usr/lib/aarch64-linux-gnu/libcrypto.so.3", "usr/lib/*-linux-gnu/libcrypto.so.*"),
+        ("a/__pycache__/b.cpython-311.pyc", "a/__pycache__/b.cpython-*.pyc"),
+        ("a/jinja2-3.1.6.dist-info/RECORD", "a/jinja*-*.dist-info/RECORD"),
+    ],
+)
+def test_a_path_without_versions(path: str, expected: str) -> None:
+    assert estargz.without_versions(path) == expected
+
+
 def test_a_layer_without_entries() -> None:
     blob, _ = write([])
     assert unpack(blob) == {}
     assert toc(blob) == ()
     with tarfile.open(fileobj=io.BytesIO(blob)) as tar:
-        assert sorted(tar.getnames()) == sorted(estargz.RESERVED)
+        assert tar.getnames() == [estargz.NO_PREFETCH_LANDMARK, estargz.TOC]
     assert gzip.decompress(blob).endswith(bytes(1024))
 
 

@@ -189,9 +189,11 @@ def put(project: Project, component: str, name: str, content: str = "x", mode: i
 
 
 def entries(project: Project, image: PlannedImage, folders: tuple[str, ...] = ()) -> list[Entry]:
-    return list(
-        stored_layers.component_file_entries(stored_layers.read_component_files(project.root, image, PLACE), folders)
-    )
+    """Without the landmark, which is last: all files are prefetched."""
+    files = stored_layers.read_component_files(project.root, image, PLACE)
+    *others, last = stored_layers.component_file_entries(files, folders)
+    assert last is splice.PREFETCH
+    return others
 
 
 def by_path(project: Project, image: PlannedImage) -> dict[str, Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -57,12 +57,12 @@ def parts(*wheels: Wheel, **others: str) -> Parts:
 CELL = Cell(framework="ember", short="em", line="1.9", release="1.9.1", cuda="12.9", python="3.11", variant="lab")
 
 
-def stack(image: Parts) -> tuple[PlannedLayer, ...]:
+def stack(image: Parts, prefetch: Mapping[str, Sequence[str]] = {}) -> tuple[PlannedLayer, ...]:
     cell = replace(CELL, python=image.python)
-    lowest = layer_order.foundation(cell, FOUNDATION, image.wheels, image.compiler)
+    lowest = layer_order.foundation(cell, FOUNDATION, image.wheels, image.compiler, prefetch)
     files = "sha256:files"
     os = PlannedLayer(kind="os", name="os", component="base", inputs=image.system, python=cell.python, debian=7)
-    return layer_order.stack(cell, lowest, image.wheels, os=os, files=files, compiler=image.compiler)
+    return layer_order.stack(cell, lowest, image.wheels, os=os, files=files, compiler=image.compiler, prefetch=prefetch)
 
 
 def names(stacked: Sequence[PlannedLayer]) -> list[list[str]]:
@@ -153,6 +153,14 @@ def test_inputs_of_wheels_are_their_bytes_in_order() -> None:
 @pytest.mark.parametrize("edited", [{"size": 1}, {"file": "other-1-py3-none-any.whl"}], ids=str)
 def test_a_lock_with_a_wrong_size_or_name_does_not_match_the_cache(edited: dict[str, Any]) -> None:
     assert layer_order.wheels_key("", [replace(FFT, **edited)]) != layer_order.wheels_key("", [FFT])
+
+
+def test_a_list_of_files_to_prefetch_changes_layers_of_its_component_only() -> None:
+    image = parts(EMBER, KIT, FFT, wheel("lab", "notes"))
+    before, after = stack(image), stack(image, {"ember": ("a",), "unused": ("b",)})
+    moved = [new.name for old, new in zip(before, after, strict=True) if old.inputs != new.inputs]
+    assert moved == ["ember", "ember bytecode"], "not the large wheel, the CUDA libraries and the variant"
+    assert [layer.name for layer in after if layer.prefetch == ("a",)] == moved
 
 
 def test_another_format_of_layers_gives_other_layers(monkeypatch: pytest.MonkeyPatch) -> None:

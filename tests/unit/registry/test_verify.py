@@ -51,11 +51,12 @@ class Layer:
     content: bytes = b"not read"
 
 
-def of_wheels(*packed: test_wheel.Wheel, python: str = "3.11") -> Layer:
+def of_wheels(*packed: test_wheel.Wheel, python: str = "3.11", prefetch: Sequence[str] = ()) -> Layer:
     """The layer that is built from these wheels."""
     place = wheel.environment(python) if python else wheel.CUDA
     out = io.BytesIO()
-    written = splice.write_layer(wheel.layer_entries([each.open() for each in packed], place), out)
+    entries = wheel.layer_entries([each.open() for each in packed], place)
+    written = splice.write_layer(splice.prefetched_first(entries, prefetch), out)
     wheels = tuple(
         Wheel(component="x", name="x", version="1", file=each.name, size=1, sha256=sha256(each.content))
         for each in packed
@@ -284,6 +285,14 @@ def test_a_missing_blob(fetcher: MemoryFetcher) -> None:
     findings = run(source(documents(*layers), missing=layers[:2]), fetcher)
     assert [finding.state for finding in findings] == ["different", "different", "derived"]
     assert findings[1].detail == "its blob is missing"
+
+
+def test_the_order_of_files_is_that_of_the_layer(fetcher: MemoryFetcher) -> None:
+    """Which files are prefetched is not in the history, and without the layer it is unknown."""
+    ordered = image(of_wheels(TINY, prefetch=["opt/venv/lib/python*/site-packages/tiny/a.py"]))
+    assert [finding.state for finding in run(ordered, fetcher)] == ["derived"]
+    [finding] = run(ordered, fetcher, fast=True)
+    assert (finding.state, "omit --fast" in finding.detail) == ("failed", True)
 
 
 def test_every_blob_is_hashed_unless_fast(fetcher: MemoryFetcher) -> None:
