@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import requests
@@ -172,7 +172,8 @@ def slow_link(latency: int, rate: int) -> Iterator[int]:
                 await writer.drain()
             writer.close()
 
-        await asyncio.gather(forward(), delayed(reader, target), return_exceptions=True)
+        with suppress(asyncio.CancelledError):  # at the end
+            await asyncio.gather(forward(), delayed(reader, target), return_exceptions=True)
 
     server = loop.run_until_complete(asyncio.start_server(connect, "127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -180,8 +181,19 @@ def slow_link(latency: int, rate: int) -> Iterator[int]:
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
+        server.close()
+        asyncio.run_coroutine_threadsafe(_cancel_tasks(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.close()
+
+
+async def _cancel_tasks() -> None:
+    """Ends the connections that are still open, so that closing the loop finds no pending task."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 if __name__ == "__main__":
