@@ -54,9 +54,11 @@ def bundle_command(
     Images of the store must have passed their tests. The same images give the same file, byte for byte.
     """
     began = time.monotonic()
-    if registry and not released:
-        raise UsageError("--to needs --released: the images of the store are in no registry")
     project, store, view = context.project, context.store, View(context.err)
+    if released:
+        publish.require_registry(project, registry)
+    elif registry:
+        raise UsageError("--to needs --released: without it, the images are taken from the store")
     planned = render.load_checked_plan(project, project.select(patterns))
     names: dict[str, Descriptor] = {}  # manifests, by repository and tag
     blobs: dict[str, int] = {}  # sizes, by digest
@@ -80,7 +82,6 @@ def bundle_command(
 
     with store.used(), view.live():
         if released:
-            publish.require_registry(project, registry)
             errors.collect(fetch, planned.images, "images cannot be bundled")
         else:
             for target in publish.targets(project, store, planned):
