@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 
 from builder.common.reference import ImageRef
 from builder.index.host import Host
+from builder.layers import oci
 from builder.registry import artifacts
 from builder.registry.client import Registry
 from tests.integration import programs
-from tests.integration.checkout import EXTRA, PLAIN, Checkout
+from tests.integration.checkout import EXTRA, Checkout
 from tests.integration.registry import Proxy, Server
 from tests.integration.releases.machines import UNTESTED_GPU, damage, public, release, stage
 from tests.paths import ROOT
@@ -67,19 +69,23 @@ def attached(checkout: Checkout, address: str) -> list[set[str]]:
     return [set(artifacts.attached(there, digest)) for digest in checkout.stored().values()]
 
 
+def follow_guide(program: str, folder: Path, changes: dict[str, str]) -> None:
+    """Runs the block of commands in the guide that has this program and jq, in a folder."""
+    blocks = re.findall(r"```sh\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    [script] = [block for block in blocks if "jq" in block and f"{program} copy" in block]
+    for old, new in changes.items():
+        assert old in script
+        script = script.replace(old, new)
+    run("sh", "-euc", f"cd {folder}\n{script}")
+
+
 def test_skopeo_copies_a_release_with_its_signatures_as_the_guide_says(
-    ours: Checkout, proxy: Proxy, keys: Path, bundle: Path, inside: Server, tmp_path: Path
+    ours: Checkout, proxy: Proxy, keys: Path, bundle: Path, inside: Server
 ) -> None:
     programs.install("skopeo")
-    [script] = [
-        block
-        for block in re.findall(r"```sh\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
-        if "jq" in block and "skopeo" in block
-    ]
-    script = script.replace("registry.example.com", inside.address).replace(
-        "copy --all", "copy --all --dest-tls-verify=false"
-    )
-    run("sh", "-euc", f"cd {tmp_path}\n{script}")
+    programs.install("jq")
+    changes = {"registry.example.com": inside.address, "copy --all": "copy --all --dest-tls-verify=false"}
+    follow_guide("skopeo", bundle.parent, changes)
     for suffix in ("", "-extra"):
         for reference in ours.references(suffix):
             verify(ours, inside, keys, reference.rpartition(":")[2])
@@ -90,37 +96,30 @@ def test_skopeo_copies_a_release_with_its_signatures_as_the_guide_says(
     assert json.loads(run("skopeo", "inspect", source))["Digest"] == ours.stored()[ours.references()[0]]
 
 
-def test_oras_copies_an_image_with_what_is_attached(
+def test_oras_copies_an_image_with_what_is_attached_as_the_guide_says(
     ours: Checkout, proxy: Proxy, keys: Path, bundle: Path, inside: Server
 ) -> None:
     programs.install_from("trixie", "oras")
+    programs.install("jq")
     full = ours.references()[0]
-    digest, tag = ours.stored()[full], full.rpartition(":")[2]
-    output = json.loads(
-        ours.builder(
-            "--store",
-            f"{bundle}.store",
-            "bundle",
-            PLAIN,
-            "--released",
-            "--to",
-            proxy.address,
-            "-o",
-            str(bundle),
-            "--format",
-            "json",
-        )
-        .partition("\n{")[2]
-        .join(["{", ""])
-    )
-    repository = f"{inside.address}/{ours.namespace}/ty-cuda"
-    copy = ("oras", "copy", "--to-plain-http", "--from-oci-layout")
-    run(*copy, "-r", f"{bundle}@{digest}", f"{repository}:{tag}")
-    for suffix in ("sig", "att"):
-        name = f"{digest.replace(':', '-')}.{suffix}"
-        run(*copy, f"{bundle}@{output['names'][f'{ours.namespace}/ty-cuda:{name}']}", f"{repository}:{name}")
-    verify(ours, inside, keys, tag)
+    changes = {
+        "org/pt-cuda:2.9": full,
+        "oras copy": "oras copy --to-plain-http",
+        "registry.example.com": inside.address,
+    }
+    follow_guide("oras", bundle.parent, changes)
     assert attached(ours, inside.address)[0] == attached(ours, proxy.address)[0]
+    # The tags of cosign 2 are manifests of their own.
+    with tarfile.open(bundle) as tar:
+        index = tar.extractfile("index.json")
+        assert index
+        digests = {name: manifest.digest for name, manifest in oci.read_index(index.read()).items()}
+    repository, tag = full.split(":")
+    for suffix in ("sig", "att"):
+        name = f"{repository}:{digests[full].replace(':', '-')}.{suffix}"
+        copy = ("oras", "copy", "--to-plain-http", "--from-oci-layout")
+        run(*copy, f"{bundle}@{digests[name]}", f"{inside.address}/{name}")
+    verify(ours, inside, keys, tag)
 
 
 def test_a_release_can_be_built_from_its_bundle(ours: Checkout, bundle: Path, tmp_path: Path) -> None:
