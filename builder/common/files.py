@@ -7,8 +7,10 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from builder.common.errors import FileError
 
@@ -17,13 +19,13 @@ from builder.common.errors import FileError
 TEMPORARY_SUFFIX = ".tmp"
 
 
-def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replaces the contents of `path`; a crash at any point leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """A file to write in the block, which then replaces `path`; a crash leaves the old file or the new one."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX, dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         Path(temporary).chmod(mode)
@@ -31,6 +33,13 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replaces the contents of `path`, as `replacing`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, mode=mode) as stream:
+        stream.write(text.encode())
 
 
 # ---- digests

@@ -24,12 +24,14 @@ from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import INDEX_TYPE, Digest, Size
+from builder.layers.store import Store
 from builder.registry import transfer
 from builder.registry.client import REFUSALS, Manifest, Registry
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
 EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
+COSIGN_SUFFIXES = (".sig", ".att")  # of the tags of cosign 2: signatures, signed statements
 MOST_FILES = 16  # of an artifact
 ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes `confirm_s` of the registry
 _HINT = "Delete it in the registry, then run this again."
@@ -210,6 +212,30 @@ def documents(registry: Registry, subject: str, artifact_type: str) -> Iterator[
             yield read_artifact(registry, artifact, artifact_type, subject) or {}
 
 
+def fetch_attached(registry: Registry, store: Store, subject: str) -> tuple[dict[str, Descriptor], dict[str, int]]:
+    """Downloads to the store what is attached to an image, and its signatures and statements of cosign 2.
+
+    Returns manifests by their tags beside the image, and the sizes of all blobs. Everything that is attached is in one
+    index, under the tag for registries without the referrers API. Raises RegistryError, VerifyError, DiskError.
+    """
+    listed = {artifact: registry.manifest(artifact) for artifact in sorted(attached(registry, subject))}
+    tagged = {tag: registry.manifest(tag) for tag in (f"{_tag(subject)}{suffix}" for suffix in COSIGN_SUFFIXES)}
+    if missing := [artifact for artifact in listed if not listed[artifact]]:
+        raise RegistryError(
+            f"{registry.name}: artifact {missing[0]} is missing",
+            hint="Run this again when no other job writes to this registry.",
+        )
+    sizes: dict[str, int] = {}
+    for manifest in filter(None, (*listed.values(), *tagged.values())):
+        sizes |= transfer.fetch_image(registry, store, manifest)
+    names = {tag: _descriptor(manifest.content, manifest.media_type) for tag, manifest in tagged.items() if manifest}
+    if listed:
+        index = store.put(_index([_entry(manifest) for manifest in listed.values() if manifest]), INDEX_TYPE)
+        names[_tag(subject)] = index
+        sizes[index.digest] = index.size
+    return names, sizes
+
+
 def _manifest(registry: Registry, reference: str) -> _Artifact | None:
     stored = registry.manifest(reference)
     return (
@@ -237,13 +263,21 @@ def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
     return list(json.loads(stored.content)["manifests"])
 
 
+def _entry(artifact: Manifest) -> dict[str, Any]:
+    """An artifact as an index lists it."""
+    data = oci.parse_document(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
+    typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
+    return _descriptor(artifact.content, MANIFEST_TYPE).as_data() | typed
+
+
+def _index(entries: Sequence[Mapping[str, Any]]) -> bytes:
+    data = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
 def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]) -> None:
     """Adds artifacts to the index under the image's tag, until they stay there."""
-    entries = []
-    for artifact in artifacts:
-        data = oci.parse_document(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
-        typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
-        entries.append(_descriptor(artifact.content, MANIFEST_TYPE).as_data() | typed)
+    entries = list(map(_entry, artifacts))
     refusals = 0
     for _ in range(ATTEMPTS):
         # Registries have no locks: another writer may replace the index between our read and our write. Each attempt
@@ -253,10 +287,8 @@ def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]
         missing = [entry for entry in entries if entry["digest"] not in digests_listed]
         if not missing:
             return
-        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*listed, *missing]}
-        content = json.dumps(index, separators=(",", ":")).encode()
         try:
-            registry.put_manifest_once(_tag(subject), content, INDEX_TYPE)
+            registry.put_manifest_once(_tag(subject), _index([*listed, *missing]), INDEX_TYPE)
         except TransientError:
             pass  # a repeated request would send the same index, which may be out of date by then: read it again first
         except RejectedError as error:
