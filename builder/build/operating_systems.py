@@ -184,10 +184,14 @@ class SystemLayers:
         debs = fetcher.fetch_all()
         if archive := image.archive:
             work.view.begin(name, f"downloading Python {archive.release}")
-            builds = PythonBuilds(work.host)
-            path = self.new_python_fetcher(
-                builds, work.host, self.store.root / BLOBS, self.store.downloads, stopped=self.mmdebstrap.stopped
-            ).fetch(archive)
+            python_fetcher = self.new_python_fetcher(
+                PythonBuilds(work.host),
+                self.store.root / BLOBS,
+                self.store.downloads,
+                progress=Meter(work.view, name, "downloaded", 0).add,
+                stopped=self.mmdebstrap.stopped,
+            )
+            path = python_fetcher.fetch(archive)
             files = {**files, f"steps/{archive.file}": path.read_bytes()}
             blobs.append(f"sha256:{archive.sha256}")
 

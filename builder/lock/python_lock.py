@@ -100,6 +100,7 @@ class PythonBuilds:
     """uv's list of its builds for the images' platform. Reads it on first use, from several threads."""
 
     def __init__(self, host: Host, run: Run = subprocess.run) -> None:
+        self.host = host
         self._environ = {**os.environ, **host.index.environment()}
         self._run = run
         self._read: dict[str, str] = {}
@@ -181,7 +182,6 @@ class PythonFetcher(FileFetcher[LockedPython]):
     def __init__(
         self,
         builds: PythonBuilds,
-        host: Host,
         blobs: Path,
         parts: Path,
         *,
@@ -189,7 +189,7 @@ class PythonFetcher(FileFetcher[LockedPython]):
         policy: RetryPolicy = DEFAULT_POLICY,
         stopped: threading.Event | None = None,
     ) -> None:
-        session = IndexSession(host.index, timeout=(policy.connect_s, policy.read_s))
+        session = IndexSession(builds.host.index, timeout=(policy.connect_s, policy.read_s))
         super().__init__(session, parts, progress=progress, policy=policy, stopped=stopped)
         self._builds = builds
         self._blobs = blobs

@@ -83,8 +83,12 @@ def build(served: Index, tmp_path_factory: pytest.TempPathFactory) -> Build:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz", compresslevel=1) as archive:
         libraries = [str(path.relative_to(prefix)) for path in prefix.glob("lib/libpython3.11.so.1.0")]
-        for name in ("bin/python3.11", "bin/python3", "bin/python", "include", "lib/python3.11", *libraries):
+        for name in ("bin/python3", "bin/python", "include", "lib/python3.11", *libraries):
             archive.add(prefix / name, f"python/{name}", filter=keep)
+        # The programs of uv's builds find their library beside them.
+        old, new = f"{prefix}/lib\0".encode(), b"$ORIGIN/../lib\0"
+        item = archive.gettarinfo(program, "python/bin/python3.11")
+        archive.addfile(item, io.BytesIO(program.read_bytes().replace(old, new.ljust(len(old), b"\0"))))
     distribution = Distribution(project=date, file=file, content=content.getvalue())
 
     major, minor, patch = map(int, release.split("."))

@@ -148,8 +148,8 @@ def test_an_edited_lock_is_refused(tmp_path: Path, old: str, new: str) -> None:
 def fetch(uv: Uv, folder: Path) -> Path:
     for name in ("blobs", "parts"):
         (folder / name).mkdir()
-    host = Host()
-    return PythonFetcher(PythonBuilds(host, uv), host, folder / "blobs", folder / "parts", policy=POLICY).fetch(LOCKED)
+    builds = PythonBuilds(Host(), uv)
+    return PythonFetcher(builds, folder / "blobs", folder / "parts", policy=POLICY).fetch(LOCKED)
 
 
 @pytest.mark.parametrize("date", ["20260211", "20270101"])
