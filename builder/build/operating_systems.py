@@ -99,22 +99,22 @@ def row(image: PlannedImage) -> str:
 def read_inputs(root: Path, image: PlannedImage) -> dict[str, bytes]:
     """The files that mmdebstrap.sh reads for an image's operating system: path in its directory -> content."""
     files = {**_read_steps(root), "packages.json": (root / image.os_request.path).read_bytes()}
-    if image.archive:  # `SystemLayers` adds the archive itself
+    if image.locked_python:  # `SystemLayers` adds the archive itself
         files["uv"] = _INSTALL_PYTHON.format(interpreter=image.interpreter).encode()
         files["steps/uv"] = Path(uv_program()).read_bytes()
-        files["steps/python.json"] = _uv_list(image.archive)
+        files["steps/python.json"] = _uv_list(image.locked_python)
     return files
 
 
-def _uv_list(archive: LockedPython) -> bytes:
+def _uv_list(python: LockedPython) -> bytes:
     """A list of builds for uv with one entry: the archive, in the folder of the steps. uv checks the SHA-256."""
-    major, minor, patch = map(int, archive.release.split("."))
+    major, minor, patch = map(int, python.release.split("."))
     entry = {
         "name": "cpython", "major": major, "minor": minor, "patch": patch, "prerelease": "", "variant": None,
         "os": "linux", "arch": {"family": "x86_64", "variant": None}, "libc": "gnu",
-        "url": f"file:///mnt/steps/{quote(archive.file)}", "sha256": archive.sha256,
+        "url": f"file:///mnt/steps/{quote(python.file)}", "sha256": python.sha256,
     }  # fmt: skip
-    return json.dumps({archive.key: entry}).encode()
+    return json.dumps({python.key: entry}).encode()
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ class SystemLayers:
             stopped=self.mmdebstrap.stopped,
         )
         debs = fetcher.fetch_all()
-        if archive := image.archive:
-            work.view.begin(name, f"downloading Python {archive.release}")
+        if python := image.locked_python:
+            work.view.begin(name, f"downloading Python {python.release}")
             python_fetcher = self.new_python_fetcher(
                 PythonBuilds(work.host),
                 self.store.root / BLOBS,
@@ -191,9 +191,9 @@ class SystemLayers:
                 progress=Meter(work.view, name, "downloaded", 0).add,
                 stopped=self.mmdebstrap.stopped,
             )
-            path = python_fetcher.fetch(archive)
-            files = {**files, f"steps/{archive.file}": path.read_bytes()}
-            blobs.append(f"sha256:{archive.sha256}")
+            path = python_fetcher.fetch(python)
+            files = {**files, f"steps/{python.file}": path.read_bytes()}
+            blobs.append(f"sha256:{python.sha256}")
 
         work.view.begin(name, "building")
         with work.project.scratch() as scratch:

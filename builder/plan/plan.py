@@ -77,7 +77,7 @@ class WheelList:
 class PlannedImage:
     """An image to build.
 
-    `uv` is the release of uv's Python, empty for Debian's, and `archive` has its files; `references` are the full tag
+    `uv` is the release of uv's Python, empty for Debian's, and `locked_python` its lock; `references` are the full tag
     and the aliases; `requirements` are those of the lock, by component; `layers` start with the lowest;
     `file_components` are the components with files of their own; `os_request` is what the operating system is locked
     for, `os_inputs` the digest of the inputs of the os stage; `compiler_inputs` is the digest of what compiles
@@ -93,7 +93,7 @@ class PlannedImage:
     base: str
     debian: str
     uv: str
-    archive: LockedPython | None
+    locked_python: LockedPython | None
     os_request: OsRequest
     os_inputs: str
     compiler_inputs: str
@@ -289,7 +289,7 @@ class _System:
 
     request: OsRequest
     lock: OsLock
-    archive: LockedPython | None
+    python: LockedPython | None
     layer: PlannedLayer
     compiler: str
 
@@ -323,11 +323,11 @@ class _Planner:
 
     def _locked_system(self, version: str, request: OsRequest) -> _System | None:
         lock, python = os_lock.read_os_lock(self._root, request), self._matrix.python[version]
-        archive = python_lock.read_python_lock(self._root, python.uv) if python.uv else None
-        if lock is None or (python.uv and archive is None):
+        locked_python = python_lock.read_python_lock(self._root, python.uv) if python.uv else None
+        if lock is None or (python.uv and locked_python is None):
             return None
         # uv unpacks the archive, and changes some of its files.
-        by_uv = [vars(archive), *map(self._tree, UV_PYTHON_INPUTS)] if archive else []
+        by_uv = [vars(locked_python), *map(self._tree, UV_PYTHON_INPUTS)] if locked_python else []
         inputs = [
             [layer_order.LAYER_FORMAT, lock.debian, version, *by_uv],
             [lock.requested, [[package.name, package.version, package.sha256] for package in lock.packages]],
@@ -345,8 +345,10 @@ class _Planner:
         )
         # Bytecode depends on the program that makes it and on the image's Python, not on other Debian packages: a
         # security refresh of these leaves the bytecode of gigabytes of wheels as it is.
-        compiler = digest_of_data([self._tree(COMPILER), [archive.sha256] if archive else lock.interpreter(version)])
-        return _System(request=request, lock=lock, archive=archive, layer=layer, compiler=compiler)
+        compiler = digest_of_data(
+            [self._tree(COMPILER), [locked_python.sha256] if locked_python else lock.interpreter(version)]
+        )
+        return _System(request=request, lock=lock, python=locked_python, layer=layer, compiler=compiler)
 
     def _prefetched(self, component: str) -> tuple[str, ...]:
         """The paths to prefetch in layers of a component, see `builder.layers.estargz.prefetch_order`."""
@@ -404,8 +406,8 @@ class _Planner:
             references=tuple(map(str, references)),
             base=matrix.debian[debian].image,
             debian=debian,
-            uv=system.archive.release if system.archive else "",
-            archive=system.archive,
+            uv=system.python.release if system.python else "",
+            locked_python=system.python,
             os_request=system.request,
             os_inputs=system.layer.inputs,
             compiler_inputs=system.compiler,

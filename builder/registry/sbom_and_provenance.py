@@ -73,9 +73,9 @@ def _release_number(system: OsLock) -> str:
 
 def _interpreter(planned: PlannedImage) -> Iterator[Component]:
     """uv's own build of Python, if the image has one instead of Debian's."""
-    if planned.archive:
+    if planned.locked_python:
         purl = PackageURL("generic", None, "python", planned.uv, {"distribution": "python-build-standalone"})
-        yield _component(purl, planned.archive.sha256)
+        yield _component(purl, planned.locked_python.sha256)
 
 
 def _wheels(planned: PlannedImage) -> Iterator[Component]:

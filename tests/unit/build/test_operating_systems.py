@@ -131,7 +131,7 @@ def test_an_image_with_uvs_python_gets_uv_and_the_locked_archive(
     (tmp_path / "uv").write_bytes(b"program")
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     archive = locks.python_lock_of("3.11.9")
-    system.image = replace(system.image, uv="3.11.9", archive=archive)
+    system.image = replace(system.image, uv="3.11.9", locked_python=archive)
     system.make()
     [(arguments, files)] = system.runs
     interpreter = "/opt/python/cpython-3.11.9-linux-x86_64-gnu/bin/python3.11"

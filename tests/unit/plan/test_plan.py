@@ -269,8 +269,10 @@ def test_a_python_of_uv(edit: Edit) -> None:
     assert {layer for layer in before if before[layer] != after[layer]} == moved
     image = planned(project)
     assert image.uv == "3.11.16"
-    assert image.archive
-    (project.root / image.archive.path).write_text(python_lock.dump(replace(image.archive, sha256="0" * 64)))
+    assert image.locked_python
+    (project.root / image.locked_python.path).write_text(
+        python_lock.dump(replace(image.locked_python, sha256="0" * 64))
+    )
     rebuilt = layers_of(project)
     assert {layer for layer in before if rebuilt[layer] != after[layer]} == moved
     for name, content in {plan.UV_LOCK: "uv==0.0 --hash=sha256:0\n", plan.UV_PYTHON_SCRIPT: "# changed\n"}.items():
@@ -283,7 +285,7 @@ def test_a_python_of_uv(edit: Edit) -> None:
 def test_the_dockerfile_of_a_python_of_uv_checks_its_hash(edit: Edit) -> None:
     edit("apt: [python3]", "apt: []")
     project = locks.write_os_locks(edit('"3.11": {debian: newbird}', BY_UV))
-    archive, text = planned(project).archive, dockerfile(project)
+    archive, text = planned(project).locked_python, dockerfile(project)
     assert archive
     python = "/opt/python/cpython-3.11.15-linux-x86_64-gnu/bin/python3.11"
     assert f"sh /mnt/steps/uv-python.sh {python} \\\n" in text

@@ -63,14 +63,14 @@ def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage
 
 
 def test_uvs_build_of_python_has_its_hash_in_sbom_and_provenance(planned: PlannedImage) -> None:
-    archive = python_lock_of("3.11.15")
-    image = replace(planned, uv=archive.release, archive=archive)
+    python = python_lock_of("3.11.15")
+    image = replace(planned, uv=python.release, locked_python=python)
     purl = "pkg:generic/python@3.11.15?distribution=python-build-standalone"
     data = json.loads(sbom_and_provenance.sbom(image, NAME, IMAGE))
     [component] = [each for each in data["components"] if each.get("purl") == purl]
-    assert [each["content"] for each in component["hashes"]] == [archive.sha256]
+    assert [each["content"] for each in component["hashes"]] == [python.sha256]
     statement = json.loads(sbom_and_provenance.provenance(image, source="", revision=""))
-    dependency = {"uri": purl, "digest": {"sha256": archive.sha256}}
+    dependency = {"uri": purl, "digest": {"sha256": python.sha256}}
     assert dependency in statement["buildDefinition"]["resolvedDependencies"]
 
 
