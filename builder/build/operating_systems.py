@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import threading
 import time
@@ -46,6 +46,7 @@ from builder.layers.store import BLOBS, PACKAGES, Store
 from builder.lock import os_lock
 from builder.lock.archives import Archives, DebianFetcher
 from builder.lock.os_lock import OsLock, OsRequest
+from builder.lock.python_lock import LockedPython, PythonBuilds, PythonFetcher, uv_program
 from builder.matrix.schema import Matrix
 from builder.plan import layer_order
 from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS, PlannedImage
@@ -82,6 +83,13 @@ cd {CONTAINER_FOLDER}
 exec sh steps/mmdebstrap.sh "$@"
 """
 
+# In the new file system, instead of uv: mmdebstrap.sh calls it as `uv python install ... RELEASE`.
+_INSTALL_PYTHON = """\
+#!/bin/sh
+exec sh /mnt/steps/uv-python.sh {interpreter} \
+/mnt/steps/uv "$@" --offline --python-downloads-json-url /mnt/steps/python.json
+"""
+
 
 def row(image: PlannedImage) -> str:
     """The name of an image's operating system in the view, and of its log."""
@@ -91,9 +99,22 @@ def row(image: PlannedImage) -> str:
 def read_inputs(root: Path, image: PlannedImage) -> dict[str, bytes]:
     """The files that mmdebstrap.sh reads for an image's operating system: path in its directory -> content."""
     files = {**_read_steps(root), "packages.json": (root / image.os_request.path).read_bytes()}
-    if image.uv:  # beside Python is the uv of locks/uv.txt, with which the builder itself was installed
-        files["uv"] = (Path(sys.executable).parent / "uv").read_bytes()
+    if image.locked_python:  # `SystemLayers` adds the archive itself
+        files["uv"] = _INSTALL_PYTHON.format(interpreter=image.interpreter).encode()
+        files["steps/uv"] = Path(uv_program()).read_bytes()
+        files["steps/python.json"] = _uv_list(image.locked_python)
     return files
+
+
+def _uv_list(python: LockedPython) -> bytes:
+    """A list of builds for uv with one entry: the archive, in the folder of the steps. uv checks the SHA-256."""
+    major, minor, patch = map(int, python.release.split("."))
+    entry = {
+        "name": "cpython", "major": major, "minor": minor, "patch": patch, "prerelease": "", "variant": None,
+        "os": "linux", "arch": {"family": "x86_64", "variant": None}, "libc": "gnu",
+        "url": f"file:///mnt/steps/{quote(python.file)}", "sha256": python.sha256,
+    }  # fmt: skip
+    return json.dumps({python.key: entry}).encode()
 
 
 @dataclass(frozen=True)
@@ -106,6 +127,7 @@ class SystemLayers:
     mmdebstrap: Mmdebstrap
     archives: Archives
     new_fetcher: Callable[..., DebianFetcher] = DebianFetcher
+    new_python_fetcher: Callable[..., PythonFetcher] = PythonFetcher
 
     def provide(self, image: PlannedImage, files: Mapping[str, bytes], in_registry: OsLayer | None) -> OsLayer:
         """Downloads the operating system that a registry has; otherwise, or if that fails, makes it from `files`.
@@ -146,6 +168,7 @@ class SystemLayers:
         """Makes an operating system of the locked packages and records it, with the packages that it is made of."""
         work, name, packages = self.work, row(image), image.os_lock.packages
         known = self.lookup.known.system(image.os_inputs)
+        blobs = [f"sha256:{package.sha256}" for package in packages]
         arguments = [image.debian, str(layer_order.MTIME), image.interpreter, *([image.uv] if image.uv else [])]
 
         work.view.begin(name, "downloading packages")
@@ -159,6 +182,18 @@ class SystemLayers:
             stopped=self.mmdebstrap.stopped,
         )
         debs = fetcher.fetch_all()
+        if python := image.locked_python:
+            work.view.begin(name, f"downloading Python {python.release}")
+            python_fetcher = self.new_python_fetcher(
+                PythonBuilds(work.host),
+                self.store.root / BLOBS,
+                self.store.downloads,
+                progress=Meter(work.view, name, "downloaded", 0).add,
+                stopped=self.mmdebstrap.stopped,
+            )
+            path = python_fetcher.fetch(python)
+            files = {**files, f"steps/{python.file}": path.read_bytes()}
+            blobs.append(f"sha256:{python.sha256}")
 
         work.view.begin(name, "building")
         with work.project.scratch() as scratch:
@@ -171,7 +206,6 @@ class SystemLayers:
                 blob.digest = layer.digest
         self.store.put_record(image.os_inputs, asdict(layer))
         # A record of its own: earlier builders that share the store refuse a record of a layer with more fields.
-        blobs = [f"sha256:{package.sha256}" for package in packages]
         record = {"digest": layer.digest, "size": layer.size, PACKAGES: blobs}
         self.store.put_record(f"{image.os_inputs}.{PACKAGES}", record)
         return layer

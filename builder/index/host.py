@@ -127,7 +127,8 @@ class Host:
     @property
     def _urls(self) -> list[str]:
         proxies = [value for name, value in self.proxies.items() if name.upper() != "NO_PROXY"]
-        return [self.index.url, self.apt.proxy, *(source.uri for source in self.apt.sources), *proxies]
+        clients = [self.index.url, self.index.python_mirror, self.apt.proxy]
+        return [*clients, *(source.uri for source in self.apt.sources), *proxies]
 
     def with_snapshot(self, address: str, time: str, *, is_past: bool = True) -> Host:
         """The same with a snapshot archive instead of this machine's archives, at a time such as 20261122T210000Z.
@@ -167,6 +168,7 @@ class Host:
         `with_index`: include the settings of the package index, for steps that install Python packages.
         """
         urls = {"apt's proxy": self.apt.proxy} | ({"the package index": self.index.url} if with_index else {})
+        urls |= {"uv's mirror of Pythons": self.index.python_mirror} if with_index else {}
         urls |= {f"apt's {source.kind} archive": source.uri for source in self.apt.sources}
         for name, url in urls.items():
             if index.has_credentials(url):

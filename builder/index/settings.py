@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 UV_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+PYTHON_MIRROR = "UV_PYTHON_INSTALL_MIRROR"
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy")
 
@@ -29,12 +30,14 @@ class IndexSettings:
     """`url` and `ca_bundle` are empty for the default of the clients (PyPI; their own CA certificates).
 
     Certificates of the hosts in `trusted_host` are not checked. `proxy` is pip's own, used if the environment has none.
+    `python_mirror` has uv's builds of Python; empty for uv's default.
     """
 
     url: str = ""
     ca_bundle: str = ""
     trusted_host: str = ""
     proxy: str = ""
+    python_mirror: str = ""
 
     def for_builds(self) -> dict[str, str]:
         """Variables for pip and uv inside a build step, which has CA certificates at a path of its own."""
@@ -43,6 +46,8 @@ class IndexSettings:
             variables |= {"UV_DEFAULT_INDEX": self.url, "PIP_INDEX_URL": self.url}
         if self.trusted_host:
             variables |= {"UV_INSECURE_HOST": self.trusted_host, "PIP_TRUSTED_HOST": self.trusted_host}
+        if self.python_mirror:
+            variables[PYTHON_MIRROR] = self.python_mirror
         return variables
 
     def environment(self) -> dict[str, str]:
@@ -83,7 +88,8 @@ def read_index_settings(environ: Mapping[str, str], home: Path, etc: Path = Path
     pip = _pip_options(environ.get("PIP_CONFIG_FILE", ""), home, user, etc)
     own = environ.get("UV_CONFIG_FILE")
     uv_files = [Path(own)] if own else [user / "uv/uv.toml", etc / "uv/uv.toml"]
-    url = _first(environ, *UV_INDEX_VARIABLES) or _uv_index(uv_files) or _first(environ, "PIP_INDEX_URL")
+    uv_index, uv_mirror = _uv_settings(uv_files)
+    url = _first(environ, *UV_INDEX_VARIABLES) or uv_index or _first(environ, "PIP_INDEX_URL")
     trusted = _first(environ, "UV_INSECURE_HOST", "PIP_TRUSTED_HOST") or pip.get("trusted-host", "")
     proxy = "" if _first(environ, *PROXY_VARIABLES) else _first(environ, "PIP_PROXY") or pip.get("proxy", "")
     url = (url or pip.get("index-url", "")).strip()
@@ -98,6 +104,7 @@ def read_index_settings(environ: Mapping[str, str], home: Path, etc: Path = Path
         ca_bundle=(_first(environ, *CA_VARIABLES) or pip.get("cert", "")).strip(),
         trusted_host=" ".join(trusted.split()),
         proxy=proxy.strip(),
+        python_mirror=(_first(environ, PYTHON_MIRROR) or uv_mirror).strip(),
     )
 
 
@@ -132,8 +139,12 @@ def _pip_options(override: str, home: Path, user: Path, etc: Path) -> dict[str, 
     return sections["global"] | sections["install"]
 
 
-def _uv_index(files: Sequence[Path]) -> str:
-    """The default index in the first of uv's configuration files that has one; empty for none."""
+def _uv_settings(files: Sequence[Path]) -> tuple[str, str]:
+    """The default index and the mirror of Pythons, each of the first of uv's configuration files that has one, or "".
+
+    Source: uv documentation, "Settings".
+    """
+    index = mirror = ""
     for path in files:
         try:
             settings = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -141,12 +152,11 @@ def _uv_index(files: Sequence[Path]) -> str:
             continue
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not a uv configuration file: {error}") from error
-        for entry in settings.get("index", []):
-            if entry.get("default") and entry.get("url"):
-                return str(entry["url"])
-        if url := settings.get("index-url") or settings.get("pip", {}).get("index-url"):
-            return str(url)
-    return ""
+        defaults = [entry["url"] for entry in settings.get("index", []) if entry.get("default") and entry.get("url")]
+        defaults += [settings.get("index-url"), settings.get("pip", {}).get("index-url")]
+        index = index or str(next(filter(None, defaults), ""))
+        mirror = mirror or str(settings.get("python-install-mirror", ""))
+    return index, mirror
 
 
 def main(etc: Path = Path("/etc")) -> int:

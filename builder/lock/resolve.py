@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +31,7 @@ from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
 from builder.index.wheels import PLATFORM, LockedWheel
 from builder.lock import checks, lockfile
 from builder.lock.lockfile import Basis, Lock, LockedComponent
+from builder.lock.python_lock import uv_program
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -219,7 +219,6 @@ class Resolver:
         preferred: Mapping[str, str] | None = None,
     ) -> str:
         """Output of `uv pip compile`: `name==version` lines, or wheels as pylock.toml if no versions are preferred."""
-        beside = Path(sys.executable).parent / "uv"  # the locked uv, if the builder was set up with it
         with self._project.scratch() as scratch:
             here = Path(scratch)
             (here / "in.txt").write_text(_lines(packages))
@@ -228,7 +227,7 @@ class Resolver:
             if preferred is not None:
                 out.write_text(_lines(_pinned(preferred)))
             command = [
-                str(beside) if beside.exists() else "uv", "pip", "compile", str(here / "in.txt"), "-o", str(out),
+                uv_program(), "pip", "compile", str(here / "in.txt"), "-o", str(out),
                 "--no-header", "--no-config",
                 "--only-binary", ":all:", "--prerelease", "disallow", "--no-annotate", "--color", "never",
                 "--python-version", cell.python, "--no-sources", "--no-python-downloads",

@@ -26,10 +26,11 @@ from builder.common.files import write_atomically
 from builder.common.text import counted, listed
 from builder.index.host import Host
 from builder.index.wheels import is_cuda_wheel
-from builder.lock import apt, checks, diff, lockfile, os_lock
+from builder.lock import apt, checks, diff, lockfile, os_lock, python_lock
 from builder.lock.archives import Archives, Kept
 from builder.lock.lockfile import Lock
 from builder.lock.os_lock import OsLock, OsRequest
+from builder.lock.python_lock import LockedPython, PythonBuilds
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -50,6 +51,12 @@ def check_locks(project: Project, chosen: Sequence[Cell]) -> None:
                 faults.append(f"{request.path}: missing")
         except LockError as error:
             faults.append(str(error))
+    for release in _uv_releases(project, chosen):
+        try:
+            if python_lock.read_python_lock(project.root, release) is None:
+                faults.append(f"{python_lock.lock_path(release)}: missing")
+        except LockError as error:
+            faults.append(str(error))
     faults += [f"{name}: belongs to no cell" for name in _strays(project)]
     if faults:
         lines = "\n".join(f"  {fault}" for fault in faults[:20])
@@ -59,7 +66,10 @@ def check_locks(project: Project, chosen: Sequence[Cell]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Updated:
-    """What an update did: `written` are the changed paths, `done` and `failures` name Debian releases and groups."""
+    """What an update did: `written` are the changed paths.
+
+    `done` and `failures` name Debian releases, releases of uv's Pythons, and groups.
+    """
 
     written: tuple[str, ...]
     done: tuple[str, ...]
@@ -92,8 +102,9 @@ def update(
     refresh: bool,
     say: Callable[[str], None],
     packages: Collection[str] = (),
+    builds: PythonBuilds | None = None,
 ) -> Updated:
-    """Locks the wheels and the operating systems of `chosen` that have no current lock.
+    """Locks the wheels, the operating systems and uv's Pythons of `chosen` that have no current lock.
 
     `upgrade` chooses the newest wheels, `refresh` the newest Debian packages. `packages` are names of packages to
     choose again in the groups that have them. Raises UsageError for one that no lock has. What fails does not stop the
@@ -116,6 +127,14 @@ def update(
         if changed or (is_stale and not errors):
             part = f" ({counted(len(changed), 'other system')})" if errors else ""
             done.append(f"Debian {release}{part}")
+    builds = builds or PythonBuilds(host)
+    for release in _uv_releases(project, chosen):
+        try:
+            if path := _update_python(project, release, builds):
+                written.append(path)
+                done.append(f"Python {release}")
+        except LockError as error:
+            failures[f"Python {release}"] = [error]
     # Faults of matrix.yaml about a Python and its Debian release. All cells of a Python have its packages and the same
     # release, so one lock for each Python is enough.
     faulty: set[str] = set()
@@ -151,6 +170,7 @@ def current_cells(project: Project) -> list[Cell]:
             for cell in cells
             if not lockfile.stale_reason(project.matrix, lock, [cell])
             and _os_lock(project, os_lock.request_of_cell(project.matrix, cell))
+            and all(_python_lock(project, release) for release in _uv_releases(project, [cell]))
         ]
     return current
 
@@ -378,7 +398,33 @@ def _requests(project: Project, chosen: Iterable[Cell]) -> Mapping[OsRequest, No
     return dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in chosen)
 
 
-# ---- both
+# ---- uv's Pythons
+
+
+def _update_python(project: Project, release: str, builds: PythonBuilds) -> str:
+    """Locks uv's build of a release; the path of its lock if that changed, else empty. Raises LockError."""
+    present = _python_lock(project, release)
+    lock, name = builds.lock(release, present), python_lock.lock_path(release)
+    if lock == present:
+        return ""
+    write_atomically(project.root / name, python_lock.dump(lock))
+    return name
+
+
+def _python_lock(project: Project, release: str) -> LockedPython | None:
+    """The lock of uv's build of a release; None if it is missing or damaged."""
+    with suppress(LockError):
+        return python_lock.read_python_lock(project.root, release)
+    return None
+
+
+def _uv_releases(project: Project, chosen: Iterable[Cell]) -> Mapping[str, None]:
+    """The releases of uv's Pythons of cells, each once, in their order."""
+    releases = (project.matrix.python[cell.python].uv for cell in chosen)
+    return dict.fromkeys(release for release in releases if release)
+
+
+# ---- all
 
 
 def _strays(project: Project) -> list[str]:
@@ -386,4 +432,5 @@ def _strays(project: Project) -> list[str]:
     files = {f"locks/{file.name}" for file in (project.root / "locks").glob("*.json")}
     groups = {f"locks/{group}.json" for group in project.groups}
     systems = {request.path for request in _requests(project, project.cells)}
-    return sorted(files - groups - systems - {lockfile.KNOWN_LAYERS})
+    pythons = {python_lock.lock_path(release) for release in _uv_releases(project, project.cells)}
+    return sorted(files - groups - systems - pythons - {lockfile.KNOWN_LAYERS})

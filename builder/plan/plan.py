@@ -19,9 +19,10 @@ from builder.common.errors import LockError, StaleError, for_cells
 from builder.common.files import digest_of_data, digests_of_tree
 from builder.common.reference import ImageRef
 from builder.index.wheels import LockedWheel, Wheel, is_cuda_wheel
-from builder.lock import lockfile, os_lock
+from builder.lock import lockfile, os_lock, python_lock
 from builder.lock.lockfile import Lock, Locked
 from builder.lock.os_lock import OsLock, OsRequest
+from builder.lock.python_lock import LockedPython
 from builder.matrix import cells, support, tags
 from builder.matrix.cells import CUDA, Cell
 from builder.matrix.project import Project
@@ -54,7 +55,10 @@ _CONSTRAINTS = """\
 """
 # A version that does not exist: it excludes nothing, and pip prints it with a conflict, as a hint how to override.
 _OVERRIDE_HINT = "!=0+to.override.unset.PIP_CONSTRAINT"
-COMMON_INPUTS = (*OS_INPUTS, f"{STEPS}/uv.sh", f"{STEPS}/wheels.sh", COMPILER, UV_LOCK)
+# Of images with uv's build of Python only: all other operating systems stay as they are.
+UV_PYTHON_SCRIPT = f"{STEPS}/uv-python.sh"
+UV_PYTHON_INPUTS = (UV_LOCK, "templates/os-uv.j2", UV_PYTHON_SCRIPT, COMPILER)
+COMMON_INPUTS = (*OS_INPUTS, UV_PYTHON_SCRIPT, f"{STEPS}/uv.sh", f"{STEPS}/wheels.sh", COMPILER, UV_LOCK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +77,14 @@ class WheelList:
 class PlannedImage:
     """An image to build.
 
-    `uv` is the release of uv's Python, empty for Debian's; `references` are the full tag and the aliases;
-    `requirements` are those of the lock, by component; `layers` start with the lowest; `file_components` are the
-    components with files of their own; `os_request` is what the operating system is locked for, `os_inputs` the digest
-    of the inputs of the os stage; `compiler_inputs` is the digest of what compiles bytecode: operating systems with the
-    same one give the same bytecode; `constraints` is the text of pip's constraints file; `os_lock` are its Debian
-    packages, `files` the paths and digests of the files that its components put into it. `thorough` are the components
-    whose thorough tests this image must pass itself, see `thorough_components`; `support` are the ends of support of
-    its parts, the earliest first.
+    `uv` is the release of uv's Python, empty for Debian's, and `locked_python` its lock; `references` are the full tag
+    and the aliases; `requirements` are those of the lock, by component; `layers` start with the lowest;
+    `file_components` are the components with files of their own; `os_request` is what the operating system is locked
+    for, `os_inputs` the digest of the inputs of the os stage; `compiler_inputs` is the digest of what compiles
+    bytecode: operating systems with the same one give the same bytecode; `constraints` is the text of pip's constraints
+    file; `os_lock` are its Debian packages, `files` the paths and digests of the files that its components put into it.
+    `thorough` are the components whose thorough tests this image must pass itself, see `thorough_components`;
+    `support` are the ends of support of its parts, the earliest first.
     """
 
     cell: Cell
@@ -89,6 +93,7 @@ class PlannedImage:
     base: str
     debian: str
     uv: str
+    locked_python: LockedPython | None
     os_request: OsRequest
     os_inputs: str
     compiler_inputs: str
@@ -122,7 +127,7 @@ class PlannedImage:
     @property
     def interpreter(self) -> str:
         """The Python that makes /opt/venv, as os.sh gets it: a path, or a name on the PATH."""
-        folder = f"/opt/python/cpython-{self.uv}-linux-x86_64-gnu/bin/" if self.uv else ""
+        folder = f"/opt/python/{python_lock.python_key(self.uv)}/bin/" if self.uv else ""
         return f"{folder}python{self.cell.python}"
 
     @property
@@ -284,6 +289,7 @@ class _System:
 
     request: OsRequest
     lock: OsLock
+    python: LockedPython | None
     layer: PlannedLayer
     compiler: str
 
@@ -317,9 +323,11 @@ class _Planner:
 
     def _locked_system(self, version: str, request: OsRequest) -> _System | None:
         lock, python = os_lock.read_os_lock(self._root, request), self._matrix.python[version]
-        if lock is None:
+        locked_python = python_lock.read_python_lock(self._root, python.uv) if python.uv else None
+        if lock is None or (python.uv and locked_python is None):
             return None
-        by_uv = [python.uv, self._tree(UV_LOCK)] if python.uv else []  # each uv has one build of a release
+        # uv unpacks the archive, and changes some of its files.
+        by_uv = [vars(locked_python), *map(self._tree, UV_PYTHON_INPUTS)] if locked_python else []
         inputs = [
             [layer_order.LAYER_FORMAT, lock.debian, version, *by_uv],
             [lock.requested, [[package.name, package.version, package.sha256] for package in lock.packages]],
@@ -337,8 +345,10 @@ class _Planner:
         )
         # Bytecode depends on the program that makes it and on the image's Python, not on other Debian packages: a
         # security refresh of these leaves the bytecode of gigabytes of wheels as it is.
-        compiler = digest_of_data([self._tree(COMPILER), by_uv or lock.interpreter(version)])
-        return _System(request=request, lock=lock, layer=layer, compiler=compiler)
+        compiler = digest_of_data(
+            [self._tree(COMPILER), [locked_python.sha256] if locked_python else lock.interpreter(version)]
+        )
+        return _System(request=request, lock=lock, python=locked_python, layer=layer, compiler=compiler)
 
     def _prefetched(self, component: str) -> tuple[str, ...]:
         """The paths to prefetch in layers of a component, see `builder.layers.estargz.prefetch_order`."""
@@ -380,7 +390,7 @@ class _Planner:
             compiler=system.compiler,
             prefetch=self._prefetch,
         )
-        debian, uv = matrix.python[cell.python].debian, matrix.python[cell.python].uv
+        debian = matrix.python[cell.python].debian
         configured = settings.of_image(matrix, cell, {name: matrix.components[name] for name in names})
         inputs = {
             "format": FORMAT,
@@ -396,7 +406,8 @@ class _Planner:
             references=tuple(map(str, references)),
             base=matrix.debian[debian].image,
             debian=debian,
-            uv=uv or "",
+            uv=system.python.release if system.python else "",
+            locked_python=system.python,
             os_request=system.request,
             os_inputs=system.layer.inputs,
             compiler_inputs=system.compiler,

@@ -73,9 +73,9 @@ def _release_number(system: OsLock) -> str:
 
 def _interpreter(planned: PlannedImage) -> Iterator[Component]:
     """uv's own build of Python, if the image has one instead of Debian's."""
-    if planned.uv:
+    if planned.locked_python:
         purl = PackageURL("generic", None, "python", planned.uv, {"distribution": "python-build-standalone"})
-        yield Component(name="python", version=planned.uv, purl=purl, bom_ref=str(purl))
+        yield _component(purl, planned.locked_python.sha256)
 
 
 def _wheels(planned: PlannedImage) -> Iterator[Component]:

@@ -15,10 +15,11 @@ from builder.common.errors import LockError
 from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
 from builder.index.wheels import LockedWheel, Wheel
-from builder.lock import lockfile, os_lock
+from builder.lock import lockfile, os_lock, python_lock
 from builder.lock.archives import HERE, STORE, Archives, Kept, PackageLocations
 from builder.lock.lockfile import Lock, LockedComponent
 from builder.lock.os_lock import DebianPackage, OsLock, OsRequest
+from builder.lock.python_lock import LockedPython, PythonBuilds
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
@@ -90,12 +91,21 @@ def os_lock_of(request: OsRequest, version: str = "1.0-1", python: str = PYTHON)
     return OsLock(debian=request.debian, time=TIME, requested=request.packages, packages=packages)
 
 
+def python_lock_of(release: str) -> LockedPython:
+    """The lock of uv's build of a Python; its digest is that of its file name."""
+    file = f"cpython-{release}+20261110-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
+    return LockedPython(release=release, file=file, sha256=hashlib.sha256(file.encode()).hexdigest())
+
+
 def write_os_locks(project: Project, version: str = "1.0-1", python: str = PYTHON) -> Project:
-    """Writes the locks of the operating systems of all cells; returns the project."""
+    """Writes the locks of the operating systems of all cells, and of uv's Pythons; returns the project."""
+    for release in filter(None, (each.uv for each in project.matrix.python.values())):
+        lock = python_lock_of(release)
+        (project.root / lock.path).write_text(python_lock.dump(lock), encoding="utf-8")
     for cell in project.cells:
         request = os_lock.request_of_cell(project.matrix, cell)
-        lock = os_lock_of(request, version, python)
-        (project.root / request.path).write_text(os_lock.dump(lock), encoding="utf-8")
+        system = os_lock_of(request, version, python)
+        (project.root / request.path).write_text(os_lock.dump(system), encoding="utf-8")
     return project
 
 
@@ -129,6 +139,19 @@ class FakeArchive:
         self.resolved.append(request.path)
         lock = os_lock_of(request, self.versions[request.debian])
         return replace(lock, time=time, packages=tuple(replace(each, source=self.source) for each in lock.packages))
+
+
+class FakeBuilds(PythonBuilds):
+    """uv's list with one build of each release but `unknown`; keeps a lock that is present."""
+
+    def __init__(self, unknown: str = "") -> None:
+        super().__init__(Host())
+        self.unknown = unknown
+
+    def lock(self, release: str, present: LockedPython | None) -> LockedPython:
+        if release == self.unknown:
+            raise LockError(f"uv has no build of Python {release} that images can use")
+        return present or python_lock_of(release)
 
 
 class FakeArchives(Archives):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -26,8 +27,10 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import PACKAGES, Store
 from builder.lock.archives import Archives, DebianFetcher
+from builder.lock.python_lock import LockedPython, PythonFetcher
 from builder.matrix.project import Project
 from builder.plan import plan
+from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.mmdebstrap import FakeDebianFetcher, FakeMmdebstrap, file_system
 from tests.fakes.wire import Reply, Wire
@@ -69,7 +72,7 @@ class OneSystem:
         self.fake = FakeMmdebstrap(self.work, self.mmdebstrap)
         files = operating_systems.read_inputs(self.work.project.root, self.image)
         archives = Archives(self.work.project.matrix, self.work.host)
-        systems = SystemLayers(self.work, self.store, lookup, self.fake, archives, self.new_fetcher)
+        systems = SystemLayers(self.work, self.store, lookup, self.fake, archives, self.new_fetcher, FakePythonFetcher)
         return systems.provide(self.image, files, None)
 
     @property
@@ -114,15 +117,36 @@ def test_mmdebstrap_gets_the_lock_and_the_steps(system: OneSystem) -> None:
     assert "uv" not in files
 
 
-def test_an_image_with_uvs_python_gets_uv(system: OneSystem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+class FakePythonFetcher(PythonFetcher):
+    """Has every archive without a download; its content is its file name."""
+
+    def fetch(self, locked: LockedPython) -> Path:
+        self.path(locked).write_text(locked.file, encoding="utf-8")
+        return self.path(locked)
+
+
+def test_an_image_with_uvs_python_gets_uv_and_the_locked_archive(
+    system: OneSystem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "uv").write_bytes(b"program")
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    system.image = replace(system.image, uv="3.11.9")
+    archive = locks.python_lock_of("3.11.9")
+    system.image = replace(system.image, uv="3.11.9", locked_python=archive)
     system.make()
     [(arguments, files)] = system.runs
     interpreter = "/opt/python/cpython-3.11.9-linux-x86_64-gnu/bin/python3.11"
     assert arguments == ["newbird", "946684800", interpreter, "3.11.9"]
-    assert files["uv"] == b"program"
+    assert files["steps/uv"] == b"program"
+    assert files[f"steps/{archive.file}"] == archive.file.encode()
+    script = files["uv"].decode()
+    install = '/mnt/steps/uv "$@" --offline --python-downloads-json-url /mnt/steps/python.json'
+    assert f"sh /mnt/steps/uv-python.sh {interpreter} {install}\n" in script
+    [(key, entry)] = json.loads(files["steps/python.json"]).items()
+    assert key == "cpython-3.11.9-linux-x86_64-gnu"
+    assert (entry["url"], entry["sha256"]) == (f"file:///mnt/steps/{quote(archive.file)}", archive.sha256)
+    record = system.store.get_record(f"{system.image.os_inputs}.{PACKAGES}")
+    assert record
+    assert f"sha256:{archive.sha256}" in record[PACKAGES], "the store keeps it"
 
 
 def test_a_failure_leaves_no_record(system: OneSystem) -> None:

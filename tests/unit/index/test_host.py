@@ -81,10 +81,11 @@ def test_expired_release_files_are_accepted_for_one_release_only() -> None:
     [
         {"index": IndexSettings(url="https://me:pw@index.example.test/simple")},
         {"index": IndexSettings(url="https://token@index.example.test/simple")},
+        {"index": IndexSettings(python_mirror="https://me:pw@pythons.example.test")},
         {"read_apt": lambda: Apt(proxy="http://me:pw@proxy.example.test:3142")},
         {"read_apt": lambda: Apt(sources=(AptSource(kind="main", uri="https://me:pw@mirror.example.test/debian"),))},
     ],
-    ids=["index", "token", "apt proxy", "apt source"],
+    ids=["index", "token", "mirror of Pythons", "apt proxy", "apt source"],
 )
 def test_credentials_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="user name or password") as caught:

@@ -188,6 +188,17 @@ def test_the_configuration_of_uv(home: Path, text: str, url: str) -> None:
     assert read({}, home).url == url
 
 
+def test_the_mirror_of_pythons(home: Path) -> None:
+    conf(home / "etc/uv/uv.toml", f'python-install-mirror = "{B}"\n')
+    conf(home / UV, f'index-url = "{A}"\n')
+    assert read({}, home) == IndexSettings(url=A, python_mirror=B)
+    conf(home / UV, f'python-install-mirror = "{A}"\n')
+    assert read({}, home).python_mirror == A, "the user's file precedes that of the system"
+    settings = read({"UV_PYTHON_INSTALL_MIRROR": C}, home)
+    assert settings.python_mirror == C
+    assert settings.for_builds() == {"UV_PYTHON_INSTALL_MIRROR": C}, "also in Dockerfiles"
+
+
 def test_a_broken_uv_configuration(home: Path) -> None:
     conf(home / UV, "index-url = ")
     with pytest.raises(ValueError, match="is not a uv configuration file"):

@@ -9,7 +9,7 @@ import pytest
 
 from builder.common.errors import IncompleteError, LockError, StaleError, UsageError
 from builder.index.host import Host
-from builder.lock import lockfile, os_lock
+from builder.lock import lockfile, os_lock, python_lock
 from builder.lock import update as locking
 from builder.lock.lockfile import Lock, LockedComponent
 from builder.matrix.cells import Cell
@@ -442,3 +442,54 @@ def test_a_group_without_a_lock_does_not_get_the_version_that_others_have(
     resolver.newest = "10"
     assert update(tiny, OLD_39, packages=["triton"]) == paths(OLD_39)
     assert resolver.preferred == {OLD_39: {"nvidia-ml-py": "8", CUDA: "8"}}
+
+
+# ---- uv's Pythons
+
+# With the packages of Debian's Python: the operating systems are locked.
+BY_UV = '"3.11": {debian: newbird, uv: 3.11.15, apt: [python3, python3-venv]}'
+PYTHON_LOCK = "locks/python-3.11.15.json"
+
+
+def update_pythons(project: Project, unknown: str = "") -> locking.Updated:
+    builds = locks.FakeBuilds(unknown)
+    return locking.update(
+        project, project.cells, Host(), upgrade=False, refresh=False, say=lambda _: None, builds=builds
+    )
+
+
+def test_the_build_of_uv_is_locked_once(edit: Edit) -> None:
+    project = edit('"3.11": {debian: newbird}', BY_UV)
+    assert f"{PYTHON_LOCK}: missing" in stale_lines(project)
+    assert LOCKED not in {cell.id for cell in locking.current_cells(project)}
+    updated = update_pythons(project)
+    assert updated.error is None
+    assert PYTHON_LOCK in updated.written
+    assert "Python 3.11.15" in updated.done
+    assert python_lock.read_python_lock(project.root, "3.11.15") == locks.python_lock_of("3.11.15")
+    locking.check_locks(project, project.cells)
+    assert update_pythons(project).written == ()
+
+
+def test_a_damaged_lock_of_a_python_is_made_again(edit: Edit) -> None:
+    project = edit('"3.11": {debian: newbird}', BY_UV)
+    update_pythons(project)
+    (project.root / PYTHON_LOCK).write_text("{}")
+    assert any(line.startswith(f"{PYTHON_LOCK} is damaged") for line in stale_lines(project))
+    assert update_pythons(project).written == (PYTHON_LOCK,)
+
+
+def test_a_python_that_uv_does_not_have_stops_nothing_else(edit: Edit) -> None:
+    project = edit('"3.11": {debian: newbird}', BY_UV)
+    updated = update_pythons(project, unknown="3.11.15")
+    assert list(updated.failures) == ["Python 3.11.15"]
+    assert isinstance(updated.error, IncompleteError)
+    assert LOCKED_QUARTZ not in updated.failures
+    assert OLD_39 in updated.done
+
+
+def test_the_lock_of_a_python_that_no_cell_has_is_removed(edit: Edit) -> None:
+    update_pythons(edit('"3.11": {debian: newbird}', BY_UV))
+    project = edit(BY_UV, '"3.11": {debian: newbird}')
+    assert stale_lines(project)[-1] == f"{PYTHON_LOCK}: belongs to no cell"
+    assert f"{PYTHON_LOCK} (removed: no cell needs it)" in update_pythons(project).written

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from builder.common.errors import LockError, StaleError
-from builder.lock import lockfile, os_lock
+from builder.lock import lockfile, os_lock, python_lock
 from builder.lock.lockfile import Lock
 from builder.matrix import facts
 from builder.matrix.cells import Cell
@@ -259,23 +259,49 @@ BY_UV = '"3.11": {debian: newbird, uv: 3.11.15}'
 
 
 def test_a_python_of_uv(edit: Edit) -> None:
-    """The os layer depends on its release and on the version of uv, and does not have Debian's Python."""
+    """The os layer depends on its archive and on uv, which unpacks it, and does not have Debian's Python."""
     edit("apt: [python3]", "apt: []")
     before = layers_of(locks.write_os_locks(edit('"3.11": {debian: newbird}', BY_UV)))
     project = edit(BY_UV, BY_UV.replace("3.11.15", "3.11.16"))
+    locks.write_os_locks(project)
     after = layers_of(project)
     moved = {"os", "ember bytecode", "jupyter bytecode"}
     assert {layer for layer in before if before[layer] != after[layer]} == moved
-    (project.root / plan.UV_LOCK).write_text("uv==0.0 --hash=sha256:0\n")
-    newer = layers_of(project)
-    assert {layer for layer in before if newer[layer] != after[layer]} == moved
     image = planned(project)
     assert image.uv == "3.11.16"
-    text = dockerfile(project)
-    assert "uv python install --no-config --no-bin --install-dir /opt/python 3.11.16\n" in text
-    assert "sh /mnt/steps/os.sh /opt/python/cpython-3.11.16-linux-x86_64-gnu/bin/python3.11 \\\n" in text
+    assert image.locked_python
+    (project.root / image.locked_python.path).write_text(
+        python_lock.dump(replace(image.locked_python, sha256="0" * 64))
+    )
+    rebuilt = layers_of(project)
+    assert {layer for layer in before if rebuilt[layer] != after[layer]} == moved
+    for name, content in {plan.UV_LOCK: "uv==0.0 --hash=sha256:0\n", plan.UV_PYTHON_SCRIPT: "# changed\n"}.items():
+        (project.root / name).write_text(content)
+        newer = layers_of(project)
+        assert {layer for layer in before if newer[layer] != rebuilt[layer]} == {"os"}
+        rebuilt = newer
+
+
+def test_the_dockerfile_of_a_python_of_uv_checks_its_hash(edit: Edit) -> None:
+    edit("apt: [python3]", "apt: []")
+    project = locks.write_os_locks(edit('"3.11": {debian: newbird}', BY_UV))
+    archive, text = planned(project).locked_python, dockerfile(project)
+    assert archive
+    python = "/opt/python/cpython-3.11.15-linux-x86_64-gnu/bin/python3.11"
+    assert f"sh /mnt/steps/uv-python.sh {python} \\\n" in text
+    assert "uv python install --no-config --no-bin --install-dir /opt/python 3.11.15 && \\\n" in text
+    check = f'echo "{archive.sha256}  $(ls /tmp/archive/*.tar.gz)" >/tmp/sha256 && sha256sum --check /tmp/sha256\n'
+    assert check in text
+    assert f"sh /mnt/steps/os.sh {python} \\\n" in text
     system = text[text.index("AS os\n") :].partition("\n\n")[0]
     assert "python3" not in system.splitlines()[-1].split(), "Debian's Python is not installed beside it"
+
+
+def test_a_python_of_uv_that_is_not_locked(edit: Edit) -> None:
+    project = locks.write_os_locks(edit('"3.11": {debian: newbird}', BY_UV))
+    (project.root / "locks/python-3.11.15.json").unlink()
+    with pytest.raises(LockError, match=f"^not locked: {CELL}$"):
+        planned(project)
 
 
 def test_a_link_is_content(tiny: Project) -> None:

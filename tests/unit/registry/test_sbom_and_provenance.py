@@ -16,6 +16,7 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import sbom_and_provenance
+from tests.fakes.locks import python_lock_of
 
 NAME = "registry.example.test/team/quartz-cuda"
 CELL = "qz-0.5-cu129-py311-board"
@@ -59,6 +60,18 @@ def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage
     assert hashes == wheels | packages
     assert wheels
     assert packages
+
+
+def test_uvs_build_of_python_has_its_hash_in_sbom_and_provenance(planned: PlannedImage) -> None:
+    python = python_lock_of("3.11.15")
+    image = replace(planned, uv=python.release, locked_python=python)
+    purl = "pkg:generic/python@3.11.15?distribution=python-build-standalone"
+    data = json.loads(sbom_and_provenance.sbom(image, NAME, IMAGE))
+    [component] = [each for each in data["components"] if each.get("purl") == purl]
+    assert [each["content"] for each in component["hashes"]] == [python.sha256]
+    statement = json.loads(sbom_and_provenance.provenance(image, source="", revision=""))
+    dependency = {"uri": purl, "digest": {"sha256": python.sha256}}
+    assert dependency in statement["buildDefinition"]["resolvedDependencies"]
 
 
 def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedImage, system: OsLock) -> None:

@@ -1,0 +1,200 @@
+"""Locks of uv's builds of Python, from uv's list; and downloads of the archives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from builder.common.errors import FetchError, LockError
+from builder.common.tasks import RetryPolicy
+from builder.index.host import Host
+from builder.lock import python_lock
+from builder.lock.python_lock import LockedPython, PythonBuilds, PythonFetcher
+from tests.fakes.wire import Reply, Wire
+
+MIRROR = "https://mirror.example.test/builds"
+CONTENT = b"an archive of Python"
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+POLICY = RetryPolicy(retries=1, first_delay_s=0.001)
+
+
+def file_of(release: str, date: str) -> str:
+    return f"cpython-{release}+{date}-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
+
+
+LOCKED = LockedPython(release="3.12.12", file=file_of("3.12.12", "20260211"), sha256=SHA256)
+
+
+class Uv:
+    """Prints what uv prints: its list, and the hash of an archive that is not the listed one."""
+
+    def __init__(self, **dates: str) -> None:
+        self.files = {release.replace("_", ".")[1:]: date for release, date in dates.items()}
+        self.sha256 = SHA256
+        self.commands: list[Sequence[str]] = []
+
+    def __call__(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        self.commands.append(command)
+        assert command[1] == "python"
+        if command[2] == "list":
+            entries = [
+                {
+                    "key": f"cpython-{release}{variant}-linux-x86_64-gnu",
+                    "version": release,
+                    "url": f"{MIRROR}/{date}/{file_of(release, date).replace('+', '%2B')}{variant}",
+                }
+                for release, date in self.files.items()
+                for variant in ("", "+freethreaded")
+            ]
+            return subprocess.CompletedProcess(command, 0, stdout=json.dumps(entries), stderr="")
+        release = command[-3].split("-")[1]
+        mirror = Path(unquote(urlsplit(command[command.index("--mirror") + 1]).path))
+        date = self.files[release]
+        with tarfile.open(mirror / date / file_of(release, date)) as archive:
+            assert archive.getnames() == []
+        message = f"error: Hash mismatch\n\n  Expected:\n  {self.sha256}\n\n  Computed:\n  {'0' * 64}\n"
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr=message)
+
+
+@pytest.fixture
+def uv() -> Uv:
+    return Uv(_3_12_16="20261110", _3_12_12="20260211", _3_10_0="20211017")
+
+
+def test_a_lock_has_name_and_hash_and_no_address(uv: Uv, tmp_path: Path) -> None:
+    lock = PythonBuilds(Host(), uv).lock("3.12.12", None)
+    assert lock == LOCKED
+    (tmp_path / "locks").mkdir()
+    (tmp_path / lock.path).write_text(python_lock.dump(lock))
+    assert python_lock.read_python_lock(tmp_path, "3.12.12") == lock
+    assert "example.test" not in (tmp_path / lock.path).read_text()
+
+
+def test_a_lock_is_kept_while_uv_has_its_build(uv: Uv) -> None:
+    assert PythonBuilds(Host(), uv).lock("3.12.12", LOCKED) is LOCKED
+    assert len(uv.commands) == 1
+    uv.files["3.12.12"], uv.sha256 = "20270101", "1" * 64
+    assert PythonBuilds(Host(), uv).lock("3.12.12", LOCKED) == LockedPython(
+        release="3.12.12", file=file_of("3.12.12", "20270101"), sha256="1" * 64
+    )
+
+
+@pytest.mark.parametrize(
+    ("release", "hint"),
+    [
+        ("3.12.99", 'Change `uv` of python."3.12" in matrix.yaml. uv\'s newest release of it is 3.12.16.'),
+        ("3.99.1", 'Change `uv` of python."3.99" in matrix.yaml. uv has no Python 3.99.'),
+    ],
+)
+def test_a_release_that_uv_does_not_have(uv: Uv, release: str, hint: str) -> None:
+    with pytest.raises(LockError, match=f"^uv has no build of Python {release} that images can use$") as caught:
+        PythonBuilds(Host(), uv).lock(release, None)
+    assert caught.value.hint == hint
+
+
+def test_an_archive_in_another_format_is_not_locked(uv: Uv) -> None:
+    uv.files["3.10.0"] = "pgo"
+    with pytest.raises(LockError, match=r"^uv has no build of Python 3\.10\.0"):
+        PythonBuilds(Host(), uv).lock("3.10.0", None)
+
+
+def test_another_message_of_uv_is_no_hash(uv: Uv) -> None:
+    uv.sha256 = "unknown"
+    with pytest.raises(LockError, match=r"^uv's list has no SHA-256 of its build of Python 3\.12\.12$"):
+        PythonBuilds(Host(), uv).lock("3.12.12", None)
+
+
+@pytest.mark.parametrize(("status", "output"), [(2, "[]"), (0, "[]"), (0, "not JSON"), (0, '[{"key": 1}]')])
+def test_a_list_that_cannot_be_read(status: int, output: str) -> None:
+    def fail(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, status, stdout=output, stderr=f"error: {MIRROR} is wrong")
+
+    with pytest.raises(LockError, match=r"^uv cannot list its builds of Python$") as caught:
+        PythonBuilds(Host(), fail).addresses()
+    assert "uv python list" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"format": 1', '"format": 2'),
+        (SHA256, SHA256[:-1]),
+        ('"release": "3.12.12"', '"release": "3.12.13"'),
+        ("cpython-3.12.12+", "cpython-3.12.11+"),
+        ("cpython-", "../cpython-"),
+        ("\n}", "\n }"),
+    ],
+)
+def test_an_edited_lock_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "locks").mkdir()
+    text = python_lock.dump(LOCKED)
+    assert text.count(old) == 1
+    (tmp_path / LOCKED.path).write_text(text.replace(old, new))
+    with pytest.raises(
+        LockError, match=r"^locks/python-3\.12\.12\.json (was edited by hand|is damaged|has lock format)"
+    ):
+        python_lock.read_python_lock(tmp_path, "3.12.12")
+
+
+def fetch(uv: Uv, folder: Path) -> Path:
+    for name in ("blobs", "parts"):
+        (folder / name).mkdir()
+    builds = PythonBuilds(Host(), uv)
+    return PythonFetcher(builds, folder / "blobs", folder / "parts", policy=POLICY).fetch(LOCKED)
+
+
+@pytest.mark.parametrize("date", ["20260211", "20270101"])
+def test_the_locked_build_is_downloaded_from_the_mirror(
+    uv: Uv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, date: str
+) -> None:
+    """Also if a newer uv has another build of the release."""
+    uv.files["3.12.12"] = date
+    wire = Wire.install(monkeypatch, lambda _: Reply(body=CONTENT))
+    path = fetch(uv, tmp_path)
+    assert path == tmp_path / "blobs" / SHA256
+    assert path.read_bytes() == CONTENT
+    assert [sent.url for sent in wire.seen] == [f"{MIRROR}/20260211/{LOCKED.file.replace('+', '%2B')}"]
+
+
+def test_a_build_of_a_release_that_uv_no_longer_has_is_downloaded(
+    uv: Uv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del uv.files["3.12.12"]
+    Wire.install(monkeypatch, lambda _: Reply(body=CONTENT))
+    assert fetch(uv, tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("reply", "message", "hint"),
+    [
+        (Reply(status=404), "uv's mirror of Python builds returned 404 Not Found", "set UV_PYTHON_INSTALL_MIRROR"),
+        (Reply(body=CONTENT[:5], broken=True), "the connection was lost", "run again"),
+        (Reply(body=CONTENT[:5]), "SHA-256 mismatch", "do not use this mirror"),
+        (Reply(body=CONTENT + b"x"), "SHA-256 mismatch", "do not use this mirror"),
+    ],
+)
+def test_what_is_not_the_locked_archive_is_an_error(
+    uv: Uv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: Reply, message: str, hint: str
+) -> None:
+    Wire.install(monkeypatch, lambda _: reply)
+    with pytest.raises(FetchError) as caught:
+        fetch(uv, tmp_path)
+    assert str(caught.value).startswith(f"{LOCKED.file}: {message}")
+    assert hint in caught.value.hint
+    assert "example.test" not in f"{caught.value} {caught.value.hint}"
+    assert list((tmp_path / "blobs").iterdir()) == []
+
+
+def test_a_list_that_cannot_be_read_fails_the_download(tmp_path: Path, uv: Uv) -> None:
+    uv.files.clear()
+    with pytest.raises(FetchError, match=f"^{re.escape(LOCKED.file)}: uv cannot list its builds of Python$"):
+        fetch(uv, tmp_path)
