@@ -23,7 +23,7 @@ from builder.common.text import counted, listed, size
 from builder.compat import gpus
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo
-from builder.engine.setup import MINIMUM, parse_version
+from builder.engine.setup import too_old
 from builder.index import host
 from builder.index.host import Host
 from builder.index.session import IndexSession, describe
@@ -66,12 +66,11 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
     try:
         engine = Engine.connect()
         info = engine.info()
-        is_new = parse_version(info.version) >= MINIMUM
+        obstacle = too_old(info)
         is_amd64 = info.architecture in ("x86_64", "amd64")
-        version = f"Docker Engine {info.version}" + ("" if is_new else f", but {MINIMUM[0]} or newer is needed")
         machine = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
         findings += [
-            MachineFinding("engine", "ok" if is_new else "missing", version),
+            MachineFinding("engine", "missing" if obstacle else "ok", obstacle or f"{info.name} {info.version}"),
             MachineFinding("store", "ok", f"{info.store}, {info.root}"),
             MachineFinding("machine", "ok" if is_amd64 else "missing", machine),
         ]

@@ -150,7 +150,7 @@ def engine_command(context: Context) -> None:
     running engine.
     """
     info = setup.ensure(context.say).info()
-    context.say(f"engine: Docker Engine {info.version} is running ({info.store})")
+    context.say(f"engine: {info.name} {info.version} is running ({info.store})")
 
 
 def connect(context: Context, project: Project, *, start: bool = False) -> RunContext:

@@ -100,6 +100,7 @@ class Engine:
         elif "nvidia" in (info.get("Runtimes") or {}):
             gpu_option = "--runtime" if is_local else "--gpus"  # another machine's hook cannot be looked for
         self._info = EngineInfo(
+            name="Podman" if is_podman else "Docker Engine",
             version=version["Version"],
             store="containerd" if containerd else info["Driver"],
             root=root,

@@ -43,7 +43,9 @@ class Loader:
         self._store = store
         self._checkout = checkout
         self._say = say
-        self._can_pull = True  # until the engine does not reach this machine's loopback
+        # Until the engine does not reach this machine's loopback. Podman pulls by TLS only, unless its configuration
+        # lists the registry.
+        self._can_pull = engine.info().name != "Podman"
 
     def load_bare(self, layer: Layer) -> str:
         """Loads a temporary image of one layer, to run a program in; returns its id. `sweep` removes it."""
@@ -70,7 +72,7 @@ class Loader:
             self._check_blobs(image)
             raise
         if not self._engine.image(image_id):
-            raise EngineError(f"Docker Engine loaded an image, but not as {image_id}")
+            raise EngineError(f"the engine loaded an image, but not as {image_id}")
         return image_id
 
     def _pull(self, image: Image, kind: str, progress: Progress) -> bool:

@@ -20,11 +20,14 @@ CDI_KIND = "nvidia.com/gpu"
 class EngineInfo:
     """`store` is overlay2 (image id = config digest) or containerd (image id = manifest digest), `root` its folder.
 
+    Podman has a store called overlay, with ids as those of overlay2.
+
     `gpu_option` is the option of `docker run` that gives a container GPUs of NVIDIA on this engine, empty if none does:
     `--gpus`, `--device` for devices of the Container Device Interface (CDI), or `--runtime` for NVIDIA's older runtime.
     `cdi_gpus` are the names of these devices: `all`, numbers, and UUIDs if the specification has them.
     """
 
+    name: Literal["Docker Engine", "Podman"] = "Docker Engine"
     version: str
     store: str
     root: str

@@ -17,9 +17,11 @@ from tempfile import TemporaryDirectory
 
 from builder.common.errors import EngineError, NoEngineError
 from builder.engine.client import Engine
+from builder.engine.model import EngineInfo
 from builder.index import host
 
 MINIMUM = (23, 0)
+PODMAN_MINIMUM = (4, 3)  # Debian 12's
 START_S = 60
 DAEMON_LOG = Path("/var/log/dockerd.log")
 PID_FILE = Path("/var/run/docker.pid")
@@ -57,13 +59,19 @@ def ensure(say: Callable[[str], None]) -> Engine:
             install_packages(PACKAGES, MINIMUM)
         start(say)
         engine = Engine.connect()
-    version = engine.info().version
-    if parse_version(version) < MINIMUM:  # never replaced: other users of this machine may need it
-        raise EngineError(
-            f"Docker Engine {version} is too old: {MINIMUM[0]} or newer is required",
-            hint="Upgrade its packages.",
-        )
+    info = engine.info()
+    if obstacle := too_old(info):  # never replaced: other users of this machine may need it
+        raise EngineError(obstacle, hint="Upgrade its packages.")
     return engine
+
+
+def too_old(info: EngineInfo) -> str:
+    """Why an engine cannot be used; empty if it can."""
+    minimum = PODMAN_MINIMUM if info.name == "Podman" else MINIMUM
+    if parse_version(info.version) >= minimum:
+        return ""
+    needed = ".".join(map(str, minimum)).removesuffix(".0")
+    return f"{info.name} {info.version} is too old: {needed} or newer is required"
 
 
 def require_installable(environ: Mapping[str, str], uid: int, release: Mapping[str, str], absent: EngineError) -> None:

@@ -467,7 +467,13 @@ def test_the_settings_of_the_engine_are_read_once(
     engine = Engine(client)
     parsed = engine.info()
     assert engine.info() == parsed, "it is not read again"
-    assert (parsed.store, parsed.is_local) == (store, is_local)
+    assert (parsed.name, parsed.store, parsed.is_local) == ("Docker Engine", store, is_local)
+
+
+def test_podman_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was reported as a Docker Engine 4.3.1 that is too old."""
+    info = info_of(tmp_path, {}, PODMAN, monkeypatch)
+    assert (info.name, info.version) == ("Podman", "28.1.0")
 
 
 DOCKER = {"Version": "28.1.0", "ApiVersion": "1.49"}

@@ -325,6 +325,15 @@ def test_an_engine_that_stopped_is_reported_as_such(store: Store, monkeypatch: p
 # ---- by an archive
 
 
+def test_podman_gets_archives(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would try TLS on the port first, and then refuse plain HTTP."""
+    engine = FakeEngine(info=replace(INFO, name="Podman", store="overlay"))
+    monkeypatch.setattr(engine, "pull_local", failing(AssertionError("it was asked to pull")))
+    image = put_image(store, b"a")
+    load_image(engine, store, image)
+    assert path(image.layers[0].digest) in engine.loaded[0]
+
+
 def test_an_engine_that_cannot_reach_this_machine_gets_archives(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not tried again: an engine behind a firewall takes half a minute to fail."""
     engine = engine_of("overlay2", is_remote=True)

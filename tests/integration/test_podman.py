@@ -1,0 +1,61 @@
+"""Podman as the engine, by its API for Docker's clients, with a store of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from builder.index import host
+from tests.integration.checkout import PLAIN, SHORT, Checkout, until
+from tests.integration.conftest import NewCheckout
+from tests.integration.programs import install
+
+pytestmark = pytest.mark.skipif(not host.is_debian(), reason="only on Debian, whose Podman is installed here")
+
+
+@pytest.fixture(scope="module")
+def podman() -> Iterator[list[str]]:
+    """The command of a Podman with a store of its own, whose API is served."""
+    install("podman")
+    with TemporaryDirectory(prefix="podman-") as folder:
+        command = ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run", "--tmpdir", f"{folder}/tmp"]
+        service = subprocess.Popen([*command, "system", "service", "--time", "0", f"unix://{folder}/api.sock"])
+        try:
+            until((Path(folder) / "api.sock").exists, "Podman serves its API")
+            yield [*command, "--url", f"unix://{folder}/api.sock"]
+        finally:
+            subprocess.run([*command, "system", "reset", "--force"], capture_output=True, check=False)
+            service.terminate()
+            service.wait()
+
+
+@pytest.fixture(scope="module")
+def there(
+    new_checkout: NewCheckout, seed: Path, podman: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Checkout:
+    checkout = new_checkout(tmp_path_factory.mktemp("there"), fresh=True)
+    checkout.write_tests(SHORT)
+    checkout.lock_and_render()
+    checkout.take_store(like=seed)
+    checkout.engine = podman[-1]
+    return checkout
+
+
+def test_images_are_built_tested_and_tagged(there: Checkout, podman: list[str]) -> None:
+    output = there.builder("images", PLAIN)
+    assert "cannot pull from this machine" not in output, "Podman was asked to pull"
+    assert "1 image tested and tagged" in output
+    for reference in there.references():
+        run = [*podman[:-2], "run", "--rm", f"localhost/{reference}", "tinyframe"]
+        assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip() == there.release
+    assert "1 image up to date" in there.builder("images", PLAIN)
+
+
+def test_doctor_names_it(there: Checkout) -> None:
+    """It was reported as a Docker Engine 4.3.1 that is too old."""
+    assert re.search(r"ok +engine +Podman 4", there.builder("doctor"))
