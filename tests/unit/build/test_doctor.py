@@ -18,6 +18,7 @@ from builder.build.doctor import MachineFinding
 from builder.common.errors import EngineError
 from builder.compat.gpus import Gpu
 from builder.engine.client import Engine
+from builder.engine.model import EngineInfo
 from builder.index.host import Host
 from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
@@ -98,11 +99,15 @@ def test_a_good_machine(tiny: Project, machine: dict[str, Any]) -> None:
     assert findings["registry"].detail == "registry.example.test:5000 answers"
 
 
+def podman(version: str) -> EngineInfo:
+    return replace(INFO, name="Podman", version=version)
+
+
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no engine": ({"engine": None}, "engine", "missing", "no Docker Engine answers at x. `builder engine` starts one."),
     "old engine": ({"engine": FakeEngine(info=replace(INFO, version="20.10.24"))}, "engine", "missing", "23 or newer"),
-    "podman": ({"engine": FakeEngine(info=replace(INFO, name="Podman", version="4.3.1"))}, "engine", "ok", "Podman 4.3.1"),
-    "old podman": ({"engine": FakeEngine(info=replace(INFO, name="Podman", version="4.2"))}, "engine", "missing", "4.3 or"),
+    "podman": ({"engine": FakeEngine(info=podman("4.3.1"))}, "engine", "ok", "Podman 4.3.1"),
+    "old podman": ({"engine": FakeEngine(info=podman("4.2.0"))}, "engine", "missing", "4.3 or newer"),
     "arm64": ({"engine": FakeEngine(info=replace(INFO, architecture="aarch64"))}, "machine", "missing", "aarch64"),
     "no client": ({"which": set()}, "docker", "missing", "apt-get install docker.io"),
     "no mmdebstrap": ({"reason": "it is not installed"}, "mmdebstrap", "note", "in a container"),
