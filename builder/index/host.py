@@ -127,7 +127,8 @@ class Host:
     @property
     def _urls(self) -> list[str]:
         proxies = [value for name, value in self.proxies.items() if name.upper() != "NO_PROXY"]
-        return [self.index.url, self.apt.proxy, *(source.uri for source in self.apt.sources), *proxies]
+        indexes = [self.index.url, *(settings.url for settings in self.index.named.values())]
+        return [*indexes, self.apt.proxy, *(source.uri for source in self.apt.sources), *proxies]
 
     def with_snapshot(self, address: str, time: str, *, is_past: bool = True) -> Host:
         """The same with a snapshot archive instead of this machine's archives, at a time such as 20261122T210000Z.
@@ -208,7 +209,11 @@ def host_for_matrix(matrix: Matrix) -> Host:
     """This machine's settings, with those of a matrix for registries and archives. Raises UsageError."""
     registries = Registries(insecure=tuple(matrix.insecure), create=tuple(matrix.create_repository))
     expired = frozenset(release for release, debian in matrix.debian.items() if debian.ignore_valid_until)
-    return replace(read_host(), registries=registries, expired=expired)
+    machine = read_host()
+    settings = machine.index
+    for name, named in matrix.indexes.items():
+        settings = settings.with_index(name, named.url, named.login or "")
+    return replace(machine, index=settings, registries=registries, expired=expired)
 
 
 def _ca(settings: IndexSettings) -> bytes:
