@@ -173,8 +173,7 @@ class FrameworkRelease:
     @cached_property
     def _compiled(self) -> str:
         """The CUDA that it was compiled for, by facts.yaml; empty if unknown."""
-        package = self.matrix.frameworks[self.cell.framework].package
-        build = self.facts.build(package, self.cell.release, self.cell.cuda)
+        build = self.facts.build_of_cell(self.matrix, self.cell)
         return build.cuda if build else ""
 
     @cached_property

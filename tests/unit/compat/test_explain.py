@@ -28,7 +28,7 @@ from builder.compat.explain import Explainer, Explanation, Resolve
 from builder.compat.gpus import Gpu
 from builder.index import host
 from builder.index.host import Host
-from builder.index.releases import ListedPackage, ListedRelease, Metadata
+from builder.index.releases import Catalogue, ListedPackage, ListedRelease, Metadata
 from builder.lock.resolve import Resolver
 from builder.matrix import cells, facts, reader
 from builder.matrix.cells import Cell
@@ -114,6 +114,11 @@ class Stored:
             for version, release in _read(name).get("releases", {}).items()
         ]
         return ListedPackage(name=name, releases=tuple(releases))
+
+    def with_indexes(self, indexes: Mapping[str, str]) -> Catalogue:
+        """The same: no package has an index of its own here."""
+        assert not indexes
+        return self
 
     def metadata(self, name: str, version: Version) -> Metadata:
         data = _read(name)["metadata"][str(version)]
