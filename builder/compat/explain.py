@@ -275,7 +275,7 @@ def matrix_line(line: str, entry: FrameworkVersion) -> str:
     lists = {"packages": entry.packages, "constraints": entry.constraints, "components": entry.components}
     fields += [f"{name}: [{_listed(values)}]" for name, values in lists.items() if values]
     fields += [f"index: {entry.index}"] if entry.index else []
-    indexes = ", ".join(f'"{cuda}": {index}' for cuda, index in entry.index_on.items())
+    indexes = ", ".join(f"{_listed([cuda])}: {index}" for cuda, index in entry.index_on.items())
     fields += [f"index_on: {{{indexes}}}"] if indexes else []
     return f'"{line}": {{{", ".join(fields)}}}'
 
