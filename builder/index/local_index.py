@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +23,15 @@ JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
 
 
 class LocalIndex:
-    """The answers of the server. `failures` are those of the indexes. Thread-safe."""
+    """The answers of the server. `failures` are those of the indexes; `absent` are packages that they do not have.
+
+    Thread-safe.
+    """
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self.failures: list[BuilderError] = []
+        self.absent: list[str] = []
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """Type and content of `simple/<package>/`, or of `files/<package>/<wheel>.metadata`; None if there is none."""
@@ -47,6 +52,8 @@ class LocalIndex:
                 ]
                 page = {"meta": {"api-version": "1.0"}, "name": name, "files": listed}
                 return JSON, json.dumps(page).encode()
+            if kind == "simple":
+                self.absent.append(name)
             if kind == "files":
                 by_name = {f"{file.filename}.metadata": file for file in self._index.files(name)}
                 if wheel := by_name.get(unquote(file)):
@@ -62,8 +69,9 @@ class _Server(ThreadingHTTPServer):
     local: LocalIndex
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Reports an error of the handler as one of the index; uv gets no answer."""
-        self.local.failures.append(FetchError("the local index for uv failed", hint="Run again."))
+        """Reports an error of the handler as one of the index, unless uv has closed the connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            self.local.failures.append(FetchError("the local index for uv failed", hint="Run again."))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -284,6 +284,11 @@ class Resolver:
                 raise UnreachableError(f"{cell.id}: {failure}", hint=failure.hint) from failure
             output = self._hide(done.stderr).strip()
             if done.returncode:
+                if absent := [name for name in (local.absent if local else ()) if name in indexes]:
+                    raise LockError(
+                        f"{cell.id}: the index {indexes[absent[0]]} has no package {absent[0]}",
+                        hint="Publish it there, or correct `index` or the name of the package in matrix.yaml.",
+                    )
                 kind = UnreachableError if _UNREACHABLE.search(output) else LockError
                 lines = [re.sub(r"^[^A-Za-z`<(]+", "", line) for line in output.splitlines()]  # uv draws a tree
                 explanation = "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))

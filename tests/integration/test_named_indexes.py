@@ -22,7 +22,7 @@ from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index
 
 CPU, CPU_EXTRA = "ty-1.0-cpu-py311", "ty-1.0-cpu-py311-extra"
-PRIVATE = ("tinyextra", "tinyinner", "tinyframe")  # tinyframe only on the CPU
+PRIVATE = ("tinyextra", "tinyinner")
 
 
 @dataclass
@@ -182,7 +182,7 @@ def test_an_index_that_lies_is_refused_without_a_request_to_another_one(company:
     checkout.builder("lock", EXTRA)
     checkout.builder("render", EXTRA)
     company.storage.faults["tinyextra"] = Fault.FILE_HAS_OTHER_BYTES
-    with checkout.running("build", EXTRA, "--debug") as run:
+    with checkout.running("--debug", "build", EXTRA) as run:
         run.process.wait(600)
         assert run.process.returncode == 13, run.output
         assert "Traceback" in run.output

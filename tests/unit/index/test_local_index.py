@@ -92,6 +92,7 @@ def test_what_there_is_not(serve: Callable[..., tuple[LocalIndex, Wire]], path: 
     local, _ = serve()
     assert local.answer(path) is None
     assert local.failures == []
+    assert local.absent == (["none"] if path == "simple/none/" else [])
 
 
 def test_an_index_that_refuses_is_reported_and_replaced_by_no_other_one(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -777,16 +777,22 @@ class Listing(Index):
         return [SimpleNamespace(filename=path.name, url=path.as_uri()) for path in self._uv.wheels.glob("*.whl")]
 
 
-def resolve_with_indexes(uv: Uv, project: Project, present: Lock | None = None) -> Lock:
+def without_server(index: Index) -> AbstractContextManager[tuple[str, LocalIndex]]:
+    return nullcontext(("http://127.0.0.1:1/s/simple/", LocalIndex(index)))
+
+
+def resolve_with_indexes(
+    uv: Uv, project: Project, present: Lock | None = None, *, group: str = GROUP, serve: Any = without_server
+) -> Lock:
     resolver = Resolver(
         project,
         Host(index=IndexSettings().with_index("company", "https://python.example.test/simple", "")),
         say=uv.messages.append,
         run=uv,
         catalogue=Listing(uv),
-        serve=lambda index: nullcontext(("http://127.0.0.1:1/s/simple/", LocalIndex(index))),
+        serve=serve,
     )
-    return resolver.resolve(project.groups[GROUP], present, {})
+    return resolver.resolve(project.groups[group], present, {})
 
 
 @pytest.fixture
@@ -814,3 +820,39 @@ def test_a_locked_wheel_of_another_index_is_not_kept(
     uv.calls.clear()
     assert resolve_with_indexes(uv, company, lock) == lock
     assert uv.calls == []
+
+
+def test_a_package_that_its_index_does_not_have_is_named(
+    company: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NETRC", "/nonexistent")
+
+    @contextmanager
+    def serve(index: Index) -> Iterator[tuple[str, LocalIndex]]:
+        local = LocalIndex(index)
+        local.absent += ["pip", "notebook"]
+        yield "http://127.0.0.1:1/s/simple/", local
+
+    uv.result = 1, NO_SOLUTION
+    with pytest.raises(LockError, match=f"^{NO_TOOLKIT}: the index company has no package notebook$") as caught:
+        resolve_with_indexes(uv, company, group=NO_TOOLKIT, serve=serve)
+    assert not isinstance(caught.value, UnreachableError)
+
+
+def test_a_failure_of_an_index_is_not_one_of_the_requirements(
+    company: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if uv found other versions, or blames the requirements."""
+    monkeypatch.setenv("NETRC", "/nonexistent")
+
+    @contextmanager
+    def serve(index: Index) -> Iterator[tuple[str, LocalIndex]]:
+        local = LocalIndex(index)
+        local.failures.append(FetchError("notebook: the index company returned 403 Forbidden", hint="Give a login."))
+        yield "http://127.0.0.1:1/s/simple/", local
+
+    for result in ((0, ""), (1, NO_SOLUTION)):
+        uv.result = result
+        with pytest.raises(UnreachableError, match=r"notebook: the index company returned 403 Forbidden$") as caught:
+            resolve_with_indexes(uv, company, group=NO_TOOLKIT, serve=serve)
+        assert caught.value.hint == "Give a login."
