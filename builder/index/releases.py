@@ -80,7 +80,9 @@ class Index:
         self._settings = settings
         self._sessions: dict[str, IndexSession] = {}
         self._files: dict[tuple[str, str], list[DistributionPackage]] = {}
+        self._packages: dict[tuple[str, str], ListedPackage] = {}
         self._texts: dict[str, bytes] = {}
+        self._metadata: dict[str, Metadata] = {}
         self._indexes: Mapping[str, str] = {}
 
     def with_indexes(self, indexes: Mapping[str, str]) -> Index:
@@ -92,6 +94,9 @@ class Index:
     def package(self, name: str) -> ListedPackage:
         """Raises FetchError if the index cannot be read; a package that it does not have has no releases."""
         name = canonicalize_name(name)
+        key = self._indexes.get(name, ""), name
+        if key in self._packages:
+            return self._packages[key]
         by_version: dict[Version, list[DistributionPackage]] = {}
         for file in self.files(name):
             if (version := _version(file)) is not None:
@@ -106,7 +111,8 @@ class Index:
                 is_yanked=all(file.is_yanked for file in files),
             )
             releases.append(release)
-        return ListedPackage(name=name, releases=tuple(releases))
+        self._packages[key] = ListedPackage(name=name, releases=tuple(releases))
+        return self._packages[key]
 
     def metadata(self, name: str, version: Version) -> Metadata:
         """From the release's wheel for this platform, else from any. Raises FetchError."""
@@ -115,7 +121,9 @@ class Index:
         if not wheels:
             raise FetchError(f"{name} {version}: no wheel on {self._session(name).settings.label}", hint=DOCTOR)
         file = min(wheels, key=lambda file: (not _is_for_platform(file.filename), file.filename))
-        return parse_metadata(file.filename, self.metadata_text(name, file))
+        if file.url not in self._metadata:
+            self._metadata[file.url] = parse_metadata(file.filename, self.metadata_text(name, file))
+        return self._metadata[file.url]
 
     def metadata_text(self, name: str, file: DistributionPackage, *, whole: bool = False) -> bytes:
         """The METADATA of a wheel of a package. Raises FetchError.

@@ -77,7 +77,8 @@ class IndexSession(requests.Session):
         self._login: tuple[str | bytes, str | bytes] | None
         if settings.name:
             login = logins.find_login(settings)
-            self._login = (login[0].encode(), login[1].encode()) if login else None
+            # As bytes: requests takes text for Latin-1.
+            self._login = (os.fsencode(login[0]), os.fsencode(login[1])) if login else None
         else:
             parts = urlsplit(url)
             self._login = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None

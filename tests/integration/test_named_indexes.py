@@ -147,8 +147,13 @@ def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Compan
     for name in checkout.stored():
         places[f"history of {name}"] = docker("history", "--no-trunc", f"{name}.untested").encode()
     assert len(checkout.stored()) == 2
+    assert f"{checkout.namespace}/ty-cpu:{checkout.release}-cpu-py311-extra" in checkout.stored()
     assert [place for place, content in places.items() if company.has_password(content)] == []
     assert stores.leftovers(checkout.store) == []
+
+    # The history names the wheels, with their local versions and without their index.
+    assert "2 derived" in checkout.builder("verify", CPU_EXTRA)
+    assert company.asked_in_public() == []
 
 
 def test_the_login_is_demanded_and_the_message_says_how_to_give_it(company: Company) -> None:
