@@ -251,6 +251,7 @@ class Resolver:
                 no_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
                 # A cache of its own: the user's one would keep the pages of private packages.
                 environ = environ | {"UV_DEFAULT_INDEX": address, "UV_CACHE_DIR": str(here / "cache"), **no_proxy}
+                environ["UV_HTTP_TIMEOUT"] = str(TIMEOUT_S)  # the local index may have to download a whole wheel
             (here / "in.txt").write_text(_lines(packages))
             (here / "bounds.txt").write_text(_lines(constraints))
             out = here / ("pylock.toml" if preferred is None else "out.txt")
