@@ -156,7 +156,7 @@ def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Compan
     assert stores.leftovers(checkout.store) == []
 
     # The history names the wheels, with their local versions and without their index.
-    assert "2 derived" in checkout.builder("verify", CPU_EXTRA)
+    assert "3 derived" in checkout.builder("verify", CPU_EXTRA), "two layers of wheels, and that of plain files"
     assert company.asked_in_public() == []
 
 
