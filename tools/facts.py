@@ -117,7 +117,7 @@ def read_build(session: IndexSession, package: str, version: Version) -> Build:
         raise UsageError(
             f"cannot read from {package} what it was compiled for", hint=f"Supported packages: {', '.join(_READERS)}."
         )
-    with fetch_errors(f"{package} {version}"):
+    with fetch_errors(f"{package} {version}", session):
         file = _wheel_file(session, package, version)
         with session.open_wheel(file.url) as wheel:
             try:

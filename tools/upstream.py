@@ -97,12 +97,19 @@ def propose(explainer: Explainer, name: str) -> Iterator[Proposal]:
     explainer, framework = replace(explainer, matrix=matrix), matrix.frameworks[name]
     package = Requirement(framework.package).name
     newest = max(framework.versions, key=Version)
-    for line, release in _newest_releases(explainer.catalogue, package, list(framework.versions)).items():
+    catalogue = _catalogue(explainer, name, newest)
+    for line, release in _newest_releases(catalogue, package, list(framework.versions)).items():
         present = framework.versions.get(line)
         if present and release > Version(present.release):
             yield _update(explainer, name, package, line, str(release))
         elif not present and Version(line) > Version(newest):
             yield _addition(explainer, name, package, line, str(release))
+
+
+def _catalogue(explainer: Explainer, name: str, line: str) -> Catalogue:
+    """The catalogue with the indexes of a line, for its first CUDA."""
+    indexes = explainer.matrix.indexes_of(name, line, explainer.matrix.frameworks[name].versions[line].cuda[0])
+    return explainer.catalogue.with_indexes({package: next(iter(names)) for package, names in indexes.items()})
 
 
 def _newest_releases(catalogue: Catalogue, package: str, lines: Sequence[str]) -> dict[str, Version]:
@@ -120,7 +127,7 @@ def _update(explainer: Explainer, name: str, package: str, line: str, release: s
     """The line with another release, and with what is pinned to the same release."""
     framework = explainer.matrix.frameworks[name]
     present = framework.versions[line]
-    packages, notes = _moved_packages(explainer.catalogue, present, release)
+    packages, notes = _moved_packages(_catalogue(explainer, name, line), present, release)
     entry = present.model_copy(update={"release": release, "packages": packages})
     framework = framework.model_copy(update={"versions": {**framework.versions, line: entry}})
     frameworks = {**explainer.matrix.frameworks, name: framework}

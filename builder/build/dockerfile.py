@@ -18,6 +18,7 @@ from builder.common.files import digest_of_data, digest_of_file, files_below, is
 from builder.engine.client import SOCKET
 from builder.engine.model import is_disk_full
 from builder.index.host import Host
+from builder.index.logins import netrc_of
 from builder.matrix.schema import NO_SNAPSHOT
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import COMMON_INPUTS, PlannedImage
@@ -143,6 +144,11 @@ class DockerfileBuilder(ImageProvider):
         work, name, context, id_file = self._work, image.id, scratch / "context", scratch / "id"
         for path, content in host.files(image.debian).items():
             (context / path).write_bytes(content)
+        # The scratch folder, which the user alone can read, is deleted after the build.
+        logins = scratch / "netrc"
+        if text := netrc_of(host.index.of(index) for index in sorted({item.index for item in image.lists}) if index):
+            logins.touch(mode=0o600)
+            logins.write_text(text, encoding="utf-8")
         labels = {label: value for label, value in built_labels(image.digest, "").items() if value}
         # The values of proxies, which may have passwords, are read from the environment.
         arguments = [f"BASE={base}", *host.proxies]
@@ -171,6 +177,7 @@ class DockerfileBuilder(ImageProvider):
                     *(f"--build-arg={argument}" for argument in arguments),
                     *(f"--label={label}={value}" for label, value in labels.items()),
                     *([f"--network={host.network}"] if host.network else []),
+                    *([f"--secret=id=netrc,src={logins}"] if logins.exists() else []),
                     *(f"--iidfile={id_file}", f"--file={context / image.dockerfile}", str(context)),
                 ],
                 environment=environment,

@@ -26,11 +26,12 @@ from builder.engine.model import EngineInfo
 from builder.engine.setup import too_old
 from builder.index import host
 from builder.index.host import Host
-from builder.index.session import IndexSession, describe
+from builder.index.session import IndexSession, describe, fetch_errors
 from builder.layers.store import Store
 from builder.lock import os_lock
 from builder.lock.archives import HERE, STORE, Archives
 from builder.lock.os_lock import OsLock
+from builder.matrix.cells import indexes_of_packages
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry.client import Registry
@@ -119,7 +120,12 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
         findings.append(MachineFinding("cosign", "ok", f"{installed.path}, {installed.name}"))
 
     say("checking the package index and the registry ...")
-    findings += [_index(), *_registries(engine, project), *_debian_locks(project, store, archives, say)]
+    findings += [
+        _index(),
+        *_named_indexes(project),
+        *_registries(engine, project),
+        *_debian_locks(project, store, archives, say),
+    ]
     if reason := operating_systems.obstacle_here():
         findings.append(MachineFinding("mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"))
     else:
@@ -143,6 +149,29 @@ def _index() -> MachineFinding:
         return MachineFinding(name="index", state="missing", detail=f"{which} does not have pip: check its address")
     ca = ", with a CA bundle of this machine" if settings.ca_bundle else ""
     return MachineFinding(name="index", state="ok", detail=f"{which} answers{ca}")
+
+
+def _named_indexes(project: Project) -> Iterator[MachineFinding]:
+    """Whether each index of matrix.yaml has one of the packages that come from it, and accepts the login."""
+    packages: dict[str, str] = {}
+    for members in project.groups.values():
+        for package, index in indexes_of_packages(project.matrix, members[0]).items():
+            packages.setdefault(index, package)
+    for index, package in packages.items():
+        name = f"index {index}"
+        try:
+            with (
+                IndexSession(
+                    host.host_for_matrix(project.matrix).index.of(index), timeout=(TIMEOUT_S, TIMEOUT_S)
+                ) as session,
+                fetch_errors(package, session),
+            ):
+                files = session.files(package)
+        except BuilderError as error:
+            yield MachineFinding(name, "missing", f"{error}. {error.hint}".removesuffix(". "))
+            continue
+        state: State = "ok" if files else "missing"
+        yield MachineFinding(name, state, f"has {'' if files else 'no '}{package}")
 
 
 def _debian_locks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -19,6 +19,7 @@ from builder.common.files import short_digest
 from builder.index.download import Fetcher
 from builder.layers import images, oci
 from builder.layers.store import Store
+from builder.matrix.cells import indexes_of_packages
 from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.registry import attestations, expected, verify
@@ -100,6 +101,7 @@ def verify_command(
             expected=_expected(context, store, source),
             fast=fast,
             read=Meter(view, "blobs", "hashed", 0).add,
+            indexes=_indexes(context, source),
         )
         image_claims = None
         if registry and trust.signers:
@@ -142,6 +144,20 @@ def _expected(context: Context, store: Store, image: ImageSource) -> PlannedDige
     if not planned:
         return None
     return expected.of_plan(project.root, store, planned[0])
+
+
+def _indexes(context: Context, image: ImageSource) -> dict[str, str]:
+    """The named indexes of packages for the cell of an image; those of all cells if matrix.yaml does not have it.
+
+    No request for a private package goes to the default index, even if the wheel then cannot be fetched.
+    """
+    try:
+        project = context.project
+    except UsageError:
+        return {}
+    cell = verify.cell_of(image)
+    of_cells = [each for each in project.cells if each.id == cell] or [each[0] for each in project.groups.values()]
+    return dict(ChainMap(*(indexes_of_packages(project.matrix, each) for each in of_cells)))
 
 
 def find_image(context: Context, store: Store, name: str) -> tuple[ImageSource, Registry | None]:

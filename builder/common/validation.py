@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from builder.common.errors import did_you_mean
 from builder.common.strict_yaml import Key, Located
+from builder.common.text import Redactor
 
 MAX_FAULTS = 20
 
@@ -95,5 +96,5 @@ def describe(value: object) -> str:
     if isinstance(value, int | float):
         return f"the number {_clip(str(value))}"
     if isinstance(value, str):
-        return repr(_clip(value))
+        return repr(_clip(Redactor()(value)))  # a password may be in an address
     return {"dict": "a mapping", "list": "a list"}.get(type(value).__name__, f"a {type(value).__name__}")

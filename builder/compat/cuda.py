@@ -19,6 +19,7 @@ from packaging.version import Version
 from builder.index.releases import Catalogue, ListedRelease, Metadata
 from builder.index.wheels import PLATFORM
 from builder.lock.lockfile import TOOLKIT
+from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
 from builder.matrix.schema import FrameworkVersion, Matrix, cuda_major
@@ -136,8 +137,10 @@ class FrameworkRelease:
             if any(cuda_major(cuda) == cuda_major(cell.cuda) for cuda in entry.cuda)
         ]
         sibling = versions[min(siblings)[1]] if siblings else None
+        own = canonicalize_name(self.requirement.name)
         return FrameworkVersion(
             release=cell.release,
+            index=cells.indexes_of_packages(self.matrix, cell).get(own),
             cuda=[cell.cuda],
             python=[cell.python],
             constraints=list(dict.fromkeys([*(sibling.constraints if sibling else []), *self._bounds()])),
@@ -173,8 +176,7 @@ class FrameworkRelease:
     @cached_property
     def _compiled(self) -> str:
         """The CUDA that it was compiled for, by facts.yaml; empty if unknown."""
-        package = self.matrix.frameworks[self.cell.framework].package
-        build = self.facts.build(package, self.cell.release, self.cell.cuda)
+        build = self.facts.build_of_cell(self.matrix, self.cell)
         return build.cuda if build else ""
 
     @cached_property

@@ -116,13 +116,15 @@ class Explainer:
     def explain(self, asked: Cell) -> Explanation:
         """Whether and why a cell works, from `cell_of_combination`. Raises FetchError if the index cannot be read."""
         # The releases of this package define the lines; the cell's CUDA may need another package (`package_on`).
-        package = self.catalogue.package(Requirement(self.matrix.frameworks[asked.framework].package).name)
+        indexes = cells.indexes_of_packages(self.matrix, asked)
+        own = Requirement(self.matrix.frameworks[asked.framework].package).name
+        package = self.catalogue.with_indexes(indexes).package(own)
         prefix = Version(asked.release or asked.line).release
         releases = [item for item in package.releases if item.version.release[: len(prefix)] == prefix]
         stable = [item for item in releases if item.is_stable]
         if not stable:
             return self._no_release(asked, package, releases)
-        cell = replace(asked, release=asked.release or str(stable[-1].version))
+        cell = replace(asked, release=asked.release or stable[-1].version.public)
         # uv takes seconds: it runs only if no other check refuses the cell, or if a wheel is missing, since uv explains
         # that best.
         reasons = self._faults(cell)
@@ -147,7 +149,8 @@ class Explainer:
 
     def release(self, cell: Cell) -> FrameworkRelease:
         """The data of the index and of facts.yaml about a cell's release."""
-        return FrameworkRelease(matrix=self.matrix, catalogue=self.catalogue, facts=self.facts, cell=cell)
+        catalogue = self.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
+        return FrameworkRelease(matrix=self.matrix, catalogue=catalogue, facts=self.facts, cell=cell)
 
     def _no_release(self, asked: Cell, package: ListedPackage, unstable: Sequence[ListedRelease]) -> Explanation:
         """Why there is no release to install; `unstable` are pre-releases and yanked ones of the line."""
@@ -271,6 +274,9 @@ def matrix_line(line: str, entry: FrameworkVersion) -> str:
     fields = [f"release: {entry.release}", f"cuda: [{_listed(entry.cuda)}]", f"python: [{_listed(entry.python)}]"]
     lists = {"packages": entry.packages, "constraints": entry.constraints, "components": entry.components}
     fields += [f"{name}: [{_listed(values)}]" for name, values in lists.items() if values]
+    fields += [f"index: {entry.index}"] if entry.index else []
+    indexes = ", ".join(f"{_listed([cuda])}: {index}" for cuda, index in entry.index_on.items())
+    fields += [f"index_on: {{{indexes}}}"] if indexes else []
     return f'"{line}": {{{", ".join(fields)}}}'
 
 

@@ -79,8 +79,7 @@ def needs_of_build(cuda: str, build: Build | None, facts: Facts, framework: str 
 
 def needs_of_cell(matrix: Matrix, cell: Cell, facts: Facts) -> ImageNeeds:
     """What the image of a cell needs."""
-    build = facts.build(matrix.frameworks[cell.framework].package, cell.release, cell.cuda)
-    return needs_of_build(cell.cuda, build, facts, cell.framework)
+    return needs_of_build(cell.cuda, facts.build_of_cell(matrix, cell), facts, cell.framework)
 
 
 def needs_of_labels(labels: Mapping[str, str]) -> ImageNeeds:

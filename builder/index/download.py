@@ -22,8 +22,8 @@ from packaging.utils import canonicalize_name
 
 from builder.common.errors import FetchError, store_error
 from builder.common.tasks import RetryPolicy
-from builder.index.session import DOCTOR, PIECE, RETRIED, IndexSession, describe, origin_of
-from builder.index.settings import IndexSettings
+from builder.index.session import DOCTOR, PIECE, RETRIED, IndexSession, describe
+from builder.index.settings import IndexSettings, origin_of
 from builder.index.wheels import Wheel
 
 if TYPE_CHECKING:
@@ -98,20 +98,17 @@ class FileFetcher(ABC, Generic[_File]):
     Ends soon after `stopped` is set.
     """
 
-    server = "the index"  # in messages
     again = DOCTOR  # hints: if a file is absent, or is another one
     distrust = _DISTRUST
 
     def __init__(
         self,
-        session: IndexSession,
         parts: Path,
         *,
         progress: Callable[[int], None],
         policy: RetryPolicy,
         stopped: threading.Event | None = None,
     ) -> None:
-        self._session = session
         self._folder = parts
         self._progress = progress
         self._policy = policy
@@ -121,6 +118,14 @@ class FileFetcher(ABC, Generic[_File]):
     @abstractmethod
     def path(self, locked: _File) -> Path:
         """The path of a downloaded file."""
+
+    @abstractmethod
+    def _session(self, locked: _File) -> IndexSession:
+        """The session that downloads a file."""
+
+    def _server(self, locked: _File) -> str:
+        """The server of a file, in messages."""
+        return self._session(locked).settings.label
 
     def _package(self, locked: _File) -> str:
         """The package whose version the user can choose again; empty if `again` says what to do."""
@@ -184,10 +189,11 @@ class FileFetcher(ABC, Generic[_File]):
                 return
             except (_RetryError, requests.RequestException, ConnectionError) as error:
                 failures += 1
-                reason = str(error) if isinstance(error, _RetryError) else describe(error, self.server)
+                reason = str(error) if isinstance(error, _RetryError) else describe(error, self._server(locked))
                 if isinstance(error, requests.HTTPError) and error.response.status_code not in RETRIED:
-                    package = self._package(locked)
-                    raise AbsentError(f"{locked.file}: {reason}", hint=self.again, package=package) from error
+                    hint = self._session(locked).hint(error, self.again)
+                    package = self._package(locked) if hint == self.again else ""
+                    raise AbsentError(f"{locked.file}: {reason}", hint=hint, package=package) from error
                 if failures > self._policy.retries:
                     kind = AbsentError if isinstance(error, _RetryError) else LostError
                     raise kind(f"{locked.file}: {reason}", hint=f"Several attempts failed. {_KEPT}") from error
@@ -211,7 +217,7 @@ class FileFetcher(ABC, Generic[_File]):
                 raise _RetryError(f"incomplete: {part.size} of {locked.size} bytes")
             sha256 = part.hash.hexdigest()
             if locked.size and part.size > locked.size:
-                fault = f"{self.server} serves more than the {locked.size} bytes in the lock"
+                fault = f"{self._server(locked)} serves more than the {locked.size} bytes in the lock"
             elif sha256 != locked.sha256:
                 fault = f"SHA-256 mismatch: {sha256[:12]}... was downloaded, {locked.sha256[:12]}... is locked"
             else:
@@ -229,14 +235,15 @@ class FileFetcher(ABC, Generic[_File]):
         """Requests the missing bytes; writes at most one piece more than the file has."""
         if not origin_of(url).startswith(("https://", "http://")):
             raise FetchError(
-                f"{locked.file}: {self.server} lists an unsupported address", hint=f"Only https and http work. {DOCTOR}"
+                f"{locked.file}: {self._server(locked)} lists an unsupported address",
+                hint=f"Only https and http work. {DOCTOR}",
             )
         # Not compressed: sizes, ranges and the hash in the lock are those of the file itself.
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={part.size}-"} if part.size else {})
-        with self._session.get(url, headers=headers, stream=True) as response:
+        with self._session(locked).get(url, headers=headers, stream=True) as response:
             if response.status_code == requests.codes.range_not_satisfiable:
                 part.clear()
-                raise _RetryError(f"{self.server} has fewer bytes than were already downloaded")
+                raise _RetryError(f"{self._server(locked)} has fewer bytes than were already downloaded")
             response.raise_for_status()
             if response.status_code != requests.codes.partial_content:
                 part.clear()
@@ -266,11 +273,12 @@ class Fetcher(FileFetcher[Wheel]):
         warn: Callable[[str], None] = lambda _: None,
         policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
-        session = IndexSession(settings, timeout=(policy.connect_s, policy.read_s))
-        super().__init__(session, folder, progress=progress, policy=policy)
+        super().__init__(folder, progress=progress, policy=policy)
+        self._settings = settings
         self._warn = warn
-        self._pages: dict[str, Mapping[str, DistributionPackage]] = {}
-        self._page_locks: dict[str, threading.Lock] = {}
+        self._sessions: dict[str, IndexSession] = {}
+        self._pages: dict[tuple[str, str], Mapping[str, DistributionPackage]] = {}
+        self._page_locks: dict[tuple[str, str], threading.Lock] = {}
 
     def path(self, wheel: Wheel) -> Path:
         return self._folder / f"{wheel.sha256}.whl"
@@ -278,6 +286,21 @@ class Fetcher(FileFetcher[Wheel]):
     def drop(self, wheel: Wheel) -> None:
         """Removes a wheel that is no longer needed."""
         self.path(wheel).unlink(missing_ok=True)
+
+    def _session(self, wheel: Wheel) -> IndexSession:
+        """Requests to the index of a wheel, and to no other one. Raises FetchError, UsageError."""
+        with self._lock:
+            if wheel.index not in self._sessions:
+                try:
+                    settings = self._settings.of(wheel.index)
+                except LookupError as error:
+                    raise FetchError(
+                        f"{wheel.file}: matrix.yaml has no index {wheel.index!r}, from which it was locked",
+                        hint="Add it under indexes:, or lock again: builder lock && builder render",
+                    ) from error
+                timeout = (self._policy.connect_s, self._policy.read_s)
+                self._sessions[wheel.index] = IndexSession(settings, timeout=timeout)
+            return self._sessions[wheel.index]
 
     def _package(self, wheel: Wheel) -> str:
         return wheel.name
@@ -287,27 +310,28 @@ class Fetcher(FileFetcher[Wheel]):
 
     def _find(self, wheel: Wheel) -> str:
         """The address of a wheel. Raises FetchError if the index lists no such file, or another one."""
-        project = canonicalize_name(wheel.name)
+        session, project = self._session(wheel), canonicalize_name(wheel.name)
+        page, label = (wheel.index, project), session.settings.label
         with self._lock:
-            lock = self._page_locks.setdefault(project, threading.Lock())
+            lock = self._page_locks.setdefault(page, threading.Lock())
         with lock:
-            if project not in self._pages:
-                self._pages[project] = {file.filename: file for file in self._session.files(project)}
-        if (file := self._pages[project].get(wheel.file)) is None:
+            if page not in self._pages:
+                self._pages[page] = {file.filename: file for file in session.files(project)}
+        if (file := self._pages[page].get(wheel.file)) is None:
             raise FetchError(
-                f"{wheel.file}: not listed by the index",
+                f"{wheel.file}: not listed by {label}",
                 hint="The file was withdrawn, or the locks were made with another index.",
                 package=wheel.name,
             )
         if (sha256 := file.digests.get("sha256")) and sha256 != wheel.sha256:
             raise FetchError(
-                f"{wheel.file}: SHA-256 mismatch: {sha256[:12]}... is listed by the index, "
+                f"{wheel.file}: SHA-256 mismatch: {sha256[:12]}... is listed by {label}, "
                 f"{wheel.sha256[:12]}... is locked",
                 hint=f"The file was replaced, or the locks were made with another index. {_DISTRUST}",
             )
         if file.is_yanked:  # installers take a yanked file if the version is pinned, as it is here
             reason = "".join(filter(str.isprintable, file.yanked_reason or ""))[:LONGEST_REASON]
-            self._warn(f"{wheel.file} is yanked on the index{f': {reason}' if reason else ', without a reason'}")
+            self._warn(f"{wheel.file} is yanked on {label}{f': {reason}' if reason else ', without a reason'}")
         return file.url
 
 

@@ -127,7 +127,8 @@ class Host:
     @property
     def _urls(self) -> list[str]:
         proxies = [value for name, value in self.proxies.items() if name.upper() != "NO_PROXY"]
-        clients = [self.index.url, self.index.python_mirror, self.apt.proxy]
+        indexes = [self.index.url, *(settings.url for settings in self.index.named.values())]
+        clients = [*indexes, self.index.python_mirror, self.apt.proxy]
         return [*clients, *(source.uri for source in self.apt.sources), *proxies]
 
     def with_snapshot(self, address: str, time: str, *, is_past: bool = True) -> Host:
@@ -210,7 +211,11 @@ def host_for_matrix(matrix: Matrix) -> Host:
     """This machine's settings, with those of a matrix for registries and archives. Raises UsageError."""
     registries = Registries(insecure=tuple(matrix.insecure), create=tuple(matrix.create_repository))
     expired = frozenset(release for release, debian in matrix.debian.items() if debian.ignore_valid_until)
-    return replace(read_host(), registries=registries, expired=expired)
+    machine = read_host()
+    settings = machine.index
+    for name, named in matrix.indexes.items():
+        settings = settings.with_index(name, named.url, named.login or "")
+    return replace(machine, index=settings, registries=registries, expired=expired)
 
 
 def _ca(settings: IndexSettings) -> bytes:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Protocol, TypeGuard
+from zipfile import ZipFile
 
 from packaging.metadata import parse_email
 from packaging.utils import InvalidWheelFilename, canonicalize_name, is_normalized_name, parse_wheel_filename
@@ -43,7 +48,8 @@ class ListedPackage:
     releases: tuple[ListedRelease, ...] = ()
 
     def release(self, version: Version) -> ListedRelease | None:
-        return next((release for release in self.releases if release.version == version), None)
+        """The release that an installer takes for `==version`: with the highest local version, such as 2.9.1+cpu."""
+        return next((release for release in reversed(self.releases) if _is_build_of(release.version, version)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,24 +67,38 @@ class Catalogue(Protocol):
 
     def package(self, name: str) -> ListedPackage: ...
     def metadata(self, name: str, version: Version) -> Metadata: ...
+    def with_indexes(self, indexes: Mapping[str, str]) -> Catalogue: ...
 
 
 class Index:
-    """The index that this machine is configured for. Each page and each metadata is requested once."""
+    """The index that this machine is configured for. Each page and each metadata is requested once.
+
+    The packages of `with_indexes` come from named indexes, and are looked up nowhere else.
+    """
 
     def __init__(self, settings: IndexSettings) -> None:
-        self._session = IndexSession(settings, retries=3)
-        self._files: dict[str, list[DistributionPackage]] = {}
-        self._packages: dict[str, ListedPackage] = {}
-        self._metadata: dict[tuple[str, Version], Metadata] = {}
+        self._settings = settings
+        self._sessions: dict[str, IndexSession] = {}
+        self._files: dict[tuple[str, str], list[DistributionPackage]] = {}
+        self._packages: dict[tuple[str, str], ListedPackage] = {}
+        self._texts: dict[str, bytes] = {}
+        self._metadata: dict[str, Metadata] = {}
+        self._indexes: Mapping[str, str] = {}
+
+    def with_indexes(self, indexes: Mapping[str, str]) -> Index:
+        """The same with other indexes for packages: canonical name of the package -> name of the index."""
+        other = copy(self)  # shares what was requested
+        other._indexes = indexes
+        return other
 
     def package(self, name: str) -> ListedPackage:
         """Raises FetchError if the index cannot be read; a package that it does not have has no releases."""
         name = canonicalize_name(name)
-        if name in self._packages:
-            return self._packages[name]
+        key = self._indexes.get(name, ""), name
+        if key in self._packages:
+            return self._packages[key]
         by_version: dict[Version, list[DistributionPackage]] = {}
-        for file in self._list(name):
+        for file in self.files(name):
             if (version := _version(file)) is not None:
                 by_version.setdefault(version, []).append(file)
         releases = []
@@ -91,42 +111,75 @@ class Index:
                 is_yanked=all(file.is_yanked for file in files),
             )
             releases.append(release)
-        self._packages[name] = ListedPackage(name=name, releases=tuple(releases))
-        return self._packages[name]
+        self._packages[key] = ListedPackage(name=name, releases=tuple(releases))
+        return self._packages[key]
 
     def metadata(self, name: str, version: Version) -> Metadata:
         """From the release's wheel for this platform, else from any. Raises FetchError."""
         name = canonicalize_name(name)
-        if (name, version) in self._metadata:
-            return self._metadata[name, version]
-        wheels = [file for file in self._list(name) if file.filename.endswith(".whl") and _version(file) == version]
+        wheels = [file for file in self.files(name) if file.filename.endswith(".whl") and _version(file) == version]
         if not wheels:
-            raise FetchError(f"{name} {version}: no wheel on the index", hint=DOCTOR)
+            raise FetchError(f"{name} {version}: no wheel on {self._session(name).settings.label}", hint=DOCTOR)
         file = min(wheels, key=lambda file: (not _is_for_platform(file.filename), file.filename))
-        with fetch_errors(file.filename):
+        if file.url not in self._metadata:
+            self._metadata[file.url] = parse_metadata(file.filename, self.metadata_text(name, file))
+        return self._metadata[file.url]
+
+    def metadata_text(self, name: str, file: DistributionPackage, *, whole: bool = False) -> bytes:
+        """The METADATA of a wheel of a package. Raises FetchError.
+
+        `whole`: downloads all of the wheel if the index does not support range requests.
+        """
+        from remotezip import RangeNotSupported  # noqa: PLC0415
+
+        session = self._session(name)
+        if file.url in self._texts:
+            return self._texts[file.url]
+        with fetch_errors(file.filename, session):
             text = bytearray()
             if file.has_metadata:  # a file of its own (PEP 658)
-                with self._session.get(file.metadata_url, stream=True) as response:
+                with session.get(file.metadata_url, stream=True) as response:
                     response.raise_for_status()
                     for piece in response.iter_content(PIECE):
                         text += piece
                         if len(text) > LARGEST:
                             raise ValueError
             else:  # read out of the remote wheel
-                with self._session.open_wheel(file.url) as wheel:
+                with ExitStack() as stack:
+                    try:
+                        wheel: ZipFile = stack.enter_context(session.open_wheel(file.url))
+                    except RangeNotSupported:
+                        if not whole:
+                            raise
+                        copy_of_wheel = stack.enter_context(TemporaryFile())
+                        response = stack.enter_context(session.get(file.url, stream=True))
+                        response.raise_for_status()
+                        for piece in response.iter_content(PIECE):
+                            copy_of_wheel.write(piece)
+                        wheel = stack.enter_context(ZipFile(copy_of_wheel))
                     infos = [info for info in wheel.infolist() if info.filename.count("/") == 1]
                     info = next((info for info in infos if info.filename.endswith(".dist-info/METADATA")), None)
                     if info is None or info.file_size > LARGEST:
                         raise ValueError
                     text += wheel.read(info)
-        self._metadata[name, version] = parse_metadata(file.filename, bytes(text))
-        return self._metadata[name, version]
+        self._texts[file.url] = bytes(text)
+        return self._texts[file.url]
 
-    def _list(self, name: str) -> list[DistributionPackage]:
-        if name not in self._files:
-            with fetch_errors(name):
-                self._files[name] = self._session.files(name)
-        return self._files[name]
+    def files(self, name: str) -> list[DistributionPackage]:
+        """All files of a package, by its canonical name. Raises FetchError."""
+        session = self._session(name)
+        key = session.settings.name, name
+        if key not in self._files:
+            with fetch_errors(name, session):
+                self._files[key] = session.files(name)
+        return self._files[key]
+
+    def _session(self, name: str) -> IndexSession:
+        """Requests to the index of a package."""
+        index = self._indexes.get(name, "")
+        if index not in self._sessions:
+            self._sessions[index] = IndexSession(self._settings.of(index), retries=3)
+        return self._sessions[index]
 
 
 def parse_metadata(file: str, text: bytes) -> Metadata:
@@ -151,6 +204,11 @@ def parse_metadata(file: str, text: bytes) -> Metadata:
 def _is_printable(text: str | None) -> TypeGuard[str]:
     """Whether a text may be printed: an index can send anything, even escape sequences of a terminal."""
     return text is not None and 0 < len(text) <= LONGEST and text.isprintable()
+
+
+def _is_build_of(version: Version, release: Version) -> bool:
+    """Whether `==release` admits a version: one without a local version admits all."""
+    return version == release or (not release.local and version.local is not None and version.public == str(release))
 
 
 def _version(file: DistributionPackage) -> Version | None:

@@ -20,7 +20,8 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from builder.common.errors import FetchError
-from builder.index.settings import IndexSettings
+from builder.index import logins
+from builder.index.settings import IndexSettings, origin_of
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
 TIMEOUT_S = (10.0, 30.0)  # to connect, between two bytes
 RETRIED = (408, 425, 429, 500, 502, 503, 504)  # timeouts, limits of the rate, errors of the server or a proxy
 PIECE = 1 << 18  # bytes read at once; as many are lost at most when a connection breaks
+REFUSED = (401, 403)  # without a login, or with a wrong one
 LONGEST_WAIT_S = 30  # the longest Retry-After of the index that is obeyed
 POOL = 8  # connections kept open to one host
 DOCTOR = "`builder doctor` checks the index."
 
-INVALID = "the index sent an invalid response"
+INVALID = "{} sent an invalid response"
 # The first class that matches counts: some are subclasses of later ones.
 _MESSAGES: dict[type[Exception], str] = {
     requests.exceptions.ReadTimeout: "{} timed out",
@@ -53,6 +55,8 @@ class IndexSession(requests.Session):
 
     The login in the index's address is sent to that origin only, even for links without it. `timeout` applies to every
     request: seconds to connect and between two bytes. `retries` repeats requests that may succeed later.
+    The login of a named index is that of `builder.index.logins`, and no request to another origin has one. Raises
+    UsageError if it should have a login and has none.
     """
 
     def __init__(self, settings: IndexSettings, *, timeout: tuple[float, float] = TIMEOUT_S, retries: int = 0) -> None:
@@ -69,8 +73,15 @@ class IndexSession(requests.Session):
         if settings.trusted_host:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # their text has the host name
         url = settings.url or PYPI_SIMPLE_ENDPOINT
-        login = urlsplit(url)
-        self._login = (unquote(login.username), unquote(login.password or "")) if login.username else None
+        self.settings = settings
+        self._login: tuple[str | bytes, str | bytes] | None
+        if settings.name:
+            login = logins.find_login(settings)
+            # As bytes: requests takes text for Latin-1.
+            self._login = (os.fsencode(login[0]), os.fsencode(login[1])) if login else None
+        else:
+            parts = urlsplit(url)
+            self._login = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
         self._origin = origin_of(url)
         self._ca_bundle = settings.ca_bundle
         self._trusted = set(settings.trusted_host.split())
@@ -81,7 +92,28 @@ class IndexSession(requests.Session):
         """As in requests, with the index's login if the request goes to the index's own origin."""
         if request.auth is None and origin_of(str(request.url)) == self._origin:
             request.auth = self._login
+        if self.settings.name:
+            request.auth = request.auth or _no_login
         return super().prepare_request(request)
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """As in requests for the default index. A redirect of a named index has its login only at its own origin."""
+        if not self.settings.name:
+            super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
+            return
+        prepared_request.headers.pop("Authorization", None)
+        if self._login and origin_of(str(prepared_request.url)) == self._origin:
+            prepared_request.prepare_auth(self._login)
+
+    def hint(self, error: BaseException | None, otherwise: str) -> str:
+        """What to do after a failed request: how to give a login if the index demands one, else `otherwise`."""
+        if not (self.settings.name and isinstance(error, requests.HTTPError) and error.response.status_code in REFUSED):
+            return otherwise
+        if origin_of(error.response.url) != self._origin:
+            return f"The index {self.settings.name} leads to another host, which demands a login. Use another index."
+        if self._login:
+            return f"The login is wrong, or has no access to this package. {logins.how_to_give(self.settings)}"
+        return logins.how_to_give(self.settings)
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """As in requests, but the settings take precedence over $REQUESTS_CA_BUNDLE.
@@ -123,23 +155,30 @@ class IndexSession(requests.Session):
         return RemoteZip(url, session=self, headers={"Accept-Encoding": "identity"})
 
 
+def _no_login(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Instead of a login: without one, requests takes the entry of the host, or `default`, in netrc."""
+    return request
+
+
 @contextmanager
-def fetch_errors(what: str) -> Iterator[None]:
-    """Turns errors of requests to the index, and of reading its responses, into a FetchError about `what`."""
+def fetch_errors(what: str, session: IndexSession) -> Iterator[None]:
+    """Turns errors of requests to an index, and of reading its responses, into a FetchError about `what`."""
     from remotezip import RangeNotSupported, RemoteZipError  # noqa: PLC0415
 
+    server, again = session.settings.label, f"Run again. {DOCTOR}"
     try:
         yield
     except RangeNotSupported as error:
         raise FetchError(
-            f"{what}: the index does not support HTTP range requests", hint="Use an index that does."
+            f"{what}: {server} does not support HTTP range requests", hint="Use an index that does."
         ) from error
     except RemoteZipError as error:  # the reason is its context
-        raise FetchError(f"{what}: {describe(error.__context__ or error)}", hint=f"Run again. {DOCTOR}") from error
+        reason = error.__context__ or error
+        raise FetchError(f"{what}: {describe(reason, server)}", hint=session.hint(reason, again)) from error
     except OSError as error:
-        raise FetchError(f"{what}: {describe(error)}", hint=f"Run again. {DOCTOR}") from error
+        raise FetchError(f"{what}: {describe(error, server)}", hint=session.hint(error, again)) from error
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        raise FetchError(f"{what}: {INVALID}", hint=DOCTOR) from error
+        raise FetchError(f"{what}: {INVALID.format(server)}", hint=DOCTOR) from error
 
 
 def describe(error: BaseException, server: str = "the index") -> str:
@@ -151,12 +190,3 @@ def describe(error: BaseException, server: str = "the index") -> str:
         if isinstance(error, kind):
             return message.format(server)
     return f"the request to {server} failed ({type(error).__name__})"
-
-
-def origin_of(url: str) -> str:
-    """Scheme, host and port of an address; empty for an invalid one."""
-    try:
-        parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.hostname}:{parts.port or ''}"
-    except ValueError:
-        return ""

@@ -15,7 +15,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
@@ -31,6 +31,7 @@ class IndexSettings:
 
     Certificates of the hosts in `trusted_host` are not checked. `proxy` is pip's own, used if the environment has none.
     `python_mirror` has uv's builds of Python; empty for uv's default.
+    `named` are the indexes of matrix.yaml; each has a `name`, and `login_from` if matrix.yaml says where its login is.
     """
 
     url: str = ""
@@ -38,6 +39,23 @@ class IndexSettings:
     trusted_host: str = ""
     proxy: str = ""
     python_mirror: str = ""
+    name: str = ""
+    login_from: str = ""
+    named: Mapping[str, IndexSettings] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The index in messages, which never have the address of the default one."""
+        return f"the index {self.name}" if self.name else "the index"
+
+    def of(self, name: str) -> IndexSettings:
+        """The index of matrix.yaml with this name; the default one without a name. Raises LookupError."""
+        return self.named[name] if name else self
+
+    def with_index(self, name: str, url: str, login_from: str) -> IndexSettings:
+        """The same with an index of matrix.yaml, which has this machine's certificates and proxy too."""
+        other = replace(self, name=name, url=url, login_from=login_from, named={})
+        return replace(self, named={**self.named, name: other})
 
     def for_builds(self) -> dict[str, str]:
         """Variables for pip and uv inside a build step, which has CA certificates at a path of its own."""
@@ -58,6 +76,15 @@ class IndexSettings:
         if self.ca_bundle:
             variables |= {"SSL_CERT_FILE": self.ca_bundle, "PIP_CERT": self.ca_bundle}
         return variables
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port of an address; empty for an invalid one."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.hostname}:{parts.port or ''}"
+    except ValueError:
+        return ""
 
 
 def has_credentials(url: str) -> bool:
@@ -85,14 +112,13 @@ def read_index_settings(environ: Mapping[str, str], home: Path, etc: Path = Path
     Raises ValueError for a file that is not a configuration file.
     """
     user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    pip = _pip_options(environ.get("PIP_CONFIG_FILE", ""), home, user, etc)
+    pip = read_pip_options(environ, home, etc)
     own = environ.get("UV_CONFIG_FILE")
     uv_files = [Path(own)] if own else [user / "uv/uv.toml", etc / "uv/uv.toml"]
     uv_index, uv_mirror = _uv_settings(uv_files)
-    url = _first(environ, *UV_INDEX_VARIABLES) or uv_index or _first(environ, "PIP_INDEX_URL")
-    trusted = _first(environ, "UV_INSECURE_HOST", "PIP_TRUSTED_HOST") or pip.get("trusted-host", "")
-    proxy = "" if _first(environ, *PROXY_VARIABLES) else _first(environ, "PIP_PROXY") or pip.get("proxy", "")
-    url = (url or pip.get("index-url", "")).strip()
+    url = (_first(environ, *UV_INDEX_VARIABLES) or uv_index or pip.get("index-url", "")).strip()
+    trusted = _first(environ, "UV_INSECURE_HOST") or pip.get("trusted-host", "")
+    proxy = "" if _first(environ, *PROXY_VARIABLES) else pip.get("proxy", "")
     try:
         is_address = urlsplit(url).port != 0
     except ValueError:  # its message may contain the address
@@ -113,11 +139,14 @@ def _first(environ: Mapping[str, str], *names: str) -> str:
     return next((environ[name] for name in names if environ.get(name)), "")
 
 
-def _pip_options(override: str, home: Path, user: Path, etc: Path) -> dict[str, str]:
-    """What `pip install` would use of pip's configuration files; `override` is the file that the environment names.
+def read_pip_options(environ: Mapping[str, str], home: Path, etc: Path = Path("/etc")) -> dict[str, str]:
+    """What `pip install` would use of its environment variables and of its configuration files.
 
-    Source: pip documentation, "Configuration", "Location" (global, user, PIP_CONFIG_FILE).
+    Raises ValueError for a file that is not a configuration file.
+    Source: pip documentation, "Configuration", "Location" (global, user, PIP_CONFIG_FILE), "Precedence".
     """
+    override = environ.get("PIP_CONFIG_FILE", "")
+    user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     files = [etc / "xdg/pip/pip.conf", etc / "pip.conf"]  # later ones override earlier ones
     if override == os.devnull:
         files = []
@@ -131,12 +160,17 @@ def _pip_options(override: str, home: Path, user: Path, etc: Path) -> dict[str, 
         parser = configparser.RawConfigParser()
         try:
             parser.read(path, encoding="utf-8")
+        except configparser.ParsingError as error:  # its message has the line, which may have a password
+            number = error.lineno if isinstance(error, configparser.MissingSectionHeaderError) else error.errors[0][0]
+            raise ValueError(f"{path} is not a pip configuration file: line {number} is invalid") from None
         except (configparser.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not a pip configuration file: {error}") from error
         for section, options in sections.items():
             if parser.has_section(section):
                 options |= {name.replace("_", "-"): value for name, value in parser.items(section)}
-    return sections["global"] | sections["install"]
+    names = ("index-url", "extra-index-url", "trusted-host", "proxy")
+    variables = {name: _first(environ, f"PIP_{name.upper().replace('-', '_')}") for name in names}
+    return sections["global"] | sections["install"] | {name: value for name, value in variables.items() if value}
 
 
 def _uv_settings(files: Sequence[Path]) -> tuple[str, str]:

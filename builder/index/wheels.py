@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as model
 
 from builder.common.files import SHA256_HEX
-from builder.matrix.schema import matches
+from builder.matrix.schema import IndexName, matches
 
 PLATFORM = "x86_64"
 LONGEST = 255  # characters of a file name; parsing one with thousands of tags would take hours
@@ -23,13 +23,14 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class LockedWheel:
-    """A wheel in a lock; `size` in bytes."""
+    """A wheel in a lock; `size` in bytes; `index` is the name of its index in matrix.yaml, empty for the default."""
 
     name: _Word
     version: _Word
     file: Annotated[str, matches(r"[A-Za-z0-9_.+!-]{1,200}\.whl", "the file name of a wheel")]
     size: Annotated[int, Field(ge=0)]
     sha256: Sha256
+    index: IndexName | Literal[""] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

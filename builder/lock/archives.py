@@ -239,8 +239,6 @@ class DebianFetcher(FileFetcher[DebianPackage]):
     `cell` is one that needs them, for a hint.
     """
 
-    server = "the archive"
-
     def __init__(
         self,
         archives: Archives,
@@ -253,7 +251,8 @@ class DebianFetcher(FileFetcher[DebianPackage]):
         policy: RetryPolicy = POLICY,
         stopped: threading.Event | None = None,
     ) -> None:
-        super().__init__(archives.session(policy), parts, progress=progress, policy=policy, stopped=stopped)
+        super().__init__(parts, progress=progress, policy=policy, stopped=stopped)
+        self._requests = archives.session(policy)
         self._archives = archives
         self._os_lock = lock
         self._blobs = blobs
@@ -265,6 +264,12 @@ class DebianFetcher(FileFetcher[DebianPackage]):
 
     def path(self, package: DebianPackage) -> Path:
         return self._blobs / package.sha256
+
+    def _session(self, package: DebianPackage) -> IndexSession:
+        return self._requests
+
+    def _server(self, package: DebianPackage) -> str:
+        return "the archive"
 
     def fetch_all(self) -> dict[str, Path]:
         """The files of all packages, by SHA-256; the largest are downloaded first. Raises FetchError, DiskError."""

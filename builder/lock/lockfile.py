@@ -139,6 +139,8 @@ def stale_reason(matrix: Matrix, lock: Lock | None, chosen: Iterable[Cell], grou
         now, before = vars(basis(matrix, chosen[0])), vars(lock.basis)
         if changed := next((name for name, value in now.items() if value != before[name]), ""):
             return f"{changed}: matrix.yaml has {_short(now[changed])}, the lock {_short(before[changed])}"
+        if reason := _other_index(matrix, lock, chosen[0]):
+            return reason
     for cell in chosen:
         for component, packages in requirements(matrix, cell).items():
             part = lock.components.get(component)
@@ -148,6 +150,17 @@ def stale_reason(matrix: Matrix, lock: Lock | None, chosen: Iterable[Cell], grou
                 return f"{component}: matrix.yaml requires {_short(packages)}, the lock has {_short(part.requirements)}"
     unused = lock.components.keys() - group_requirements(matrix, group).keys() if group else set()
     return f"no cell has the component {min(unused)}" if unused else ""
+
+
+def _other_index(matrix: Matrix, lock: Lock, cell: Cell) -> str:
+    """The first wheel that does not come from the index of matrix.yaml; empty if there is none."""
+    indexes = cells.indexes_of_packages(matrix, cell)
+    for wheel in lock.wheels:
+        index = indexes.get(wheel.name, "")
+        if wheel.index != index:
+            names = [f"the index {name}" if name else "the default index" for name in (index, wheel.index)]
+            return f"{wheel.name}: matrix.yaml takes it from {names[0]}, the lock from {names[1]}"
+    return ""
 
 
 def _short(value: object) -> str:
@@ -176,7 +189,7 @@ def dump(lock: Lock) -> str:
     """The file's text, with one line for each component and each wheel, for readable diffs."""
     head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
     parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
-    wheels = [json.dumps(vars(wheel)) for wheel in lock.wheels]
+    wheels = [json.dumps({key: value for key, value in vars(wheel).items() if value != ""}) for wheel in lock.wheels]
     components, entries = json_block("{", parts, "}"), json_block("[", wheels, "]")
     return f'{head},\n "components": {components},\n "wheels": {entries}\n}}\n'
 

@@ -169,7 +169,6 @@ def _is_default(entry: Mapping[str, str]) -> bool:
 class PythonFetcher(FileFetcher[LockedPython]):
     """Downloads archives of Python to `blobs`, the folder of the store's blobs, by their SHA-256."""
 
-    server = "uv's mirror of Python builds"
     again = (
         "The mirror may lack this build: set UV_PYTHON_INSTALL_MIRROR to one that has it. If it was withdrawn, change "
         "`uv` of this Python in matrix.yaml."
@@ -189,13 +188,19 @@ class PythonFetcher(FileFetcher[LockedPython]):
         policy: RetryPolicy = DEFAULT_POLICY,
         stopped: threading.Event | None = None,
     ) -> None:
-        session = IndexSession(builds.host.index, timeout=(policy.connect_s, policy.read_s))
-        super().__init__(session, parts, progress=progress, policy=policy, stopped=stopped)
+        super().__init__(parts, progress=progress, policy=policy, stopped=stopped)
+        self._mirror = IndexSession(builds.host.index, timeout=(policy.connect_s, policy.read_s))
         self._builds = builds
         self._blobs = blobs
 
     def path(self, locked: LockedPython) -> Path:
         return self._blobs / locked.sha256
+
+    def _session(self, locked: LockedPython) -> IndexSession:
+        return self._mirror
+
+    def _server(self, locked: LockedPython) -> str:
+        return "uv's mirror of Python builds"
 
     def _get(self, locked: LockedPython, file: BufferedRandom) -> None:
         try:

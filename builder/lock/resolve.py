@@ -1,4 +1,4 @@
-"""From requirements to exact wheels, with uv against the configured index.
+"""From requirements to exact wheels, with uv against the configured index, and those that matrix.yaml names.
 
 Only this step looks up which versions exist. Each group is resolved by itself, so that adding to the matrix never
 changes the lock of another group. Groups share wheels because each prefers the versions of the others.
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,8 @@ from builder.common.errors import FetchError, LockError, UnreachableError, choos
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
+from builder.index.local_index import LocalIndex, serve_index
+from builder.index.releases import Index
 from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
 from builder.index.wheels import PLATFORM, LockedWheel
 from builder.lock import checks, lockfile
@@ -39,6 +42,7 @@ from builder.matrix.schema import Matrix
 
 TIMEOUT_S = 900
 OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
+LOGINS = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")  # uv needs none: see builder.index.local_index
 UV_NEWEST_GLIBC = 40  # uv 0.13 has platforms up to manylinux_2_40; newer C libraries run what older ones do
 _UNREACHABLE = re.compile(r"(?i)failed to fetch|connect|timed? ?out|error sending request|dns")
 _LIBC = ctypes.CDLL(None)
@@ -57,19 +61,30 @@ class Resolver:
         matrix: Matrix | None = None,
         sizes: Mapping[str, int] | None = None,
         run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
+        catalogue: Index | None = None,
+        serve: Callable[[Index], AbstractContextManager[tuple[str, LocalIndex]]] = serve_index,
     ) -> None:
-        """`matrix` replaces that of the project; `sizes` are known sizes of wheels, by SHA-256; `run` runs uv."""
+        """`matrix` replaces that of the project; `sizes` are known sizes of wheels, by SHA-256; `run` runs uv.
+
+        `catalogue` replaces the index of `host`, if packages come from named indexes, and `serve` serves it to uv.
+        """
         self._project = project
         self._matrix = matrix or project.matrix
         self._index = host.index
         # The main index alone: uv would take a package from the first index that has it.
-        environ = {name: value for name, value in os.environ.items() if name not in OTHER_INDEXES}
+        environ = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in OTHER_INDEXES and not LOGINS.fullmatch(name)
+        }
         self._environ = {**environ, **host.index.environment()}
         self._say = say
         self._hide = host.hide
         self._run = run
         self._sizes: dict[str, int] = dict(sizes or {})
         self._toolkits: dict[tuple[str, str], Mapping[str, str]] = {}
+        self._catalogue = catalogue or Index(host.index)
+        self._serve = serve
 
     def resolve(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
         """The lock of a group, from its own requirements alone.
@@ -85,10 +100,13 @@ class Resolver:
         wheels: dict[str, LockedWheel] = {}
         if present and present.basis == basis:
             still_needed = {component: part for component, part in present.components.items() if component in needs}
-            if all(part.requirements == needs[component] for component, part in still_needed.items()):
-                parts = still_needed
-                kept = {name for part in parts.values() for name in part.wheels}
-                wheels = {wheel.name: wheel for wheel in present.wheels if wheel.name in kept}
+            kept = {name for part in still_needed.values() for name in part.wheels}
+            kept_wheels = {wheel.name: wheel for wheel in present.wheels if wheel.name in kept}
+            indexes = cells.indexes_of_packages(self._matrix, cell)
+            if all(part.requirements == needs[component] for component, part in still_needed.items()) and all(
+                wheel.index == indexes.get(name, "") for name, wheel in kept_wheels.items()
+            ):
+                parts, wheels = still_needed, kept_wheels
         if parts.keys() != needs.keys():
             self._say(f"{cell.group}: resolving {counted(sum(map(len, needs.values())), 'requirement')}")
             new = [component for component in needs if component not in parts]
@@ -203,8 +221,14 @@ class Resolver:
         """The wheels for all that some requirements need."""
         ranks = tag_ranks(cell.python, self._glibc(cell))
         tables = tomllib.loads(self._compile(cell, packages, _pinned(versions)))["packages"]  # pylock.toml, PEP 751
-        names = {canonicalize_name(table["name"]): table for table in tables}
-        return {name: _best_wheel(cell, name, table, ranks) for name, table in names.items()}
+        names: dict[str, Any] = {canonicalize_name(table["name"]): table for table in tables}
+        closure: _Closure = {name: _best_wheel(cell, name, table, ranks) for name, table in names.items()}
+        if indexes := cells.indexes_of_packages(self._matrix, cell):
+            catalogue = self._catalogue.with_indexes(indexes)
+            for name, (wheel, _) in closure.items():  # the addresses are those of the local index
+                addresses = {file.filename: file.url for file in catalogue.files(name)}
+                closure[name] = replace(wheel, index=indexes.get(name, "")), addresses[wheel.file]
+        return closure
 
     def _glibc(self, cell: Cell) -> str:
         """glibc of the cell's Debian release, or the newest that uv supports."""
@@ -219,8 +243,14 @@ class Resolver:
         preferred: Mapping[str, str] | None = None,
     ) -> str:
         """Output of `uv pip compile`: `name==version` lines, or wheels as pylock.toml if no versions are preferred."""
-        with self._project.scratch() as scratch:
-            here = Path(scratch)
+        with ExitStack() as stack:
+            here, environ, local = Path(stack.enter_context(self._project.scratch())), self._environ, None
+            if indexes := cells.indexes_of_packages(self._matrix, cell):
+                address, local = stack.enter_context(self._serve(self._catalogue.with_indexes(indexes)))
+                no_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
+                # A cache of its own: the user's one would keep the pages of private packages.
+                environ = environ | {"UV_DEFAULT_INDEX": address, "UV_CACHE_DIR": str(here / "cache"), **no_proxy}
+                environ["UV_HTTP_TIMEOUT"] = str(TIMEOUT_S)  # the local index may have to download a whole wheel
             (here / "in.txt").write_text(_lines(packages))
             (here / "bounds.txt").write_text(_lines(constraints))
             out = here / ("pylock.toml" if preferred is None else "out.txt")
@@ -237,20 +267,28 @@ class Resolver:
             try:
                 done = self._run(
                     command,
-                    env=self._environ,
+                    env=environ,
                     cwd=here,
                     capture_output=True,
                     text=True,
                     timeout=TIMEOUT_S,
                     check=False,
-                    preexec_fn=_end_with_parent,  # no other thread runs yet
+                    preexec_fn=_end_with_parent,  # no other thread runs yet, but that of a local index, which waits
                 )
             except subprocess.TimeoutExpired as error:
                 raise UnreachableError(
                     f"{cell.id}: uv timed out after {TIMEOUT_S} s", hint=f"Run again. {DOCTOR}"
                 ) from error
+            if local and local.failures:  # whatever uv made of it
+                failure = local.failures[0]
+                raise UnreachableError(f"{cell.id}: {failure}", hint=failure.hint) from failure
             output = self._hide(done.stderr).strip()
             if done.returncode:
+                if absent := [name for name in (local.absent if local else ()) if name in indexes]:
+                    raise LockError(
+                        f"{cell.id}: the index {indexes[absent[0]]} has no package {absent[0]}",
+                        hint="Publish it there, or correct `index` or the name of the package in matrix.yaml.",
+                    )
                 kind = UnreachableError if _UNREACHABLE.search(output) else LockError
                 lines = [re.sub(r"^[^A-Za-z`<(]+", "", line) for line in output.splitlines()]  # uv draws a tree
                 explanation = "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))
@@ -265,12 +303,16 @@ class Resolver:
 
     def _with_sizes(self, cell: Cell, closure: _Closure) -> dict[str, LockedWheel]:
         """Wheels by name, with sizes from the index where they are not known yet."""
-        urls = {wheel.sha256: url for wheel, url in closure.values() if wheel.sha256 not in self._sizes}
-        if urls:
-            self._say(f"{cell.group}: getting the size of {counted(len(urls), 'wheel')}")
-            with IndexSession(self._index, retries=4) as session, thread_pool(POOL, "sizes") as pool:
-                sizes = pool.map(lambda url: _size(cell, session, url), urls.values())
-                self._sizes |= dict(zip(urls, sizes, strict=True))
+        unknown = {wheel.sha256: (wheel, url) for wheel, url in closure.values() if wheel.sha256 not in self._sizes}
+        if unknown:
+            self._say(f"{cell.group}: getting the size of {counted(len(unknown), 'wheel')}")
+            with ExitStack() as stack:
+                names = {wheel.index for wheel, _ in unknown.values()}
+                opened = {name: IndexSession(self._index.of(name), retries=4) for name in sorted(names)}
+                sessions = {name: stack.enter_context(session) for name, session in opened.items()}
+                pool = stack.enter_context(thread_pool(POOL, "sizes"))
+                sizes = pool.map(lambda item: _size(cell, sessions[item[0].index], item[1]), unknown.values())
+                self._sizes |= dict(zip(unknown, sizes, strict=True))
         return {name: replace(wheel, size=self._sizes[wheel.sha256]) for name, (wheel, _) in closure.items()}
 
 
@@ -356,10 +398,11 @@ def _size(cell: Cell, session: IndexSession, url: str) -> int:
         return int(response.headers["Content-Length"])
     except (OSError, ValueError, KeyError) as error:
         is_request = isinstance(error, requests.RequestException)
-        reason = describe(error) if is_request else getattr(error, "strerror", None) or INVALID
+        server = session.settings.label
+        reason = describe(error, server) if is_request else getattr(error, "strerror", None) or INVALID.format(server)
         raise LockError(
-            f"{cell.id}: the index does not serve {_file_name(url)}: {reason}",
-            hint="Run again. If it fails again, the index lists a file that it does not have.",
+            f"{cell.id}: {server} does not serve {_file_name(url)}: {reason}",
+            hint=session.hint(error, "Run again. If it fails again, the index lists a file that it does not have."),
         ) from error
 
 

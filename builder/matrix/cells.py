@@ -159,6 +159,20 @@ def _with_needs(matrix: Matrix, cell: Cell, variant: Sequence[str]) -> tuple[str
     )
 
 
+def indexes_of_packages(matrix: Matrix, cell: Cell) -> dict[str, str]:
+    """Canonical name of a package -> the index that it comes from; packages of the default index have no entry.
+
+    The same for all cells of a group. A line that is not in the matrix has the indexes of the first line: the name of a
+    private framework must not be looked up elsewhere.
+    """
+    if not matrix.indexes:
+        return {}
+    versions = matrix.frameworks[cell.framework].versions
+    line = cell.line if cell.line in versions else next(iter(versions))
+    packages = matrix.indexes_of(cell.framework, line, cell.cuda)
+    return {package: next(iter(indexes)) for package, indexes in packages.items()}
+
+
 def match(pattern: str, ids: Iterable[str]) -> list[str]:
     """The ids that a shell pattern with braces matches; raises UsageError for one with too many alternatives.
 

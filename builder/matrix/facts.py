@@ -8,13 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
+from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationError
 
 from builder.common import strict_yaml, validation
 from builder.common.errors import FileError
-from builder.matrix.schema import StrictModel, cuda_major
+from builder.matrix import cells
+from builder.matrix.cells import Cell
+from builder.matrix.schema import Matrix, StrictModel, cuda_major
 
 FILE = Path(__file__).with_name("facts.yaml")
 
@@ -46,7 +50,7 @@ Minor = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$")]
 Capability = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]?\.[0-9]$")]
 Architecture = Annotated[str, StringConstraints(pattern=r"^(sm|compute)_[1-9][0-9]{1,2}[af]?$")]
 Package = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{1,60}(-[a-z0-9]{1,60}){0,9}$")]
-Release = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){1,3}$")]
+Release = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){1,3}(\+[a-z0-9.]{1,20})?$")]
 GpuName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]{0,60}$")]
 Specifier = Annotated[str, AfterValidator(_specifier), StringConstraints(pattern=r"^[0-9.,<>=!~*]{0,60}$")]
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
@@ -166,6 +170,19 @@ class Facts(StrictModel):
     def build(self, package: str, release: str, cuda: str = "") -> Build | None:
         """What a release of a package was compiled for; `cuda` selects among packages for one CUDA each."""
         return self.builds.get(self.compiled_package(package, cuda), {}).get(release)
+
+    def build_of_cell(self, matrix: Matrix, cell: Cell) -> Build | None:
+        """What the framework of a cell was compiled for.
+
+        A named index has other builds of a release: their entries have a local version, such as 2.9.1+cu126.
+        """
+        framework = matrix.frameworks[cell.framework]
+        own = canonicalize_name(Requirement(framework.package_for(cell.cuda)).name)
+        if own not in cells.indexes_of_packages(matrix, cell):
+            return self.build(framework.package, cell.release, cell.cuda)
+        builds = self.builds.get(self.compiled_package(framework.package, cell.cuda), {})
+        others = (build for release, build in builds.items() if release.startswith(f"{cell.release}+"))
+        return next((build for build in others if build.cuda == cell.cuda), None)
 
     def compiled_package(self, package: str, cuda: str) -> str:
         """The package whose wheel has the GPU code of `package`."""

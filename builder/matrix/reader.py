@@ -31,7 +31,7 @@ def check_matrix(located: Located) -> Matrix:
         raise MatrixError(validation.explain(error, Matrix, located)) from None
     matrix.locate(located)
     faults = [*_name_faults(matrix), *_axis_faults(matrix), *_image_faults(matrix), *_component_faults(matrix)]
-    faults += [*_set_faults(matrix), *_support_faults(matrix)]
+    faults += [*_index_faults(matrix), *_set_faults(matrix), *_support_faults(matrix)]
     if faults:
         raise MatrixError(validation.listed(faults))
     return matrix
@@ -51,7 +51,14 @@ def _names(matrix: Matrix) -> Iterator[_Name]:
             yield from _items((*path, "cuda"), entry.cuda, matrix.cuda, "CUDA version")
             yield from _items((*path, "python"), entry.python, matrix.python, "Python version")
             yield from _items((*path, "components"), entry.components, matrix.components, "component")
+            if entry.index:
+                yield (*path, "index"), entry.index, matrix.indexes, "index"
+            for cuda, index in entry.index_on.items():
+                yield (*path, "index_on", cuda), cuda, matrix.cuda, "CUDA version"
+                yield (*path, "index_on", cuda), index, matrix.indexes, "index"
     for name, component in matrix.components.items():
+        if component.index:
+            yield ("components", name, "index"), component.index, matrix.indexes, "index"
         yield from _items(("components", name, "needs"), component.needs, matrix.components, "component")
         yield from _items(("components", name, "only_on"), component.only_on, majors, "CUDA major version")
     for name, members in matrix.variants.items():
@@ -142,6 +149,24 @@ def _component_faults(matrix: Matrix) -> Iterator[str]:
         start = cycle.index(first)
         chain = " -> ".join([*cycle[start:], *cycle[:start], first])
         yield f"{matrix.where('components', first)}: circular needs: {chain}"
+
+
+def _index_faults(matrix: Matrix) -> Iterator[str]:
+    """Components with an index for no package, and packages with two indexes."""
+    for name, component in matrix.components.items():
+        if component.index and not component.packages:
+            where = matrix.where("components", name, "index")
+            yield f"{where}: components.{name}.index has no effect: the component has no `packages`"
+    for name, framework in matrix.frameworks.items():
+        for line, entry in framework.versions.items():
+            for cuda in entry.cuda:
+                for package, indexes in matrix.indexes_of(name, line, cuda).items():
+                    if len(indexes) > 1:
+                        (first, place), (second, other_place) = list(indexes.items())[:2]
+                        yield (
+                            f"{matrix.where(*place)}: {package} is from the index {first!r} here, but from {second!r} "
+                            f"at {matrix.where(*other_place)}: name one index for it"
+                        )
 
 
 def _set_faults(matrix: Matrix) -> Iterator[str]:

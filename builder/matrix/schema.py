@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from itertools import chain
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from packaging.utils import canonicalize_name
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from builder.common import strict_yaml
 from builder.common.reference import ImageRef
+from builder.common.strict_yaml import Key
 
 CPU = "cpu"  # the value of the CUDA axis for images without CUDA
 SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
@@ -93,6 +95,11 @@ def _namespace(value: str) -> str:
     return value
 
 
+def _index(value: object) -> object:
+    """An index that is only an address."""
+    return {"url": value} if isinstance(value, str) else value
+
+
 Name = Annotated[str, matches(r"[a-z][a-z0-9]{0,23}", "a short name of lower-case letters and digits")]
 Short = Annotated[str, matches(r"[a-z]{1,8}", "one to eight lower-case letters")]
 # Indexes write versions without leading zeros, and so must tags: 02.9.1 is 2.9.1.
@@ -138,6 +145,14 @@ Archive = Annotated[  # a new operating system has no certificates yet; apt chec
     matches(
         _ARCHIVE,
         "an http address such as http://archive.example.com, without a slash at the end",
+    ),
+]
+IndexName = Annotated[str, matches(r"[a-z][a-z0-9]{0,23}(-[a-z0-9]{1,24}){0,3}", "a name such as pytorch-cu126")]
+IndexAddress = Annotated[
+    str,
+    matches(
+        r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~+-]+)*/?",
+        "an address such as https://python.example.com/simple, without a login (docs/matrix.md shows where it belongs)",
     ),
 ]
 NO_SNAPSHOT = "none"
@@ -198,8 +213,19 @@ class Cuda(StrictModel):
     after_support: Reason = ""
 
 
+class NamedIndex(StrictModel):
+    """A package index besides the default one. `login` is the only place where its login is looked for."""
+
+    url: IndexAddress
+    login: Literal["environment", "netrc", "keyring", "pip"] | None = None
+
+
 class FrameworkVersion(StrictModel):
-    """`constraints` bound the versions of dependencies; `components` are those that only this line needs."""
+    """`constraints` bound the versions of dependencies; `components` are those that only this line needs.
+
+    `index` is where the framework's package and `packages` come from, empty for the default; `index_on` overrides it
+    by CUDA version.
+    """
 
     release: Release
     cuda: list[CudaName] = Field(min_length=1)
@@ -207,6 +233,8 @@ class FrameworkVersion(StrictModel):
     packages: list[PackageName] = []
     constraints: list[Constraint] = []
     components: list[Name] = []
+    index: IndexName | None = None
+    index_on: dict[CudaName, IndexName] = {}
     after_support: Reason = ""
 
 
@@ -229,12 +257,16 @@ class Framework(StrictModel):
 
 
 class Component(StrictModel):
-    """`only_on` are the CUDA majors (or `cpu`) with this component; empty for all."""
+    """`only_on` are the CUDA majors (or `cpu`) with this component; empty for all.
+
+    `index` is where its `packages` come from, in every image, also if another package requires them.
+    """
 
     needs: list[Name] = []
     only_on: list[CudaMajor] = []
     apt: list[AptPackage] = []
     packages: list[PackageName] = []
+    index: IndexName | None = None
     env: dict[EnvName, Word] = {}
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     command: list[Word] = []
@@ -308,6 +340,7 @@ class Matrix(StrictModel):
     insecure: list[NamedRegistry] = []
     create_repository: Annotated[list[Argument], AfterValidator(_creation)] = []
     scan: Scan | None = None
+    indexes: dict[IndexName, Annotated[NamedIndex, BeforeValidator(_index)]] = {}
     debian: dict[Name, Debian] = Field(min_length=1)
     python: dict[Minor, Python] = Field(min_length=1)
     cuda: dict[CudaName, Cuda] = Field(min_length=1)
@@ -338,6 +371,28 @@ class Matrix(StrictModel):
             return ordered[name]
 
         return {name: add(name) for name in self.components}
+
+    def indexes_of(self, framework: str, line: str, cuda: str) -> dict[str, dict[str, Key]]:
+        """The packages that come from a named index, in the cells of a framework line and CUDA.
+
+        By canonical name of the package: the indexes, each with the place in matrix.yaml that names it. A valid matrix
+        has one index for each package. The packages of all components count, whether the cells have them or not: a
+        package that one image gets from a private index comes from no other index in another one.
+        """
+        entry = self.frameworks[framework].versions[line]
+        at: Key = ("frameworks", framework, "versions", line)
+        places: list[tuple[str | None, Key, list[str]]] = [
+            (component.index, ("components", name, "index"), component.packages)
+            for name, component in self.components.items()
+        ]
+        place: Key = (*at, "index_on", cuda) if cuda in entry.index_on else (*at, "index")
+        own = [self.frameworks[framework].package_for(cuda), *entry.packages]
+        places.append((entry.index_on.get(cuda, entry.index), place, own))
+        result: dict[str, dict[str, Key]] = {}
+        for index, place, packages in places:
+            for package in packages if index else ():
+                result.setdefault(canonicalize_name(Requirement(package).name), {}).setdefault(str(index), place)
+        return result
 
     def locate(self, located: strict_yaml.Located) -> None:
         """Keeps the parsed file for `where`."""

@@ -6,7 +6,7 @@ except what is known only after the build.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -65,12 +65,14 @@ COMMON_INPUTS = (*OS_INPUTS, UV_PYTHON_SCRIPT, f"{STEPS}/uv.sh", f"{STEPS}/wheel
 class WheelList:
     """A file of images/ with the wheels of a component and their hashes, for one step of Dockerfiles.
 
-    The same for all cells of a group: it has all that the component needs, whatever other components install.
+    The same for all cells of a group: it has all that the component needs from one index, whatever other components
+    install.
     """
 
     path: str
     is_cuda: bool
     wheels: tuple[LockedWheel, ...]
+    index: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,14 +447,22 @@ class _Planner:
                 WheelList(path=f"{folder}/cuda-{component}.txt", is_cuda=True, wheels=of_cuda),
                 WheelList(path=f"{folder}/wheels-{component}.txt", is_cuda=False, wheels=others),
             ]
-            lists[component] = [item for item in both if item.wheels]
+            lists[component] = [item for each in both for item in _by_index(each)]
         cuda = WheelList(path=f"{folder}/cuda.txt", is_cuda=True, wheels=tuple(shared.values()))
         return _Group(
             constraints=_constraints(self._matrix, cell, locked),
-            cuda=(cuda,) if shared else (),
+            cuda=tuple(_by_index(cuda)),
             lists=lists,
             layers=layer_order.foundation(cell, foundation, locked.wheels, compiler, self._prefetch),
         )
+
+
+def _by_index(whole: WheelList) -> Iterator[WheelList]:
+    """A list for each index of its wheels: an installer gets one index, and so takes no package from another one."""
+    for index in sorted({wheel.index for wheel in whole.wheels}):
+        path = whole.path.removesuffix(".txt") + (f"-at-{index}" if index else "") + ".txt"
+        wheels = tuple(wheel for wheel in whole.wheels if wheel.index == index)
+        yield replace(whole, path=path, wheels=wheels, index=index)
 
 
 def _constraints(matrix: Matrix, cell: Cell, locked: Locked) -> str:

@@ -51,7 +51,9 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
         files[f"{image.folder}/constraints.txt"] = image.constraints
         for wheel_list in image.lists:
             lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheel_list.wheels]
-            files[wheel_list.path] = "".join(lines)
+            # The step passes this address to uv: the history of the image, which has the command of a step, must not.
+            head = [f"# index: {matrix.indexes[wheel_list.index].url}\n"] if wheel_list.index else []
+            files[wheel_list.path] = "".join([*head, *lines])
     return files
 
 

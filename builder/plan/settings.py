@@ -105,9 +105,8 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
             label = ".".join([*path, "env", reserved[0]])
             raise MatrixError(f"{where}: {label}: every image sets {reserved[0]}", hint="Use another variable.")
         env |= variables
-    package = matrix.frameworks[cell.framework].package
     ends = support.ends_of_cell(matrix, cell)
-    build = None if cell.is_cpu else known.build(package, cell.release, cell.cuda)
+    build = None if cell.is_cpu else known.build_of_cell(matrix, cell)
     labels = {
         f"{OCI}.title": cell.id,
         f"{OCI}.version": cell.release,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -79,7 +79,7 @@ class Check:
     """How an image is checked.
 
     `expected` is the image of the plan, None without a plan. `is_signed`: a trusted signer signed the image. `fast`
-    hashes no blobs.
+    hashes no blobs. `indexes` are the named indexes of packages, which the history of an image does not have.
     """
 
     fetcher: Fetcher
@@ -87,6 +87,7 @@ class Check:
     is_signed: bool = False
     fast: bool = False
     read: Callable[[int], None] = lambda _: None
+    indexes: Mapping[str, str] = field(default_factory=dict)
 
 
 def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
@@ -101,7 +102,7 @@ def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
     except ValueError as error:
         raise VerifyError(f"its history cannot be read: {error}") from error
     files = {sha256: file for of in contents if of for file, sha256 in of.wheels}
-    wheels = [_wheel(file, sha256) for sha256, file in files.items()]
+    wheels = [_wheel(file, sha256, check.indexes) for sha256, file in files.items()]
 
     config, state, lines = source.read_blob(image.config.digest), "unknown", ["this checkout has no plan for it"]
     if check.expected is not None:
@@ -164,12 +165,13 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
-def _wheel(file: str, sha256: str) -> Wheel:
+def _wheel(file: str, sha256: str, indexes: Mapping[str, str]) -> Wheel:
     try:
         if len(file) > LONGEST:
             raise InvalidWheelFilename(f"{len(file)} characters")
         name, version, _, _ = parse_wheel_filename(file)
-        checked = LockedWheel(name=name, version=str(version), file=file, size=0, sha256=sha256)
+        index = indexes.get(name, "")
+        checked = LockedWheel(name=name, version=str(version), file=file, size=0, sha256=sha256, index=index)
         return Wheel(component="none", **checked.__dict__)
     except (InvalidWheelFilename, ValueError) as error:
         raise VerifyError(f"invalid wheel name in its history: {file[:100]!r}") from error

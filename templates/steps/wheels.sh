@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs the wheels that /mnt/wheels.txt lists, each by its hash; nothing is resolved or built.
+# Installs the wheels that /mnt/wheels.txt lists, each by its hash; nothing is resolved or built. They come from the
+# index that the list names, with the logins in /mnt/netrc, or from the default index.
 #
 #   wheels.sh         into /opt/venv, with their bytecode; what is installed already stays as it is
 #   wheels.sh cuda    CUDA's libraries into /opt/nvidia, once for all of Python
@@ -7,9 +8,11 @@ set -eu
 # shellcheck source=/dev/null
 . /mnt/host/env.sh
 python=/opt/venv/bin/python
+index=$(sed -n 's/^# index: //p' /mnt/wheels.txt)
+export NETRC=/mnt/netrc
 install_wheels() {
     UV_CACHE_DIR=/mnt/uv-cache UV_LINK_MODE=copy /mnt/uv/bin/uv pip install --no-progress --no-config --no-deps --no-build \
-        --require-hashes --requirement /mnt/wheels.txt --python "$python" "$@"
+        --require-hashes --requirement /mnt/wheels.txt --python "$python" ${index:+--default-index "$index"} "$@"
 }
 if [ "${1-}" = cuda ]; then
     install_wheels --target /opt/nvidia

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 import threading
@@ -44,6 +45,8 @@ class Index:
     """Files by project; `faults` by project. Safe to change while it serves.
 
     `times` says how often the fault of a project happens, if not always; `ranges`, whether files can be had in parts.
+    `login`, user and password, is demanded for pages, and for files that `storage`, another index, does not serve;
+    `authorized` are the paths of requests that came with any login.
     """
 
     def __init__(self) -> None:
@@ -52,6 +55,9 @@ class Index:
         self.faults: dict[str, Fault] = {}
         self.times: dict[str, int] = {}
         self.ranges = False
+        self.login: tuple[str, str] | None = None
+        self.storage: Index | None = None
+        self.authorized: list[str] = []
         self.answered: list[Answered] = []
         self._counting = threading.Lock()
         self.stalled = threading.Event()
@@ -60,8 +66,12 @@ class Index:
         self._server.index = self
 
     @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._server.server_address[1]}"
+        return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
@@ -140,7 +150,13 @@ class _Handler(BaseHTTPRequestHandler):
         kind, _, rest = self.path.strip("/").partition("/")
         project, _, file = rest.partition("/")
         fault = index.fault(kind, project)
-        if fault in (Fault.PAGE_STALLS, Fault.FILE_STALLS):
+        if self.headers.get("Authorization"):
+            index.authorized.append(self.path)
+        if index.login and self.headers.get("Authorization") != _basic(*index.login):
+            self._answer(401, b"who are you?", "text/plain")
+        elif kind == "files" and index.storage:
+            self._answer(302, b"", "text/plain", location=f"http://localhost:{index.storage.port}{self.path}")
+        elif fault in (Fault.PAGE_STALLS, Fault.FILE_STALLS):
             self._stall()
         elif fault in (Fault.PAGE_500, Fault.FILE_500):
             self._answer(500, b"the index is ill", "text/plain")
@@ -178,13 +194,17 @@ class _Handler(BaseHTTPRequestHandler):
         released.wait(STALL_S)
         self.close_connection = True
 
-    def _answer(self, status: int, body: bytes, kind: str, *, start: int = 0, sent: int | None = None) -> None:
+    def _answer(
+        self, status: int, body: bytes, kind: str, *, start: int = 0, sent: int | None = None, location: str = ""
+    ) -> None:
         """Sends the answer; with `sent`, only that many bytes of the body, and then closes the connection."""
         part = b"" if self.command == "HEAD" else body[:sent]
         cast("_Server", self.server).index.answered.append(Answered(self.path, start, len(part)))
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        if location:
+            self.send_header("Location", location)
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{start + len(body)}")
         self.send_header("Cache-Control", "no-store")
@@ -196,6 +216,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
         """Logs nothing."""
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 def _with_another_time(wheel: bytes) -> bytes:

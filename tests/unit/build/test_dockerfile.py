@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,12 @@ from builder.common.errors import BuildError, DiskError, EngineError
 from builder.common.files import digest_of_data
 from builder.index.host import Host
 from builder.index.settings import IndexSettings
+from builder.lock import lockfile
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan, render
 from builder.plan.plan import PlannedImage
+from tests.fakes import locks
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
 from tests.fakes.locks import TIME
 from tests.fakes.mmdebstrap import FakeMmdebstrap
@@ -428,3 +431,40 @@ def test_the_last_failure_is_reported(checkout: TinyProject, edit: Edit) -> None
 def test_without_a_failure_of_packages_there_is_one_attempt(checkout: TinyProject, edit: Edit) -> None:
     checkout = TinyProject(edit('    glibc: "2.36"\n', f'    glibc: "2.36"\n    snapshot: {SNAPSHOT}\n'))
     assert attempts(checkout, "") == [""]
+
+
+def test_the_login_of_an_index_is_a_secret_of_the_build(
+    checkout: TinyProject, edit: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file that only the user can read, outside the build context, and gone afterwards."""
+    monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "s3cret")
+    url = "https://python.example.test/simple"
+    edit("debian:\n", f"indexes: {{company: {url}}}\ndebian:\n")
+    project = edit("packages: [pip]", "packages: [pip], index: company")
+    lock = locks.locks(project)[CELL]
+    wheels = tuple(replace(wheel, index="company") if wheel.name == "pip" else wheel for wheel in lock.wheels)
+    lockfile.path(project.root, CELL).write_text(lockfile.dump(replace(lock, wheels=wheels)))
+    checkout.project = project
+    host = replace(HOST, index=HOST.index.with_index("company", url, ""))
+    checkout.work = replace(checkout.work, project=project, host=host)
+    [image] = checkout.rendered(CELL)
+    secrets: dict[Path, tuple[int, str]] = {}
+
+    def keep_secrets() -> None:
+        for path in project.state.glob("tmp/*/netrc"):
+            secrets[path] = path.stat().st_mode & 0o777, path.read_text()
+
+    checkout.buildx.before = keep_secrets
+    checkout.run(image)
+    [program], [(path, secret)] = checkout.buildx.calls, secrets.items()
+    assert secret == (0o600, "machine python.example.test login __token__ password s3cret\n")
+    assert f"--secret=id=netrc,src={path}" in program.command
+    assert not path.exists()
+    assert not any(b"s3cret" in content for content in checkout.buildx.contexts[0].values())
+
+    monkeypatch.delenv("UV_INDEX_COMPANY_PASSWORD")
+    monkeypatch.setenv("NETRC", "/nonexistent")
+    secrets.clear()
+    checkout.run(image)
+    assert secrets == {}
+    assert not any("--secret" in word for word in checkout.buildx.calls[1].command)

@@ -264,3 +264,21 @@ def test_a_project_without_locks_of_packages(tiny: Project, machine: dict[str, A
     for path in (tiny.root / "locks").glob("os-*.json"):
         path.unlink()
     assert "debian locks" not in examine(tiny)
+
+
+def test_named_indexes_are_checked_with_their_logins(
+    tiny: Project, machine: dict[str, Any], edit: Callable[[str, str], Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit("debian:\n", "indexes: {company: {url: https://python.example.test/simple, login: environment}}\ndebian:\n")
+    project = edit("    packages: [notebook]\n", "    packages: [notebook]\n    index: company\n")
+    finding = examine(project)["index company"]
+    assert finding.state == "missing"
+    assert finding.detail.startswith(
+        "the index company has no login: matrix.yaml takes it from environment. Set UV_IND"
+    )
+    monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "s3cret")
+    assert examine(project)["index company"] == MachineFinding("index company", "ok", "has notebook")
+    machine["index"] = []
+    assert examine(project)["index company"].detail == "has no notebook"
+    machine["index"] = requests.ReadTimeout()
+    assert "notebook: the index company timed out" in examine(project)["index company"].detail

@@ -28,7 +28,7 @@ from builder.compat.explain import Explainer, Explanation, Resolve
 from builder.compat.gpus import Gpu
 from builder.index import host
 from builder.index.host import Host
-from builder.index.releases import ListedPackage, ListedRelease, Metadata
+from builder.index.releases import Catalogue, ListedPackage, ListedRelease, Metadata
 from builder.lock.resolve import Resolver
 from builder.matrix import cells, facts, reader
 from builder.matrix.cells import Cell
@@ -114,6 +114,11 @@ class Stored:
             for version, release in _read(name).get("releases", {}).items()
         ]
         return ListedPackage(name=name, releases=tuple(releases))
+
+    def with_indexes(self, indexes: Mapping[str, str]) -> Catalogue:
+        """The same: no package has an index of its own here."""
+        assert not indexes
+        return self
 
     def metadata(self, name: str, version: Version) -> Metadata:
         data = _read(name)["metadata"][str(version)]
@@ -787,3 +792,65 @@ def test_an_invalid_image_is_reported(monkeypatch: pytest.MonkeyPatch, content: 
     serve(monkeypatch, Reply(status=404))
     with pytest.raises(VerifyError, match="has no 2"):
         labels_of(connect(), "2.9")
+
+
+# ---- named indexes
+
+
+class Indexes(Stored):
+    """Two indexes: the default one, and `own` with local versions of torch without CUDA. Records which one is read."""
+
+    def __init__(self, index: str = "", read: list[str] | None = None) -> None:
+        self.read: list[str] = [] if read is None else read
+        self._index = index
+
+    def with_indexes(self, indexes: Mapping[str, str]) -> Catalogue:
+        return Indexes(indexes.get("torch", ""), self.read)
+
+    def package(self, name: str) -> ListedPackage:
+        package = super().package(name)
+        if name != "torch":
+            return package
+        self.read.append(self._index)
+        if not self._index:
+            return package
+        releases = tuple(
+            replace(
+                item,
+                version=Version(f"{item.version}+cpu"),
+                wheels=tuple(f.replace("-cp", "+cpu-cp", 1) for f in item.wheels),
+            )
+            for item in package.releases
+        )
+        return ListedPackage(name=name, releases=releases)
+
+    def metadata(self, name: str, version: Version) -> Metadata:
+        if name == "torch" and self._index:
+            assert version.local == "cpu"
+            return Metadata(name=name, version=str(version))
+        return super().metadata(name, version)
+
+
+def test_a_cell_is_explained_by_the_index_that_it_comes_from() -> None:
+    text = MATRIX.replace("debian:\n", "indexes: {own: https://python.example.test/cpu}\ndebian:\n", 1)
+    text = text.replace("image: pt-cuda", "image: pt-cuda\n    cpu_image: pt-cpu")
+    text = text.replace('release: 2.9.1, cuda: ["12.8"]', 'release: 2.9.1, cuda: ["12.8", cpu], index_on: {cpu: own}')
+    matrix = reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
+    catalogue = Indexes()
+    changes: dict[str, Any] = {"matrix": matrix, "known": cells.expand(matrix), "catalogue": catalogue}
+    assert explained("pt-2.9-cpu-py311", **changes).lines == [
+        "pt-2.9-cpu-py311 works: resolves for Python 3.11; torch 2.9.1+cpu requires no CUDA",
+        "it is in matrix.yaml",
+    ]
+    assert set(catalogue.read) == {"own"}
+    catalogue.read.clear()
+    assert explained("pt-2.9-cu128-py311", **changes).works
+    assert set(catalogue.read) == {""}
+    # A release that matrix.yaml does not have is looked up where the first line comes from.
+    text = text.replace("release: 2.15.0, ", "release: 2.15.0, index: own, ")
+    changes["matrix"] = reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
+    catalogue.read.clear()
+    explained("pt-2.8-cu128-py311", **changes)
+    assert set(catalogue.read) == {"own"}
+    line = explain.matrix_line("2.9", matrix.frameworks["pytorch"].versions["2.9"])
+    assert line.endswith('python: ["3.11", "3.13"], index_on: {cpu: own}}')

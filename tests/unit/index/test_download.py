@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,8 @@ class Setting:
         self.whl, self.part = folder / f"{SHA256}.whl", folder / f"{SHA256}.part"
 
     def fetcher(self, policy: RetryPolicy = DEFAULT_POLICY, **settings: str) -> Fetcher:
-        index = IndexSettings(**({"url": INDEX} | settings))
+        options: dict[str, Any] = {"url": INDEX} | settings
+        index = IndexSettings(**options)
         fetcher = Fetcher(index, self.folder, progress=self.progress.append, warn=self.said.append, policy=policy)
         fetcher._stopped = Stop(self.waited)
         return fetcher
@@ -126,6 +129,42 @@ def once(first: Reply | Exception, then: Answer) -> Answer:
 
 
 # ---- requests
+
+
+def test_a_wheel_of_a_named_index_is_requested_from_that_index_alone(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "cret")
+    settings = IndexSettings(url=INDEX).with_index("company", "https://private.example.test/simple", "")
+    fetcher = Fetcher(settings, setting.folder, policy=DEFAULT_POLICY)
+    fetcher.fetch(replace(WHEEL, index="company"))
+    assert {sent.url.split("/")[2] for sent in setting.wire.seen} == {"private.example.test"}
+    assert all(sent.headers["Authorization"].startswith("Basic ") for sent in setting.wire.seen)
+
+    setting.forget()
+    fetcher.fetch(WHEEL)
+    assert {sent.url.split("/")[2] for sent in setting.wire.seen} == {HOST}
+    assert not any("Authorization" in sent.headers for sent in setting.wire.seen)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_an_index_that_demands_a_login_is_named(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+) -> None:
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    setting.page = lambda _: Reply(status=status)
+    settings = IndexSettings(url=INDEX).with_index("my-team", "https://private.example.test/simple", "")
+    with pytest.raises(FetchError, match=rf"^{re.escape(FILE)}: the index my-team returned {status}") as caught:
+        Fetcher(settings, setting.folder).fetch(replace(WHEEL, index="my-team"))
+    assert "set UV_INDEX_MY_TEAM_USERNAME and UV_INDEX_MY_TEAM_PASSWORD" in caught.value.hint
+    assert "machine private.example.test" in caught.value.hint
+    assert "upgrade-package" not in caught.value.hint, "another version would not help"
+
+
+def test_an_index_that_the_matrix_no_longer_has(setting: Setting) -> None:
+    with pytest.raises(FetchError, match=r"matrix\.yaml has no index 'gone', from which it was locked"):
+        setting.fetcher().fetch(replace(WHEEL, index="gone"))
+    assert setting.wire.seen == []
 
 
 def test_the_requests_of_a_download(setting: Setting) -> None:

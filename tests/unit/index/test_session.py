@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import traceback
+from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -26,7 +29,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     return Wire.install(monkeypatch, lambda _: Reply())
 
 
-def session(**settings: str) -> IndexSession:
+def session(**settings: Any) -> IndexSession:
     return IndexSession(IndexSettings(**({"url": INDEX} | settings)))
 
 
@@ -105,10 +108,54 @@ def test_a_redirect_gets_no_login_and_is_not_shown(wire: Wire, to: str) -> None:
         return Reply(status=302, headers={"Location": to})
 
     wire.answers = answer
-    with pytest.raises(FetchError) as caught, fetch_errors("tiny"):
-        session(url=LOGIN).get(f"{INDEX}x.whl")
+    with pytest.raises(FetchError) as caught, fetch_errors("tiny", opened := session(url=LOGIN)):
+        opened.get(f"{INDEX}x.whl")
     for word in ("elsewhere", "token", "abc", "::1", "cret"):
         assert word not in str(caught.value)
+
+
+@pytest.fixture
+def private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> IndexSession:
+    """A session of a named index with a login, on a machine with a default login in netrc."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login anybody password of-the-default\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("UV_INDEX_COMPANY_USERNAME", "me")
+    monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "s3cret\u00e9")
+    return IndexSession(IndexSettings().with_index("company", INDEX, "").of("company"))
+
+
+def test_the_login_of_a_named_index_goes_to_its_own_origin_only(wire: Wire, private: IndexSession) -> None:
+    """Also where requests would take the default entry of netrc, and after a redirect back."""
+    places = {f"{INDEX}x.whl": "https://elsewhere.test/x", "https://elsewhere.test/x": f"{INDEX}y.whl"}
+    wire.answers = lambda sent: (
+        Reply(status=302, headers={"Location": places[sent.url]}) if sent.url in places else Reply()
+    )
+    private.get(f"{INDEX}x.whl")
+    login = "Basic " + base64.b64encode("me:s3cret\u00e9".encode()).decode()
+    assert [sent.headers.get("Authorization") for sent in wire.seen] == [login, None, login]
+    wire.seen.clear()
+    private.get("https://elsewhere.test/z")
+    private.get("https://user:pw@elsewhere.test/z")
+    private.get(INDEX.replace("https://", "http://"))
+    assert [sent.headers.get("Authorization") for sent in wire.seen] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [
+        ("", "The login is wrong, or has no access to this package."),
+        ("https://elsewhere.test/x", "The index company leads to another host, which demands a login."),
+    ],
+)
+def test_a_refused_login(wire: Wire, private: IndexSession, place: str, hint: str) -> None:
+    redirect = Reply(status=302, headers={"Location": place})
+    wire.answers = lambda sent: redirect if place and HOST in sent.url else Reply(status=401)
+    message = r"^tiny: the index company returned 401 Unauthorized$"
+    with pytest.raises(FetchError, match=message) as caught, fetch_errors("tiny", private):
+        private.get(f"{INDEX}x.whl").raise_for_status()
+    assert caught.value.hint.startswith(hint)
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize(

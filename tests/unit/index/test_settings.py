@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,24 @@ def test_a_broken_file_is_named(home: Path, text: str) -> None:
     with pytest.raises(ValueError, match="is not a pip configuration file") as caught:
         read({}, home)
     assert str(caught.value).startswith(path)
+
+
+@pytest.mark.parametrize("text", ["[global]\nindex-url https;me;secret\n", "index-url = https://me:secret@e.test\n"])
+def test_a_line_of_a_broken_file_is_not_shown(home: Path, text: str) -> None:
+    conf(home / USER, text)
+    with pytest.raises(ValueError, match=r": line [12] is invalid$") as caught:
+        read({}, home)
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_named_index_has_the_certificates_and_the_proxy_of_this_machine() -> None:
+    machine = IndexSettings(url=A, ca_bundle="/a.pem", proxy="http://p.test:1", trusted_host="t.test")
+    settings = machine.with_index("one", B, "").with_index("two", C, "netrc")
+    assert (settings.url, settings.of("")) == (A, settings)
+    assert settings.of("two") == replace(machine, name="two", url=C, login_from="netrc")
+    assert settings.of("one").label == "the index one"
+    with pytest.raises(LookupError):
+        settings.of("three")
 
 
 @pytest.mark.parametrize(

@@ -245,3 +245,32 @@ def test_wheels_that_are_missing_or_unused_are_named(tiny: Project) -> None:
         text = lockfile.dump(replace(lock, components={**lock.components, "board": part}))
         with pytest.raises(LockError, match=f"was edited by hand: {fault}$"):
             lockfile.parse_lock(text, "x", GROUP)
+
+
+def test_the_name_of_an_index_is_beside_its_wheels_only(tiny: Project) -> None:
+    lock = locks.locks(tiny)[GROUP]
+    assert '"index"' not in lockfile.dump(lock)
+    wheels = tuple(replace(wheel, index="company") if wheel.name == "notebook" else wheel for wheel in lock.wheels)
+    lock = replace(lock, wheels=wheels)
+    text = lockfile.dump(lock)
+    (line,) = [line for line in text.splitlines() if '"index"' in line]
+    assert line.strip().startswith('{"name": "notebook"')
+    assert line.rstrip(",").endswith('"index": "company"}')
+    assert lockfile.parse_lock(text, "x", GROUP) == lock
+    for edited in (text.replace('"company"', '""'), text.replace('"company"', '"https://x.test"')):
+        with pytest.raises(LockError):
+            lockfile.parse_lock(edited, "x", GROUP)
+
+
+def test_a_lock_with_wheels_of_another_index_is_out_of_date(tiny: Project, edit: Edit) -> None:
+    lock = locks.locks(tiny)[GROUP]
+    edit("debian:\n", "indexes: {company: https://python.example.test/simple}\ndebian:\n")
+    project = edit("    packages: [notebook]\n", "    packages: [notebook]\n    index: company\n")
+    for cell in project.groups[GROUP]:  # whether they have the component or not
+        assert lockfile.stale_reason(project.matrix, lock, [cell]) == (
+            "notebook: matrix.yaml takes it from the index company, the lock from the default index"
+        )
+    wheels = tuple(replace(wheel, index="company") if wheel.name == "notebook" else wheel for wheel in lock.wheels)
+    current = replace(lock, wheels=wheels)
+    assert lockfile.stale_reason(project.matrix, current, project.groups[GROUP]) == ""
+    assert lockfile.stale_reason(tiny.matrix, lock, tiny.groups[GROUP]) == ""

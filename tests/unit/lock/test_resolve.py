@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from packaging.tags import parse_tag
 
 from builder.common.errors import FetchError, LockError, UnreachableError
 from builder.index.host import Host
+from builder.index.local_index import LocalIndex
+from builder.index.releases import Index
 from builder.index.settings import IndexSettings
 from builder.lock import lockfile, resolve
 from builder.lock.lockfile import Lock
@@ -750,3 +754,105 @@ def test_sizes_are_requested_with_the_settings_of_the_index(
     wire.answers = lambda _: Reply(status=403)
     with pytest.raises(LockError, match=r"-any\.whl: the index returned 403 Forbidden"):
         uv.resolver(tiny, settings).resolve(tiny.groups[NO_TOOLKIT], None, {})
+
+
+# ---- indexes
+
+
+def test_the_logins_of_indexes_are_not_passed_to_uv(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_INDEX_COMPANY_USERNAME", "me")
+    monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "s3cret")
+    uv.resolve(tiny, NO_TOOLKIT)
+    assert not any("COMPANY" in name for name in uv.environ)
+
+
+class Listing(Index):
+    """All indexes list the wheels of `uv`, without requests."""
+
+    def __init__(self, uv: Uv) -> None:
+        super().__init__(IndexSettings())
+        self._uv = uv
+
+    def files(self, name: str) -> list[Any]:
+        return [SimpleNamespace(filename=path.name, url=path.as_uri()) for path in self._uv.wheels.glob("*.whl")]
+
+
+def without_server(index: Index) -> AbstractContextManager[tuple[str, LocalIndex]]:
+    return nullcontext(("http://127.0.0.1:1/s/simple/", LocalIndex(index)))
+
+
+def resolve_with_indexes(
+    uv: Uv, project: Project, present: Lock | None = None, *, group: str = GROUP, serve: Any = without_server
+) -> Lock:
+    resolver = Resolver(
+        project,
+        Host(index=IndexSettings().with_index("company", "https://python.example.test/simple", "")),
+        say=uv.messages.append,
+        run=uv,
+        catalogue=Listing(uv),
+        serve=serve,
+    )
+    return resolver.resolve(project.groups[group], present, {})
+
+
+@pytest.fixture
+def company(edit: Edit) -> Project:
+    """The tiny project, whose `notebook` comes from an index of its own."""
+    edit("debian:\n", "indexes: {company: https://python.example.test/simple}\ndebian:\n")
+    return edit("    packages: [notebook]\n", "    packages: [notebook]\n    index: company\n")
+
+
+def test_the_index_of_a_wheel_is_locked(company: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NETRC", "/nonexistent")
+    lock = resolve_with_indexes(uv, company)
+    assert {wheel.name: wheel.index for wheel in lock.wheels if wheel.index} == {"notebook": "company"}
+    assert uv.environ["UV_DEFAULT_INDEX"].startswith("http://127.0.0.1:")
+    assert uv.environ["NO_PROXY"] == "127.0.0.1"
+    assert lockfile.stale_reason(company.matrix, lock, company.groups[GROUP]) == ""
+
+
+def test_a_locked_wheel_of_another_index_is_not_kept(
+    tiny: Project, company: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NETRC", "/nonexistent")
+    lock = resolve_with_indexes(uv, company, locks.locks(tiny)[GROUP])
+    assert {wheel.name: wheel.index for wheel in lock.wheels if wheel.index} == {"notebook": "company"}
+    uv.calls.clear()
+    assert resolve_with_indexes(uv, company, lock) == lock
+    assert uv.calls == []
+
+
+def test_a_package_that_its_index_does_not_have_is_named(
+    company: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NETRC", "/nonexistent")
+
+    @contextmanager
+    def serve(index: Index) -> Iterator[tuple[str, LocalIndex]]:
+        local = LocalIndex(index)
+        local.absent += ["pip", "notebook"]
+        yield "http://127.0.0.1:1/s/simple/", local
+
+    uv.result = 1, NO_SOLUTION
+    with pytest.raises(LockError, match=f"^{NO_TOOLKIT}: the index company has no package notebook$") as caught:
+        resolve_with_indexes(uv, company, group=NO_TOOLKIT, serve=serve)
+    assert not isinstance(caught.value, UnreachableError)
+
+
+def test_a_failure_of_an_index_is_not_one_of_the_requirements(
+    company: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if uv found other versions, or blames the requirements."""
+    monkeypatch.setenv("NETRC", "/nonexistent")
+
+    @contextmanager
+    def serve(index: Index) -> Iterator[tuple[str, LocalIndex]]:
+        local = LocalIndex(index)
+        local.failures.append(FetchError("notebook: the index company returned 403 Forbidden", hint="Give a login."))
+        yield "http://127.0.0.1:1/s/simple/", local
+
+    for result in ((0, ""), (1, NO_SOLUTION)):
+        uv.result = result
+        with pytest.raises(UnreachableError, match=r"notebook: the index company returned 403 Forbidden$") as caught:
+            resolve_with_indexes(uv, company, group=NO_TOOLKIT, serve=serve)
+        assert caught.value.hint == "Give a login."

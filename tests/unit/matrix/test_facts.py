@@ -9,9 +9,12 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from builder.common import strict_yaml
 from builder.common.errors import FileError
 from builder.compat.gpu_support import _ARCHITECTURE
-from builder.matrix import facts
+from builder.matrix import cells, facts, reader
+from builder.matrix.facts import Build
+from tests.paths import UNIT
 
 KNOWN = facts.load_facts()
 
@@ -157,3 +160,24 @@ def test_invalid_values_are_refused_with_their_place(tmp_path: Path, old: str, n
     with pytest.raises(FileError, match=rf"^facts\.yaml:{line}:[0-9]+: {place}: ") as caught:
         facts.read_facts(changed)
     assert caught.value.hint
+
+
+def test_a_named_index_has_builds_of_its_own() -> None:
+    """The same release, compiled for another CUDA and other GPUs: those of the default index would be wrong."""
+    text = (UNIT / "tiny/matrix.yaml").read_text(encoding="utf-8")
+    text = text.replace("debian:\n", "indexes: {a: https://python.example.test/a}\ndebian:\n", 1)
+    text = text.replace("release: 1.9.2,", 'release: 1.9.2, index_on: {"12.9": a},')
+    matrix = reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
+    by_id = {cell.id: cell for cell in cells.expand(matrix)}
+    named, default = by_id["em-1.9-cu129-py39"], by_id["em-1.10-cu129-py311"]
+    public, other = (
+        Build(cuda="12.8", architectures=["sm_90"], source="x"),
+        Build(cuda="12.10", architectures=[], source="x"),
+    )
+    builds = {"1.9.2": public, "1.10.0": public, "1.9.2+cu1210": other}
+    known = KNOWN.model_copy(update={"builds": {"ember": builds}})
+    assert known.build_of_cell(matrix, default) == public
+    assert known.build_of_cell(matrix, named) is None
+    own = Build(cuda="12.9", architectures=["sm_70"], source="x")
+    known = KNOWN.model_copy(update={"builds": {"ember": builds | {"1.9.2+cu129": own}}})
+    assert known.build_of_cell(matrix, named) == own

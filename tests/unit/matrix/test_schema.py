@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 
 from builder.common import strict_yaml
 from builder.common.errors import MatrixError
-from builder.matrix import reader
+from builder.matrix import cells, reader
 from builder.matrix.project import Project
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import Matrix, NamedIndex
 from tests.fakes.engine import place
 from tests.paths import UNIT
 
@@ -424,3 +425,68 @@ def test_a_scanner_that_is_invalid_is_refused(old: str, new: str, message: str) 
         load(f"{SCAN.replace(old, new)}\n{TINY}")
     assert place(caught.value).startswith("matrix.yaml:1:")
     assert message in str(caught.value)
+
+
+# ---- indexes
+
+INDEXES = "indexes: {company: https://python.example.test/simple, cpu-only: {url: http://127.0.0.1/x, login: netrc}}\n"
+
+
+def with_indexes(*edits: tuple[str, str]) -> str:
+    text = TINY.replace("debian:\n", INDEXES + "debian:\n", 1)
+    for old, new in edits:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+EMBER_INDEX = "        packages: [ember-extra==1.10.0]\n"
+NOTEBOOK = "    packages: [notebook]\n"
+
+
+def test_the_index_of_each_package() -> None:
+    matrix = load(
+        with_indexes(
+            (EMBER_INDEX, EMBER_INDEX + '        index: company\n        index_on: {"12.9": cpu-only}\n'),
+            (NOTEBOOK, NOTEBOOK + "    index: company\n"),
+        )
+    )
+    by_id = {cell.id: cells.indexes_of_packages(matrix, cell) for cell in cells.expand(matrix)}
+    own = {"ember": "company", "ember-extra": "company", "notebook": "company"}
+    assert by_id["em-1.10-cu1210-py311"] == own
+    assert by_id["em-1.10-cu129-py311-jupyter"] == own | {"ember": "cpu-only", "ember-extra": "cpu-only"}
+    # A package of a private index comes from there in every image, also if another package requires it.
+    assert by_id["qz-0.5-cu129-py311"] == {"notebook": "company"}
+    assert matrix.indexes["company"] == NamedIndex(url="https://python.example.test/simple")
+
+
+BAD_INDEXES = {
+    "an unknown index of a component": (NOTEBOOK, NOTEBOOK + "    index: compny\n", "did you mean 'company'?"),
+    "an unknown index of a line": (EMBER_INDEX, EMBER_INDEX + "        index: none\n", "no index 'none'"),
+    "an unknown index for a CUDA": (EMBER_INDEX, EMBER_INDEX + '        index_on: {"12.9": x}\n', "no index 'x'"),
+    "an unknown CUDA": (EMBER_INDEX, EMBER_INDEX + '        index_on: {"12.8": company}\n', "no CUDA version '12.8'"),
+    "an index without packages": ("cuda: {needs: [python]}", "cuda: {needs: [python], index: company}", "no effect"),
+    "an address with a login": ("company: https://", "company: https://me:pw@", "without a login"),
+    "an address with a query": ("simple,", "simple?token=x,", "without a login"),
+    "an address of a file": ("company: https://", "company: file://", "an address such as"),
+    "an unknown place of a login": ("login: netrc", "login: vault", "'environment', 'netrc', 'keyring' or 'pip'"),
+    "an unknown key": ("login: netrc", "password: x", "unknown key"),
+    "a local version as a release": ("release: 0.5.3", "release: 0.5.3+cpu", "expected a full version"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BAD_INDEXES.values(), ids=BAD_INDEXES.keys())
+def test_invalid_indexes(old: str, new: str, message: str) -> None:
+    with pytest.raises(MatrixError) as caught:
+        load(with_indexes((old, new)))
+    assert message in str(caught.value)
+    assert re.match(r"matrix\.yaml:\d+:\d+: ", str(caught.value))
+    assert "pw" not in str(caught.value)
+
+
+def test_a_package_with_two_indexes_is_refused() -> None:
+    edits = ((EMBER_INDEX, EMBER_INDEX.replace("]", ", Notebook]") + "        index: cpu-only\n"),)
+    with pytest.raises(MatrixError) as caught:
+        load(with_indexes(*edits, (NOTEBOOK, NOTEBOOK + "    index: company\n")))
+    assert "notebook is from the index 'company' here, but from 'cpu-only' at matrix.yaml:" in str(caught.value)
+    load(with_indexes(*edits, (NOTEBOOK, NOTEBOOK + "    index: cpu-only\n")))

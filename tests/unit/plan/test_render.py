@@ -345,3 +345,45 @@ def test_a_long_list_of_differences_is_truncated(tiny: Project) -> None:
     with pytest.raises(StaleError) as caught:
         render.check_rendered(tiny.root, files)
     assert len(str(caught.value).splitlines()) == 21
+
+
+def test_wheels_of_a_named_index_have_a_list_and_a_step_of_their_own(tiny: Project, edit: Edit) -> None:
+    """An installer that gets both indexes could take a package from the wrong one."""
+    before = rendered(tiny, CELL)
+    edit("debian:\n", "indexes: {company: https://python.example.test/simple}\ndebian:\n")
+    edit("    packages: [notebook]\n", "    packages: [notebook, notes]\n    index: company\n")
+    own_packages = "        packages: [ember-extra==1.10.0]\n"
+    project = edit(own_packages, own_packages + "        index: company\n")
+    path = lockfile.path(project.root, GROUP)
+    own = {"ember", "ember-extra", "notebook", "notes"}
+    lock = locks.lock_of(project, project.groups[GROUP])
+    wheels = tuple(replace(wheel, index="company") if wheel.name in own else wheel for wheel in lock.wheels)
+    path.write_text(lockfile.dump(replace(lock, wheels=wheels)))
+    files = rendered(project, CELL)
+    assert files[f"images/{GROUP}/wheels-jupyter-at-company.txt"].startswith(
+        "# index: https://python.example.test/simple\nnotebook==2.0 --hash=sha256:"
+    )
+    assert listed(files[f"images/{GROUP}/wheels-ember.txt"]) == ["emberkit"]
+    assert listed(files[f"images/{GROUP}/wheels-ember-at-company.txt"]) == ["ember", "ember-extra"]
+    assert f"images/{GROUP}/wheels-jupyter.txt" not in files
+    dockerfile = files[f"images/{GROUP}/jupyter.Dockerfile"]
+    secret = "--mount=type=secret,id=netrc,target=/mnt/netrc \\\n    sh /mnt/steps/wheels.sh\n"
+    assert dockerfile.count(f"-at-company.txt,target=/mnt/wheels.txt \\\n    {secret}") == 2
+    assert dockerfile.count("type=secret") == 2
+    assert "example.test/simple" not in dockerfile, "the history of the image has its commands"
+    assert "type=secret" not in before[f"images/{GROUP}/jupyter.Dockerfile"]
+    unchanged = ("cuda.txt", "wheels-python.txt", "wheels-board.txt", "constraints.txt")
+    assert all(files[f"images/{GROUP}/{name}"] == before[f"images/{GROUP}/{name}"] for name in unchanged)
+
+
+def test_an_index_changes_no_layer_and_no_digest(tiny: Project, edit: Edit) -> None:
+    """The bytes of a wheel do not depend on where it comes from."""
+    (before,) = plan.make_plan(tiny, tiny.select([CELL])).images
+    edit("debian:\n", "indexes: {company: https://python.example.test/simple}\ndebian:\n")
+    project = edit("    packages: [notebook]\n", "    packages: [notebook]\n    index: company\n")
+    lock = locks.locks(tiny)[GROUP]
+    wheels = tuple(replace(wheel, index="company") if wheel.name == "notebook" else wheel for wheel in lock.wheels)
+    lockfile.path(project.root, GROUP).write_text(lockfile.dump(replace(lock, wheels=wheels)))
+    (after,) = plan.make_plan(project, project.select([CELL])).images
+    assert (after.digest, after.layers[0].inputs) == (before.digest, before.layers[0].inputs)
+    assert [layer.inputs for layer in after.layers] == [layer.inputs for layer in before.layers]

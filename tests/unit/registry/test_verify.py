@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from builder.common.errors import DiskError, FetchError, VerifyError
 from builder.common.files import short_digest
@@ -115,16 +116,18 @@ def image(*layers: Layer) -> ImageSource:
 
 
 class MemoryFetcher(Fetcher):
-    """Has these wheels; `broken` are the errors for wheels, by SHA-256."""
+    """Has these wheels; `broken` are the errors for wheels, by SHA-256; `indexes` are those of fetched packages."""
 
     def __init__(self, folder: Path, *packed: test_wheel.Wheel) -> None:
         self._folder = folder
         self.contents = {sha256(each.content): each.content for each in packed}
         self.broken: dict[str, Exception] = {}
         self.stopped, self.is_open = 0, True
+        self.indexes: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def fetch(self, wheel: Wheel) -> Path:
+        self.indexes[wheel.name] = wheel.index
         if wheel.sha256 in self.broken:
             raise self.broken[wheel.sha256]
         with self._lock:
@@ -352,6 +355,14 @@ def test_downloads_end_when_no_more_findings_are_read(fetcher: MemoryFetcher) ->
     assert [next(findings).state, next(findings).state] == ["unknown", "derived"]
     findings.close()  # type: ignore[attr-defined]
     assert fetcher.stopped == 1
+
+
+def test_wheels_are_fetched_from_the_indexes_of_their_packages(fetcher: MemoryFetcher) -> None:
+    """The history has no index: without the matrix, the name of a private package would go to the default one."""
+    names = [canonicalize_name(wheel.name.split("-")[0]) for wheel in (TINY, OTHER)]
+    check = Check(fetcher=fetcher, indexes={names[0]: "company"})
+    assert [finding.state for finding in verify.verify_image(image(of_wheels(TINY), of_wheels(OTHER)), check)][1:]
+    assert fetcher.indexes == {names[0]: "company", names[1]: ""}
 
 
 # ---- invalid images

@@ -1,0 +1,225 @@
+"""A private index that demands a login, redirects to another host, and lies; and what must not know the password."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.integration import stores, wheels
+from tests.integration.checkout import EXTRA, SHORT, Checkout, docker
+from tests.integration.conftest import NewCheckout
+from tests.integration.index import Fault, Index
+
+CPU, CPU_EXTRA = "ty-1.0-cpu-py311", "ty-1.0-cpu-py311-extra"
+PRIVATE = ("tinyextra", "tinyinner")
+
+
+@dataclass
+class Company:
+    """A checkout whose extra component, and whose framework on the CPU, come from a private index.
+
+    `public` is the default index; the private `index` redirects downloads to `storage`, which demands no login.
+    """
+
+    checkout: Checkout
+    public: Index
+    index: Index
+    storage: Index
+    password: str
+    start: int = 0
+
+    def asked_in_public(self) -> list[str]:
+        """The paths of requests for private packages to the default index, since the start."""
+        paths = [answer.path for answer in self.public.answered[self.start :]]
+        return [path for path in paths if path.split("/")[2] in PRIVATE]
+
+    def has_password(self, content: bytes) -> bool:
+        """Whether the password is there, plain or as in a header of a request."""
+        encoded = base64.b64encode(f"__token__:{self.password}".encode())
+        return self.password.encode() in content or encoded in content
+
+
+@pytest.fixture
+def company(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Iterator[Company]:
+    checkout = new_checkout(tmp_path, fresh=True)
+    checkout.write_tests(SHORT)
+    release = checkout.release
+    with ExitStack() as stack:
+        private, storage = stack.enter_context(Index().serving()), stack.enter_context(Index().serving())
+        new = Company(checkout, index, private, storage, secrets.token_hex(12))
+        # The default index has all of their names too, in higher versions.
+        index.publish(wheels.extra("99.0"), wheels.wheel("tinyinner", "99.0", {"tinyinner.py": b""}))
+        for place in (private, storage):
+            place.publish(
+                wheels.wheel("tinyextra", f"{release}+co", {"tinyextra/__init__.py": b""}, requires=["tinyinner"]),
+                wheels.wheel("tinyinner", "1.0", {"tinyinner.py": b""}),
+                wheels.framework(f"{release}+cpu", requires=["tinyinner"]),
+                # Packages of the default index must not come from here either.
+                wheels.driver_library("99.0"),
+            )
+        checkout.environ["UV_INDEX_COMPANY_PASSWORD"] = new.password
+        private.login, private.storage = ("__token__", new.password), storage
+        checkout.edit("matrix.yaml", "debian:\n", f"indexes:\n  company: {private.url}\ndebian:\n")
+        checkout.edit("matrix.yaml", '  "12.8": {}\n', '  "12.8": {}\n  cpu: {}\n')
+        checkout.edit("matrix.yaml", "    image: ty-cuda\n", "    image: ty-cuda\n    cpu_image: ty-cpu\n")
+        checkout.edit("matrix.yaml", 'cuda: ["12.8"]', 'cuda: ["12.8", cpu], index_on: {cpu: company}')
+        checkout.edit(
+            "matrix.yaml", f"packages: [tinyextra=={release}]", "packages: [tinyextra, tinyinner], index: company"
+        )
+        new.start = len(index.answered)
+        yield new
+        index.withdraw("tinyextra", "99.0")  # the index is shared with other tests
+
+
+@dataclass
+class Commands:
+    """The command lines of all processes that were seen while something ran."""
+
+    lines: set[bytes] = field(default_factory=set)
+
+    @classmethod
+    @contextmanager
+    def watched(cls) -> Iterator[Commands]:
+        commands, ended = cls(), threading.Event()
+        thread = threading.Thread(target=commands._watch, args=(ended,))
+        thread.start()
+        try:
+            yield commands
+        finally:
+            ended.set()
+            thread.join()
+
+    def _watch(self, ended: threading.Event) -> None:
+        while not ended.is_set():
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    self.lines.add(path.read_bytes())
+                except OSError:  # the process has ended
+                    continue
+            time.sleep(0.2)
+
+
+def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Company) -> None:
+    checkout = company.checkout
+    with Commands.watched() as commands:
+        output = checkout.builder("lock")
+        output += checkout.builder("render")
+        output += checkout.builder("build", CPU_EXTRA, EXTRA)
+    assert any(b"pip\0compile" in line for line in commands.lines), "processes were watched"
+    assert company.asked_in_public() == []
+
+    lock = json.loads((checkout.root / f"locks/{EXTRA.removesuffix('-extra')}.json").read_text())
+    locked = {wheel["name"]: (wheel["version"], wheel.get("index")) for wheel in lock["wheels"]}
+    assert locked["tinyextra"] == (f"{checkout.release}+co", "company")
+    assert locked["tinyinner"] == ("1.0", "company")
+    assert locked["tinyframe"] == (checkout.release, None)
+    assert locked["nvidia-ml-py"] == ("13.0", None)
+    cpu = json.loads((checkout.root / f"locks/{CPU}.json").read_text())
+    framework = next(wheel for wheel in cpu["wheels"] if wheel["name"] == "tinyframe")
+    assert (framework["version"], framework["index"]) == (f"{checkout.release}+cpu", "company")
+    assert "127.0.0.1" not in json.dumps([lock, cpu])
+
+    # The private index got the login with each request, the host that it redirects to never.
+    assert company.index.authorized == [answer.path for answer in company.index.answered]
+    assert any(path.startswith("/files/tinyextra/") for path in company.index.authorized)
+    assert company.storage.authorized == []
+    assert any(answer.sent for answer in company.storage.answered)
+    assert company.public.authorized == []
+
+    places = {"output": output.encode(), "commands": b"\n".join(commands.lines)}
+    places |= {str(path): path.read_bytes() for path in checkout.root.rglob("*") if path.is_file()}
+    for path in {
+        stores.path(checkout.store, blob)
+        for digest in checkout.stored().values()
+        for blob in stores.blobs_of(checkout.store, digest)
+    }:
+        with path.open("rb") as blob_file:
+            unpacked = subprocess.run(["gzip", "-dcf"], stdin=blob_file, capture_output=True, timeout=60, check=True)
+        places[str(path)] = unpacked.stdout
+    for image in checkout.image_ids():
+        places[f"history of {image}"] = docker("history", "--no-trunc", image).encode()
+    assert any(b"tinyextra" in content for place, content in places.items() if "history" in place)
+    assert len(checkout.stored()) == 2
+    assert f"{checkout.namespace}/ty-cpu:{checkout.release}-cpu-py311-extra" in checkout.stored()
+    assert [place for place, content in places.items() if company.has_password(content)] == []
+    assert stores.leftovers(checkout.store) == []
+
+    # The history names the wheels, with their local versions and without their index.
+    assert "3 derived" in checkout.builder("verify", CPU_EXTRA), "two layers of wheels, and that of plain files"
+    assert company.asked_in_public() == []
+
+
+def test_the_login_is_demanded_and_the_message_says_how_to_give_it(company: Company) -> None:
+    checkout = company.checkout
+    for code, password, hint in (
+        (18, "", "Give a login: set UV_INDEX_COMPANY_USERNAME and UV_INDEX_COMPANY_PASSWORD"),
+        (4, f"wrong-{company.password}", "The login is wrong, or has no access to this package"),
+    ):
+        output = checkout.builder("lock", EXTRA, code=code, UV_INDEX_COMPANY_PASSWORD=password)
+        assert re.search("(tinyextra|tinyinner): the index company returned 401 Unauthorized", output)
+        assert hint in output
+        assert not company.has_password(output.encode())
+    assert company.asked_in_public() == []
+
+    # netrc, for a download that was locked with another login.
+    checkout.builder("lock", EXTRA)
+    checkout.builder("render", EXTRA)
+    del checkout.environ["UV_INDEX_COMPANY_PASSWORD"]
+    output = checkout.builder("build", EXTRA, code=13)
+    assert "the index company returned 401 Unauthorized" in output
+    netrc = checkout.root.parent / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login __token__ password {company.password}\n")
+    netrc.chmod(0o600)
+    checkout.builder("build", EXTRA, NETRC=str(netrc))
+    assert company.asked_in_public() == []
+    assert company.storage.authorized == []
+
+
+def test_an_index_that_lies_is_refused_without_a_request_to_another_one(company: Company) -> None:
+    checkout = company.checkout
+    checkout.builder("lock", EXTRA)
+    checkout.builder("render", EXTRA)
+    company.storage.faults["tinyextra"] = Fault.FILE_HAS_OTHER_BYTES
+    with checkout.running("--debug", "build", EXTRA) as run:
+        run.process.wait(600)
+        assert run.process.returncode == 13, run.output
+        assert "Traceback" in run.output
+        assert "SHA-256 mismatch" in run.output
+        assert f"tinyextra-{checkout.release}+co-py3-none-any.whl" in run.output
+        assert not company.has_password(run.output.encode())
+
+    company.storage.heal()
+    company.index.publish(wheels.wheel("tinyextra", f"{checkout.release}+co", {"evil.py": b""}))
+    output = checkout.builder("build", EXTRA, code=13)
+    assert "is listed by the index company" in output
+    company.index.withdraw("tinyextra", f"{checkout.release}+co")
+    output = checkout.builder("build", EXTRA, code=13)
+    assert f"tinyextra-{checkout.release}+co-py3-none-any.whl: not listed by the index company" in output
+    assert company.asked_in_public() == []
+
+
+def test_dockerfiles_take_the_login_from_a_secret(company: Company) -> None:
+    checkout = company.checkout
+    checkout.builder("lock", CPU_EXTRA)
+    checkout.builder("render", CPU_EXTRA)
+    company.start = len(company.public.answered)
+    output = checkout.builder("build", "--method", "dockerfile", CPU_EXTRA)
+    assert company.asked_in_public() == []
+    assert company.storage.authorized == []
+    places = {"output": output.encode()}
+    places |= {str(path): path.read_bytes() for path in checkout.root.rglob("*") if path.is_file()}
+    (image,) = checkout.image_ids()
+    places["history"] = docker("history", "--no-trunc", image).encode()
+    assert [place for place, content in places.items() if company.has_password(content)] == []
+    assert b"127.0.0.1" not in places["history"]

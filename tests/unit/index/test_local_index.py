@@ -1,0 +1,106 @@
+"""What uv gets from several indexes: each package from its own one, and nothing from another one."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.common.errors import FetchError
+from builder.index.local_index import LocalIndex
+from builder.index.releases import Index
+from builder.index.settings import IndexSettings
+from tests.fakes.wire import Reply, Sent, Wire
+
+PUBLIC, PRIVATE = "public.example.test", "private.example.test"
+METADATA = b"Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n"
+
+
+def wheel() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("acme-1.0.dist-info/METADATA", METADATA)
+    return buffer.getvalue()
+
+
+WHEEL = wheel()
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[LocalIndex, Wire]]:
+    """Two indexes that both have `acme` and `other`, the public one in a higher version."""
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+
+    def answer(sent: Sent) -> Reply:
+        if "/files/" in sent.url:
+            return Reply(body=WHEEL)
+        version = "9.0" if PUBLIC in sent.url else "1.0%2Bco"
+        name = sent.url.rstrip("/").rsplit("/", maxsplit=1)[-1]
+        if name not in ("acme", "other"):
+            return Reply(status=404)
+        sha256 = hashlib.sha256(WHEEL).hexdigest()
+        file = f"{name}-{version}-py3-none-any.whl"
+        link = f'<a href="/files/{file}#sha256={sha256}" data-requires-python="&gt;=3.9" data-yanked="old">{file}</a>'
+        page = f"<!DOCTYPE html><html><body>{link.replace('>' + file, '>' + file.replace('%2B', '+'))}</body></html>"
+        return Reply(body=page.encode(), headers={"Content-Type": "text/html"})
+
+    def served(private: Callable[[Sent], Reply] = answer) -> tuple[LocalIndex, Wire]:
+        wire = Wire.install(monkeypatch, lambda sent: (private if PRIVATE in sent.url else answer)(sent))
+        settings = IndexSettings(url=f"https://{PUBLIC}/simple/").with_index("co", f"https://{PRIVATE}/simple", "")
+        return LocalIndex(Index(settings).with_indexes({"acme": "co"})), wire
+
+    return served
+
+
+def page(local: LocalIndex, name: str) -> dict[str, Any]:
+    answered = local.answer(f"simple/{name}/")
+    assert answered
+    assert answered[0] == "application/vnd.pypi.simple.v1+json"
+    content: dict[str, Any] = json.loads(answered[1])
+    return content
+
+
+def test_each_package_is_requested_from_its_own_index_alone(serve: Callable[..., tuple[LocalIndex, Wire]]) -> None:
+    local, wire = serve()
+    assert page(local, "acme")["files"] == [
+        {
+            "filename": "acme-1.0+co-py3-none-any.whl",
+            "url": "../../files/acme/acme-1.0%2Bco-py3-none-any.whl",
+            "hashes": {"sha256": hashlib.sha256(WHEEL).hexdigest()},
+            "requires-python": ">=3.9",
+            "yanked": "old",
+            "core-metadata": True,
+        }
+    ]
+    assert local.answer("files/acme/acme-1.0%2Bco-py3-none-any.whl.metadata") == (
+        "text/plain; charset=utf-8", METADATA
+    )  # fmt: skip
+    assert {sent.url.split("/")[2] for sent in wire.seen} == {PRIVATE}
+    wire.seen.clear()
+    assert page(local, "other")["files"][0]["filename"] == "other-9.0-py3-none-any.whl"
+    assert {sent.url.split("/")[2] for sent in wire.seen} == {PUBLIC}
+
+
+@pytest.mark.parametrize("path", ["", "simple/none/", "files/acme/acme-9.0-py3-none-any.whl.metadata", "other/acme/"])
+def test_what_there_is_not(serve: Callable[..., tuple[LocalIndex, Wire]], path: str) -> None:
+    local, _ = serve()
+    assert local.answer(path) is None
+    assert local.failures == []
+    assert local.absent == (["none"] if path == "simple/none/" else [])
+
+
+def test_an_index_that_refuses_is_reported_and_replaced_by_no_other_one(
+    serve: Callable[..., tuple[LocalIndex, Wire]],
+) -> None:
+    local, wire = serve(lambda _: Reply(status=403))
+    assert local.answer("simple/acme/") is None
+    (failure,) = local.failures
+    assert isinstance(failure, FetchError)
+    assert str(failure) == "acme: the index co returned 403 Forbidden"
+    assert {sent.url.split("/")[2] for sent in wire.seen} == {PRIVATE}
