@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -67,14 +68,16 @@ print("\\n".join(sorted(opened.copy())))
 
 @click.command(context_settings=SETTINGS)
 @click.argument("patterns", metavar="CELL...", nargs=-1, required=True)
+@click.option("--store", type=click.Path(path_type=Path), envvar="GPU_IMAGES_STORE", help="As that of builder.")
 @debug_option
 @click.pass_obj
-def update_prefetch(context: Context, patterns: Sequence[str]) -> None:
+def update_prefetch(context: Context, patterns: Sequence[str], store: Path | None) -> None:
     """Find the files that starting images reads, and write them to templates/*/prefetch.txt.
 
     The images must be built and in the engine. A path has `*` for each number, so it holds for other releases, too.
     Layers with these files change: build all images again, and commit locks/layers.json with the lists.
     """
+    context.store_root = store
     project = context.project
     found: dict[str, set[str]] = {}
     for image in plan.make_plan(project, project.select(patterns)).images:

@@ -171,7 +171,11 @@ def _named_indexes(project: Project) -> Iterator[MachineFinding]:
             yield MachineFinding(name, "missing", f"{error}. {error.hint}".removesuffix(". "))
             continue
         state: State = "ok" if files else "missing"
-        yield MachineFinding(name, state, f"has {'' if files else 'no '}{package}")
+        yield MachineFinding(
+            name,
+            state,
+            f"has {package}" if files else f"has no {package}: publish it there, or correct its index in matrix.yaml",
+        )
 
 
 def _debian_locks(

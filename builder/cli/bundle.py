@@ -70,7 +70,12 @@ def bundle_command(
         source = Registry(full, host=context.host, write=False)
         manifest = source.manifest(full.tag)
         if manifest is None:
-            raise RegistryError(f"{image.id}: {full} is not in the registry", hint=f"builder status {image.id}")
+            raise RegistryError(
+                f"{image.id}: {full} is not in the registry",
+                hint="Release it, or omit --released to take the image of the store. Its state: "
+                + f"builder status {image.id}"
+                + (f" --to {registry}" if registry else ""),
+            )
         view.begin(image.id, "downloading")
         sizes = transfer.fetch_image(source, store, manifest, Meter(view, image.id, "downloaded", 0).add)
         stored = Descriptor(media_type=manifest.media_type, digest=manifest.digest, size=len(manifest.content))

@@ -43,8 +43,8 @@ class Loader:
         self._store = store
         self._checkout = checkout
         self._say = say
-        # Until the engine does not reach this machine's loopback. Podman pulls by TLS only, unless its configuration
-        # lists the registry.
+        # Becomes False when the engine cannot reach this machine's loopback. Always False for Podman, which pulls only
+        # over TLS unless its configuration lists the registry as insecure.
         self._can_pull = engine.info().name != "Podman"
 
     def load_bare(self, layer: Layer) -> str:

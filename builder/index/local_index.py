@@ -1,7 +1,8 @@
 """Several indexes as one, for uv: a server on the loopback that takes each package from its own index.
 
-uv has explicit indexes too, but only for the packages that a requirement names: it looks up the dependencies of these
-on the default index, where anybody may have published a package with such a name. uv gets no login either.
+uv applies its own explicit indexes to direct requirements only. It would look up a package of a named index that only
+another package requires on the default index, where anybody may publish that name. This server sends the logins; uv
+gets none.
 """
 
 from __future__ import annotations

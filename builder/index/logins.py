@@ -35,7 +35,7 @@ def how_to_give(settings: IndexSettings) -> str:
         "environment": f"set {user} and {password} (for a token, only {password})",
         "netrc": f"add `machine {urlsplit(settings.url).hostname} login USER password PASSWORD` to ~/.netrc",
         "pip": "add the address with the login to pip's `extra-index-url`",
-        "keyring": f"run: keyring set {settings.url} {TOKEN_USER}",
+        "keyring": f"run `keyring set {settings.url} {os.environ.get(user) or TOKEN_USER}`",
     }
     if settings.login_from:
         place = places[settings.login_from]

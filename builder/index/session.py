@@ -110,7 +110,10 @@ class IndexSession(requests.Session):
         if not (self.settings.name and isinstance(error, requests.HTTPError) and error.response.status_code in REFUSED):
             return otherwise
         if origin_of(error.response.url) != self._origin:
-            return f"The index {self.settings.name} leads to another host, which demands a login. Use another index."
+            return (
+                f"The index {self.settings.name} refers to files on another host, which requires a login. Logins are "
+                "sent only to the index itself: use an index that serves its own files."
+            )
         if self._login:
             return f"The login is wrong, or has no access to this package. {logins.how_to_give(self.settings)}"
         return logins.how_to_give(self.settings)

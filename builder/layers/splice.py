@@ -226,7 +226,7 @@ def _with_landmark(entries: Iterable[Entry]) -> Iterator[Entry]:
         if entry is PREFETCH:
             landmark = PREFETCH
         elif entry.path in estargz.RESERVED:
-            raise SpliceError(f"/{entry.path} is reserved for a file that layers have")
+            raise SpliceError(f"/{entry.path} is reserved by the layer format (eStargz)")
         yield entry
     if landmark is NO_PREFETCH:
         yield NO_PREFETCH

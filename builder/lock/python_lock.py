@@ -214,5 +214,5 @@ class PythonFetcher(FileFetcher[LockedPython]):
         self._download(locked, file, f"{address.rsplit('/', 2)[0]}/{date[1]}/{quote(locked.file)}")
 
 
-_LIST_HINT = "`.venv/bin/uv python list --only-downloads` shows why. `make` installs the pinned uv."
+_LIST_HINT = "`.venv/bin/uv python list --only-downloads` shows why. `make .venv/.ready` installs the pinned uv."
 _LOCK = TypeAdapter(LockedPython)

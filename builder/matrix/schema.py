@@ -214,7 +214,7 @@ class Cuda(StrictModel):
 
 
 class NamedIndex(StrictModel):
-    """A package index besides the default one. `login` is the only place where its login is looked for."""
+    """A package index besides the default one. `login`, if given, is the only source of its login."""
 
     url: IndexAddress
     login: Literal["environment", "netrc", "keyring", "pip"] | None = None

@@ -77,7 +77,7 @@ def targets(project: Project, store: Store, plan: Plan, registry: str = "") -> l
     """
     chosen, failures = collect(project, store, plan, registry)
     if failures:
-        raise errors.join(list(failures.values()), "images cannot be pushed")
+        raise errors.join(list(failures.values()), "images are not built or have not passed their tests")
     return chosen
 
 

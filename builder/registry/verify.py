@@ -222,7 +222,10 @@ def _rebuild(
         return "failed", str(error)
     if (derived.digest, derived.diff_id) != (layer.digest, layer.diff_id):
         if prefetch is None:
-            return "failed", "its wheels produce other bytes, perhaps as its files have another order: omit --fast"
+            return (
+                "failed",
+                "its wheels produce other bytes; with --fast, the order of files is unknown: run this without --fast",
+            )
         return "different", f"its wheels produce {short_digest(derived.digest)}"
     if derived.toc != layer.toc:
         return "different", OTHER_TOC

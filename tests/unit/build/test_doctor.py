@@ -279,6 +279,7 @@ def test_named_indexes_are_checked_with_their_logins(
     monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "s3cret")
     assert examine(project)["index company"] == MachineFinding("index company", "ok", "has notebook")
     machine["index"] = []
-    assert examine(project)["index company"].detail == "has no notebook"
+    absent = "has no notebook: publish it there, or correct its index in matrix.yaml"
+    assert examine(project)["index company"].detail == absent
     machine["index"] = requests.ReadTimeout()
     assert "notebook: the index company timed out" in examine(project)["index company"].detail

@@ -145,7 +145,7 @@ def test_the_login_of_a_named_index_goes_to_its_own_origin_only(wire: Wire, priv
     ("place", "hint"),
     [
         ("", "The login is wrong, or has no access to this package."),
-        ("https://elsewhere.test/x", "The index company leads to another host, which demands a login."),
+        ("https://elsewhere.test/x", "The index company refers to files on another host, which requires a login."),
     ],
 )
 def test_a_refused_login(wire: Wire, private: IndexSession, place: str, hint: str) -> None:
