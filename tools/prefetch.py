@@ -84,7 +84,8 @@ def update_prefetch(context: Context, patterns: Sequence[str], store: Path | Non
         click.echo(f"{image.id}: starting", err=True)
         command = image.settings.command if "services" in image.settings.command else ["python", "-c", "pass"]
         find = ["docker", "image", "ls", "--quiet", f"--filter=label={PLAN_LABEL}={image.digest}"]
-        image_id = subprocess.run(find, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+        # It prints the id once for each tag.
+        image_id = next(iter(subprocess.run(find, stdout=subprocess.PIPE, text=True, check=True).stdout.split()), "")
         if not image_id:
             raise BuildError(f"the engine does not have {image.id}", hint=f"Build it: builder build {image.id}")
         run = ["docker", "run", "--rm", "--cap-add=SYS_ADMIN", "--user=root", "--entrypoint=python", image_id]

@@ -144,11 +144,7 @@ class DockerfileBuilder(ImageProvider):
         work, name, context, id_file = self._work, image.id, scratch / "context", scratch / "id"
         for path, content in host.files(image.debian).items():
             (context / path).write_bytes(content)
-        # The scratch folder, which the user alone can read, is deleted after the build.
-        logins = scratch / "netrc"
-        if text := netrc_of(host.index.of(index) for index in sorted({item.index for item in image.lists}) if index):
-            logins.touch(mode=0o600)
-            logins.write_text(text, encoding="utf-8")
+        logins = netrc_of(host.index.of(index) for index in sorted({item.index for item in image.lists}) if index)
         labels = {label: value for label, value in built_labels(image.digest, "").items() if value}
         # The values of proxies, which may have passwords, are read from the environment.
         arguments = [f"BASE={base}", *host.proxies]
@@ -166,6 +162,8 @@ class DockerfileBuilder(ImageProvider):
 
         # The engine that this run uses and that engine's own builder, whatever context or builder is selected.
         environment = {**os.environ, "DOCKER_HOST": os.environ.get("DOCKER_HOST", SOCKET), **host.proxies}
+        if logins:
+            environment["GPU_IMAGES_NETRC"] = logins  # on no disk
         for variable in ("BUILDX_BUILDER", "DOCKER_CONTEXT"):
             environment.pop(variable, None)
         work.view.begin(name, "building")
@@ -177,7 +175,7 @@ class DockerfileBuilder(ImageProvider):
                     *(f"--build-arg={argument}" for argument in arguments),
                     *(f"--label={label}={value}" for label, value in labels.items()),
                     *([f"--network={host.network}"] if host.network else []),
-                    *([f"--secret=id=netrc,src={logins}"] if logins.exists() else []),
+                    *(["--secret=id=netrc,env=GPU_IMAGES_NETRC"] if logins else []),
                     *(f"--iidfile={id_file}", f"--file={context / image.dockerfile}", str(context)),
                 ],
                 environment=environment,

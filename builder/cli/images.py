@@ -182,6 +182,8 @@ def make_selected(  # noqa: PLR0913  the options of the command
                         disk.make_room(work, store, part, limit, prune_cache=prune_cache)
                     if method == ASSEMBLE:
                         garbage.make_room(store, partial(disk.store_bytes, store, part.images), wait=context.wait)
+                    if source:  # another builder may have freed what no image used yet
+                        bundle.load_bundle(source, store, part.images, known, work.view, wait=context.wait)
                     with image_provider(context, work, method, options.jobs, lookup, archives) as provider:
                         outcomes += images.make_images(work, provider, part, options)
                 except BuilderError as error:  # the other parts do not depend on this one

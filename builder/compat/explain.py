@@ -198,7 +198,8 @@ class Explainer:
             "python": python,
         }
         matrix, reason = self.matrix.model_copy(update=with_cell), ""
-        if not self._has_wheel(cell):  # the framework alone fails, and faster
+        # The framework alone fails, and faster. Without the packages of components, their indexes would be lost.
+        if not self._has_wheel(cell) and not cells.indexes_of_packages(matrix, cell):
             components = {name: item.model_copy(update={"packages": []}) for name, item in matrix.components.items()}
             alone = {"components": components, "cuda": {**cuda, cell.cuda: Cuda()}}
             reason = self.resolve(matrix.model_copy(update=alone), cell)

@@ -10,6 +10,7 @@ import codecs
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -283,7 +284,7 @@ class Engine:
         return ImageInfo(
             id=attributes["Id"],
             labels=(attributes.get("Config") or {}).get("Labels") or {},
-            tags=tuple(attributes.get("RepoTags") or ()),
+            tags=tuple(_DEFAULT_HOST.sub("", tag) for tag in attributes.get("RepoTags") or ()),
             size=attributes["Size"],
             created=attributes.get("Created", ""),
             layers=tuple((attributes.get("RootFS") or {}).get("Layers") or ()),
@@ -412,6 +413,10 @@ class Engine:
         for image in self.images(f"{RUN_LABEL}={checkout}"):
             self.remove_image(image.id)
         return len(containers)
+
+
+# Podman adds it to names without a host.
+_DEFAULT_HOST = re.compile(r"^(docker\.io|localhost)/")
 
 
 class RunningContainer:

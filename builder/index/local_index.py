@@ -49,6 +49,7 @@ class LocalIndex:
                         "yanked": (file.yanked_reason or True) if file.is_yanked else False,
                         "core-metadata": file.filename.endswith(".whl"),
                     }
+                    | ({"upload-time": file.upload_time.isoformat()} if file.upload_time else {})
                     for file in files
                 ]
                 page = {"meta": {"api-version": "1.0"}, "name": name, "files": listed}
@@ -80,9 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server = cast("_Server", self.server)
-        _, secret, *rest = self.path.split("/", maxsplit=2)
+        secret, _, path = self.path.removeprefix("/").partition("/")
         is_known = secrets.compare_digest(secret.encode(), server.secret.encode())
-        kind, content = (server.local.answer("".join(rest)) if is_known else None) or ("", b"")
+        kind, content = (server.local.answer(path) if is_known else None) or ("", b"")
         self.send_response(200 if kind else 404)
         self.send_header("Content-Type", kind or "text/plain")
         self.send_header("Content-Length", str(len(content)))

@@ -83,7 +83,8 @@ def netrc_of(indexes: Iterable[IndexSettings]) -> str:
     lines = {}
     for settings in indexes:
         if login := find_login(settings):
-            if not all(re.fullmatch(r"[!-~]+", word) for word in login):
+            # uv reads a backslash and a quotation mark in netrc otherwise than Python does.
+            if not all(re.fullmatch(r"[!#-\[\]-~]+", word) for word in login):
                 raise UsageError(
                     f"the login of the index {settings.name} has characters that a netrc file cannot have",
                     hint="Build without --method dockerfile.",
@@ -119,8 +120,8 @@ def _of_pip(settings: IndexSettings, environ: Mapping[str, str]) -> tuple[str, s
     """The login in the first of pip's addresses with the origin of the index."""
     options = read_pip_options(environ, Path(environ.get("HOME") or Path.home()))
     for address in f"{options.get('index-url', '')} {options.get('extra-index-url', '')}".split():
-        if origin_of(address) == origin_of(settings.url) and (password := urlsplit(address).password):
-            return unquote(urlsplit(address).username or "") or TOKEN_USER, unquote(password)
+        if origin_of(address) == origin_of(settings.url) and (user := urlsplit(address).username) is not None:
+            return unquote(user) or TOKEN_USER, unquote(urlsplit(address).password or "")
     return None
 
 

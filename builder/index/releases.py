@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import copy
@@ -78,6 +79,7 @@ class Index:
 
     def __init__(self, settings: IndexSettings) -> None:
         self._settings = settings
+        self._lock = threading.Lock()
         self._sessions: dict[str, IndexSession] = {}
         self._files: dict[tuple[str, str], list[DistributionPackage]] = {}
         self._packages: dict[tuple[str, str], ListedPackage] = {}
@@ -177,9 +179,10 @@ class Index:
     def _session(self, name: str) -> IndexSession:
         """Requests to the index of a package."""
         index = self._indexes.get(name, "")
-        if index not in self._sessions:
-            self._sessions[index] = IndexSession(self._settings.of(index), retries=3)
-        return self._sessions[index]
+        with self._lock:  # `login: keyring` runs a program, which may ask
+            if index not in self._sessions:
+                self._sessions[index] = IndexSession(self._settings.of(index), retries=3)
+            return self._sessions[index]
 
 
 def parse_metadata(file: str, text: bytes) -> Metadata:

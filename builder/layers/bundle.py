@@ -110,32 +110,47 @@ def load_bundle(
     def missing_sizes() -> dict[str, int]:
         return {each.digest: each.size for each in lacking().values() if not store.has(each.digest, each.size)}
 
+    def check_complete() -> dict[str, Layer]:
+        """The layers to copy. Raises FileError if the file does not have all of them."""
+        layers = lacking()
+        absent = {each.digest for each in layers.values() if not store.has(each.digest, each.size)} - places.keys()
+        if not absent:
+            return layers
+        cells = [
+            image.id
+            for image in images
+            if any(planned.inputs in layers and layers[planned.inputs].digest in absent for planned in image.layers)
+        ]
+        again = for_cells("builder bundle", [image.id for image in images])
+        raise FileError(
+            f"{path} lacks {counted(len(absent), 'layer')} of {', '.join(cells)}",
+            hint=f"Make it again from a checkout of this commit: {again} -o {shlex.quote(path.name)}",
+        )
+
     store.prepare()
-    garbage.make_room(store, lambda: sum(missing_sizes().values()), wait=wait)
-    with store.used(), path.open("rb") as file:
-        layers, sizes = lacking(), missing_sizes()
-        if not layers:
-            return
-        places = {blob: place for blob, place, count in _blobs(file, path) if sizes.get(blob) == count}
-        if absent := sizes.keys() - places.keys():
-            cells = [
-                image.id
-                for image in images
-                if any(planned.inputs in layers and layers[planned.inputs].digest in absent for planned in image.layers)
-            ]
-            again = for_cells("builder bundle", [image.id for image in images])
-            raise FileError(
-                f"{path} lacks {counted(len(absent), 'layer')} of {', '.join(cells)}",
-                hint=f"Make it again from a checkout of this commit: {again} -o {shlex.quote(path.name)}",
-            )
-        meter = Meter(view, "bundle", "loaded", sum(sizes.values()))
-        with view.live():
+    if not lacking():
+        return
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise of_file(error) from error
+    with file:
+        # Before anything is deleted for it: in a closed network, it could not be downloaded again.
+        planned_layers = [planned for image in images for planned in image.layers]
+        recorded = [known.system(each.inputs) if each.kind == "os" else known.get(each) for each in planned_layers]
+        needed = {layer.digest: layer.size for layer in recorded if layer}
+        places = {blob: place for blob, place, count in _blobs(file, path) if needed.get(blob) == count}
+        check_complete()
+        garbage.make_room(store, lambda: sum(missing_sizes().values()), wait=wait)
+        with store.used(), view.live():
+            layers = check_complete()
+            meter = Meter(view, "bundle", "loaded", sum(missing_sizes().values()))
             for inputs, layer in layers.items():
                 if not store.has(layer.digest, layer.size):
                     file.seek(places[layer.digest])
                     with store.new_blob() as blob:
                         file_hash, left = hashlib.sha256(), layer.size
-                        while left and (chunk := file.read(min(CHUNK, left))):
+                        while left and (chunk := _read(file, path, min(CHUNK, left))):
                             file_hash.update(chunk)
                             blob.file.write(chunk)
                             meter.add(len(chunk))
@@ -144,6 +159,15 @@ def load_bundle(
                             raise _damaged(path, f"blob {layer.digest} does not match its digest")
                         blob.digest = layer.digest
                 store.put_record(inputs, asdict(layer))
+
+
+def _read(file: BinaryIO, path: Path, count: int) -> bytes:
+    """Bytes of the bundle. Raises FileError, not the DiskError of a store that is being written."""
+    try:
+        return file.read(count)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise of_file(error) from error
 
 
 def _blobs(file: BinaryIO, path: Path) -> Iterator[tuple[str, int, int]]:
@@ -156,7 +180,7 @@ def _blobs(file: BinaryIO, path: Path) -> Iterator[tuple[str, int, int]]:
     while True:
         file.seek(position)
         try:
-            info = tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
+            info = tarfile.TarInfo.frombuf(_read(file, path, tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             return
         except tarfile.HeaderError as error:

@@ -81,7 +81,7 @@ def prefetch_order(paths: Iterable[str], prefetch: Collection[str]) -> list[str]
 
     `prefetch` are paths `without_versions`. Without a match, the paths as they are.
     """
-    paths = list(paths)
+    paths, prefetch = list(paths), frozenset(prefetch)
     first = {path for path in paths if without_versions(path) in prefetch}
     if not first:
         return paths

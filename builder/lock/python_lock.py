@@ -101,7 +101,10 @@ class PythonBuilds:
 
     def __init__(self, host: Host, run: Run = subprocess.run) -> None:
         self.host = host
-        self._environ = {**os.environ, **host.index.environment()}
+        # Without the user's settings of uv, which may turn off downloads or name another list. With
+        # UV_PYTHON_CACHE_DIR, the empty archive of `lock` would stay in that cache.
+        others = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+        self._environ = others | host.index.environment()
         self._run = run
         self._read: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -155,7 +158,7 @@ class PythonBuilds:
     def _uv(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         try:
             return self._run(
-                [uv_program(), "python", *arguments, "--color", "never"],
+                [uv_program(), "python", *arguments, "--no-config", "--color", "never"],
                 env=self._environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

@@ -82,7 +82,7 @@ class Resolver:
         self._hide = host.hide
         self._run = run
         self._sizes: dict[str, int] = dict(sizes or {})
-        self._toolkits: dict[tuple[str, str], Mapping[str, str]] = {}
+        self._toolkits: dict[tuple[str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
         self._catalogue = catalogue or Index(host.index)
         self._serve = serve
 
@@ -208,7 +208,7 @@ class Resolver:
         """
         versions = dict(preferred or {})
         if basis.toolkit:
-            key = basis.toolkit, basis.python
+            key = basis.toolkit, basis.python, frozenset(cells.indexes_of_packages(self._matrix, cell).items())
             if key not in self._toolkits:
                 text = self._compile(cell, [f"{lockfile.TOOLKIT}[all]=={basis.toolkit}"], (), {})
                 self._toolkits[key] = _parse_versions(text)

@@ -386,7 +386,8 @@ class Matrix(StrictModel):
             for name, component in self.components.items()
         ]
         place: Key = (*at, "index_on", cuda) if cuda in entry.index_on else (*at, "index")
-        own = [self.frameworks[framework].package_for(cuda), *entry.packages]
+        packages_of_all = [self.frameworks[framework].package, *self.frameworks[framework].package_on.values()]
+        own = [*packages_of_all, *entry.packages]
         places.append((entry.index_on.get(cuda, entry.index), place, own))
         result: dict[str, dict[str, Key]] = {}
         for index, place, packages in places:

@@ -35,7 +35,5 @@ def test_what_a_start_reads_is_listed_and_comes_first(
 
     (digest,) = checkout.stored().values()
     layers = dict(stores.layers(checkout.store, digest))
-    with stores.path(checkout.store, next(layers[line] for line in layers if line.startswith("os"))).open(
-        "rb"
-    ) as blob:
+    with stores.path(checkout.store, next(layers[line] for line in layers if line.startswith("os"))).open("rb") as blob:
         assert opened - estargz.prefetched(blob) == set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -436,7 +435,7 @@ def test_without_a_failure_of_packages_there_is_one_attempt(checkout: TinyProjec
 def test_the_login_of_an_index_is_a_secret_of_the_build(
     checkout: TinyProject, edit: Edit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a file that only the user can read, outside the build context, and gone afterwards."""
+    """In the environment of buildx alone, on no disk."""
     monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "s3cret")
     url = "https://python.example.test/simple"
     edit("debian:\n", f"indexes: {{company: {url}}}\ndebian:\n")
@@ -448,23 +447,15 @@ def test_the_login_of_an_index_is_a_secret_of_the_build(
     host = replace(HOST, index=HOST.index.with_index("company", url, ""))
     checkout.work = replace(checkout.work, project=project, host=host)
     [image] = checkout.rendered(CELL)
-    secrets: dict[Path, tuple[int, str]] = {}
-
-    def keep_secrets() -> None:
-        for path in project.state.glob("tmp/*/netrc"):
-            secrets[path] = path.stat().st_mode & 0o777, path.read_text()
-
-    checkout.buildx.before = keep_secrets
     checkout.run(image)
-    [program], [(path, secret)] = checkout.buildx.calls, secrets.items()
-    assert secret == (0o600, "machine python.example.test login __token__ password s3cret\n")
-    assert f"--secret=id=netrc,src={path}" in program.command
-    assert not path.exists()
+    [program] = checkout.buildx.calls
+    assert program.environment["GPU_IMAGES_NETRC"] == "machine python.example.test login __token__ password s3cret\n"
+    assert "--secret=id=netrc,env=GPU_IMAGES_NETRC" in program.command
+    assert not any("s3cret" in argument for argument in program.command)
     assert not any(b"s3cret" in content for content in checkout.buildx.contexts[0].values())
 
     monkeypatch.delenv("UV_INDEX_COMPANY_PASSWORD")
     monkeypatch.setenv("NETRC", "/nonexistent")
-    secrets.clear()
     checkout.run(image)
-    assert secrets == {}
+    assert "GPU_IMAGES_NETRC" not in checkout.buildx.calls[1].environment
     assert not any("--secret" in word for word in checkout.buildx.calls[1].command)

@@ -56,7 +56,7 @@ class Uv:
                 for variant in ("", "+freethreaded")
             ]
             return subprocess.CompletedProcess(command, 0, stdout=json.dumps(entries), stderr="")
-        release = command[-3].split("-")[1]
+        [release] = (each.split("-")[1] for each in command if each.startswith("cpython-"))
         mirror = Path(unquote(urlsplit(command[command.index("--mirror") + 1]).path))
         date = self.files[release]
         with tarfile.open(mirror / date / file_of(release, date)) as archive:
