@@ -14,7 +14,15 @@ from pathlib import Path
 
 from builder.common import errors, git
 from builder.common.console import View
-from builder.common.errors import BuilderError, ImageTestError, NoRegistryError, RegistryError, VerifyError
+from builder.common.errors import (
+    BuilderError,
+    ImageTestError,
+    NoRegistryError,
+    RefusedError,
+    RegistryError,
+    StaleError,
+    VerifyError,
+)
 from builder.index.host import Host
 from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
@@ -51,6 +59,11 @@ class Candidate:
     def state(self) -> str:
         """The results of its GPU tests and of its scan."""
         return f"gpu: {self.target.coverage.gpu_status}" + (f", scan: {self.scan.record.state}" if self.scan else "")
+
+
+# The errors that `skip_incomplete` accepts: tests that are missing or failed, another plan, the scanner or the end of
+# support, a check that failed.
+NOT_READY = (ImageTestError, StaleError, RefusedError, VerifyError)
 
 
 @dataclass(kw_only=True)
@@ -118,7 +131,9 @@ class Releaser:
                     to_check = tuple(image for image in self.release.images if image.cell in changed)
                     candidates = [candidate for candidate in candidates if candidate.target.cell not in changed]
         self.left_out = tuple(left_out)
-        failures: list[BuilderError] = []
+        # A registry or Sigstore that does not answer says nothing about an image.
+        failures = [error for error in left_out if self.skip_incomplete and not isinstance(error, NOT_READY)]
+        left_out = [error for error in left_out if error not in failures]
         if not self.skip_incomplete:
             cells = [self.planned[staged.cell].cell for staged in self.release.images if staged.cell in self.planned]
             failures += support.refusals(self.project.matrix, cells, self.today)

@@ -27,7 +27,7 @@ from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
 from builder.registry import artifacts, evidence, expected, publish, reports, scan, signing, staging, transfer
 from builder.registry.client import Registry
-from builder.registry.evidence import Evidence
+from builder.registry.evidence import Coverage, Evidence, Requirement
 from builder.registry.publish import PublishableImage, Published, Publisher
 from builder.registry.release import Releaser
 from builder.registry.scan import ImageScan, ScanRecord
@@ -241,6 +241,22 @@ def test_a_list_that_nobody_signed_is_refused_even_if_images_may_be_left_out(
 
     monkeypatch.setattr(StagingArea, "require_signed", refuse)
     with pytest.raises(VerifyError, match="images may be missing"):
+        pair.check(View(desk.console))
+
+
+def test_an_image_is_not_left_out_because_the_registry_fails(
+    desk: ReleaseDesk, pair: Releaser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, beside = pair.release.images
+    read = reports.registry_coverage
+
+    def fail_for_one(registry: Registry, requirement: Requirement, *rest: Any, **options: Any) -> Coverage:
+        if requirement.image == beside.digest:
+            raise RegistryError("503")
+        return read(registry, requirement, *rest, **options)
+
+    monkeypatch.setattr(reports, "registry_coverage", fail_for_one)
+    with pytest.raises(RegistryError, match="503"):
         pair.check(View(desk.console))
 
 
