@@ -46,7 +46,8 @@ from builder.layers.store import BLOBS, PACKAGES, Store
 from builder.lock import os_lock
 from builder.lock.archives import Archives, DebianFetcher
 from builder.lock.os_lock import OsLock, OsRequest
-from builder.lock.python_lock import LockedPython, PythonBuilds, PythonFetcher, uv_program
+from builder.lock.python_builds import PythonBuilds, PythonFetcher, uv_program
+from builder.lock.python_lock import LockedPython
 from builder.matrix.schema import Matrix
 from builder.plan import layer_order
 from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS, PlannedImage

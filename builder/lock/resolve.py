@@ -34,7 +34,7 @@ from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
 from builder.index.wheels import PLATFORM, LockedWheel
 from builder.lock import checks, lockfile
 from builder.lock.lockfile import Basis, Lock, LockedComponent
-from builder.lock.python_lock import uv_program
+from builder.lock.python_builds import uv_program
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project

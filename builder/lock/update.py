@@ -30,7 +30,8 @@ from builder.lock import apt, checks, diff, lockfile, os_lock, python_lock
 from builder.lock.archives import Archives, Kept
 from builder.lock.lockfile import Lock
 from builder.lock.os_lock import OsLock, OsRequest
-from builder.lock.python_lock import LockedPython, PythonBuilds
+from builder.lock.python_builds import PythonBuilds
+from builder.lock.python_lock import LockedPython
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project

@@ -19,7 +19,8 @@ from builder.lock import lockfile, os_lock, python_lock
 from builder.lock.archives import HERE, STORE, Archives, Kept, PackageLocations
 from builder.lock.lockfile import Lock, LockedComponent
 from builder.lock.os_lock import DebianPackage, OsLock, OsRequest
-from builder.lock.python_lock import LockedPython, PythonBuilds
+from builder.lock.python_builds import PythonBuilds
+from builder.lock.python_lock import LockedPython
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Matrix

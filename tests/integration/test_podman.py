@@ -19,7 +19,7 @@ from tests.integration.programs import install
 pytestmark = pytest.mark.skipif(not host.is_debian(), reason="only on Debian, whose Podman is installed here")
 
 
-# Podman raises the limits of processes, which root may not do in some sandboxes. Runs runc without them: crun also refuses
+# Podman raises the limits of processes, which root may not do in some sandboxes. Runs runc without them; crun refuses
 # machines with both versions of cgroups.
 RUNTIME = """\
 #!/usr/bin/python3

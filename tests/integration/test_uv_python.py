@@ -22,7 +22,7 @@ import pytest
 from builder.index import host
 from builder.index.host import Host
 from builder.layers.estargz import RESERVED
-from builder.lock.python_lock import PythonBuilds
+from builder.lock.python_builds import PythonBuilds
 from tests.integration.checkout import PLAIN, TIMEOUT_S, USER, Checkout
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index

@@ -27,7 +27,8 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import PACKAGES, Store
 from builder.lock.archives import Archives, DebianFetcher
-from builder.lock.python_lock import LockedPython, PythonFetcher
+from builder.lock.python_builds import PythonFetcher
+from builder.lock.python_lock import LockedPython
 from builder.matrix.project import Project
 from builder.plan import plan
 from tests.fakes import locks

@@ -18,7 +18,8 @@ from builder.common.errors import FetchError, LockError
 from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
 from builder.lock import python_lock
-from builder.lock.python_lock import LockedPython, PythonBuilds, PythonFetcher
+from builder.lock.python_builds import PythonBuilds, PythonFetcher
+from builder.lock.python_lock import LockedPython
 from tests.fakes.wire import Reply, Wire
 
 MIRROR = "https://mirror.example.test/builds"

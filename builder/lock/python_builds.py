@@ -1,0 +1,159 @@
+"""uv's builds of Python: which there are, their hashes, and downloading one.
+
+The pinned uv contains a list of its builds with their hashes, one build for each release. The address is that of uv's
+mirror setting (`UV_PYTHON_INSTALL_MIRROR`, `python-install-mirror`), or uv's default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Mapping
+from io import BufferedRandom
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import quote, unquote
+
+from builder.common.errors import FetchError, LockError
+from builder.common.tasks import RetryPolicy
+from builder.index.download import DEFAULT_POLICY, FileFetcher
+from builder.index.host import Host, Run
+from builder.index.session import IndexSession
+from builder.lock.python_lock import ARCHIVE, LockedPython, python_key
+
+TIMEOUT_S = 120
+LIST = "UV_PYTHON_DOWNLOADS_JSON_URL"  # another list than that of the pinned uv
+_EXPECTED = re.compile(r"Expected:\s+([0-9a-f]{64})\b")
+_LIST_HINT = "`.venv/bin/uv python list --only-downloads` shows why. `make .venv/.ready` installs the pinned uv."
+
+
+def uv_program() -> str:
+    """The locked uv, if the builder was set up with it."""
+    beside = Path(sys.executable).parent / "uv"
+    return str(beside) if beside.exists() else "uv"
+
+
+class PythonBuilds:
+    """uv's list of its builds for the images' platform. Reads it on first use, from several threads."""
+
+    def __init__(self, host: Host, run: Run = subprocess.run) -> None:
+        self.host = host
+        # Without the user's settings of uv, which may turn off downloads. With
+        # UV_PYTHON_CACHE_DIR, the empty archive of `lock` would stay in that cache.
+        others = {name: value for name, value in os.environ.items() if not name.startswith("UV_") or name == LIST}
+        self._environ = others | host.index.environment()
+        self._run = run
+        self._read: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def lock(self, release: str, present: LockedPython | None) -> LockedPython:
+        """The lock of a release; `present`, if uv still has that build. Raises LockError."""
+        address = self.addresses().get(release, "")
+        file = unquote(address.rpartition("/")[2])
+        if present and present.file == file:
+            return present
+        if not re.fullmatch(ARCHIVE, file):
+            minor = release.rpartition(".")[0]
+            others = [each for each in self.addresses() if each.startswith(f"{minor}.")]
+            raise LockError(
+                f"uv has no build of Python {release} that images can use",
+                hint=f'Change `uv` of python."{minor}" in matrix.yaml. '
+                + (f"uv's newest release of it is {others[0]}." if others else f"uv has no Python {minor}."),
+            )
+        # uv prints the hash only if an archive has another one: here, an empty archive in a mirror on this machine.
+        with TemporaryDirectory(prefix="builder-uv-") as folder:
+            mirror = Path(folder) / "mirror"
+            archive = mirror / address.split("/")[-2] / file
+            archive.parent.mkdir(parents=True)
+            tarfile.open(archive, "w:gz").close()
+            done = self._uv(
+                "install", "--no-cache", "--no-bin", "--mirror", mirror.as_uri(), "--install-dir",
+                f"{folder}/installed", python_key(release),
+            )  # fmt: skip
+        if not (expected := _EXPECTED.search(done.stderr)):
+            raise LockError(f"uv's list has no SHA-256 of its build of Python {release}", hint=_LIST_HINT)
+        return LockedPython(release=release, file=file, sha256=expected[1])
+
+    def addresses(self) -> Mapping[str, str]:
+        """The address of the archive of each release, the newest first. Raises LockError."""
+        with self._lock:
+            if not self._read:
+                done = self._uv(
+                    "list", "--only-downloads", "--all-versions", "--show-urls", "--output-format", "json",
+                    "cpython-any-linux-x86_64-gnu",
+                )  # fmt: skip
+                try:
+                    listed = json.loads(done.stdout)
+                    addresses = {str(entry["version"]): str(entry["url"]) for entry in listed if _is_default(entry)}
+                except (ValueError, KeyError, TypeError):
+                    addresses = {}
+                if done.returncode or not addresses:
+                    raise LockError("uv cannot list its builds of Python", hint=_LIST_HINT)
+                self._read = addresses
+            return self._read
+
+    def _uv(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        try:
+            return self._run(
+                [uv_program(), "python", *arguments, "--no-config", "--color", "never"],
+                env=self._environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise LockError(f"uv python {arguments[0]} took more than {TIMEOUT_S} s", hint="Run again.") from None
+
+
+def _is_default(entry: Mapping[str, str]) -> bool:
+    return entry["key"] == python_key(entry["version"])  # the key of a free-threaded build has more
+
+
+class PythonFetcher(FileFetcher[LockedPython]):
+    """Downloads archives of Python to `blobs`, the folder of the store's blobs, by their SHA-256."""
+
+    again = (
+        "The mirror may lack this build: set UV_PYTHON_INSTALL_MIRROR to one that has it. If it was withdrawn, change "
+        "`uv` of this Python in matrix.yaml."
+    )
+    distrust = (
+        "A build never changes without a new date in its name: do not use this mirror (UV_PYTHON_INSTALL_MIRROR), or "
+        "this lock, until the difference is explained."
+    )
+
+    def __init__(
+        self,
+        builds: PythonBuilds,
+        blobs: Path,
+        parts: Path,
+        *,
+        progress: Callable[[int], None] = lambda _: None,
+        policy: RetryPolicy = DEFAULT_POLICY,
+        stopped: threading.Event | None = None,
+    ) -> None:
+        super().__init__(parts, progress=progress, policy=policy, stopped=stopped)
+        self._mirror = IndexSession(builds.host.index, timeout=(policy.connect_s, policy.read_s))
+        self._builds = builds
+        self._blobs = blobs
+
+    def path(self, locked: LockedPython) -> Path:
+        return self._blobs / locked.sha256
+
+    def _session(self, locked: LockedPython) -> IndexSession:
+        return self._mirror
+
+    def _server(self, locked: LockedPython) -> str:
+        return "uv's mirror of Python builds"
+
+    def _get(self, locked: LockedPython, file: BufferedRandom) -> None:
+        try:
+            addresses = self._builds.addresses()
+        except LockError as error:
+            raise FetchError(f"{locked.file}: {error}", hint=error.hint) from error
+        # A newer uv may have another build of the release, or no build of it, but all are below the same address.
+        address = addresses.get(locked.release) or next(iter(addresses.values()))
+        date = re.fullmatch(ARCHIVE, locked.file)
+        assert date
+        self._download(locked, file, f"{address.rsplit('/', 2)[0]}/{date[1]}/{quote(locked.file)}")
