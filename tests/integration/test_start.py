@@ -46,12 +46,15 @@ def test_a_command_loads_only_what_it_needs(arguments: list[str], needed: set[st
 def test_ctrl_c_at_once(after: float) -> None:
     """In the first 0.3 s it gave a traceback."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        [str(BUILDER), "plan", "all"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    time.sleep(after)
-    process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=30)[0].decode()
+    for _ in range(10):
+        process = subprocess.Popen(
+            [str(BUILDER), "plan", "all"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        time.sleep(after)
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=30)[0].decode()
+        if not output.startswith("Fatal Python error: init"):  # on a busy machine, Python had not started yet
+            break
     assert "Traceback" not in output
     # Python itself needs some 0.03 s before the first line of builder; the shell then sees the signal.
     assert process.returncode in (130, -signal.SIGINT, 0), output
