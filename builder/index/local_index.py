@@ -65,7 +65,7 @@ class LocalIndex:
         return None
 
 
-class _Server(ThreadingHTTPServer):
+class _IndexServer(ThreadingHTTPServer):
     daemon_threads = True
     secret = ""  # a part of all paths: other users of this machine must not read what a login gives access to
     local: LocalIndex
@@ -76,11 +76,11 @@ class _Server(ThreadingHTTPServer):
             self.local.failures.append(FetchError("the local index for uv failed", hint="Run again."))
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _IndexHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        server = cast("_Server", self.server)
+        server = cast("_IndexServer", self.server)
         secret, _, path = self.path.removeprefix("/").partition("/")
         is_known = secrets.compare_digest(secret.encode(), server.secret.encode())
         kind, content = (server.local.answer(path) if is_known else None) or ("", b"")
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serve_index(index: Index) -> Iterator[tuple[str, LocalIndex]]:
     """Serves an index, its packages from their own indexes, on the loopback; gives the address for uv."""
-    with _Server(("127.0.0.1", 0), _Handler) as server:
+    with _IndexServer(("127.0.0.1", 0), _IndexHandler) as server:
         server.local, server.secret = LocalIndex(index), secrets.token_hex(16)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()

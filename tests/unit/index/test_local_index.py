@@ -34,7 +34,7 @@ WHEEL = wheel()
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[LocalIndex, Wire]]:
-    """Two indexes that both have `acme` and `other`, the public one in a higher version."""
+    """Two indexes with the packages `acme` and `other`; the public index has higher versions."""
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
 
     def answer(sent: Sent) -> Reply:
