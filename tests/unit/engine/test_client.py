@@ -205,6 +205,14 @@ def attributes(name: str, created: str) -> dict[str, Any]:
     return {"Id": name, "Config": {"Labels": None}, "RepoTags": None, "Size": 1, "Created": created}
 
 
+def test_tags_are_without_the_host_that_podman_adds() -> None:
+    """With it, no tag was one of the matrix, so --max-disk found no image to remove."""
+    tags = ["docker.io/org/a:1", "localhost/org/a:1", "org/a:1", "registry.example.test/org/a:1"]
+    image = engine(inspect_image=lambda name: {**attributes(name, "2026"), "RepoTags": tags}).image("a")
+    assert image
+    assert image.tags == ("org/a:1", "org/a:1", "org/a:1", "registry.example.test/org/a:1")
+
+
 def inspect(known: Mapping[str, Any]) -> Any:
     def inspect_image(name: str) -> Any:
         if name not in known:
