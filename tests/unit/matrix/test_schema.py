@@ -460,6 +460,18 @@ def test_the_index_of_each_package() -> None:
     assert matrix.indexes["company"] == NamedIndex(url="https://python.example.test/simple")
 
 
+def test_all_packages_of_a_framework_have_the_index_of_its_line() -> None:
+    """explain also looks up `package`, whatever `package_on` names for the CUDA: it asked the default index."""
+    matrix = load(
+        with_indexes(
+            ("package: ember\n", 'package: ember\n    package_on: {"12": ember-gpu}\n'),
+            (EMBER_INDEX, EMBER_INDEX + "        index: company\n"),
+        )
+    )
+    [cell] = [cell for cell in cells.expand(matrix) if cell.id == "em-1.10-cu129-py311"]
+    assert cells.indexes_of_packages(matrix, cell) == dict.fromkeys(("ember", "ember-gpu", "ember-extra"), "company")
+
+
 BAD_INDEXES = {
     "an unknown index of a component": (NOTEBOOK, NOTEBOOK + "    index: compny\n", "did you mean 'company'?"),
     "an unknown index of a line": (EMBER_INDEX, EMBER_INDEX + "        index: none\n", "no index 'none'"),
