@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import shlex
 import subprocess
@@ -76,6 +77,7 @@ def main() -> int:
             source = f"oci:{options.store}:{image}"
             copy = ["skopeo", "copy", "-q", "--preserve-digests", "--dest-tls-verify=false", source]
             subprocess.run([*copy, f"docker://127.0.0.1:{PORT}/{image}"], check=True)
+            os.sync()  # otherwise the disk still writes this copy while the first image starts
             framework = "jax" if "jax" in image else "pt"
             with (
                 nullcontext(PORT)
