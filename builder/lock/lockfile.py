@@ -239,7 +239,7 @@ _LOCK = TypeAdapter(Lock)
 
 
 def resolve_hint(group: str) -> str:
-    return f"Resolve it again: builder lock '{group}*'"
+    return f"Resolve it again: builder lock '{cells.pattern_of_group(group)}'"
 
 
 # ---- all lock files as text: one line for each entry, for readable diffs, and an error for edits by hand
