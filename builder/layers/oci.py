@@ -173,6 +173,12 @@ def index(images: Mapping[str, Descriptor]) -> str:
     return json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}, indent=1) + "\n"
 
 
+def platform_index(images: Mapping[str, Descriptor]) -> bytes:
+    """The index of an image for several architectures as JSON, from its manifests by architecture (`amd64`)."""
+    entries = [{**images[arch].as_data(), "platform": {"architecture": arch, "os": "linux"}} for arch in sorted(images)]
+    return _json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries})
+
+
 def describe(layer: PlannedLayer) -> str:
     """A layer's line in the history. For wheels it has each with its SHA-256, so that anyone can rebuild the layer."""
     if layer.kind != "wheels":
@@ -229,7 +235,8 @@ class _ConfigOnly(BaseModel, frozen=True):
     config: _Reference
 
 
-class _LabelsOnly(BaseModel, frozen=True):
+class _Labelled(BaseModel, frozen=True):
+    architecture: str
     labels: dict[str, Any] | None = Field(None, validation_alias=AliasPath("config", "Labels"))
 
 
@@ -284,19 +291,24 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
     )
 
 
-def read_labels(content: bytes, read_blob: Callable[[str], bytes]) -> dict[str, str]:
-    """The labels of the image of a manifest, even if other parts of it are invalid. Raises as `read_image`."""
+def read_labels(content: bytes, read_blob: Callable[[str], bytes]) -> tuple[str, dict[str, str]]:
+    """The architecture and the labels of the image of a manifest, even if other parts of it are invalid.
+
+    Raises as `read_image`.
+    """
     config = read_blob(parse_document(_ConfigOnly, content, "manifest").config.digest)
-    labels = parse_document(_LabelsOnly, config, "configuration").labels or {}
-    return {name: value for name, value in labels.items() if isinstance(value, str)}
+    values = parse_document(_Labelled, config, "configuration")
+    labels = {name: value for name, value in (values.labels or {}).items() if isinstance(value, str)}
+    return values.architecture, labels
 
 
-def platform_manifest(content: bytes) -> str | None:
-    """Digest of the manifest for our platform in the index of an image for several platforms. Raises VerifyError."""
+def read_platforms(content: bytes) -> dict[str, str]:
+    """Architecture -> digest of each manifest for Linux in the index of an image. Raises VerifyError.
+
+    Empty for an index of something else, such as attachments. Of two for one architecture, the first counts.
+    """
     manifests = parse_document(_Platforms, content, "index").manifests
-    return next(
-        (entry.digest for entry in manifests if (entry.os, entry.architecture) == ("linux", ARCHITECTURE)), None
-    )
+    return {entry.architecture: entry.digest for entry in reversed(manifests) if entry.os == "linux"}
 
 
 def read_blobs(content: bytes) -> dict[str, int]:

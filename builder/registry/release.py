@@ -6,7 +6,7 @@ tag, as an artifact with the tag `released-<stamp>`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import dropwhile
@@ -23,6 +23,7 @@ from builder.common.errors import (
     StaleError,
     VerifyError,
 )
+from builder.common.text import listed
 from builder.index.host import Host
 from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
@@ -84,6 +85,7 @@ class Releaser:
     signer: Signer | None = None
     allow_unsigned: bool = False
     allow_untested_gpu: bool = False
+    allow_missing_arch: bool = False
     roll_back: bool = False
     skip_incomplete: bool = False
     again: str = "builder release"
@@ -122,6 +124,11 @@ class Releaser:
                 candidates += [result for result in results if isinstance(result, Candidate)]
                 left_out += [result for result in results if isinstance(result, BuilderError)]
                 to_check = ()
+                if not self.allow_missing_arch:
+                    present = {candidate.target.cell for candidate in candidates}
+                    alone = [each for each in candidates if not present.issuperset(each.target.cells.values())]
+                    candidates = [each for each in candidates if each not in alone]
+                    left_out += [self._missing_arch(each.target, present) for each in alone]
                 if left_out and candidates and self.skip_incomplete:
                     # Others may have to pass the thorough tests in place of an image that is left out.
                     before, ids = self.planned, {candidate.target.cell for candidate in candidates}
@@ -178,6 +185,8 @@ class Releaser:
             )
         target = PublishableImage(
             cell=staged.cell,
+            arch=planned.cell.arch,
+            cells=publish.cells_by_arch(self.project, planned),
             stored=image,
             manifest=manifest,
             coverage=coverage,
@@ -191,6 +200,17 @@ class Releaser:
             if image_scan.refusal:
                 raise image_scan.refusal
         return Candidate(target=target, sbom=sbom, scan=image_scan)
+
+    def _missing_arch(self, target: PublishableImage, present: Collection[str]) -> ImageTestError:
+        """The error for an image that would be released without those for the other architectures of its tags."""
+        missing = [cell for cell in target.cells.values() if cell not in present]
+        stage = f"builder stage{self.place.option}"
+        return ImageTestError(
+            f"{target.cell}: {listed(missing, 1)} would not be released with it, and has the same tags",
+            hint=f"On a machine of that architecture: builder images {missing[0]} && {stage} --images-only {missing[0]}"
+            f"   Then list them together: {stage} {' '.join(target.cells.values())}   To release it alone: "
+            f"{self.again} --allow-missing-arch ({publish.WITHOUT_ARCH})",
+        )
 
     def _how_to_cover(self) -> str:
         """A hint for an image without test results that count."""
@@ -210,16 +230,20 @@ class Releaser:
             store=store,
             stamps=_stamps(self.release.stamp),
             roll_back=self.roll_back,
+            allow_missing_arch=self.allow_missing_arch,
             documents=self,
         )
         return publisher.publish(targets)
 
     def record(self) -> None:
         """Records what the release publishes, see `publish.ReleaseDocuments`."""
+        groups = publish.by_tags(each.target for each in self._candidates.values())
+        tagged = {target.cell: publish.tagged_manifest(targets).digest for targets in groups for target in targets}
         images = [
             ReleasedImage(
                 cell=candidate.target.cell,
                 digest=candidate.target.digest,
+                tagged=tagged[candidate.target.cell],
                 references=tuple(map(str, candidate.target.references)),
                 gpu=candidate.target.coverage.gpu_status,
                 signer=_signers(candidate.target.coverage),
@@ -227,7 +251,12 @@ class Releaser:
             )
             for candidate in self._candidates.values()
         ]
-        skipped = {"unsigned": self.allow_unsigned, "untested-gpu": self.allow_untested_gpu}
+        cells = {cell for candidate in self._candidates.values() for cell in candidate.target.cells.values()}
+        skipped = {
+            "unsigned": self.allow_unsigned,
+            "untested-gpu": self.allow_untested_gpu,
+            "missing-arch": self.allow_missing_arch and not cells <= self._candidates.keys(),
+        }
         stamp, revision = self.release.stamp, self.release.revision
         before = self.place.released(stamp)
         # Images that an earlier run published and this one leaves out: their tags are set.
@@ -256,9 +285,20 @@ class Releaser:
         documents = {sbom_and_provenance.SBOM: candidate.sbom, sbom_and_provenance.PROVENANCE: provenance}
         signer.attest(registry, image.digest, documents, sbom_and_provenance.agree)
         # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
-        full = image.references[0]
-        annotations = {"cell": image.cell, "image": staging.name_of(full), "tag": full.tag}
-        signer.sign_image(registry, image.digest, annotations | ({"release": stamped} if stamped else {}))
+        self._sign(registry, image.digest, image.cell, image, stamped)
+
+    def sign_index(self, registry: Registry, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
+        """Signs it as the cell without an architecture: `cosign verify` of a tag does not depend on whether it names
+        an index.
+        """
+        cell = self.planned[images[0].cell].cell
+        self._sign(registry, digest, f"{cell.axes}{cell.suffix}", images[0], stamped)
+
+    def _sign(self, registry: Registry, digest: str, cell: str, image: PublishableImage, stamped: str) -> None:
+        if self.signer:
+            full = image.references[0]
+            annotations = {"cell": cell, "image": staging.name_of(full), "tag": full.tag}
+            self.signer.sign_image(registry, digest, annotations | ({"release": stamped} if stamped else {}))
 
     def _check_newest(self, candidates: Sequence[Candidate]) -> None:
         """Raises RegistryError if a newer release published other images of these cells."""

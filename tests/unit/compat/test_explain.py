@@ -702,7 +702,8 @@ def test_gpus_of_this_machine(run: Callable[..., Result], monkeypatch: pytest.Mo
 
 def described(labels: Mapping[str, str]) -> tuple[bytes, bytes]:
     """Manifest and configuration of an image with these labels."""
-    config = json.dumps({"config": {"Labels": labels}, "rootfs": {"diff_ids": []}}).encode()
+    data = {"architecture": "amd64", "config": {"Labels": labels}, "rootfs": {"diff_ids": []}}
+    config = json.dumps(data).encode()
     blob = {"digest": digest_of_bytes(config), "size": len(config)}
     return json.dumps({"config": blob, "layers": []}).encode(), config
 
