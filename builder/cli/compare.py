@@ -16,7 +16,7 @@ from rich.text import Text
 from builder.cli import verify
 from builder.cli.context import Context, new_table
 from builder.cli.options import format_option
-from builder.common import git
+from builder.common import git, machine
 from builder.common.errors import BuilderError, UsageError, did_you_mean
 from builder.common.text import counted, size
 from builder.layers import images
@@ -127,7 +127,7 @@ def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Image
     store = context.store
     with store.used():
         try:
-            source, _ = verify.find_image(context, store, name)
+            [source], _ = verify.find_images(context, store, name, machine.architecture())
         except UsageError as error:
             raise UsageError(
                 f"{name!r} is not a cell, {_revision(context.project.root)} or an image: {error}", hint=FORMS
