@@ -28,6 +28,7 @@ from builder.common.tasks import RetryPolicy
 from builder.index import wheels
 from builder.index.host import Host
 from builder.layers import oci
+from builder.matrix.schema import AMD64
 from builder.registry import failures
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TooLongError, TransientError
 from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request
@@ -367,4 +368,4 @@ def labels_of(registry: Registry, reference: str) -> dict[str, str]:
             return oci.read_labels(manifest.content, registry.read_blob)
     except VerifyError as error:
         raise VerifyError(f"{registry.name}: {reference}: {error}", hint=error.hint) from error
-    raise VerifyError(f"{registry.name} has no {reference} for Linux on {wheels.PLATFORM}")
+    raise VerifyError(f"{registry.name} has no {reference} for Linux on {wheels.PLATFORMS[AMD64]}")
