@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections import ChainMap, Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,11 +15,12 @@ from rich.text import Text
 
 from builder.cli.context import Context, parse_image
 from builder.cli.options import format_option
-from builder.common import errors, machine
+from builder.common import errors
 from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, StaleError, UsageError
 from builder.common.files import short_digest
 from builder.index.download import Fetcher
+from builder.index.wheels import arch_of
 from builder.layers import images, oci
 from builder.layers.store import Store
 from builder.matrix.cells import indexes_of_packages
@@ -54,7 +56,7 @@ _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  
 @click.option(
     "--arch",
     type=click.Choice([*get_args(Arch), verify.ALL]),
-    default=machine.architecture,
+    default=lambda: arch_of(platform.machine()),
     show_default="that of this machine",
     help="If IMAGE names images for several architectures in a registry: the one to check.",
 )

@@ -1,4 +1,4 @@
-"""Processors and memory that this process may use, within the limits of its container, and their architecture."""
+"""Processors and memory that this process may use, within the limits of its container."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ CGROUP = Path("/sys/fs/cgroup")
 # Bytes of memory that a job may use: the tests of a PyTorch image start several processes with the framework.
 JOB_MEMORY = 4 << 30
 MOST_JOBS = 32
-
-
-def architecture() -> str:
-    """The architecture of this machine, as in images: amd64, arm64. Source: uname(2)."""
-    name = os.uname().machine
-    return {"x86_64": "amd64", "aarch64": "arm64"}.get(name, name)
 
 
 def processors() -> int:

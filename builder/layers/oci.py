@@ -19,13 +19,13 @@ from builder.common.files import SHA256_HEX, digest_of_bytes
 from builder.index.wheels import STRICT
 from builder.layers import estargz
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE, Descriptor
+from builder.matrix.schema import AMD64
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.plan.settings import Settings
 
 LAYOUT = '{"imageLayoutVersion":"1.0.0"}'
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 NAME = "org.opencontainers.image.ref.name"  # annotation by which skopeo finds an image: oci:<store>:<name>
-ARCHITECTURE = "amd64"
 CONTAINERD = "containerd"
 _SECOND = 1_000_000_000  # Docker counts nanoseconds
 _WHEEL = re.compile(r"([A-Za-z0-9_.+!-]+\.whl)@sha256:([0-9a-f]{64})", re.ASCII)
@@ -125,7 +125,7 @@ def config(
         }
     return _json(
         {
-            "architecture": ARCHITECTURE,
+            "architecture": settings.arch,
             "os": "linux",
             "created": created,
             "config": inner,
@@ -135,11 +135,11 @@ def config(
     )
 
 
-def bare_config(layers: Sequence[Layer], labels: Mapping[str, str]) -> bytes:
+def bare_config(layers: Sequence[Layer], labels: Mapping[str, str], arch: str = AMD64) -> bytes:
     """The configuration of a temporary image."""
     return _json(
         {
-            "architecture": ARCHITECTURE,
+            "architecture": arch,
             "os": "linux",
             "config": {"Labels": dict(labels)},
             "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},

@@ -118,6 +118,13 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
     for number, exclusion in enumerate(matrix.exclude):
         for hit in _hits(matrix.where("exclude", number, "cells"), exclusion.cells, cells):
             del cells[hit]
+    for cell in cells.values():
+        if cell.arch != AMD64 and matrix.python[cell.python].uv:
+            where = matrix.where("python", cell.python, "uv")
+            raise MatrixError(
+                f"{where}: {cell.id}: uv's builds of Python are for {AMD64} only",
+                hint="Exclude these cells, or use the Python of a Debian release.",
+            )
     if not cells:
         raise MatrixError(f"{matrix.where('exclude')}: every cell is excluded; there is nothing to build")
 

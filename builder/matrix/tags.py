@@ -65,6 +65,11 @@ def compute(matrix: Matrix, cells: Iterable[Cell]) -> Mapping[str, tuple[ImageRe
     return result
 
 
+def local_name(reference: str, cell: Cell) -> str:
+    """The name of an image in the store and in an engine, where a name has one architecture: `...:2.15-arm64`."""
+    return f"{reference}{cell.arch_suffix}"
+
+
 def stamped(reference: ImageRef, stamp: str) -> ImageRef:
     """The tag of one release of an image, from its full tag. Raises MatrixError if it is too long."""
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import platform
 import subprocess
 import threading
 from collections.abc import Callable
@@ -21,12 +22,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
-from builder.common import machine
 from builder.common.errors import RegistryError, VerifyError, of_file
 from builder.common.files import digest_of_bytes, is_digest, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
+from builder.index.wheels import arch_of
 from builder.layers import oci
 from builder.registry import failures
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TooLongError, TransientError
@@ -371,8 +372,8 @@ def labels_of(registry: Registry, reference: str) -> dict[str, str]:
     Raises VerifyError without such an image, or if it is invalid.
     """
     try:
-        if manifest := registry.image_manifest(reference, machine.architecture()):
+        if manifest := registry.image_manifest(reference, arch_of(platform.machine())):
             return oci.read_labels(manifest.content, registry.read_blob)[1]
     except VerifyError as error:
         raise VerifyError(f"{registry.name}: {reference}: {error}", hint=error.hint) from error
-    raise VerifyError(f"{registry.name} has no {reference} for Linux on {machine.architecture()}")
+    raise VerifyError(f"{registry.name} has no {reference} for Linux on {arch_of(platform.machine())}")

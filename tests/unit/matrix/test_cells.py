@@ -90,6 +90,13 @@ def test_only_the_set_arm64_has_cells_for_arm64(edit: Edit) -> None:
     assert {cell.id for cell in project.select(["*"])} == {*TINY_IDS, *arm64}
 
 
+def test_uvs_builds_of_python_are_not_for_arm64(edit: Edit) -> None:
+    edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, uv: 3.11.9}')
+    project = edit('python: ["3.11"]}', ON_ARM64)
+    with pytest.raises(MatrixError, match=r"qz-0\.5-cu129-py311-arm64: uv's builds of Python are for amd64 only"):
+        _ = project.cells
+
+
 def test_a_cell_for_arm64_can_be_included(edit: Edit) -> None:
     project = edit("cell: qz-0.5-cu1210-py39-board", "cell: qz-0.5-cu1210-py39-board-arm64")
     assert [cell.id for cell in project.cells if cell.arch == "arm64"] == ["qz-0.5-cu1210-py39-board-arm64"]
