@@ -30,6 +30,7 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.project import Project
+from builder.matrix.schema import ARM64
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, expected, publish, reports, sbom_and_provenance, scan, staging, transfer
@@ -176,9 +177,9 @@ class Releaser:
         if not (planned.cell.is_cpu or coverage.gpu == "passed" or self.allow_untested_gpu):
             test = gpu_test(planned.cell.framework)
             is_there = (self.project.root / test).is_file()
-            how = (
-                f"On a machine with a GPU: {self.test} --gpu require" if is_there else f"Write {test}, then test again."
-            )
+            machine = f"an {ARM64} machine" if planned.cell.arch == ARM64 else "a machine"
+            how = f"On {machine} with a GPU: {self.test} --gpu require"
+            how = how if is_there else f"Write {test}, then test again."
             raise ImageTestError(
                 f"{staged.cell}: GPU tests have not passed (gpu: {coverage.gpu_status})",
                 hint=f"{how}   To release it untested: {self.again} --allow-untested-gpu",
