@@ -123,7 +123,7 @@ class Attestations:
             coverage.require_pass(cell)
         except ImageTestError as error:
             return self._finding("test results", str(error).removeprefix(f"{cell}: "))
-        return self._finding("test results", f"{len(coverage.passed)} passed, gpu: {coverage.gpu_status}", "signed")
+        return self._finding("test results", f"{coverage.tests_status}, gpu: {coverage.gpu_status}", "signed")
 
     def _statement(self, name: str, kind: str, check: Callable[[bytes], str]) -> Finding:
         """A finding for the signed statements of one kind; `check` returns the detail, or raises VerifyError."""

@@ -183,4 +183,4 @@ def _is_of_plan(registry: Registry, reference: str, planned: PlannedImage) -> bo
 
 
 def _passed(coverage: Coverage) -> _Tests:
-    return f"{len(coverage.passed)} passed", round(sum(coverage.seconds.values()), 1) or None, coverage.gpu
+    return coverage.tests_status, round(sum(coverage.seconds.values()), 1) or None, coverage.gpu
