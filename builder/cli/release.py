@@ -303,6 +303,11 @@ def refresh_command(
     is_flag=True,
     help="Accept test results without a signature that matrix.yaml trusts. The release records it.",
 )
+@click.option(
+    "--allow-not-run",
+    is_flag=True,
+    help="Release images that only an emulation has run: `built, not run`. The release records it.",
+)
 @missing_arch_option
 @roll_back_option
 @skip_incomplete_option

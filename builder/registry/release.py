@@ -86,6 +86,7 @@ class Releaser:
     signer: Signer | None = None
     allow_unsigned: bool = False
     allow_untested_gpu: bool = False
+    allow_not_run: bool = False
     allow_missing_arch: bool = False
     roll_back: bool = False
     skip_incomplete: bool = False
@@ -174,7 +175,14 @@ class Releaser:
             coverage.require_pass(staged.cell)
         except ImageTestError as error:
             raise ImageTestError(str(error), hint="" if coverage.image_tests else self._how_to_cover()) from error
-        if not (planned.cell.is_cpu or coverage.gpu == "passed" or self.allow_untested_gpu):
+        if coverage.is_emulated:
+            if not self.allow_not_run:
+                raise ImageTestError(
+                    f"{staged.cell}: {coverage.tests_status}",
+                    hint=f"On an {planned.cell.arch} machine: {self.test}   To release it as it is: {self.again} "
+                    "--allow-not-run",
+                )
+        elif not (planned.cell.is_cpu or coverage.gpu == "passed" or self.allow_untested_gpu):
             test = gpu_test(planned.cell.framework)
             is_there = (self.project.root / test).is_file()
             machine = f"an {ARM64} machine" if planned.cell.arch == ARM64 else "a machine"
@@ -256,6 +264,7 @@ class Releaser:
         skipped = {
             "unsigned": self.allow_unsigned,
             "untested-gpu": self.allow_untested_gpu,
+            "not-run": self.allow_not_run,
             "missing-arch": self.allow_missing_arch and not cells <= self._candidates.keys(),
         }
         stamp, revision = self.release.stamp, self.release.revision
