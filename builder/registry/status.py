@@ -147,7 +147,10 @@ class StatusReader:
         if self.here or not full.registry:
             return NONE, NONE, NONE
         registry = self.new_registry(full, host=self.host, write=False)
-        manifest = registry.image_manifest(full.tag, planned.cell.arch)
+        try:
+            manifest = registry.image_manifest(full.tag, planned.cell.arch)
+        except VerifyError:
+            return "invalid index", NONE, NONE
         if manifest is None:
             return NO, NONE, NONE
         digest = manifest.digest

@@ -62,17 +62,18 @@ def backward(named: Mapping[str, Mapping[str, str]], images: Mapping[str, Mappin
 def named_images(registry: Registry, reference: str) -> dict[str, dict[str, str]]:
     """The labels of each image that a tag or digest names, by architecture: of an index, those of all its entries.
 
-    Leaves out what does not exist or cannot be read.
+    An entry that cannot be read has no labels. Empty if the tag does not exist or cannot be read.
     """
     images: dict[str, dict[str, str]] = {}
     with suppress(VerifyError, RejectedError):
         manifest = registry.manifest(reference)
-        if manifest and manifest.media_type in INDEXES:
-            for entry in oci.read_platforms(manifest.content).values():
-                images |= named_images(registry, entry)
-        elif manifest:
-            arch, labels = oci.read_labels(manifest.content, registry.read_blob)
-            images[arch] = labels
+        if manifest and manifest.media_type not in INDEXES:
+            return dict([oci.read_labels(manifest.content, registry.read_blob)])
+        for arch, digest in (oci.read_platforms(manifest.content) if manifest else {}).items():
+            images[arch] = {}
+            with suppress(VerifyError, RejectedError):
+                if entry := registry.manifest(digest):
+                    _, images[arch] = oci.read_labels(entry.content, registry.read_blob)
     return images
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from builder.common.errors import VerifyError
 from builder.index.host import Host
+from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -78,6 +79,10 @@ def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(tin
     store.prepare()
     reader = StatusReader(project=tiny, store=store, host=Host(), new_registry=lambda *_, **__: registry)
     assert [row.released for row in reader.read(Plan(images=(amd64, arm64)))] == ["yes", "yes"]
+    registry.put_manifest("invalid", b"{}", oci.INDEX_TYPE)
+    index, registry.tags[full] = registry.tags[full], registry.tags["invalid"]
+    assert [row.released for row in reader.read(Plan(images=(arm64,)))] == ["invalid index"]
+    registry.tags[full] = index
     # A release needs the images of all architectures, also that of the one which has not changed.
     newer = replace(arm64, digest="sha256:" + "b" * 64)
     assert unreleased(amd64, newer) == [amd64.id, newer.id]

@@ -129,6 +129,8 @@ def test_each_image_of_an_index_is_compared_with_that_for_its_architecture() -> 
     assert named == {"amd64": old["config"]["Labels"], "arm64": newer["config"]["Labels"]}
     assert tagging.backward(named, {"amd64": NEW}) == ""
     assert tagging.backward(named, {"amd64": NEW, "arm64": NEW}) == "from release 2.9.10 to 2.9.1"
+    nested = registry.add_index(amd64=amd64, arm64=registry.add_index(arm64=arm64))
+    assert tagging.named_images(registry, nested) == {"amd64": old["config"]["Labels"], "arm64": {}}, "it has both"
 
 
 @pytest.mark.parametrize(
