@@ -9,6 +9,7 @@ import ast
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -22,14 +23,13 @@ from builder.cli.options import debug_option
 from builder.common import errors
 from builder.common.errors import FetchError, StaleError, UsageError
 from builder.index.session import DOCTOR, IndexSession, fetch_errors
+from builder.index.wheels import PLATFORMS
 from builder.matrix import facts
 from builder.matrix.facts import Build, Facts
-from builder.matrix.schema import CPU, Matrix
+from builder.matrix.schema import AMD64, ARM64, CPU, Matrix
 
 if TYPE_CHECKING:
     from zipfile import ZipFile
-
-    from pypi_simple import DistributionPackage
 
 _FLAGS = re.compile(rb"((?:(?:sm|compute)_[0-9]{2,3}[af]? )+(?:sm|compute)_[0-9]{2,3}[af]?)\0")
 # "Release Notes" of the PTX ISA, table "PTX Release History": the first CUDA with each version of PTX.
@@ -43,6 +43,7 @@ _FATBIN_START = bytes.fromhex("50ed55ba01001000")
 # Kind (1 PTX, 2 machine code), format, lengths of header and content, 8 bytes, version (minor, major), architecture.
 _ENTRY = struct.Struct("<HHIQ8xHHI")
 _PTX = 1
+_UNREADABLE = (KeyError, ValueError, SyntaxError, struct.error)  # of a wheel without this information
 
 
 @click.command(context_settings=SETTINGS)
@@ -99,55 +100,60 @@ def compare(known: Build | None, build: Build, package: str, version: Version) -
     """How the entry in facts.yaml differs from the build in a wheel; empty if it does not."""
     if known is None:
         cudnn = f', cudnn: "{build.cudnn}"' if build.cudnn else ""
-        architectures = ", ".join(build.architectures)
-        entry = f'{{cuda: "{build.cuda}"{cudnn}, architectures: [{architectures}], source: {build.source}}}'
+        architectures = f"architectures: [{', '.join(build.architectures)}]"
+        architectures += f", arm64: [{', '.join(build.arm64)}]" if build.arm64 else ""
+        entry = f'{{cuda: "{build.cuda}"{cudnn}, {architectures}, source: {build.source}}}'
         return f"missing in builder/matrix/facts.yaml; add to builds.{package}:\n    {version}: {entry}"
     pairs = {
         "CUDA": (known.cuda, build.cuda),
         "cuDNN": (known.cudnn, build.cudnn),
         "architectures": (" ".join(known.architectures), " ".join(build.architectures)),
+        "arm64": (" ".join(known.arm64), " ".join(build.arm64)),
     }
     differences = [f"{name} {new or 'none'}, not {old or 'none'}" for name, (old, new) in pairs.items() if old != new]
     return f"correct builder/matrix/facts.yaml: the wheel has {'; '.join(differences)}" if differences else ""
 
 
 def read_build(session: IndexSession, package: str, version: Version) -> Build:
-    """What a release was compiled for. Raises UsageError for an unknown package, else FetchError."""
+    """What a release was compiled for, also on arm64. Raises UsageError for an unknown package, else FetchError."""
     if package not in _READERS:
         raise UsageError(
             f"cannot read from {package} what it was compiled for", hint=f"Supported packages: {', '.join(_READERS)}."
         )
     with fetch_errors(f"{package} {version}", session):
-        file = _wheel_file(session, package, version)
+        files = sorted(session.files(package), key=lambda file: file.filename)
+        if not files:
+            raise FetchError(f"{package}: not found on the index", hint=DOCTOR)
+        # The first wheel for Linux on each architecture.
+        of_arch = {
+            arch: next((file for file in files if _is_of(file.filename, version, platform)), None)
+            for arch, platform in PLATFORMS.items()
+        }
+        if (file := of_arch[AMD64]) is None:
+            raise FetchError(
+                f"{package} {version}: no wheel for Linux on x86-64 on the index",
+                hint="Check that this release exists.",
+            )
         with session.open_wheel(file.url) as wheel:
             try:
-                return _READERS[package](wheel)
-            except (KeyError, ValueError, SyntaxError, struct.error) as error:
+                build = _READERS[package](wheel)
+            except _UNREADABLE as error:
                 raise FetchError(
                     f"{package} {version}: cannot find in {file.filename} what it was compiled for",
                     hint="It may be a CPU build. Otherwise extend tools/facts.py.",
                 ) from error
+        if file := of_arch[ARM64]:
+            with session.open_wheel(file.url) as wheel, suppress(*_UNREADABLE):  # it may be a CPU build
+                return build.model_copy(update={"arm64": _READERS[package](wheel).architectures})
+        return build
 
 
-def _wheel_file(session: IndexSession, package: str, version: Version) -> DistributionPackage:
-    """The first wheel for Linux on x86-64 as the index lists it."""
-    files = session.files(package)
-    if not files:
-        raise FetchError(f"{package}: not found on the index", hint=DOCTOR)
-    for file in sorted(files, key=lambda file: file.filename):
-        if _is_of(file.filename, version):
-            return file
-    raise FetchError(
-        f"{package} {version}: no wheel for Linux on x86-64 on the index", hint="Check that this release exists."
-    )
-
-
-def _is_of(filename: str, release: Version) -> bool:
+def _is_of(filename: str, release: Version, platform: str) -> bool:
     try:
         _, version, _, tags = parse_wheel_filename(filename)
     except InvalidWheelFilename:  # a source distribution
         return False
-    return version == release and any("linux" in tag.platform and "x86_64" in tag.platform for tag in tags)
+    return version == release and any("linux" in tag.platform and platform in tag.platform for tag in tags)
 
 
 def _torch(wheel: ZipFile) -> Build:

@@ -183,7 +183,10 @@ def _working_entry(
         for cuda in entry.cuda
         for python in entry.python
     }  # fmt: skip
-    refusals = {pair: explainer.refusal(cell) for pair, cell in cells.items()}
+    refusals = {
+        pair: next(filter(None, (explainer.refusal(replace(cell, arch=arch)) for arch in entry.arch_on(cell.cuda))), "")
+        for pair, cell in cells.items()
+    }
     cudas, pythons = _largest_product(entry, refusals)
     if not cudas:
         return None, [f"{_cuda_name(cuda)}: {refusals[cuda, entry.python[0]]}" for cuda in entry.cuda]

@@ -37,6 +37,7 @@ from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.layers.wheel import FILE_MODE, InstallScheme, environment, new_folders
 from builder.lock.archives import Archives, DebianFetcher
+from builder.matrix.schema import Arch
 from builder.plan import budget, plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
@@ -78,7 +79,7 @@ class Assembler(ImageProvider):
 
         # What `prepare` reads from the checkout.
         self._program = b""  # compiles bytecode
-        self._compilers: dict[str, set[str]] = {}  # operating systems, by the digest of what compiles in them
+        self._compilers: dict[str, dict[str, Arch]] = {}  # operating systems, by the digest of what compiles in them
         self._files: dict[str, dict[str, Entry]] = {}  # by image
         self._unreadable: dict[str, BuilderError] = {}  # images with files that cannot be used
 
@@ -233,7 +234,7 @@ class Assembler(ImageProvider):
         sizes = [(planned.name, built.size, built.unpacked) for planned, built in zip(image.layers, stack, strict=True)]
         budget.check_built(self._work.project.matrix, image.cell, sizes)
         assembled = stored_images.write_image(store, image, system, stack)
-        stored_images.put_name(store, image, system, assembled.manifest, image.references[0] + UNTESTED)
+        stored_images.put_name(store, image, system, assembled.manifest, image.local_names[0] + UNTESTED)
         return assembled
 
     def record_tagged(self, image: PlannedImage) -> None:
@@ -241,7 +242,7 @@ class Assembler(ImageProvider):
         stored = stored_images.find_stored_image(self._store, image, self._lookup.known)
         system = self._lookup.system_in_store(image.os_inputs)
         if stored and system:
-            name = image.references[0]
+            name = image.local_names[0]
             stored_images.put_name(self._store, image, system, stored.manifest, name, instead_of=name + UNTESTED)
 
     def close(self) -> None:
@@ -308,8 +309,10 @@ class Assembler(ImageProvider):
             return downloaded
 
         # All operating systems with the image's Python give the same bytecode, so the first that is ready is used.
-        # Those in the store are ready, even if no image of this run has them.
-        candidates = [image.os_inputs, *sorted(self._compilers.get(image.compiler_inputs, set()) - {image.os_inputs})]
+        # Those in the store are ready, even if no image of this run has them. Those of another architecture are slow.
+        systems = {**self._compilers.get(image.compiler_inputs, {}), image.os_inputs: image.cell.arch}
+        own = work.engine.info().arch
+        candidates = sorted(systems, key=lambda inputs: (systems[inputs] != own, inputs != image.os_inputs, inputs))
         system = next(filter(None, map(lookup.system_in_store, candidates)), None)
         if system is None:
             started = [self._layers[inputs] for inputs in candidates if inputs in self._layers]

@@ -29,9 +29,8 @@ def index(lock: OsLock, paths: Mapping[str, Path]) -> dict[str, bytes]:
         paragraphs.append(f"{fields}\nFilename: ./{package.file}\nSize: {package.size}\nSHA256: {package.sha256}\n\n")
     listed = "".join(paragraphs).encode()
     # apt selects the release's essential packages by its codename: mmdebstrap's `?essential` is limited to it.
-    head = (
-        f"Origin: Debian\nSuite: {lock.debian}\nCodename: {lock.debian}\nArchitectures: all amd64\nComponents: main\n"
-    )
+    head = f"Origin: Debian\nSuite: {lock.debian}\nCodename: {lock.debian}\n"
+    head += f"Architectures: all {lock.arch}\nComponents: main\n"
     hashes = f"SHA256:\n {hashlib.sha256(listed).hexdigest()} {len(listed)} Packages\n"
     return {"Packages": listed, "Release": f"{head}{hashes}".encode()}
 

@@ -38,7 +38,7 @@ _INFRASTRUCTURE = (
 _OF_PACKAGES = re.compile(
     r"^\s*\|.*(no installation candidate|version .* was not found|unable to locate package|failed to fetch"
     r"|hash sum mismatch|held broken packages|unmet dependencies|does not have a release file|are not the locked ones"
-    r"|[<>] \S+ \S+ (amd64|all) [0-9a-f]{64})",
+    r"|[<>] \S+ \S+ (amd64|arm64|all) [0-9a-f]{64})",
     re.MULTILINE | re.IGNORECASE,
 )
 _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
@@ -104,7 +104,7 @@ class DockerfileBuilder(ImageProvider):
                 raise BuildError(
                     f"{image.id}: files of the checkout changed during the build", hint="Run the same command again."
                 )
-            base = self._mmdebstrap.base_image(image.debian)
+            base = self._mmdebstrap.base_image(image.debian, image.cell.arch)
             image_id = self._run_with_archives(image, base, Path(scratch))
         record_built(self._work.project.state, self._keys[image.id], image_id)
         return LoadedImage(id=image_id, digest=image_id, origin="built")
@@ -142,6 +142,7 @@ class DockerfileBuilder(ImageProvider):
     def _run(self, image: PlannedImage, host: Host, base: str, scratch: Path) -> str:
         """Runs buildx in the folder `context` of `scratch`, and returns the id of the image."""
         work, name, context, id_file = self._work, image.id, scratch / "context", scratch / "id"
+        arch = image.cell.arch
         for path, content in host.files(image.debian).items():
             (context / path).write_bytes(content)
         logins = netrc_of(host.index.of(index) for index in sorted({item.index for item in image.lists}) if index)
@@ -172,6 +173,7 @@ class DockerfileBuilder(ImageProvider):
                 command=[
                     *("docker", "buildx", "build", "--builder=default", "--progress=plain", "--load"),
                     "--provenance=false",
+                    *([f"--platform=linux/{arch}"] if arch != work.engine.info().arch else []),
                     *(f"--build-arg={argument}" for argument in arguments),
                     *(f"--label={label}={value}" for label, value in labels.items()),
                     *([f"--network={host.network}"] if host.network else []),

@@ -15,7 +15,8 @@ from typing import Literal
 
 import requests
 
-from builder.build import disk, operating_systems
+from builder.build import disk, images, operating_systems
+from builder.common import machine
 from builder.common.errors import BuilderError, EngineError, LockError, UsageError
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
@@ -27,6 +28,7 @@ from builder.engine.setup import too_old
 from builder.index import host
 from builder.index.host import Host
 from builder.index.session import IndexSession, describe, fetch_errors
+from builder.index.wheels import PLATFORMS
 from builder.layers.store import Store
 from builder.lock import os_lock
 from builder.lock.archives import HERE, STORE, Archives
@@ -68,12 +70,12 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
         engine = Engine.connect()
         info = engine.info()
         obstacle = too_old(info)
-        is_amd64 = info.architecture in ("x86_64", "amd64")
-        machine = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
+        about = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
         findings += [
             MachineFinding("engine", "missing" if obstacle else "ok", obstacle or f"{info.name} {info.version}"),
             MachineFinding("store", "ok", f"{info.store}, {info.root}"),
-            MachineFinding("machine", "ok" if is_amd64 else "missing", machine),
+            MachineFinding("machine", "ok" if info.arch in PLATFORMS else "missing", about),
+            *_emulation(project, info),
         ]
     except EngineError as error:
         findings.append(MachineFinding("engine", "missing", f"{error}. {error.hint}".removesuffix(". ")))
@@ -132,6 +134,17 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
         path = shutil.which("mmdebstrap")
         findings.append(MachineFinding("mmdebstrap", "ok", path or "a build will install it with apt-get"))
     return findings
+
+
+def _emulation(project: Project, info: EngineInfo) -> Iterator[MachineFinding]:
+    """Whether images of other architectures in matrix.yaml can be made here. That of a remote engine is unknown."""
+    for arch in sorted({cell.arch for cell in project.cells} - {info.arch}):
+        if not info.is_local:
+            yield MachineFinding(arch, "note", f"the engine must emulate {PLATFORMS[arch]}")
+        elif machine.emulates(PLATFORMS[arch]):
+            yield MachineFinding(arch, "ok", "emulated by QEMU: images can be built, and some of their tests run")
+        else:
+            yield MachineFinding(arch, "note", f"not emulated: its images cannot be built. {images.EMULATION_HINT}")
 
 
 def _index() -> MachineFinding:

@@ -28,7 +28,7 @@ from builder.matrix import facts
 from builder.plan.plan import PlannedImage
 from builder.registry import evidence
 from builder.registry.evidence import Coverage, Evidence, Kind, Requirement
-from builder.registry.suite import NOT_APPLICABLE, Suite, gpu_test
+from builder.registry.suite import IMAGE_TESTS, NOT_APPLICABLE, Suite, gpu_test
 
 TIMEOUT_S = 1800
 LOGS: dict[Kind, str] = {"image": "test", "gpu": "gpu"}  # the part of a log's name that identifies the tests
@@ -66,7 +66,9 @@ class Tester:
 
     def is_complete(self, image: PlannedImage, coverage: Coverage) -> bool:
         """Whether the image passed its tests, on a GPU too if there is one now."""
-        return not coverage.failure and not (coverage.gpu == "not run" and not self._why_no_gpu(image))
+        is_better_here = coverage.is_emulated and not self._is_emulated(image)
+        is_gpu_missing = coverage.gpu == "not run" and not self._why_no_gpu(image)
+        return not (coverage.failure or is_better_here or is_gpu_missing)
 
     def check(self, images: Sequence[PlannedImage]) -> None:
         """With `--gpu require`, raises ImageTestError if GPU tests of these images cannot run."""
@@ -88,7 +90,8 @@ class Tester:
         self._view.begin(image.id, "testing")
         no_gpu = self._why_no_gpu(image)
         results: list[Evidence] = []
-        if known.image_tests is None or not known.image_tests.is_pass:
+        before = known.image_tests
+        if before is None or not before.is_pass or (before.is_emulated and not self._is_emulated(image)):
             results.append(self._run(image, loaded, "image", self._files(image), no_gpu=no_gpu))
         if not no_gpu and known.gpu != "passed":
             files = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
@@ -123,11 +126,19 @@ class Tester:
         files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
         if missing := [path.name for path in files if not path.is_file()]:
             raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
+        if self._is_emulated(image):
+            names = self._suite.of_image(image.components, IMAGE_TESTS, is_emulated=True)
+            files = [path for path in files if any(f"/{path.name}::" in name for name in names)]
         return files
 
-    def _machine(self, leased: Sequence[Gpu] = ()) -> dict[str, str]:
+    def _is_emulated(self, image: PlannedImage) -> bool:
+        return image.cell.arch != self._engine_info.arch
+
+    def _machine(self, image: PlannedImage, leased: Sequence[Gpu] = ()) -> dict[str, str]:
         """Where the tests ran."""
         machine = {"engine": self._engine_info.version, "kernel": platform.release()}
+        if self._is_emulated(image):
+            machine["emulated"] = image.cell.arch
         if leased:
             names = ", ".join(sorted({gpu.name for gpu in leased}))
             machine |= {"gpu": names, "gpus": str(len(leased)), "driver": self._pool.read()[0]}
@@ -156,6 +167,8 @@ class Tester:
         """Why the image's GPU tests cannot run now; empty if they can."""
         if image.cell.is_cpu:
             return "the image is for the CPU"
+        if self._is_emulated(image):
+            return f"this machine emulates {image.cell.arch}"
         if self._gpu_mode == gpus.OFF:
             return "--gpu off"
         test = gpu_test(image.cell.framework)
@@ -192,7 +205,8 @@ class Tester:
             subject, report, figures = (
                 Path(scratch) / name for name in ("image.json", "report.jsonl", "figures.jsonl")
             )
-            subject.write_text(json.dumps(describe(image, loaded.id, str(root))), encoding="utf-8")
+            described = describe(image, loaded.id, str(root)) | {"is_emulated": self._is_emulated(image)}
+            subject.write_text(json.dumps(described), encoding="utf-8")
             command = [
                 sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir", str(root),
                 f"--basetemp={scratch}/pytest", "--durations=10", *map(str, files),
@@ -230,7 +244,7 @@ class Tester:
                 no_gpu=no_gpu,
                 seconds=results.seconds,
                 figures=tuple(_lines(figures)),
-                machine=self._machine(leased),
+                machine=self._machine(image, leased),
                 finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             )
             # Now, not at the end: a kill during the GPU tests does not lose minutes of image tests.

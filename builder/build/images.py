@@ -18,9 +18,15 @@ from builder.common.errors import BuilderError, EngineError, FetchError
 from builder.common.reference import ImageRef
 from builder.common.text import counted, duration, size
 from builder.compat import gpus
+from builder.engine.model import EngineInfo
+from builder.index.wheels import PLATFORMS
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.evidence import Coverage
 
+EMULATION_HINT = (
+    "On Debian or Ubuntu, as root: apt-get install qemu-user-static binfmt-support   In a container or a minimal VM, "
+    "first: mount -t binfmt_misc none /proc/sys/fs/binfmt_misc"
+)
 SLOW_S = 5  # tests and steps that take longer are named at the end
 _ORIGINS: dict[Origin, str] = {"built": "built", "loaded": "loaded from the store", "present": "already built"}
 
@@ -72,7 +78,7 @@ class Outcome:
             "made": self.origin,
             "tested": self.tested,
             "tagged": self.tagged,
-            "references": list(self.image.references),
+            "references": list(self.image.local_names),
             "tests": tests,
             "seconds": round(self.seconds, 1),
             "error": str(self.error) if self.error else None,
@@ -145,6 +151,9 @@ def make_images(work: RunContext, provider: ImageProvider, plan: Plan, options: 
             done[image.id] = outcome
             if options.test:
                 provider.record_tagged(image)  # a run that was killed may not have
+    for image in plan.images:
+        if image.id not in done and (error := foreign_error(image, work.engine.info())):
+            done[image.id] = Outcome(image=image, error=error)
     todo = [image for image in plan.images if image.id not in done]
     if not todo:
         return [done[image.id] for image in plan.images]
@@ -163,10 +172,10 @@ def make_images(work: RunContext, provider: ImageProvider, plan: Plan, options: 
         known = tester.coverage(image, loaded)
         is_tested = tester.is_complete(image, known)
         coverage = known if is_tested else tester.test(image, loaded, known)
-        for reference in reversed(image.references):  # the full tag last: it marks a complete image
+        for reference in reversed(image.local_names):  # the full tag last: it marks a complete image
             work.engine.tag(loaded.id, ImageRef.parse(reference))
         provider.record_tagged(image)
-        work.view.end(image.id, "done", f"{note}, {tests_text(coverage)}\n  {'  '.join(image.references)}")
+        work.view.end(image.id, "done", f"{note}, {tests_text(coverage)}\n  {'  '.join(image.local_names)}")
         return Outcome(image=image, loaded=loaded, tested=not is_tested, tagged=True, coverage=coverage)
 
     with work.view.live():
@@ -195,6 +204,8 @@ def retest(work: RunContext, provider: ImageProvider, plan: Plan, options: Optio
         loaded = provider.find(image)
         if not loaded:
             raise EngineError(f"{image.id}: not built", hint=f"builder build {image.id}")
+        if error := foreign_error(image, work.engine.info()):
+            raise error
         coverage = tester.test(image, loaded)
         work.view.end(image.id, "done", tests_text(coverage))
         return Outcome(image=image, loaded=loaded, coverage=coverage, tested=True)
@@ -230,7 +241,7 @@ def _finished(
         return None
     info = work.engine.image(loaded.id)
     # The engine lists names in its own form (without `docker.io/`, for example): look up each name that is not listed.
-    for reference in set(image.references).difference(info.tags if info else ()):
+    for reference in set(image.local_names).difference(info.tags if info else ()):
         tagged = work.engine.image(reference)
         if tagged is None or tagged.id != loaded.id:
             return None
@@ -282,9 +293,21 @@ def run_steps(
 
 def tests_text(coverage: Coverage) -> str:
     slowest = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in coverage.slowest if seconds >= SLOW_S)
-    return f"{counted(len(coverage.passed), 'test')} passed, gpu: {coverage.gpu_status}" + (
+    passed = f"{counted(len(coverage.passed), 'test')} passed, gpu: {coverage.gpu_status}"
+    return (coverage.tests_status if coverage.is_emulated else passed) + (
         f"\n  slowest tests: {slowest}" if slowest else ""
     )
+
+
+def foreign_error(image: PlannedImage, engine: EngineInfo) -> EngineError | None:
+    """The error if this machine can neither run programs of the image's architecture nor emulate them.
+
+    What the machine of a remote engine can emulate is not known.
+    """
+    arch = image.cell.arch
+    if arch == engine.arch or not engine.is_local or machine.emulates(PLATFORMS[arch]):
+        return None
+    return EngineError(f"this machine ({engine.arch}) cannot run programs for {arch}", hint=EMULATION_HINT)
 
 
 def check_docker_client() -> None:

@@ -12,6 +12,7 @@ import fcntl
 import io
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -40,6 +41,7 @@ from builder.engine.model import is_disk_full
 from builder.index import mmdebstrap as installation
 from builder.index.host import FOLDER as HOST_FOLDER
 from builder.index.host import SYSTEM_BUNDLE, Host
+from builder.index.wheels import arch_of
 from builder.layers import known_layers, os_layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import BLOBS, PACKAGES, Store
@@ -48,7 +50,7 @@ from builder.lock.archives import Archives, DebianFetcher
 from builder.lock.os_lock import OsLock, OsRequest
 from builder.lock.python_builds import PythonBuilds, PythonFetcher, uv_program
 from builder.lock.python_lock import LockedPython
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import AMD64, Matrix
 from builder.plan import layer_order
 from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS, PlannedImage
 
@@ -60,6 +62,7 @@ FREE_MEMORY = TMPFS + (1 << 30)  # bytes that must be available for each
 _TAIL = 8  # lines of output in a message
 _RESULT = "root.tar"
 _DEBS = "debs"  # the folder of the local repository
+_BIN = "bin"  # the first folder of the PATH of mmdebstrap.sh
 CONTAINER_FOLDER = "/build"
 # Messages of mmdebstrap, and what the view shows for them.
 _STEPS = {
@@ -81,7 +84,14 @@ apt-get update -q
 apt-get install -q -y --no-install-recommends {" ".join(installation.PACKAGES)}
 unset APT_CONFIG
 cd {CONTAINER_FOLDER}
+PATH={CONTAINER_FOLDER}/{_BIN}:$PATH
 exec sh steps/mmdebstrap.sh "$@"
+"""
+
+# For a file system of another architecture, instead of mmdebstrap. In mmdebstrap.sh, this would change every layer.
+_FOR_ARCH = """\
+#!/bin/sh
+exec /usr/bin/mmdebstrap --architectures={arch} "$@"
 """
 
 # In the new file system, instead of uv: mmdebstrap.sh calls it as `uv python install ... RELEASE`.
@@ -94,7 +104,7 @@ exec sh /mnt/steps/uv-python.sh {interpreter} \
 
 def row(image: PlannedImage) -> str:
     """The name of an image's operating system in the view, and of its log."""
-    return f"{ROW}{image.debian}-py{image.cell.python}-{short_digest(image.os_inputs)[:6]}"
+    return f"{ROW}{image.os_request.name}-py{image.cell.python}-{short_digest(image.os_inputs)[:6]}"
 
 
 def read_inputs(root: Path, image: PlannedImage) -> dict[str, bytes]:
@@ -198,7 +208,10 @@ class SystemLayers:
 
         work.view.begin(name, "building")
         with work.project.scratch() as scratch:
-            tar = self.mmdebstrap.run(work.host, name, arguments, files, Path(scratch), debs=(image.os_lock, debs))
+            debs_by_lock = (image.os_lock, debs)
+            tar = self.mmdebstrap.run(
+                work.host, name, arguments, files, Path(scratch), debs=debs_by_lock, arch=image.cell.arch
+            )
             work.view.note(name, "compressing")
             with self.store.new_blob() as blob:
                 layer = os_layer.write_system(tar, blob.file, image.os_layer.prefetch)
@@ -233,7 +246,7 @@ class Mmdebstrap:
         self.stopped = threading.Event()
         self._choosing, self._pulling, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
         self._container: str | None = None  # the image to run in; empty: this machine
-        self._bases: dict[str, str | EngineError] = {}  # base images by release, or why there is none
+        self._bases: dict[tuple[str, str], str | EngineError] = {}  # by release and architecture; or why there is none
         self._in_memory = 0  # file systems in memory now
 
     def stop(self) -> None:
@@ -254,18 +267,22 @@ class Mmdebstrap:
         *,
         debs: tuple[OsLock, Mapping[str, Path]] | None = None,
         container: str | None = None,
+        arch: str = AMD64,
     ) -> Path:
         """Makes a file system in an empty `folder`; returns the path of its tar.
 
         `name` is the row in the view and the name of the log, `arguments` are those of mmdebstrap.sh, the first of them
         the Debian release, and `files` (path -> content) are those that it reads. `debs` are the packages to install
         and their files by SHA-256; without them, packages come from the archives of `host`. `container` is the image to
-        run in, empty for this machine; by default this machine, if it can. Raises BuildError with the last lines of the
-        output, DiskError, EngineError, UsageError for an archive with a password.
+        run in, empty for this machine; by default this machine, if it can. `arch` is the architecture of the file
+        system. Raises BuildError with the last lines of the output, DiskError, EngineError, UsageError for an archive
+        with a password.
         """
         if container is None:
             container = self._choose_container()
         project, engine, release = self._work.project, self._work.engine, arguments[0]
+        if arch != (engine.info().arch if container else arch_of(platform.machine())):
+            files = {**files, f"{_BIN}/mmdebstrap": _FOR_ARCH.format(arch=arch).encode()}
         if not debs:
             host.files(release, with_index=False)  # refuses a password, which the scripts of packages could read
         log = project.logs / f"{name}.log"
@@ -347,7 +364,7 @@ class Mmdebstrap:
                     program = Program(
                         command=[*_ISOLATED, "sh", "steps/mmdebstrap.sh", *arguments],
                         environment={
-                            "PATH": os.environ.get("PATH", os.defpath),
+                            "PATH": f"{folder}/{_BIN}:{os.environ.get('PATH', os.defpath)}",
                             "HOME": os.environ.get("HOME", "/"),
                             **environment,
                             **({"TMPFS": str(TMPFS)} if is_in_memory else {}),
@@ -373,32 +390,39 @@ class Mmdebstrap:
             hint=f"Full log: {log.relative_to(project.root)}",
         )
 
-    def base_image(self, release: str) -> str:
-        """Debian's image of a release, in the engine; returns its name there.
+    def base_image(self, release: str, arch: str = "") -> str:
+        """Debian's image of a release, in the engine; returns its name there. By default for the engine's architecture.
 
         Pulls it. If no registry has it, makes an image of the release's current packages. Raises EngineError.
         """
+        arch = arch or self._work.engine.info().arch
         with self._pulling:
-            if release not in self._bases:
+            if (release, arch) not in self._bases:
                 try:
-                    self._bases[release] = self._pull_or_make(release)
+                    self._bases[release, arch] = self._pull_or_make(release, arch)
                 except EngineError as error:  # every image that needs it gets this error at once
-                    self._bases[release] = error
-            base = self._bases[release]
+                    self._bases[release, arch] = error
+            base = self._bases[release, arch]
         if isinstance(base, EngineError):
             raise base
         return base
 
-    def _pull_or_make(self, release: str) -> str:
+    def _pull_or_make(self, release: str, arch: str) -> str:
         work = self._work
+        is_foreign = arch != work.engine.info().arch
         image, root = work.project.matrix.debian[release].image, work.project.root
-        if work.engine.image(image):
+        if work.engine.image(image) and not is_foreign:
             return image
         recipe = digest_of_data([release, *(digests_of_tree(root, root / script) for script in BOOTSTRAP_INPUTS)])
-        local = ImageRef(repository="gpu-images/base", tag=f"{release}-{short_digest(recipe)}")
+        suffix = f"-{arch}" if is_foreign else ""
+        local = ImageRef(repository="gpu-images/base", tag=f"{release}-{short_digest(recipe)}{suffix}")
         if work.engine.image(str(local)):
             return str(local)
         try:
+            if is_foreign:  # buildx pulls it: this would replace the one of the engine's own architecture
+                if work.engine.has_remote(image):
+                    return image
+                raise EngineError("no registry has it")
             work.view.say(f"base image: pulling {image}")
             work.engine.pull(image)
             return image
@@ -414,10 +438,12 @@ class Mmdebstrap:
             try:
                 files = _read_steps(root)
                 host = work.host.for_release(work.project.matrix.debian[release])
-                tar = self.run(host, f"base-{release}", [release], files, Path(scratch), container="")
+                tar = self.run(
+                    host, f"base-{release}{suffix}", [release], files, Path(scratch), container="", arch=arch
+                )
             except BuildError as failure:
                 raise EngineError(str(failure), hint=f"Error of the registry: {pull_error}") from failure
-            work.engine.import_tar(tar, local)
+            work.engine.import_tar(tar, local, arch if is_foreign else "")
         return str(local)
 
     def _choose_container(self) -> str:

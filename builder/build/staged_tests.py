@@ -7,7 +7,7 @@ So a machine with a GPU runs only the GPU tests, if the image tests have a repor
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from builder.build import disk, images
 from builder.build.images import Options, Outcome
@@ -15,6 +15,7 @@ from builder.build.work import ImageProvider, LoadedImage, RunContext, record_bu
 from builder.common import errors
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, ImageTestError
+from builder.common.text import listed
 from builder.engine.load import Loader
 from builder.layers import stored_layers
 from builder.layers.known_layers import KnownLayers
@@ -26,6 +27,15 @@ from builder.registry.evidence import Coverage, Report, Requirement
 from builder.registry.signing import Signer, Trust
 from builder.registry.staging import StagedImage, StagingArea
 from builder.registry.suite import Suite
+
+SHOWN = 5  # images that are not tested
+
+
+def only_for(arch: str, plan: Plan, say: Callable[[str], None]) -> Plan:
+    """The images of a plan for an architecture. Names the others, which this machine could only emulate."""
+    if others := [image.id for image in plan.images if image.cell.arch != arch]:
+        say(f"not tested on this machine ({arch}): {listed(others, SHOWN)}")
+    return Plan(images=tuple(image for image in plan.images if image.cell.arch == arch))
 
 
 def test_staged(work: RunContext, provider: StagedImages, plan: Plan, options: Options) -> list[Outcome]:

@@ -16,12 +16,12 @@ from builder.common.console import Meter, View
 from builder.common.errors import RegistryError, UsageError
 from builder.common.reference import ImageRef
 from builder.common.text import counted, duration, size
-from builder.layers import bundle, images
+from builder.layers import bundle, images, oci
 from builder.layers.blobs import Descriptor
 from builder.plan import render
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, publish, transfer
-from builder.registry.client import Registry
+from builder.registry.client import INDEXES, Manifest, Registry
 
 
 @click.command(name="bundle", epilog=CELLS_HELP)
@@ -63,35 +63,53 @@ def bundle_command(
     names: dict[str, Descriptor] = {}  # manifests, by repository and tag
     blobs: dict[str, int] = {}  # sizes, by digest
 
-    def fetch(image: PlannedImage) -> None:
-        """Downloads a released image, and what is attached to it, to the store."""
-        references = publish.references(image, registry)
+    def fetch(group: Sequence[PlannedImage]) -> None:
+        """Downloads released images with the same tags, and what is attached to them, to the store."""
+        references = publish.references(group[0], registry)
         full = references[0]
         source = Registry(full, host=context.host, write=False)
-        manifest = source.manifest(full.tag)
-        if manifest is None:
-            raise RegistryError(
-                f"{image.id}: {full} is not in the registry",
-                hint="Release it, or omit --released to take the image of the store. Its state: "
-                + f"builder status {image.id}"
-                + (f" --to {registry}" if registry else ""),
-            )
-        view.begin(image.id, "downloading")
-        sizes = transfer.fetch_image(source, store, manifest, Meter(view, image.id, "downloaded", 0).add)
-        stored = Descriptor(media_type=manifest.media_type, digest=manifest.digest, size=len(manifest.content))
+        manifests: dict[str, Manifest] = {}
+        for image in group:
+            manifest = source.image_manifest(full.tag, image.cell.arch)
+            if manifest is None or oci.read_labels(manifest.content, source.read_blob)[0] != image.cell.arch:
+                raise RegistryError(
+                    f"{image.id}: {full} is not in the registry",
+                    hint="Release it, or omit --released to take the image of the store. Its state: "
+                    + f"builder status {image.id}"
+                    + (f" --to {registry}" if registry else ""),
+                )
+            manifests[image.id] = manifest
+        # The signature of an index is for all of its images, and each image has its own.
+        index = source.manifest(full.tag)
+        if index and index.media_type in INDEXES and len(oci.read_platforms(index.content)) == len(group):
+            manifests[f"index of {group[0].id}"] = index
+        for row, manifest in manifests.items():
+            view.begin(row, "downloading")
+            stored = store.put(manifest.content, manifest.media_type)
+            blobs[stored.digest] = stored.size
+            if manifest is not index:
+                sizes = transfer.fetch_image(source, store, manifest, Meter(view, row, "downloaded", 0).add)
+                blobs.update(sizes)
+            attached, sizes = artifacts.fetch_attached(source, store, manifest.digest)
+            names.update({_name(replace(full, tag=tag)): each for tag, each in attached.items()})
+            blobs.update(sizes)
+            view.end(row, "done", f"with {counted(len(sizes), 'blob')} of attachments")
         names.update({_name(reference): stored for reference in references})
-        attached, attached_sizes = artifacts.fetch_attached(source, store, manifest.digest)
-        names.update({_name(replace(full, tag=tag)): each for tag, each in attached.items()})
-        blobs.update(sizes | attached_sizes)
-        view.end(image.id, "done", f"with {counted(len(attached_sizes), 'blob')} of attachments")
 
     with store.used(), view.live():
         if released:
-            errors.collect(fetch, planned.images, "images cannot be bundled")
+            groups: dict[tuple[str, ...], list[PlannedImage]] = {}
+            for image in planned.images:
+                groups.setdefault(image.references, []).append(image)
+            errors.collect(fetch, groups.values(), "images cannot be bundled")
         else:
-            for target in publish.targets(project, store, planned):
-                names.update({_name(reference): target.stored.manifest for reference in target.references})
-                blobs.update(images.blobs(store, target.digest))
+            for targets in publish.by_tags(publish.targets(project, store, planned)):
+                manifest = publish.tagged_manifest(targets)
+                tagged = store.put(manifest.content, manifest.media_type)
+                names.update({_name(reference): tagged for reference in targets[0].references})
+                blobs[tagged.digest] = tagged.size
+                for target in targets:
+                    blobs.update(images.blobs(store, target.digest))
         meter = Meter(view, str(path), "written", sum(blobs.values()))
         written = bundle.write_bundle(path, store, names, blobs, meter.add)
     if form == "json":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from builder.cli.options import format_option
 from builder.common import git
 from builder.common.errors import BuilderError, UsageError, did_you_mean
 from builder.common.text import counted, size
+from builder.index.wheels import arch_of
 from builder.layers import images
 from builder.lock import diff
 from builder.lock.diff import Amount, Diff, ImageContents, Revisions
@@ -127,7 +129,7 @@ def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Image
     store = context.store
     with store.used():
         try:
-            source, _ = verify.find_image(context, store, name)
+            [source], _ = verify.find_images(context, store, name, arch_of(platform.machine()))
         except UsageError as error:
             raise UsageError(
                 f"{name!r} is not a cell, {_revision(context.project.root)} or an image: {error}", hint=FORMS

@@ -91,13 +91,15 @@ class Context:
             self.say(line)
 
     def references(self) -> dict[str, tuple[str, ...]]:
-        """The tags of each cell of the checkout, by cell id; none outside a checkout."""
+        """The names of each cell of the checkout in the store, by cell id; none outside a checkout."""
         try:
             project = self.project
         except UsageError:
             return {}
         references = tags.compute(project.matrix, project.cells)
-        return {cell: tuple(map(str, names)) for cell, names in references.items()}
+        return {
+            cell.id: tuple(tags.local_name(str(name), cell) for name in references[cell.id]) for cell in project.cells
+        }
 
     @property
     def store(self) -> Store:

@@ -139,9 +139,10 @@ def _images(context: Context, targets: Sequence[str]) -> Iterator[tuple[str, Ima
     groups: dict[str, list[Cell]] = {}
     for cell in project.select(patterns or ("*",)) if patterns or not names else ():
         groups.setdefault(cell.group, []).append(cell)
-    for group, members in groups.items():
+    for members in groups.values():
         suffixes = [cell.suffix for cell in members]
-        name = group + (suffixes[0] if len(suffixes) == 1 else f"{{{','.join(suffixes)}}}")
+        name = suffixes[0] if len(suffixes) == 1 else f"{{{','.join(suffixes)}}}"
+        name = members[0].axes + name + members[0].arch_suffix
         yield name, gpu_support.needs_of_cell(project.matrix, members[0], facts.load_facts())
     for name in names:
         reference = parse_image(name)

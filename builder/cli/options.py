@@ -85,6 +85,12 @@ skip_incomplete_option = click.option(
 roll_back_option = click.option(
     "--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages."
 )
+missing_arch_option = click.option(
+    "--allow-missing-arch",
+    is_flag=True,
+    help="Publish images without those for other architectures that matrix.yaml has, or that their tags have now. On "
+    "machines of these architectures, `docker pull` then fails.",
+)
 
 
 def format_option(help_text: str = JSON_HELP, *forms: str) -> Callable[[_Command], _Command]:

@@ -23,6 +23,7 @@ from builder.cli.options import (
     format_option,
     given,
     jobs_option,
+    missing_arch_option,
     roll_back_option,
     sign_option,
     skip_incomplete_option,
@@ -53,10 +54,13 @@ from builder.registry.status import Status, StatusReader
 @click.command(name="push", epilog=CELLS_HELP)
 @cells_argument
 @to_option
+@missing_arch_option
 @roll_back_option
 @format_option("json: print digests, bytes, seconds, and tags before and after, to standard output.")
 @click.pass_obj
-def push_command(context: Context, patterns: Sequence[str], registry: str, roll_back: bool, form: str) -> None:
+def push_command(
+    context: Context, patterns: Sequence[str], registry: str, allow_missing_arch: bool, roll_back: bool, form: str
+) -> None:
     """Publish images that passed their tests.
 
     Pushes the images by digest to the registry in matrix.yaml, then sets their tags. Uses the credentials of `docker
@@ -89,6 +93,7 @@ def push_command(context: Context, patterns: Sequence[str], registry: str, roll_
             store=store,
             stamps=tags.stamps(_stamp(context)),
             roll_back=roll_back,
+            allow_missing_arch=allow_missing_arch,
         ).publish(chosen)
     seconds = time.monotonic() - began
     _show(context, result, form, seconds=round(seconds, 1))
@@ -298,12 +303,18 @@ def refresh_command(
     is_flag=True,
     help="Accept test results without a signature that matrix.yaml trusts. The release records it.",
 )
+@click.option(
+    "--allow-not-run",
+    is_flag=True,
+    help="Release images that only an emulation has run: `built, not run`. The release records it.",
+)
+@missing_arch_option
 @roll_back_option
 @skip_incomplete_option
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
 @format_option(
     f"{JSON_HELP} github: an output of a GitHub Actions step: `subjects`, the digest and the name of each released "
-    "image, for actions/attest.",
+    "image and index, for actions/attest.",
     "text", "json", "github",
 )  # fmt: skip
 @click.pass_obj
@@ -316,9 +327,10 @@ def release_command(
     Compares the configuration and the known layers of every image with the plan. The test results of each image must
     be for exactly that image and the current test files. They must be signed by a signer listed under `evidence` in
     matrix.yaml, or produced on this machine. Images for GPUs need GPU tests: run `builder test --staged` on a machine
-    with a GPU. If matrix.yaml has `scan`, the scanner must accept each image. Warns from 60 days before the end of
-    support of a Debian release, Python, CUDA or framework line; afterwards, refuses its images, unless its entry in
-    matrix.yaml has `after_support` with a reason.
+    with a GPU. Images for several architectures with the same tags are released together; each must have run on a
+    machine of its architecture. If matrix.yaml has `scan`, the scanner must accept each image. Warns from 60 days
+    before the end of support of a Debian release, Python, CUDA or framework line; afterwards, refuses its images,
+    unless its entry in matrix.yaml has `after_support` with a reason.
 
     Run it again to finish a release that was interrupted.
     """
@@ -361,9 +373,10 @@ def release_command(
         images, changed = counted(len(candidates), "image"), counted(len(result.changed), "tag")
         context.say(f"release {chosen.stamp}: {images}, {changed} changed ({duration(seconds)})")
     if form == "github":
-        targets = [image.target for image in result.images]
-        subjects = [f"{target.digest.removeprefix('sha256:')} {target.references[0].name}" for target in targets]
-        click.echo("\n".join(["subjects<<END", *subjects, "END"]))
+        subjects = [(image.target.digest, image.target.references[0].name) for image in result.images]
+        subjects += [(change.digest, change.name) for change in result.tags]  # indexes too
+        lines = dict.fromkeys(f"{digest.removeprefix('sha256:')} {name}" for digest, name in subjects)
+        click.echo("\n".join(["subjects<<END", *lines, "END"]))
     _require_all(releaser.left_out, "released")
 
 

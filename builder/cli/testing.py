@@ -10,7 +10,7 @@ import click
 
 from builder.build import images
 from builder.build.images import Options
-from builder.build.staged_tests import StagedImages, test_staged
+from builder.build.staged_tests import StagedImages, only_for, test_staged
 from builder.cli import machine
 from builder.cli.context import Context
 from builder.cli.images import DOCKERFILE, METHOD, REPORT, command, gpu_option, image_provider, show_outcomes
@@ -47,7 +47,7 @@ def test_command(  # noqa: PLR0913  the options of the command
 
     With --staged, downloads the images of a release from staging, runs the tests that their reports lack (on a machine
     with a GPU, the GPU tests), and attaches the results. CELLS selects images of the release; the default is all of
-    them. Several machines may test different cells at the same time.
+    them for the architecture of this machine. Several machines may test different cells at the same time.
     """
     began = time.monotonic()
     options = Options(**values)
@@ -70,6 +70,8 @@ def test_command(  # noqa: PLR0913  the options of the command
             # All cells of the release: which of its images must pass which thorough tests depends on them.
             planned = render.load_checked_plan(project, release.cells(project))
             planned = Plan(images=tuple(image for image in planned.images if image.id in chosen))
+            if not patterns:
+                planned = only_for(work.engine.info().arch, planned, context.say)
             if stale := [image.id for image in planned.images if staged[image.id].plan != image.digest]:
                 raise release.stale(stale[0])
             with context.store.used():

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import platform
 from collections import ChainMap, Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import get_args
 
 import click
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
 from builder.cli.options import format_option
+from builder.common import errors
 from builder.common.console import Meter, View
-from builder.common.errors import StaleError, UsageError
+from builder.common.errors import BuilderError, StaleError, UsageError
 from builder.common.files import short_digest
 from builder.index.download import Fetcher
+from builder.index.wheels import arch_of
 from builder.layers import images, oci
 from builder.layers.store import Store
 from builder.matrix.cells import indexes_of_packages
-from builder.matrix.schema import Trusted
+from builder.matrix.schema import Arch, Trusted
 from builder.plan import plan
 from builder.registry import attestations, expected, verify
 from builder.registry.attestations import Attestations
 from builder.registry.client import Registry
 from builder.registry.expected import PlannedDigests
 from builder.registry.signing import Trust
-from builder.registry.verify import Check, ImageSource
+from builder.registry.verify import Check, Finding, ImageSource
 
 _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  # others are green
 
@@ -49,11 +53,18 @@ _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  
 )
 @click.option("--identity", default="", help="An identity, such as a workflow, that must have signed the image.")
 @click.option("--issuer", default="", help="The OpenID Connect issuer of --identity.")
+@click.option(
+    "--arch",
+    type=click.Choice([*get_args(Arch), verify.ALL]),
+    default=lambda: arch_of(platform.machine()),
+    show_default="that of this machine",
+    help="If IMAGE names images for several architectures in a registry: the one to check.",
+)
 @format_option("json: print the results to standard output.")
 @click.pass_obj
-def verify_command(
+def verify_command(  # noqa: PLR0913  the options of the command
     context: Context, /, image: str, fast: bool, allow_unknown: bool, keys: Sequence[str], identity: str, issuer: str,
-    form: str
+    arch: str, form: str
 ) -> None:  # fmt: skip
     """Check the signature and contents of IMAGE against its plan.
 
@@ -67,7 +78,7 @@ def verify_command(
     \b
     For an image in a registry, the trusted signers are those of --key and --identity, or else those of `evidence` in
     matrix.yaml. Checks:
-      signature     is for this image, its cell and the tag of IMAGE
+      signature     is for this image, its cell and the tag of IMAGE; also that of the index, if IMAGE names one
       test results  are signed, for this image, and passed
       SBOM          is signed; lists exactly the packages that the image's files record (not checked with --fast)
       provenance    is signed; is for the plan of this image
@@ -94,23 +105,29 @@ def verify_command(
             trust = Trust.of(context.project)
 
     store, view = context.store, View(context.err)
-    with store.used():
-        source, registry = find_image(context, store, image)
-        check = Check(
-            fetcher=Fetcher(context.host.index, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add),
-            expected=_expected(context, store, source),
-            fast=fast,
-            read=Meter(view, "blobs", "hashed", 0).add,
-            indexes=_indexes(context, source),
-        )
-        image_claims = None
-        if registry and trust.signers:
-            # Claims are for a tag or a digest; a reference without either means `latest`.
-            tagged = reference if reference.tag or reference.digest else replace(reference, tag=reference.target)
-            read = oci.read_image(source.manifest, source.read_blob)
-            image_claims = Attestations(registry=registry, reference=tagged, image=read, trust=trust)
-        findings = []
-        with view.live():
+    findings: list[Finding] = []
+    failures: list[BuilderError] = []
+    with store.used(), view.live():
+        sources, registry = find_images(context, store, image, arch)
+        for source in sources:
+            check = Check(
+                fetcher=Fetcher(context.host.index, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add),
+                expected=_expected(context, store, source),
+                fast=fast,
+                read=Meter(view, "blobs", "hashed", 0).add,
+                indexes=_indexes(context, source),
+            )
+            image_claims = None
+            if registry and trust.signers:
+                # Claims are for a tag or a digest; a reference without either means `latest`.
+                tagged = reference if reference.tag or reference.digest else replace(reference, tag=reference.target)
+                read = oci.read_image(source.manifest, source.read_blob)
+                image_claims = Attestations(
+                    registry=registry, reference=tagged, image=read, trust=trust, index=source.index
+                )
+            if form == "text" and len(sources) > 1:
+                context.out.print(Text(f"{verify.cell_of(source)}:"))
+            before = len(findings)
             for finding in attestations.findings(source, check, image_claims):
                 findings.append(finding)
                 if form == "json":
@@ -119,8 +136,11 @@ def verify_command(
                 detail = f"  ({finding.detail})" if finding.detail else ""
                 part = Text(f"{short_digest(finding.digest)}  {finding.layer}{detail}")
                 context.out.print(state, part, overflow="fold")
+            name = image if len(sources) == 1 else f"{image} ({verify.cell_of(source)})"
+            if failed := verify.failure(name, findings[before:], allow_unknown=allow_unknown):
+                failures.append(failed)
 
-    failure = verify.failure(image, findings, allow_unknown=allow_unknown)
+    failure = errors.join(failures, "images are not as expected") if failures else None
     if form == "json":
         parts = list(map(asdict, findings))
         error = str(failure) if failure else None
@@ -160,18 +180,19 @@ def _indexes(context: Context, image: ImageSource) -> dict[str, str]:
     return dict(ChainMap(*(indexes_of_packages(project.matrix, each) for each in of_cells)))
 
 
-def find_image(context: Context, store: Store, name: str) -> tuple[ImageSource, Registry | None]:
-    """An image by its reference in a registry, with that registry; or by a name, cell or tag in the store.
+def find_images(context: Context, store: Store, name: str, arch: str) -> tuple[list[ImageSource], Registry | None]:
+    """The images with a reference in a registry, with that registry (see `sources_in_registry`); or one with a name,
+    cell or tag in the store.
 
     Raises UsageError if the store has no such image.
     """
     reference = parse_image(name)
     if reference.registry:
         registry = Registry(reference, host=context.host, write=False)
-        return verify.source_in_registry(registry, reference.target, store.root / "tmp"), registry
+        return verify.sources_in_registry(registry, reference.target, store.root / "tmp", arch), registry
     stored = store.images()
     if names := images.match(stored, name, context.references()):
-        return verify.source_in_store(store, stored[names[0]].digest), None
+        return [verify.source_in_store(store, stored[names[0]].digest)], None
     raise UsageError(
         f"the store {store.root} has no image {name!r}",
         hint=f"Images in the store: {', '.join(stored) or 'none'}. For an image in a registry, use REGISTRY/NAME:TAG.",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+BINFMT = Path("/proc/sys/fs/binfmt_misc")
 # Bytes of memory that a job may use: the tests of a PyTorch image start several processes with the framework.
 JOB_MEMORY = 4 << 30
 MOST_JOBS = 32
@@ -42,6 +43,18 @@ def free_memory() -> int:
 def default_jobs() -> int:
     """How many images to process at the same time: one for each processor and each JOB_MEMORY of memory."""
     return max(1, min(processors(), memory() // JOB_MEMORY, MOST_JOBS))
+
+
+def emulates(platform: str) -> bool:
+    """Whether the kernel runs programs of another processor, such as aarch64, with QEMU, in containers and chroots too.
+
+    For these it must have opened QEMU already: flag F. Source: Linux, admin-guide/binfmt-misc.rst.
+    """
+    try:
+        entry = (BINFMT / f"qemu-{platform}").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return entry.startswith("enabled") and re.search(r"^flags: \w*F", entry, re.MULTILINE) is not None
 
 
 def _meminfo(name: str) -> int:

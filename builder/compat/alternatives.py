@@ -34,7 +34,8 @@ def rank(asked: Cell, listed: Iterable[Cell], others: Iterable[Cell]) -> list[Ne
     for cell, is_listed in candidates.values():
         # Cells of another variant count only if none has the same variant.
         has_variant = cell.variant == asked.variant or replace(cell, variant=asked.variant).id not in candidates
-        if cell.framework != asked.framework or cell.id == asked.id or not has_variant:
+        is_other = cell.framework != asked.framework or cell.arch != asked.arch
+        if is_other or cell.id == asked.id or not has_variant:
             continue
         differences: dict[str, float] = {}  # each axis that differs, and by how much
         if cell.line != asked.line and cell.release != asked.release:

@@ -17,12 +17,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from builder.index.releases import Catalogue, ListedRelease, Metadata
-from builder.index.wheels import PLATFORM
+from builder.index.wheels import PLATFORMS
 from builder.lock.lockfile import TOOLKIT
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
-from builder.matrix.schema import FrameworkVersion, Matrix, cuda_major
+from builder.matrix.schema import AMD64, FrameworkVersion, Matrix, cuda_major
 
 MAX_DEPTH = 3  # plugins of plugins; real plugins are one level deep
 LONGEST = 2000  # characters of a Requires-Dist; real requirements have less than 300
@@ -104,7 +104,9 @@ class FrameworkRelease:
             return f"{self} has no extra for CUDA {cuda}: {runtimes}"
         # Its metadata does not name CUDA: components of matrix.yaml must have what it was compiled for.
         if not (compiled := self._compiled):
-            return f"{self} requires no CUDA wheels, and builder/matrix/facts.yaml lacks its CUDA version"
+            unknown = ", and builder/matrix/facts.yaml lacks its CUDA version"
+            cpu_only = f" on {PLATFORMS[self.cell.arch]}: it would be CPU only"
+            return f"{self} requires no CUDA wheels{unknown if self.cell.arch == AMD64 else cpu_only}"
         mine, its = Version(cuda), Version(compiled)
         if mine.major != its.major or mine.minor < its.minor:  # a later minor version runs code of an older one
             return (
@@ -216,19 +218,19 @@ class FrameworkRelease:
         return [item for item in releases if item.is_stable and requirement.specifier.contains(item.version)]
 
     def _active(self, metadata: Metadata, extras: Iterable[str]) -> list[Requirement]:
-        """The requirements that apply on Linux to the cell's Python with these extras."""
+        """The requirements that apply on Linux to the cell's Python and architecture with these extras."""
         names = ["", *sorted(extras)]
         requirements = filter(None, map(_parse, metadata.requires))
-        return [item for item in requirements if any(_applies(item, self.cell.python, name) for name in names)]
+        return [item for item in requirements if any(_applies(item, self.cell, name) for name in names)]
 
 
-def _applies(requirement: Requirement, python: str, extra: str) -> bool:
+def _applies(requirement: Requirement, cell: Cell, extra: str) -> bool:
     environment = {
         "extra": extra,
-        "platform_machine": PLATFORM,
+        "platform_machine": PLATFORMS[cell.arch],
         "platform_system": "Linux",
-        "python_full_version": f"{python}.0",
-        "python_version": python,
+        "python_full_version": f"{cell.python}.0",
+        "python_version": cell.python,
         "sys_platform": "linux",
     }
     try:

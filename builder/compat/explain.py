@@ -22,19 +22,19 @@ from builder.compat import alternatives
 from builder.compat.alternatives import Near
 from builder.compat.cuda import FrameworkRelease
 from builder.index.releases import Catalogue, ListedPackage, ListedRelease
-from builder.index.wheels import LONGEST
+from builder.index.wheels import LONGEST, PLATFORMS
 from builder.lock import resolve
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
-from builder.matrix.schema import CPU, Cuda, FrameworkVersion, Matrix, Python
+from builder.matrix.schema import AMD64, ARM64, CPU, OTHERS, Cuda, FrameworkVersion, Matrix, Python
 
 SHOWN = 3  # neighbours
 TRIED = 6  # neighbours that are resolved at most: each takes a second or more
 Resolve = Callable[[Matrix, Cell], str]  # why the matrix's cell does not resolve; empty if it does
 _NUMBERS = r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}"
 _COMBINATION = re.compile(
-    rf"([a-z]+)-({_NUMBERS})-(cu[0-9]{{2,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))?", re.ASCII
+    rf"([a-z]+)-({_NUMBERS})-(cu[0-9]{{2,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))??(?:-(arm64))?", re.ASCII
 )
 _OLDEST = 60  # CUDA 6.0; no framework has wheels for an older CUDA
 # torch==2.9.1 depends on nvidia-nccl-cu12{platform_machine == 'x86_64'}==2.27.5
@@ -68,7 +68,7 @@ def cell_of_combination(matrix: Matrix, text: str) -> Cell:
         raise UsageError(
             f"invalid combination {text!r}", hint="Use e.g. pt-2.9-cu128-py311, or tf-2.20.0-cpu-py313-jupyter."
         )
-    short, version, cuda_tag, major, minor, variant = match.groups()
+    short, version, cuda_tag, major, minor, variant, arch = match.groups()
     names = {framework.short: name for name, framework in matrix.frameworks.items()}
     if short not in names:
         known = ", ".join(f"{short} ({name})" for short, name in names.items())
@@ -86,6 +86,7 @@ def cell_of_combination(matrix: Matrix, text: str) -> Cell:
         cuda=_cuda_of_tag(matrix, text, cuda_tag),
         python=f"{major}.{minor}",
         variant=variant,
+        arch=ARM64 if arch else AMD64,
     )
 
 
@@ -118,7 +119,7 @@ class Explainer:
         # The releases of this package define the lines; the cell's CUDA may need another package (`package_on`).
         indexes = cells.indexes_of_packages(self.matrix, asked)
         own = Requirement(self.matrix.frameworks[asked.framework].package).name
-        package = self.catalogue.with_indexes(indexes).package(own)
+        package = self.catalogue.with_indexes(indexes, asked.arch).package(own)
         prefix = Version(asked.release or asked.line).release
         releases = [item for item in package.releases if item.version.release[: len(prefix)] == prefix]
         stable = [item for item in releases if item.is_stable]
@@ -149,7 +150,7 @@ class Explainer:
 
     def release(self, cell: Cell) -> FrameworkRelease:
         """The data of the index and of facts.yaml about a cell's release."""
-        catalogue = self.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
+        catalogue = self.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell), cell.arch)
         return FrameworkRelease(matrix=self.matrix, catalogue=catalogue, facts=self.facts, cell=cell)
 
     def _no_release(self, asked: Cell, package: ListedPackage, unstable: Sequence[ListedRelease]) -> Explanation:
@@ -215,7 +216,7 @@ class Explainer:
             if not SpecifierSet(release.requires_python).contains(cell.python):
                 return False
         glibc = self.matrix.debian[self._debian(cell.python)].glibc
-        ranks = resolve.tag_ranks(cell.python, glibc)
+        ranks = resolve.tag_ranks(cell.python, glibc, PLATFORMS[cell.arch])
         for file in release.wheels:
             with suppress(InvalidWheelFilename):
                 if len(file) <= LONGEST and not ranks.keys().isdisjoint(parse_wheel_filename(file)[3]):
@@ -275,6 +276,11 @@ def matrix_line(line: str, entry: FrameworkVersion) -> str:
     fields = [f"release: {entry.release}", f"cuda: [{_listed(entry.cuda)}]", f"python: [{_listed(entry.python)}]"]
     lists = {"packages": entry.packages, "constraints": entry.constraints, "components": entry.components}
     fields += [f"{name}: [{_listed(values)}]" for name, values in lists.items() if values]
+    by_cuda = ", ".join(f"{_listed([cuda])}: [{_listed(names)}]" for cuda, names in entry.arch.items())
+    if [*entry.arch] == [OTHERS]:
+        fields += [f"arch: [{_listed(entry.arch[OTHERS])}]"] if entry.arch[OTHERS] != [AMD64] else []
+    else:
+        fields.append(f"arch: {{{by_cuda}}}")
     fields += [f"index: {entry.index}"] if entry.index else []
     indexes = ", ".join(f"{_listed([cuda])}: {index}" for cuda, index in entry.index_on.items())
     fields += [f"index_on: {{{indexes}}}"] if indexes else []
@@ -283,7 +289,10 @@ def matrix_line(line: str, entry: FrameworkVersion) -> str:
 
 def _listed(values: Iterable[str]) -> str:
     """Items of a YAML list in brackets. Quotes versions, and values with characters that are special in such lists."""
-    return ", ".join(f'"{value}"' if value[0].isdigit() or set(value) & set(",[]{}") else value for value in values)
+    return ", ".join(
+        f'"{value}"' if value[0].isdigit() or value == OTHERS or set(value) & set(",[]{}") else value
+        for value in values
+    )
 
 
 def summarize(reason: str) -> list[str]:

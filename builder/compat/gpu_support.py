@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from builder.common.errors import UsageError
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Build, Facts
-from builder.matrix.schema import CPU, Matrix
-from builder.matrix.tags import ARCHITECTURES_LABEL, BUILT_FOR_LABEL, CUDA_LABEL, DRIVER_LABEL, LABEL
+from builder.matrix.schema import AMD64, ARM64, CPU, Arch, Matrix
+from builder.matrix.tags import ARCHITECTURES_LABEL, BUILT_FOR_LABEL, CELL_LABEL, CUDA_LABEL, DRIVER_LABEL, LABEL
 
 _CAPABILITY = re.compile(r"(?:(?:sm|compute)_)?([1-9][0-9]?)\.?([0-9])")
 _ARCHITECTURE = re.compile(r"(sm|compute)_([1-9][0-9]?)([0-9])([af]?)")
@@ -46,7 +46,7 @@ class ImageNeeds:
     """What an image needs; a field is empty if unknown.
 
     `cuda` is a version or `cpu`; `driver` the oldest for that CUDA; `compiled` the CUDA that the framework was compiled
-    with; `framework` its name in the matrix.
+    with; `framework` its name in the matrix; `arch` the architecture of the CPU.
     """
 
     cuda: str
@@ -54,6 +54,7 @@ class ImageNeeds:
     architectures: tuple[str, ...] = ()
     compiled: str = ""
     framework: str = ""
+    arch: Arch = AMD64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,8 @@ def needs_of_build(cuda: str, build: Build | None, facts: Facts, framework: str 
 
 def needs_of_cell(matrix: Matrix, cell: Cell, facts: Facts) -> ImageNeeds:
     """What the image of a cell needs."""
-    return needs_of_build(cell.cuda, facts.build_of_cell(matrix, cell), facts, cell.framework)
+    needs = needs_of_build(cell.cuda, facts.build_of_cell(matrix, cell), facts, cell.framework)
+    return replace(needs, arch=cell.arch)
 
 
 def needs_of_labels(labels: Mapping[str, str]) -> ImageNeeds:
@@ -95,6 +97,7 @@ def needs_of_labels(labels: Mapping[str, str]) -> ImageNeeds:
         architectures=tuple(filter(_ARCHITECTURE.fullmatch, labels.get(ARCHITECTURES_LABEL, "").split())),
         compiled=value(BUILT_FOR_LABEL, _CUDA),
         framework=value(f"{LABEL}.framework", _FRAMEWORK),
+        arch=ARM64 if labels.get(CELL_LABEL, "").endswith(f"-{ARM64}") else AMD64,
     )
 
 
@@ -129,7 +132,8 @@ def judge(gpu: Device, driver: str, image: ImageNeeds, facts: Facts) -> Verdict:
         return Verdict(runs=None, reasons=("its labels name no CUDA version",))
     generation = facts.gpus.get(gpu.capability)
     # Some GPUs of a compute capability exist only with an ARM CPU: then the name decides.
-    if generation and (not generation.names or _chip(gpu.name) in map(_chip, generation.arm)):
+    is_for_arm = generation and (not generation.names or _chip(gpu.name) in map(_chip, generation.arm))
+    if is_for_arm and image.arch == AMD64:
         return Verdict(runs=False, reasons=(f"{gpu.description} exists only with an ARM CPU; the image is for x86_64",))
     if image.cuda == CPU:
         return Verdict(runs=True, reasons=("a CPU image needs no GPU",))

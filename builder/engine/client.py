@@ -164,12 +164,14 @@ class Engine:
             return False
         return True
 
-    def import_tar(self, path: Path, reference: ImageRef) -> str:
-        """Imports a root file system as an image; returns its id."""
+    def import_tar(self, path: Path, reference: ImageRef, arch: str = "") -> str:
+        """Imports a root file system as an image, by default for the engine's architecture; returns its id."""
         action = f"importing {reference}"
+        parameters = {"fromSrc": "-", "repo": reference.name, "tag": reference.tag}
+        parameters |= {"platform": f"linux/{arch}"} if arch else {}
         with translated(action), path.open("rb") as stream:
-            answer = self._api.import_image_from_data(stream, repository=reference.name, tag=reference.tag)
-        messages = [json.loads(line) for line in answer.splitlines() if line.strip()]
+            response = self._post("/images/create", stream, parameters)
+            messages = list(self._api._stream_helper(response, decode=True))
         _check(action, messages)
         return str(messages[-1]["status"])
 

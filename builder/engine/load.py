@@ -48,8 +48,12 @@ class Loader:
         self._can_pull = engine.info().name != "Podman"
 
     def load_bare(self, layer: Layer) -> str:
-        """Loads a temporary image of one layer, to run a program in; returns its id. `sweep` removes it."""
-        config = self._store.put(oci.bare_config([layer], {RUN_LABEL: self._checkout}), CONFIG_TYPE)
+        """Loads a temporary image of one layer, to run a program in; returns its id. `sweep` removes it.
+
+        It is for the engine's architecture, whatever the layer is for.
+        """
+        content = oci.bare_config([layer], {RUN_LABEL: self._checkout}, self._engine.info().arch)
+        config = self._store.put(content, CONFIG_TYPE)
         manifest = self._store.put(oci.manifest(config, [layer]), MANIFEST_TYPE)
         return self.load(Image(config=config, manifest=manifest, layers=(layer,)))
 
@@ -80,7 +84,7 @@ class Loader:
         is_plain = kind != CONTAINERD
         # The random label gives the temporary image an id of its own: another run may load the same layers meanwhile.
         labels = {RUN_LABEL: self._checkout, f"{LABEL}.loading": secrets.token_hex(8)}
-        config = oci.bare_config(image.layers, labels)
+        config = oci.bare_config(image.layers, labels, self._engine.info().arch)
         config_blob = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
         manifest = oci.manifest(config_blob, image.layers, is_plain=is_plain)
         contents = {

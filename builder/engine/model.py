@@ -12,6 +12,7 @@ from docker.errors import APIError, DockerException, StreamParseError
 from urllib3.exceptions import HTTPError
 
 from builder.common.errors import FREE_DISK, DiskError, EngineError
+from builder.index.wheels import arch_of
 
 CDI_KIND = "nvidia.com/gpu"
 
@@ -37,6 +38,11 @@ class EngineInfo:
     is_local: bool
     gpu_option: Literal["--gpus", "--device", "--runtime", ""] = ""
     cdi_gpus: frozenset[str] = frozenset()
+
+    @property
+    def arch(self) -> str:
+        """Its architecture as in images: `amd64`."""
+        return arch_of(self.architecture)
 
     @property
     def all_gpus(self) -> str:

@@ -18,7 +18,8 @@ from packaging.version import InvalidVersion, Version
 from builder.common.errors import FetchError
 from builder.index.session import DOCTOR, PIECE, IndexSession, fetch_errors
 from builder.index.settings import IndexSettings
-from builder.index.wheels import LONGEST, PLATFORM
+from builder.index.wheels import LONGEST, PLATFORMS
+from builder.matrix.schema import AMD64, Arch
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -68,7 +69,7 @@ class Catalogue(Protocol):
 
     def package(self, name: str) -> ListedPackage: ...
     def metadata(self, name: str, version: Version) -> Metadata: ...
-    def with_indexes(self, indexes: Mapping[str, str]) -> Catalogue: ...
+    def with_indexes(self, indexes: Mapping[str, str], arch: Arch = AMD64) -> Catalogue: ...
 
 
 class Index:
@@ -86,11 +87,12 @@ class Index:
         self._texts: dict[str, bytes] = {}
         self._metadata: dict[str, Metadata] = {}
         self._indexes: Mapping[str, str] = {}
+        self._arch: Arch = AMD64
 
-    def with_indexes(self, indexes: Mapping[str, str]) -> Index:
-        """The same with other indexes for packages: canonical name of the package -> name of the index."""
+    def with_indexes(self, indexes: Mapping[str, str], arch: Arch = AMD64) -> Index:
+        """The same for an architecture, with other indexes: canonical name of the package -> name of the index."""
         other = copy(self)  # shares what was requested
-        other._indexes = indexes
+        other._indexes, other._arch = indexes, arch
         return other
 
     def package(self, name: str) -> ListedPackage:
@@ -117,12 +119,12 @@ class Index:
         return self._packages[key]
 
     def metadata(self, name: str, version: Version) -> Metadata:
-        """From the release's wheel for this platform, else from any. Raises FetchError."""
+        """From the release's wheel for the architecture, else from any. Raises FetchError."""
         name = canonicalize_name(name)
         wheels = [file for file in self.files(name) if file.filename.endswith(".whl") and _version(file) == version]
         if not wheels:
             raise FetchError(f"{name} {version}: no wheel on {self._session(name).settings.label}", hint=DOCTOR)
-        file = min(wheels, key=lambda file: (not _is_for_platform(file.filename), file.filename))
+        file = min(wheels, key=lambda file: (not _is_for(PLATFORMS[self._arch], file.filename), file.filename))
         if file.url not in self._metadata:
             self._metadata[file.url] = parse_metadata(file.filename, self.metadata_text(name, file))
         return self._metadata[file.url]
@@ -222,9 +224,9 @@ def _version(file: DistributionPackage) -> Version | None:
         return None
 
 
-def _is_for_platform(file: str) -> bool:
+def _is_for(platform: str, file: str) -> bool:
     try:
         tags = parse_wheel_filename(file)[3]
     except InvalidWheelFilename:
         return False
-    return any(tag.platform == "any" or ("linux" in tag.platform and PLATFORM in tag.platform) for tag in tags)
+    return any(tag.platform == "any" or ("linux" in tag.platform and platform in tag.platform) for tag in tags)

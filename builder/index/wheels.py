@@ -10,10 +10,15 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as model
 
 from builder.common.files import SHA256_HEX
-from builder.matrix.schema import IndexName, matches
+from builder.matrix.schema import AMD64, ARM64, Arch, IndexName, matches
 
-PLATFORM = "x86_64"
+PLATFORMS: dict[Arch, str] = {AMD64: "x86_64", ARM64: "aarch64"}  # in tags of wheels, and in environment markers
 LONGEST = 255  # characters of a file name; parsing one with thousands of tags would take hours
+
+
+def arch_of(machine: str) -> str:
+    """The architecture as in images, of a machine as kernels and engines name it: `arm64` of aarch64."""
+    return next((arch for arch, platform in PLATFORMS.items() if platform == machine), machine)
 
 
 _Word = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9_.+!-]{0,99}", "letters, digits and _.+!-")]

@@ -19,13 +19,13 @@ from builder.common.files import SHA256_HEX, digest_of_bytes
 from builder.index.wheels import STRICT
 from builder.layers import estargz
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE, Descriptor
+from builder.matrix.schema import AMD64
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.plan.settings import Settings
 
 LAYOUT = '{"imageLayoutVersion":"1.0.0"}'
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 NAME = "org.opencontainers.image.ref.name"  # annotation by which skopeo finds an image: oci:<store>:<name>
-ARCHITECTURE = "amd64"
 CONTAINERD = "containerd"
 _SECOND = 1_000_000_000  # Docker counts nanoseconds
 _WHEEL = re.compile(r"([A-Za-z0-9_.+!-]+\.whl)@sha256:([0-9a-f]{64})", re.ASCII)
@@ -125,7 +125,7 @@ def config(
         }
     return _json(
         {
-            "architecture": ARCHITECTURE,
+            "architecture": settings.arch,
             "os": "linux",
             "created": created,
             "config": inner,
@@ -135,11 +135,11 @@ def config(
     )
 
 
-def bare_config(layers: Sequence[Layer], labels: Mapping[str, str]) -> bytes:
+def bare_config(layers: Sequence[Layer], labels: Mapping[str, str], arch: str = AMD64) -> bytes:
     """The configuration of a temporary image."""
     return _json(
         {
-            "architecture": ARCHITECTURE,
+            "architecture": arch,
             "os": "linux",
             "config": {"Labels": dict(labels)},
             "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
@@ -171,6 +171,12 @@ def index(images: Mapping[str, Descriptor]) -> str:
     """The index of a store as JSON, from the manifests of images by name."""
     entries = [{**images[name].as_data(), "annotations": {NAME: name}} for name in sorted(images)]
     return json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}, indent=1) + "\n"
+
+
+def platform_index(images: Mapping[str, Descriptor]) -> bytes:
+    """The index of an image for several architectures as JSON, from its manifests by architecture (`amd64`)."""
+    entries = [{**images[arch].as_data(), "platform": {"architecture": arch, "os": "linux"}} for arch in sorted(images)]
+    return _json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries})
 
 
 def describe(layer: PlannedLayer) -> str:
@@ -229,7 +235,8 @@ class _ConfigOnly(BaseModel, frozen=True):
     config: _Reference
 
 
-class _LabelsOnly(BaseModel, frozen=True):
+class _Labelled(BaseModel, frozen=True):
+    architecture: str
     labels: dict[str, Any] | None = Field(None, validation_alias=AliasPath("config", "Labels"))
 
 
@@ -284,19 +291,24 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
     )
 
 
-def read_labels(content: bytes, read_blob: Callable[[str], bytes]) -> dict[str, str]:
-    """The labels of the image of a manifest, even if other parts of it are invalid. Raises as `read_image`."""
+def read_labels(content: bytes, read_blob: Callable[[str], bytes]) -> tuple[str, dict[str, str]]:
+    """The architecture and the labels of the image of a manifest, even if other parts of it are invalid.
+
+    Raises as `read_image`.
+    """
     config = read_blob(parse_document(_ConfigOnly, content, "manifest").config.digest)
-    labels = parse_document(_LabelsOnly, config, "configuration").labels or {}
-    return {name: value for name, value in labels.items() if isinstance(value, str)}
+    values = parse_document(_Labelled, config, "configuration")
+    labels = {name: value for name, value in (values.labels or {}).items() if isinstance(value, str)}
+    return values.architecture, labels
 
 
-def platform_manifest(content: bytes) -> str | None:
-    """Digest of the manifest for our platform in the index of an image for several platforms. Raises VerifyError."""
+def read_platforms(content: bytes) -> dict[str, str]:
+    """Architecture -> digest of each manifest for Linux in the index of an image. Raises VerifyError.
+
+    Empty for an index of something else, such as attachments. Of two for one architecture, the first counts.
+    """
     manifests = parse_document(_Platforms, content, "index").manifests
-    return next(
-        (entry.digest for entry in manifests if (entry.os, entry.architecture) == ("linux", ARCHITECTURE)), None
-    )
+    return {entry.architecture: entry.digest for entry in reversed(manifests) if entry.os == "linux"}
 
 
 def read_blobs(content: bytes) -> dict[str, int]:

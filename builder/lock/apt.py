@@ -23,6 +23,7 @@ from builder.index import mmdebstrap
 from builder.index.host import KEYRING, SYSTEM_BUNDLE, Host, Run
 from builder.lock import archives
 from builder.lock.os_lock import Architecture, DebianPackage, OsLock, OsRequest
+from builder.matrix.schema import AMD64, Arch
 
 TIMEOUT_S = 300
 # What mmdebstrap's variant `minbase` installs.
@@ -37,8 +38,8 @@ Dir::Etc::SourceParts "-";
 Dir::State "{folder}";
 Dir::State::Status "{folder}/status";
 Dir::Cache "{folder}/cache";
-APT::Architecture "amd64";
-APT::Architectures "amd64";
+APT::Architecture "{arch}";
+APT::Architectures "{arch}";
 APT::Install-Recommends "false";
 APT::Sandbox::User "";
 Acquire::Languages "none";
@@ -55,6 +56,7 @@ class Archive:
         host: Host,
         folder: Path,
         run: Run = subprocess.run,
+        arch: Arch = AMD64,
     ) -> None:
         """Downloads the lists of packages; `run` runs apt, here or in a container. Raises LockError."""
         self._run = run
@@ -66,7 +68,7 @@ class Archive:
             "APT_CONFIG": str(folder / "apt.conf"),
             **host.proxies,
         }
-        configuration = _CONFIGURATION.format(folder=folder)
+        configuration = _CONFIGURATION.format(folder=folder, arch=arch)
         configuration += "".join(f"{option}\n" for option in host.apt_options(release))
         if host.ca:
             (folder / "ca.crt").write_bytes(host.ca)
@@ -135,8 +137,10 @@ class Archive:
 
 
 @contextmanager
-def archive(release: str, host: Host, say: Callable[[str], None]) -> Iterator[Archive]:
+def archive(release: str, host: Host, say: Callable[[str], None], arch: Arch = AMD64) -> Iterator[Archive]:
     """The archives of a Debian release, with the lists of packages in a temporary folder. Raises LockError.
+
+    apt chooses packages for any architecture on any machine.
 
     Where this machine has no apt, or lacks Debian's keys or archives, runs apt in a container of Debian. On other
     distributions, the addresses are those of mmdebstrap, which is installed for root.
@@ -175,4 +179,4 @@ def archive(release: str, host: Host, say: Callable[[str], None]) -> Iterator[Ar
                 host = replace(host, ca=SYSTEM_BUNDLE.read_bytes())
         folder = stack.enter_context(TemporaryDirectory(prefix="builder-apt-"))
         apt = replace(host.apt, sources=sources)
-        yield Archive(release, replace(host, read_apt=lambda: apt), Path(folder), run)
+        yield Archive(release, replace(host, read_apt=lambda: apt), Path(folder), run, arch)

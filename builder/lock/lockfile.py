@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as model
 
 from builder.common.errors import LockError, StaleError
-from builder.index.wheels import PLATFORM, STRICT, LockedWheel, Wheel, is_cuda_wheel
+from builder.index.wheels import PLATFORMS, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
@@ -119,7 +119,7 @@ def basis(matrix: Matrix, cell: Cell) -> Basis:
         cuda=cell.cuda,
         toolkit=matrix.cuda[cell.cuda].toolkit or "",
         python=cell.python,
-        platform=PLATFORM,
+        platform=PLATFORMS[cell.arch],
         glibc=matrix.debian[matrix.python[cell.python].debian].glibc,
         constraints=sorted(matrix.frameworks[cell.framework].versions[cell.line].constraints),
     )
@@ -230,6 +230,9 @@ def _faults(lock: Lock) -> Iterator[str]:
             is_named = False
         if not is_named:
             yield f"{wheel.file} is not {wheel.name} {wheel.version}"
+        platforms = parts[-1].removesuffix(".whl").split(".")
+        if not any(platform == "any" or platform.endswith(f"_{lock.basis.platform}") for platform in platforms):
+            yield f"{wheel.file} is not for {lock.basis.platform}"
     needed = {name for part in lock.components.values() for name in part.wheels}
     for name in sorted(needed ^ set(names)):
         yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"
@@ -239,7 +242,7 @@ _LOCK = TypeAdapter(Lock)
 
 
 def resolve_hint(group: str) -> str:
-    return f"Resolve it again: builder lock '{group}*'"
+    return f"Resolve it again: builder lock '{cells.pattern_of_group(group)}'"
 
 
 # ---- all lock files as text: one line for each entry, for readable diffs, and an error for edits by hand

@@ -26,11 +26,11 @@ from builder.index.wheels import STRICT, Sha256
 from builder.lock import lockfile
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import AptPackage, Matrix, matches
+from builder.matrix.schema import AMD64, AptPackage, Arch, Matrix, matches
 
 FORMAT: Literal[1] = 1
 PREFIX = "os-"  # begins the file name; groups begin with a framework and a version
-Architecture = Literal["amd64", "all"]
+Architecture = Literal["amd64", "arm64", "all"]
 _HINT = "Restore it with git, or make it again: builder lock --os"
 
 
@@ -98,6 +98,11 @@ class OsLock:
     def versions(self) -> dict[str, str]:
         return {package.name: package.version for package in self.packages}
 
+    @cached_property
+    def arch(self) -> Arch:
+        """The architecture of its packages."""
+        return next((each.architecture for each in self.packages if each.architecture != "all"), AMD64)
+
     @property
     def has_sources(self) -> bool:
         """Whether it names source packages: every release has some with other names than their binary packages."""
@@ -126,27 +131,33 @@ class DebianChange:
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class OsRequest:
-    """What a cell requests of its operating system: a Debian release, and the sorted names of packages."""
+    """What a cell requests of its operating system: a Debian release, the sorted names of packages, an architecture."""
 
     debian: str
     packages: tuple[str, ...]
+    arch: Arch = AMD64
+
+    @property
+    def name(self) -> str:
+        """The release in names and messages: `trixie`, `trixie-arm64`."""
+        return self.debian if self.arch == AMD64 else f"{self.debian}-{self.arch}"
 
     @property
     def path(self) -> str:
         """The path of its lock in a checkout."""
-        return f"locks/{PREFIX}{self.debian}-{short_digest(digest_of_data(list(self.packages)))[:8]}.json"
+        return f"locks/{PREFIX}{self.name}-{short_digest(digest_of_data(list(self.packages)))[:8]}.json"
 
 
 def request_of_cell(matrix: Matrix, cell: Cell) -> OsRequest:
     """What the cell's Python and all its components request, each package once."""
-    return request_of(matrix, cell.python, cells.components(matrix, cell))
+    return request_of(matrix, cell.python, cells.components(matrix, cell), cell.arch)
 
 
-def request_of(matrix: Matrix, version: str, components: tuple[str, ...]) -> OsRequest:
-    """The same for a Python version and components."""
+def request_of(matrix: Matrix, version: str, components: tuple[str, ...], arch: Arch = AMD64) -> OsRequest:
+    """The same for a Python version, components and an architecture."""
     python = matrix.python[version]
     requested = {*python.packages, *(package for name in components for package in matrix.components[name].apt)}
-    return OsRequest(debian=python.debian, packages=tuple(sorted(requested)))
+    return OsRequest(debian=python.debian, packages=tuple(sorted(requested)), arch=arch)
 
 
 def dump(lock: OsLock) -> str:
@@ -173,6 +184,8 @@ def parse_os_lock(text: str, request: OsRequest) -> OsLock:
     names = [package.name for package in lock.packages]
     if names != sorted(set(names)):
         raise LockError(f"{request.path} was edited by hand: packages are not sorted, or one is duplicated", hint=_HINT)
+    if others := [package.file for package in lock.packages if package.architecture not in (request.arch, "all")]:
+        raise LockError(f"{request.path} was edited by hand: {others[0]} is not for {request.arch}", hint=_HINT)
     if missing := [name for name in lock.requested if name not in lock.versions]:
         raise LockError(f"{request.path} was edited by hand: missing package {missing[0]}", hint=_HINT)
     return lock
@@ -193,7 +206,7 @@ def changes(before: Mapping[OsRequest, OsLock | None], after: Mapping[OsRequest,
     for request, lock in after.items():
         present = before[request]
         for change in compare(present.versions, lock.versions) if present else ():
-            line = f"{request.debian}: {change}"
+            line = f"{request.name}: {change}"
             counts[line] = counts.get(line, 0) + 1
     return [f"{line} ({counted(count, 'lock')})" for line, count in sorted(counts.items())]
 

@@ -31,14 +31,14 @@ from builder.index.host import Host
 from builder.index.local_index import LocalIndex, serve_index
 from builder.index.releases import Index
 from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
-from builder.index.wheels import PLATFORM, LockedWheel
+from builder.index.wheels import PLATFORMS, LockedWheel
 from builder.lock import checks, lockfile
 from builder.lock.lockfile import Basis, Lock, LockedComponent
 from builder.lock.python_builds import uv_program
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import AMD64, Matrix
 
 TIMEOUT_S = 900
 OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
@@ -82,7 +82,7 @@ class Resolver:
         self._hide = host.hide
         self._run = run
         self._sizes: dict[str, int] = dict(sizes or {})
-        self._toolkits: dict[tuple[str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
+        self._toolkits: dict[tuple[str, str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
         self._catalogue = catalogue or Index(host.index)
         self._serve = serve
 
@@ -208,7 +208,8 @@ class Resolver:
         """
         versions = dict(preferred or {})
         if basis.toolkit:
-            key = basis.toolkit, basis.python, frozenset(cells.indexes_of_packages(self._matrix, cell).items())
+            indexes = frozenset(cells.indexes_of_packages(self._matrix, cell).items())
+            key = basis.toolkit, basis.python, basis.platform, indexes
             if key not in self._toolkits:
                 text = self._compile(cell, [f"{lockfile.TOOLKIT}[all]=={basis.toolkit}"], (), {})
                 self._toolkits[key] = _parse_versions(text)
@@ -219,7 +220,7 @@ class Resolver:
 
     def _closure(self, cell: Cell, packages: Sequence[str], versions: Mapping[str, str]) -> _Closure:
         """The wheels for all that some requirements need."""
-        ranks = tag_ranks(cell.python, self._glibc(cell))
+        ranks = tag_ranks(cell.python, self._glibc(cell), PLATFORMS[cell.arch])
         tables = tomllib.loads(self._compile(cell, packages, _pinned(versions)))["packages"]  # pylock.toml, PEP 751
         names: dict[str, Any] = {canonicalize_name(table["name"]): table for table in tables}
         closure: _Closure = {name: _best_wheel(cell, name, table, ranks) for name, table in names.items()}
@@ -261,7 +262,7 @@ class Resolver:
                 "--no-header", "--no-config",
                 "--only-binary", ":all:", "--prerelease", "disallow", "--no-annotate", "--color", "never",
                 "--python-version", cell.python, "--no-sources", "--no-python-downloads",
-                "--python-platform", f"{PLATFORM}-manylinux_{self._glibc(cell).replace('.', '_')}",
+                "--python-platform", f"{PLATFORMS[cell.arch]}-manylinux_{self._glibc(cell).replace('.', '_')}",
                 "--constraint", str(here / "bounds.txt"),
             ]  # fmt: skip
             try:
@@ -348,7 +349,8 @@ def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mappin
             ranked.append((-min(fitting), build, file, str(version), entry["hashes"].get("sha256", ""), url))
     if not ranked:
         raise LockError(
-            f"{cell.id}: {name} {package.get('version', '')} has no wheel for Python {cell.python} on {PLATFORM}",
+            f"{cell.id}: {name} {package.get('version', '')} has no wheel for Python {cell.python} on "
+            f"{PLATFORMS[cell.arch]}",
             hint="Only wheels are supported: pin a version that has one.",
         )
     best = max(ranked)
@@ -361,7 +363,7 @@ def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mappin
 
 
 @cache
-def tag_ranks(python: str, glibc: str) -> dict[Tag, int]:
+def tag_ranks(python: str, glibc: str, platform: str = PLATFORMS[AMD64]) -> dict[Tag, int]:
     """Wheel tags that CPython `python` on glibc `glibc` accepts, 0 the most specific.
 
     Source: PEP 425, PEP 600 (manylinux_x_y) and its legacy aliases.
@@ -371,10 +373,10 @@ def tag_ranks(python: str, glibc: str) -> dict[Tag, int]:
     aliases = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
     platforms = []
     for minor in range(newest, 4, -1):
-        platforms.append(f"manylinux_2_{minor}_{PLATFORM}")
+        platforms.append(f"manylinux_2_{minor}_{platform}")
         if minor in aliases:
-            platforms.append(f"{aliases[minor]}_{PLATFORM}")
-    platforms.append(f"linux_{PLATFORM}")
+            platforms.append(f"{aliases[minor]}_{platform}")
+    platforms.append(f"linux_{platform}")
     interpreter = "cp" + python.replace(".", "")
     accepted = [
         *cpython_tags(version, [interpreter], platforms),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from textwrap import indent
 
 from packaging.utils import canonicalize_name
@@ -35,7 +36,9 @@ from builder.lock.python_lock import LockedPython
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import NO_SNAPSHOT, Debian, Matrix
+from builder.matrix.schema import AMD64, NO_SNAPSHOT, Debian, Matrix
+
+_ARCHIVE = attrgetter("debian", "arch")  # of a request: where its packages come from
 
 
 def check_locks(project: Project, chosen: Sequence[Cell]) -> None:
@@ -283,10 +286,10 @@ def update_systems(
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    for release, requests in groupby(sorted(stale), key=lambda request: request.debian):
-        say(f"Debian {release}: reading the lists of packages")
+    for (release, arch), requests in groupby(sorted(stale, key=_ARCHIVE), key=_ARCHIVE):
+        say(f"Debian {release}: reading the lists of packages{'' if arch == AMD64 else f' for {arch}'}")
         try:
-            with apt.archive(release, _current(host, project.matrix.debian[release], now), say) as archive:
+            with apt.archive(release, _current(host, project.matrix.debian[release], now), say, arch) as archive:
                 for request in requests:
                     try:
                         new[request] = _resolve_system(project.matrix, archive, request, now)
@@ -321,7 +324,7 @@ def current_locks_of_stale(
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
-    for release, group in groupby(sorted(requests), key=lambda request: request.debian):
+    for (release, arch), group in groupby(sorted(requests, key=_ARCHIVE), key=_ARCHIVE):
         say(f"Debian {release}: looking up the locked packages")
         stale: dict[OsRequest, list[str]] = {}  # with the packages that are gone
         for request in group:
@@ -343,7 +346,7 @@ def current_locks_of_stale(
         if not stale:
             continue
         try:
-            with apt.archive(release, _current(host, project.matrix.debian[release], now), say) as archive:
+            with apt.archive(release, _current(host, project.matrix.debian[release], now), say, arch) as archive:
                 for request, names in stale.items():
                     try:
                         lock = _resolve_system(project.matrix, archive, request, now)

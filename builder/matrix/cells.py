@@ -13,11 +13,11 @@ from typing import TypeVar
 from packaging.version import Version
 
 from builder.common.errors import MatrixError, UsageError, did_you_mean
-from builder.matrix.schema import CPU, Matrix, cuda_major
+from builder.matrix.schema import AMD64, ARM64, CPU, Arch, Matrix, cuda_major
 
-BUILT_IN_SETS = ("all", "unsupported")  # besides those of each Debian release and each framework
+BUILT_IN_SETS = ("all", "unsupported", ARM64)  # besides those of each Debian release and each framework
 CUDA = "cuda"  # the component with NVIDIA's libraries
-ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", re.ASCII)
+ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))??(?:-(arm64))?", re.ASCII)
 MAX_CELLS = 50_000
 MAX_ALTERNATIVES = 256  # of one pattern: braces multiply, so ten pairs would already be 1024
 _BRACE = re.compile(r"\{([^{}]*)\}")
@@ -35,16 +35,26 @@ class Cell:
     cuda: str
     python: str
     variant: str
+    arch: Arch = AMD64
 
     @property
     def id(self) -> str:
-        """`pt-2.9-cu128-py311-jupyter`; the plain variant has no suffix."""
-        return f"{self.group}{self.suffix}"
+        """`pt-2.9-cu128-py311-jupyter`, `pt-2.15-cu132-py313-arm64`: neither the plain variant nor amd64 is written."""
+        return f"{self.axes}{self.suffix}{self.arch_suffix}"
 
     @property
     def group(self) -> str:
         """The id without the variant."""
+        return f"{self.axes}{self.arch_suffix}"
+
+    @property
+    def axes(self) -> str:
+        """The id without variant and architecture."""
         return f"{self.short}-{self.line}-{self.cuda_tag}-{self.python_tag}"
+
+    @property
+    def arch_suffix(self) -> str:
+        return "" if self.arch == AMD64 else f"-{self.arch}"
 
     @property
     def suffix(self) -> str:
@@ -74,7 +84,8 @@ def _python_tag(version: str) -> str:
 def expand(matrix: Matrix) -> tuple[Cell, ...]:
     """All cells, in a stable order; raises MatrixError for exclusions, inclusions and budgets without effect.
 
-    Frameworks and variants have the order of the matrix, versions that of versions (12.10 after 12.9); the cpu is last.
+    Frameworks and variants have the order of the matrix, versions that of versions (12.10 after 12.9); the cpu is last,
+    and arm64 after amd64.
     """
     lines = [
         (name, line, entry)
@@ -82,7 +93,8 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
         for line, entry in framework.versions.items()
     ]
     # Count the cells before they are made: long lists in all axes would fill the memory.
-    total = sum(len(entry.cuda) * len(entry.python) for _, _, entry in lines) * len(matrix.variants)
+    pairs = sum(len(entry.arch_on(cuda)) * len(entry.python) for _, _, entry in lines for cuda in entry.cuda)
+    total = pairs * len(matrix.variants)
     if total > MAX_CELLS:
         where = matrix.where("frameworks")
         raise MatrixError(
@@ -92,8 +104,9 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
     cells: dict[str, Cell] = {}
     for name, line, entry in lines:
         for cuda, python, variant in product(entry.cuda, entry.python, matrix.variants):
-            cell = _cell(matrix, name, line, cuda, python, variant)
-            cells[cell.id] = cell
+            for arch in entry.arch_on(cuda):
+                cell = _cell(matrix, name, line, cuda, python, variant, arch)
+                cells[cell.id] = cell
     for number, inclusion in enumerate(matrix.include):
         where = matrix.where("include", number, "cell")
         cell = cell_of_id(matrix, inclusion.cell, where)
@@ -105,6 +118,13 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
     for number, exclusion in enumerate(matrix.exclude):
         for hit in _hits(matrix.where("exclude", number, "cells"), exclusion.cells, cells):
             del cells[hit]
+    for cell in cells.values():
+        if cell.arch != AMD64 and matrix.python[cell.python].uv:
+            where = matrix.where("python", cell.python, "uv")
+            raise MatrixError(
+                f"{where}: {cell.id}: uv's builds of Python are for {AMD64} only",
+                hint="Exclude these cells, or use the Python of a Debian release.",
+            )
     if not cells:
         raise MatrixError(f"{matrix.where('exclude')}: every cell is excluded; there is nothing to build")
 
@@ -112,10 +132,10 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
     variants = {name: place for place, name in enumerate(matrix.variants)}
     version = cache(Version)  # thousands of cells share a few versions, and parsing is slow
 
-    def order(cell: Cell) -> tuple[int, Version, bool, Version, Version, int]:
+    def order(cell: Cell) -> tuple[int, Version, bool, Version, Version, str, int]:
         cuda = version("0" if cell.is_cpu else cell.cuda)
         versions = (version(cell.line), cell.is_cpu, cuda, version(cell.python))
-        return (frameworks[cell.framework], *versions, variants[cell.variant])
+        return (frameworks[cell.framework], *versions, cell.arch, variants[cell.variant])
 
     return tuple(sorted(cells.values(), key=order))
 
@@ -220,9 +240,13 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
 def _is_in(matrix: Matrix, cell: Cell, name: str) -> bool:
     """Whether a cell is in a built-in set: `unsupported`, `all` others, or those of a Debian release or framework.
 
+    `arm64` has all cells for arm64, and the other sets none: a machine builds images for its own architecture.
+
     `unsupported` are the cells with an entry of matrix.yaml that has `after_support`, on any day: the cells that a run
     builds do not depend on the clock.
     """
+    if ARM64 in (name, cell.arch):
+        return name == cell.arch
     python = matrix.python[cell.python]
     if name in BUILT_IN_SETS:
         line = matrix.frameworks[cell.framework].versions[cell.line]
@@ -236,7 +260,8 @@ def cell_of_id(matrix: Matrix, cell_id: str, where: str) -> Cell:
     parts = ID.fullmatch(cell_id)
     if not parts:
         raise MatrixError(f"{where}: {cell_id!r} is not a cell id such as pt-2.9-cu128-py311-jupyter")
-    short, line, cuda_tag, python_tag, variant = parts.groups("plain")
+    short, line, cuda_tag, python_tag, variant, arch = parts.groups()
+    variant = variant or "plain"
 
     def find(key: str, known: Mapping[str, _Value], kind: str) -> _Value:
         if key not in known:
@@ -248,10 +273,15 @@ def cell_of_id(matrix: Matrix, cell_id: str, where: str) -> Cell:
     cuda = find(cuda_tag, {_cuda_tag(version): version for version in matrix.cuda}, "CUDA version")
     python = find(python_tag, {_python_tag(version): version for version in matrix.python}, "Python version")
     find(variant, matrix.variants, "variant")
-    return _cell(matrix, name, line, cuda, python, variant)
+    return _cell(matrix, name, line, cuda, python, variant, ARM64 if arch else AMD64)
 
 
-def _cell(matrix: Matrix, framework: str, line: str, cuda: str, python: str, variant: str) -> Cell:
+def pattern_of_group(group: str) -> str:
+    """A pattern that matches all cells of a group; that of one for amd64 also matches those of its arm64 twin."""
+    return f"{group.removesuffix(ARM64)}*{ARM64}" if group.endswith(f"-{ARM64}") else f"{group}*"
+
+
+def _cell(matrix: Matrix, framework: str, line: str, cuda: str, python: str, variant: str, arch: Arch) -> Cell:
     entry = matrix.frameworks[framework]
     return Cell(
         framework=framework,
@@ -261,4 +291,5 @@ def _cell(matrix: Matrix, framework: str, line: str, cuda: str, python: str, var
         cuda=cuda,
         python=python,
         variant=variant,
+        arch=arch,
     )

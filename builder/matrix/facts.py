@@ -18,7 +18,7 @@ from builder.common import strict_yaml, validation
 from builder.common.errors import FileError
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Matrix, StrictModel, cuda_major
+from builder.matrix.schema import AMD64, Matrix, StrictModel, cuda_major
 
 FILE = Path(__file__).with_name("facts.yaml")
 
@@ -72,12 +72,14 @@ class Toolkits(StrictModel):
 class Build(StrictModel):
     """What a wheel was compiled for: `cuda`, and `architectures` as sm_90 (machine code) or compute_90 (PTX).
 
+    `arm64` are the architectures of the wheel for that CPU, empty if they are not known or if it has no CUDA.
     `cudnn` is the major version, empty if the wheel does not record it.
     """
 
     cuda: CudaVersion
     cudnn: Annotated[str, StringConstraints(pattern=r"^[0-9]{0,2}$")] = ""
     architectures: list[Architecture]
+    arm64: list[Architecture] = Field(default=[])
     source: Line
 
 
@@ -176,6 +178,12 @@ class Facts(StrictModel):
 
         A named index has other builds of a release: their entries have a local version, such as 2.9.1+cu126.
         """
+        build = self._build_for_amd64(matrix, cell)
+        if build is None or cell.arch == AMD64:
+            return build
+        return build.model_copy(update={"architectures": build.arm64}) if build.arm64 else None
+
+    def _build_for_amd64(self, matrix: Matrix, cell: Cell) -> Build | None:
         framework = matrix.frameworks[cell.framework]
         own = canonicalize_name(Requirement(framework.package_for(cell.cuda)).name)
         if own not in cells.indexes_of_packages(matrix, cell):

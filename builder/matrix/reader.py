@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
+from typing import get_args
 
 from pydantic import ValidationError
 
@@ -15,7 +16,7 @@ from builder.common.errors import MatrixError, did_you_mean
 from builder.common.strict_yaml import Key, Located
 from builder.matrix import support
 from builder.matrix.cells import BUILT_IN_SETS
-from builder.matrix.schema import CPU, Matrix, cuda_major
+from builder.matrix.schema import ARM64, CPU, OTHERS, Arch, Matrix, cuda_major
 
 _Name = tuple[Key, str, Collection[str], str]
 
@@ -53,6 +54,10 @@ def _names(matrix: Matrix) -> Iterator[_Name]:
             yield from _items((*path, "components"), entry.components, matrix.components, "component")
             if entry.index:
                 yield (*path, "index"), entry.index, matrix.indexes, "index"
+            for cuda, architectures in entry.arch.items():
+                if cuda != OTHERS:
+                    yield (*path, "arch", cuda), cuda, matrix.cuda, "CUDA version"
+                yield from _items((*path, "arch", cuda), architectures, get_args(Arch), "architecture")
             for cuda, index in entry.index_on.items():
                 yield (*path, "index_on", cuda), cuda, matrix.cuda, "CUDA version"
                 yield (*path, "index_on", cuda), index, matrix.indexes, "index"
@@ -128,7 +133,7 @@ def _image_faults(matrix: Matrix) -> Iterator[str]:
 
 
 def _component_faults(matrix: Matrix) -> Iterator[str]:
-    """Variants with two components on one port, of which only one could listen; no variant `plain`; circular needs."""
+    """Variants with two components on one port, of which only one could listen; names of variants; circular needs."""
     for name, members in matrix.variants.items():
         owners: dict[int, str] = {}
         for index, member in enumerate(members):
@@ -138,6 +143,9 @@ def _component_faults(matrix: Matrix) -> Iterator[str]:
                 if owner != member:
                     where = matrix.where("variants", name, index)
                     yield f"{where}: variants.{name}: {owner} and {member} both use port {component.port}"
+    if ARM64 in matrix.variants:
+        where = matrix.where("variants", ARM64, key=True)
+        yield f"{where}: variants.{ARM64}: ids of images for {ARM64} end with this name: give the variant another one"
     if "plain" not in matrix.variants:
         yield f"{matrix.where('variants')}: variants: 'plain' is missing; it is the variant without additions"
     try:

@@ -20,6 +20,10 @@ from builder.common.reference import ImageRef
 from builder.common.strict_yaml import Key
 
 CPU = "cpu"  # the value of the CUDA axis for images without CUDA
+Arch = Literal["amd64", "arm64"]  # as in images and Debian; arm64 with an NVIDIA GPU is SBSA: Grace, Thor
+AMD64: Arch = "amd64"
+ARM64: Arch = "arm64"
+OTHERS = "*"  # in a mapping by CUDA version: all others
 SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
 _DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
 
@@ -100,6 +104,11 @@ def _index(value: object) -> object:
     return {"url": value} if isinstance(value, str) else value
 
 
+def _arch(value: object) -> object:
+    """A list of architectures, for every CUDA version."""
+    return {OTHERS: value} if isinstance(value, list) else value
+
+
 Name = Annotated[str, matches(r"[a-z][a-z0-9]{0,23}", "a short name of lower-case letters and digits")]
 Short = Annotated[str, matches(r"[a-z]{1,8}", "one to eight lower-case letters")]
 # Indexes write versions without leading zeros, and so must tags: 02.9.1 is 2.9.1.
@@ -107,6 +116,7 @@ _SHORT, _LONG = "(0|[1-9][0-9]?)", "(0|[1-9][0-9]{0,3})"
 Line = Annotated[str, matches(rf"{_LONG}(\.{_LONG}){{1,2}}", 'a version such as "2.9"')]
 Minor = Annotated[str, matches(rf"{_SHORT}\.{_SHORT}", 'a version of two numbers such as "3.11"')]
 CudaName = Annotated[str, matches(rf"{_SHORT}\.{_SHORT}|cpu", 'a version such as "12.8", or cpu')]
+CudaOrOthers = Annotated[str, matches(rf"{_SHORT}\.{_SHORT}|cpu|\*", 'a version such as "12.8", cpu, or "*"')]
 CudaMajor = Annotated[str, matches(f"{_SHORT}|cpu", "the first number of a CUDA version, or cpu")]
 Distribution = Annotated[str, matches(_DISTRIBUTION, "the name of a package, without a version")]
 ImageName = Annotated[str, matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda")]
@@ -224,7 +234,7 @@ class FrameworkVersion(StrictModel):
     """`constraints` bound the versions of dependencies; `components` are those that only this line needs.
 
     `index` is where the framework's package and `packages` come from, empty for the default; `index_on` overrides it
-    by CUDA version.
+    by CUDA version. `arch` has the architectures, by CUDA version if they differ.
     """
 
     release: Release
@@ -235,7 +245,14 @@ class FrameworkVersion(StrictModel):
     components: list[Name] = []
     index: IndexName | None = None
     index_on: dict[CudaName, IndexName] = {}
+    arch: Annotated[
+        dict[CudaOrOthers, Annotated[list[Arch], Field(min_length=1)]], BeforeValidator(_arch), Field(min_length=1)
+    ] = {OTHERS: [AMD64]}
     after_support: Reason = ""
+
+    def arch_on(self, cuda: str) -> list[Arch]:
+        """The architectures of its images with a CUDA version."""
+        return self.arch.get(cuda) or self.arch.get(OTHERS, [AMD64])
 
 
 class Framework(StrictModel):

@@ -1,5 +1,7 @@
 """Tags of every cell, computed from the matrix, and the names of an image's labels. Pure.
 
+Cells that differ only in their architecture have the same tags: a tag is the index of their images.
+
 The full tag has all axes (`2.9.1-cu128-py311-jupyter`). Aliases leave out the defaults of the cell's line (its first
 CUDA, its first Python) and may have the line instead of the release: `2.9.1-jupyter`, `2.9-jupyter`. All of these move
 to the newest release, which has security fixes. The full tag with the stamp of a release,
@@ -30,7 +32,10 @@ ARCHITECTURES_LABEL = f"{LABEL}.gpu.architectures"  # of the framework's GPU cod
 
 
 def compute(matrix: Matrix, cells: Iterable[Cell]) -> Mapping[str, tuple[ImageRef, ...]]:
-    """Cell id -> references, the full one first; raises MatrixError if two cells have the same tag."""
+    """Cell id -> references, the full one first; raises MatrixError if two cells have the same tag.
+
+    Only the cells of one image for several architectures may.
+    """
     owners: dict[ImageRef, Cell] = {}
     result: dict[str, tuple[ImageRef, ...]] = {}
     for cell in cells:
@@ -54,10 +59,15 @@ def compute(matrix: Matrix, cells: Iterable[Cell]) -> Mapping[str, tuple[ImageRe
         result[cell.id] = references
         for reference in references:
             other = owners.setdefault(reference, cell)
-            if other is not cell:
+            if replace(other, arch=cell.arch) != cell:
                 where = matrix.where("frameworks", cell.framework, "versions", cell.line)
                 raise MatrixError(f"{where}: {other.id} and {cell.id} have the same tag {reference}")
     return result
+
+
+def local_name(reference: str, cell: Cell) -> str:
+    """The name of an image in the store and in an engine, where a name has one architecture: `...:2.15-arm64`."""
+    return f"{reference}{cell.arch_suffix}"
 
 
 def stamped(reference: ImageRef, stamp: str) -> ImageRef:
@@ -96,11 +106,12 @@ def is_tag_of(tag: str, full: str) -> bool:
 
 
 def cells_by_short_name(matrix: Matrix, cells: Iterable[Cell]) -> dict[str, Cell]:
-    """Cells by their tags without registry: org/pt-cuda:2.9, and pt-cuda:2.9."""
+    """Cells by their tags without registry: org/pt-cuda:2.9, and pt-cuda:2.9; the one for amd64 if there is one."""
     by_id = {cell.id: cell for cell in cells}
-    by_name = {}
+    by_name: dict[str, Cell] = {}
     for cell_id, references in compute(matrix, by_id.values()).items():
         for reference in references:
             name = f"{reference.repository}:{reference.tag}"
-            by_name[name] = by_name[name.rsplit("/", maxsplit=1)[-1]] = by_id[cell_id]
+            for each in (name, name.rsplit("/", maxsplit=1)[-1]):
+                by_name.setdefault(each, by_id[cell_id])
     return by_name

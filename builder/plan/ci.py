@@ -12,7 +12,7 @@ from builder.common.errors import BuilderError, UsageError
 from builder.common.text import counted, size
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import AMD64, ARM64, Arch, Matrix
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 
@@ -46,6 +46,11 @@ ON_DISK = 3.8
 RUNNER_DISK = 14_000_000_000  # bytes that a hosted runner of GitHub has at least
 MAX_IMAGES = 10  # the most in one part: the tests of an image take minutes
 MAX_PARTS = 256  # GitHub cancels a run whose matrix has more jobs
+# Labels of GitHub's runners, and what its own runners have besides `self-hosted` and `linux`.
+RUNNERS: dict[Arch, dict[str, str]] = {
+    AMD64: {"runner": "ubuntu-24.04", "label": "x64"},
+    ARM64: {"runner": "ubuntu-24.04-arm", "label": "arm64"},
+}
 
 
 def changed_images(before: Mapping[str, str], images: Sequence[PlannedImage]) -> list[PlannedImage]:
@@ -56,14 +61,20 @@ def changed_images(before: Mapping[str, str], images: Sequence[PlannedImage]) ->
 def split_by_disk(images: Sequence[PlannedImage], disk: int, max_images: int = MAX_IMAGES) -> list[list[PlannedImage]]:
     """Parts that take about `disk` bytes each, with every layer that their images have counted once.
 
-    Images of one group stay together where they fit. A part has at least one image, however large, and at most
-    `max_images`.
+    Images of one group stay together where they fit. A part has at least one image, however large, at most
+    `max_images`, and one architecture.
     """
     parts: list[list[PlannedImage]] = []
     layers: dict[str, int] = {}
-    for image in sorted(images, key=lambda image: (image.cell.cuda, image.cell.group, len(image.layers))):
+    order = sorted(images, key=lambda image: (image.cell.arch, image.cell.cuda, image.cell.group, len(image.layers)))
+    for image in order:
         added = {layer.inputs: layer.bytes for layer in image.layers}
-        if not parts or len(parts[-1]) == max_images or sum((layers | added).values()) * ON_DISK > disk:
+        is_full = parts and (
+            parts[-1][0].cell.arch != image.cell.arch
+            or len(parts[-1]) == max_images
+            or sum((layers | added).values()) * ON_DISK > disk
+        )
+        if is_full or not parts:
             parts.append([])
             layers = {}
         parts[-1].append(image)
@@ -85,7 +96,8 @@ def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
 
 
 def github_outputs(images: Sequence[PlannedImage], disk: int = RUNNER_DISK) -> dict[str, str]:
-    """Outputs of a GitHub Actions step: `parts`, the matrix of a job with the cells of each part, and all `cells`.
+    """Outputs of a GitHub Actions step: `parts`, the matrix of a job with the cells of each part and the labels of
+    runners for it, and all `cells`.
 
     Parts have more than MAX_IMAGES images if there would be more than MAX_PARTS. Raises UsageError if the disk is too
     small for that.
@@ -101,7 +113,11 @@ def github_outputs(images: Sequence[PlannedImage], disk: int = RUNNER_DISK) -> d
         max_images *= 2
     matrix = {
         "include": [
-            {"name": f"{part[0].id} ({counted(len(part), 'image')})", "cells": " ".join(image.id for image in part)}
+            {
+                "name": f"{part[0].id} ({counted(len(part), 'image')})",
+                "cells": " ".join(image.id for image in part),
+                **RUNNERS[part[0].cell.arch],
+            }
             for part in parts
         ]
     }

@@ -26,11 +26,11 @@ from builder.lock.python_lock import LockedPython
 from builder.matrix import cells, support, tags
 from builder.matrix.cells import CUDA, Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import AMD64, Arch, Matrix
 from builder.matrix.support import SupportEnd
 from builder.plan import layer_order, settings
 from builder.plan.layer_order import PlannedLayer
-from builder.plan.settings import Settings
+from builder.plan.settings import Health, Settings
 
 FORMAT = 4  # part of the digest of every plan
 # Inputs of every image besides the folders of its components.
@@ -116,6 +116,11 @@ class PlannedImage:
     @property
     def id(self) -> str:
         return self.cell.id
+
+    @property
+    def local_names(self) -> tuple[str, ...]:
+        """Its names in the store and in an engine, the full one first."""
+        return tuple(tags.local_name(reference, self.cell) for reference in self.references)
 
     @property
     def os_layer(self) -> PlannedLayer:
@@ -274,14 +279,14 @@ def make_locked_plan(project: Project, selected: Sequence[Cell]) -> Plan:
     return plan
 
 
-def systems(project: Project) -> dict[str, set[str]]:
-    """The inputs of the locked operating systems of the matrix, by what compiles bytecode in them."""
+def systems(project: Project) -> dict[str, dict[str, Arch]]:
+    """The inputs of the locked operating systems of the matrix, with their architectures, by what compiles bytecode."""
     planner = _Planner(project)
-    result: dict[str, set[str]] = {}
+    result: dict[str, dict[str, Arch]] = {}
     for cell in project.cells:
         with suppress(LockError):  # a damaged lock fails its own images only
             if system := planner.system_of(cell):
-                result.setdefault(system.compiler, set()).add(system.layer.inputs)
+                result.setdefault(system.compiler, {})[system.layer.inputs] = cell.arch
     return result
 
 
@@ -321,7 +326,7 @@ class _Planner:
 
     def system_of(self, cell: Cell) -> _System | None:
         """The operating system of a cell; None if it is not locked. Raises LockError if its lock is damaged."""
-        return self._system(cell.python, self._request(cell.python, cells.components(self._matrix, cell)))
+        return self._system(cell.python, self._request(cell.python, cells.components(self._matrix, cell), cell.arch))
 
     def _locked_system(self, version: str, request: OsRequest) -> _System | None:
         lock, python = os_lock.read_os_lock(self._root, request), self._matrix.python[version]
@@ -346,7 +351,8 @@ class _Planner:
             prefetch=self._prefetch.get("base", ()),
         )
         # Bytecode depends on the program that makes it and on the image's Python, not on other Debian packages: a
-        # security refresh of these leaves the bytecode of gigabytes of wheels as it is.
+        # security refresh of these leaves the bytecode of gigabytes of wheels as it is. It is the same on amd64 and
+        # arm64: docs/decisions/0033-arm64.md.
         compiler = digest_of_data(
             [self._tree(COMPILER), [locked_python.sha256] if locked_python else lock.interpreter(version)]
         )
@@ -396,7 +402,11 @@ class _Planner:
         configured = settings.of_image(matrix, cell, {name: matrix.components[name] for name in names})
         inputs = {
             "format": FORMAT,
-            "settings": vars(configured) | {"health": vars(configured.health) if configured.health else None},
+            "settings": {
+                name: vars(value) if isinstance(value, Health) else value
+                for name, value in vars(configured).items()
+                if name != "arch" or value != AMD64  # the plans of images for amd64 are older than `arch`
+            },
             # As lists: the order of variables and labels is the order in the configuration.
             "env": list(configured.env.items()),
             "debian": debian,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from builder.common.errors import MatrixError
 from builder.matrix import facts, support
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Component, Matrix
+from builder.matrix.schema import AMD64, Arch, Component, Matrix
 from builder.matrix.tags import (
     ARCHITECTURES_LABEL,
     BUILT_FOR_LABEL,
@@ -67,7 +67,7 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`env` and `labels` keep their order in the Dockerfile and in the configuration."""
+    """`env` and `labels` keep their order in the Dockerfile and in the configuration, which alone has `arch`."""
 
     env: Mapping[str, str]
     ports: tuple[int, ...]
@@ -78,6 +78,7 @@ class Settings:
     shell: tuple[str, ...] = ("/bin/bash", "-c")  # of RUN in derived images
     user: str = "1000:0"
     workdir: str = "/workspace"
+    arch: Arch = AMD64
 
 
 def built_labels(plan: str, created: str) -> dict[str, str]:
@@ -135,4 +136,5 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
         command=tuple(commands[-1] if commands else ["bash"]),
         labels={name: value for name, value in labels.items() if value},
         health=Health(command=tuple(checks[-1])) if checks else None,
+        arch=cell.arch,
     )

@@ -55,27 +55,37 @@ class _Provenance(BaseModel, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Attestations:
-    """The claims about an image in a registry. `reference` is the name that the user gave."""
+    """The claims about an image in a registry. `reference` is the name that the user gave, `index` the digest of the
+    index that names the image, empty without one.
+    """
 
     registry: Registry
     reference: ImageRef
     image: Image
     trust: Trust
+    index: str = ""
     _installed: Installed = field(default_factory=Installed)
 
-    def signature(self) -> Finding:
-        """Whether a trusted signer signed the image as its cell, and for the tag of the reference."""
+    def signatures(self) -> Iterator[Finding]:
+        """Whether a trusted signer signed the image as its cell, and for the tag of the reference; and first, the same
+        for the index that names it.
+        """
         cell, name = self.image.labels.get(CELL_LABEL, ""), self.reference.repository.rpartition("/")[2]
-        annotations = {"cell": cell, "image": name}
-        signer, signatures = signing.signer_of_image(self.registry, self._digest, annotations, self.trust)
+        if self.index:
+            yield self._signature("signature of the index", self.index, {"image": name})
+        yield self._signature("signature", self._digest, {"cell": cell, "image": name})
+
+    def _signature(self, part: str, digest: str, annotations: Mapping[str, str]) -> Finding:
+        signer, signatures = signing.signer_of_image(self.registry, digest, annotations, self.trust)
         if not signer:
-            return self._finding("signature", f"no trusted signer signed it as cell {cell[:100]!a} of {name}")
-        if not any(_is_for(signature, self.reference.tag) for signature in signatures):
+            as_cell = f"as cell {annotations['cell'][:100]!a} of" if "cell" in annotations else "as"
+            detail = f"no trusted signer signed it {as_cell} {annotations['image']}"
+        elif not any(_is_for(signature, self.reference.tag) for signature in signatures):
             signed = sorted({tag for each in signatures for tag in (each.get("tag"), each.get("release")) if tag})
-            return self._finding(
-                "signature", f"signed for {', '.join(signed) or 'no tag'}, not for {self.reference.tag}"
-            )
-        return self._finding("signature", f"by {signer}", "signed")
+            detail = f"signed for {', '.join(signed) or 'no tag'}, not for {self.reference.tag}"
+        else:
+            return Finding(layer=part, digest=digest, state="signed", detail=f"by {signer}")
+        return Finding(layer=part, digest=digest, state="different", detail=detail)
 
     def recording_source(self, source: ImageSource) -> ImageSource:
         """The image's source, which also reads the packages in layers that are opened. Open them in their order."""
@@ -113,7 +123,7 @@ class Attestations:
             coverage.require_pass(cell)
         except ImageTestError as error:
             return self._finding("test results", str(error).removeprefix(f"{cell}: "))
-        return self._finding("test results", f"{len(coverage.passed)} passed, gpu: {coverage.gpu_status}", "signed")
+        return self._finding("test results", f"{coverage.tests_status}, gpu: {coverage.gpu_status}", "signed")
 
     def _statement(self, name: str, kind: str, check: Callable[[bytes], str]) -> Finding:
         """A finding for the signed statements of one kind; `check` returns the detail, or raises VerifyError."""
@@ -158,10 +168,10 @@ def findings(source: ImageSource, check: Check, claims: Attestations | None) -> 
     if claims is None:
         yield from verify.verify_image(source, check)
         return
-    signature = claims.signature()
-    yield signature
-    if signature.state != "signed":
-        return
+    for signature in claims.signatures():
+        yield signature
+        if signature.state != "signed":
+            return
     if not check.fast:
         source = claims.recording_source(source)
     yield from verify.verify_image(source, dataclasses.replace(check, is_signed=True))

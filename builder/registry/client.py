@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import platform
 import subprocess
 import threading
 from collections.abc import Callable
@@ -25,8 +26,8 @@ from builder.common.errors import RegistryError, VerifyError, of_file
 from builder.common.files import digest_of_bytes, is_digest, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.index import wheels
 from builder.index.host import Host
+from builder.index.wheels import arch_of
 from builder.layers import oci
 from builder.registry import failures
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TooLongError, TransientError
@@ -49,6 +50,7 @@ MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
+INDEXES = (MANIFESTS[1], MANIFESTS[3])  # of images for several platforms, and of attachments
 _ACCEPT = {"Accept": ", ".join(MANIFESTS)}
 
 
@@ -242,6 +244,17 @@ class Registry:
         """The manifest of a tag (or digest), hash-checked; None if there is no such manifest."""
         return self._manifest(reference, self._http.send)
 
+    def image_manifest(self, reference: str, arch: str) -> Manifest | None:
+        """The manifest of the image for an architecture that a tag (or digest) names: of an index, its entry.
+
+        None if there is no such manifest. One that is no index may be for another architecture. Raises VerifyError.
+        """
+        manifest = self.manifest(reference)
+        if manifest is None or manifest.media_type not in INDEXES:
+            return manifest
+        entry = oci.read_platforms(manifest.content).get(arch)
+        return self.manifest(entry) if entry else None
+
     def delete_manifest(self, digest: str) -> bool:
         """Deletes a manifest by its digest, and with it every tag that names it; False if there is none.
 
@@ -354,17 +367,13 @@ def run_creation(command: tuple[str, ...]) -> str:
 
 
 def labels_of(registry: Registry, reference: str) -> dict[str, str]:
-    """Labels of the image that a tag or digest names; of an index, those of its image for our platform.
+    """Labels of the image that a tag or digest names; of an index, those of its image for this machine.
 
     Raises VerifyError without such an image, or if it is invalid.
     """
-    manifest = registry.manifest(reference)
     try:
-        if manifest and manifest.media_type in (MANIFESTS[1], MANIFESTS[3]):  # manifests for several platforms
-            ours = oci.platform_manifest(manifest.content)
-            manifest = registry.manifest(ours) if ours else None
-        if manifest:
-            return oci.read_labels(manifest.content, registry.read_blob)
+        if manifest := registry.image_manifest(reference, arch_of(platform.machine())):
+            return oci.read_labels(manifest.content, registry.read_blob)[1]
     except VerifyError as error:
         raise VerifyError(f"{registry.name}: {reference}: {error}", hint=error.hint) from error
-    raise VerifyError(f"{registry.name} has no {reference} for Linux on {wheels.PLATFORM}")
+    raise VerifyError(f"{registry.name} has no {reference} for Linux on {arch_of(platform.machine())}")

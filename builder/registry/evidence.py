@@ -29,6 +29,7 @@ from builder.plan.plan import PlannedImage
 from builder.registry.suite import GPU_TESTS, IMAGE_TESTS, Suite
 
 OWN = "own results, unsigned"  # in place of a signer
+NOT_RUN = "built, not run"  # the state of an image that no machine of its architecture has run
 Kind = Literal["image", "gpu"]
 GpuState = Literal["passed", "failed", "not run"]
 
@@ -41,7 +42,8 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
     failures. `not_applicable` are GPU tests with nothing to check on that GPU: they count neither as passed nor as
     failed. `no_gpu` is why the machine that ran the image tests did not run the GPU tests, empty if it did. `seconds`
     are durations by test, `figures` what GPU tests measured. `machine` is where the tests ran: engine, kernel, and GPUs
-    and driver for GPU tests. `finished` is RFC 3339. Texts are printable: they reach the terminals of other machines.
+    and driver for GPU tests; under emulation also `emulated`, the architecture of the image. `finished` is RFC 3339.
+    Texts are printable: they reach the terminals of other machines.
     """
 
     image: Printable
@@ -62,6 +64,11 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
     @property
     def is_pass(self) -> bool:
         return bool(self.passed) and not self.failed
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the processor of the image was emulated, which only some of the tests are for."""
+        return "emulated" in self.machine
 
     @property
     def gpu(self) -> str:
@@ -132,7 +139,7 @@ class Requirement:
         present = self.suite.of_image(self.components, folder)
         if unknown := (passed - present) | (not_applicable - (present if folder == GPU_TESTS else set())):
             return f"it has results of tests that this image does not have: {listed(sorted(unknown), 1)}"
-        needed = self.suite.of_image(self.components, folder, thorough=self.thorough)
+        needed = self.suite.of_image(self.components, folder, thorough=self.thorough, is_emulated=evidence.is_emulated)
         if missing := needed - passed - not_applicable:
             return f"it lacks results of tests: {listed(sorted(missing), 1)}"
         return ""
@@ -148,8 +155,10 @@ class Coverage:
     @cached_property
     def newest(self) -> list[Evidence]:
         """The newest evidence of the image tests, then of the GPU tests on each kind of GPU."""
-        # Reports are sorted by time: a later one replaces an earlier one with the same key.
-        by_kind = {(each.evidence.kind, each.evidence.gpu): each.evidence for each in self.reports}
+        # Reports are sorted by time: a later one replaces an earlier one with the same key. An emulation does not
+        # replace a machine.
+        reports = sorted(self.reports, key=lambda each: not each.evidence.is_emulated)
+        by_kind = {(each.evidence.kind, each.evidence.gpu): each.evidence for each in reports}
         return sorted(by_kind.values(), key=lambda each: (each.kind == "gpu", each.finished))
 
     @property
@@ -180,8 +189,21 @@ class Coverage:
         return "not run" if not passes else "passed" if all(passes) else "failed"
 
     @property
+    def is_emulated(self) -> bool:
+        """Whether no machine of the image's architecture has run it."""
+        return bool(self.newest) and all(each.is_emulated for each in self.newest)
+
+    @property
+    def tests_status(self) -> str:
+        """How many tests passed, and whether only an emulation ran them."""
+        count = len(self.passed)
+        return f"{NOT_RUN} ({count} tests passed under emulation)" if self.is_emulated else f"{count} passed"
+
+    @property
     def gpu_status(self) -> str:
         """The state of the GPU tests, with the reason if they were not run."""
+        if self.is_emulated:
+            return NOT_RUN
         return self.image_tests.gpu_state if self.gpu == "not run" and self.image_tests else self.gpu
 
     @property

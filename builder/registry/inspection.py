@@ -84,9 +84,9 @@ def compare_tags(
 
 
 def recorded_tags(place: StagingArea) -> set[tuple[str, str, str]]:
-    """The full tag, day and digest of each image of the recorded releases. Raises RegistryError, VerifyError."""
+    """The full tag, day and digest of each tag of the recorded releases. Raises RegistryError, VerifyError."""
     return {
-        (image.references[0], stamp.partition(".")[0], image.digest)
+        (image.references[0], stamp.partition(".")[0], image.tagged or image.digest)
         for stamp in place.released_stamps()
         if (released := place.released(stamp))
         for image in released.images
@@ -169,9 +169,11 @@ class RepositoryCheck:
             if manifest.media_type == oci.INDEX_TYPE:
                 for entry in artifacts.entries(manifest.content, name):
                     yield from self._manifest(entry, f"{name}, {entry}")
-                return
-            for digest, size in oci.read_blobs(manifest.content).items():
-                yield from self._blob(digest, size, name)
+                if not oci.read_platforms(manifest.content):
+                    return  # a list of attachments, which has none itself
+            else:
+                for digest, size in oci.read_blobs(manifest.content).items():
+                    yield from self._blob(digest, size, name)
             for digest in artifacts.attached(self.registry, manifest.digest):
                 yield from self._manifest(digest, f"{name}, attached {digest}")
         except (RejectedError, VerifyError) as error:

@@ -21,7 +21,7 @@ from builder.common.text import counted
 from builder.layers import oci
 from builder.matrix import tags
 from builder.registry import artifacts, reports
-from builder.registry.client import Registry
+from builder.registry.client import INDEXES, Registry
 from builder.registry.evidence import Evidence
 from builder.registry.github_packages import GitHubPackage, RefusedDeletionError
 from builder.registry.parallel import look_up
@@ -37,7 +37,8 @@ _ATTACHED_TAG = re.compile(rf"sha256-({SHA256_HEX})(?:\.[a-z]+)?", re.ASCII)
 class Repository:
     """What a repository has: digests by tag, its images, and what is attached to each image, whether it exists or not.
 
-    `images` have their newest evidence; None if no report can be read, or none was.
+    `images` have their newest evidence; None if no report can be read, or none was. `attached` also has what an index
+    of images names.
     """
 
     registry: Registry
@@ -203,7 +204,8 @@ def read_registries(
     listed = [image for release in (*releases, *lists.values()) for image in release.images]
     published: set[str] = set()
     for registry in public:
-        published |= set(_digests(registry, filter(_is_moving, registry.list_tags())).values())
+        named = set(_digests(registry, filter(_is_moving, registry.list_tags())).values())
+        published |= named.union(*_entries(registry, named - {image.digest for image in listed}).values())
     images: dict[str, set[str]] = {registry.name.rpartition("/")[2]: set() for registry in public}
     for image in listed:
         images.setdefault(image.repository, set()).add(image.digest)
@@ -249,6 +251,9 @@ def _read_staged(registry: Registry, listed: Collection[str], safe: Collection[s
     subjects = sorted({*listed, *planned, *_subjects(present)})
     images = _digests(registry, subjects)
     attached = dict(look_up(lambda each: _attached(registry, each, present), subjects))
+    # If the repository is a public one too: what its tags name.
+    for index, entries in _entries(registry, {digest for tag, digest in present.items() if not _is_ours(tag)}).items():
+        attached[index] = [*attached.get(index, ()), *entries]
     newest = look_up(lambda image: None if image in safe else _newest(registry, image), images)
     view.end(registry.name, "done", counted(len(images), "image"))
     return Repository(registry=registry, tags=present, images=dict(newest), attached=attached)
@@ -277,6 +282,17 @@ def _attached(registry: Registry, subject: str, present: Mapping[str, str]) -> l
     """What is attached to an image, last the manifests of its tags: one of them may be the list of all others."""
     tagged = [digest for tag, digest in present.items() if _subjects([tag]) == [subject]]
     return [*artifacts.attached(registry, subject), *tagged]
+
+
+def _entries(registry: Registry, digests: Iterable[str]) -> dict[str, list[str]]:
+    """What each index among these manifests names. Raises VerifyError for an invalid one."""
+
+    def entries(digest: str) -> list[str]:
+        manifest = registry.manifest(digest)
+        is_index = manifest is not None and manifest.media_type in INDEXES
+        return artifacts.entries(manifest.content, f"{registry.name}@{digest}") if manifest and is_index else []
+
+    return {digest: named for digest, named in look_up(entries, digests) if named}
 
 
 def _newest(registry: Registry, image: str) -> Evidence | None:

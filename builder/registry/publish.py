@@ -1,14 +1,14 @@
 """Publishes tested images of the store or of staging: all images first, with what is attached to them, then tags.
 
 First each image gets the tag of this release, which never moves; then the other tags move. So no tag names an image of
-half a release.
+half a release. Images that differ only in their architecture share their tags, which name an index of them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from builder.common.reference import ImageRef
 from builder.common.text import size
 from builder.index.host import Host
 from builder.layers import images as stored_images
+from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image
 from builder.layers.store import Store
@@ -35,17 +36,21 @@ from builder.registry.tagging import TagChange
 from builder.registry.transfer import Pushed
 
 Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
+WITHOUT_ARCH = "on machines of that architecture, `docker pull` then fails, or pulls an image that does not run"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishableImage:
     """The image of a cell, its coverage by tests, and the references to publish it under, the full tag first.
 
-    `source` is a repository of the same registry that has its blobs, empty if there is none. `fetch` downloads a blob
-    from where the image is staged, if the registry can neither mount it nor has it.
+    `cells` are the ids of all cells of the matrix with these references, by architecture. `source` is a repository of
+    the same registry that has its blobs, empty if there is none. `fetch` downloads a blob from where the image is
+    staged, if the registry can neither mount it nor has it.
     """
 
     cell: str
+    arch: str
+    cells: Mapping[str, str]
     stored: Image
     manifest: Manifest
     coverage: Coverage
@@ -107,8 +112,38 @@ def _target(project: Project, store: Store, image: PlannedImage, suite: Suite, r
         raise ImageTestError(coverage.failure)
     manifest = Manifest.of(store.read(stored.manifest.digest), MANIFEST_TYPE)
     return PublishableImage(
-        cell=image.id, stored=stored, manifest=manifest, coverage=coverage, references=references(image, registry)
+        cell=image.id,
+        arch=image.cell.arch,
+        cells=cells_by_arch(project, image),
+        stored=stored,
+        manifest=manifest,
+        coverage=coverage,
+        references=references(image, registry),
     )
+
+
+def cells_by_arch(project: Project, image: PlannedImage) -> dict[str, str]:
+    """The ids of the cells that differ from that of an image at most in their architecture, by architecture."""
+    return {cell.arch: cell.id for cell in project.cells if replace(cell, arch=image.cell.arch) == image.cell}
+
+
+def by_tags(images: Iterable[PublishableImage]) -> list[list[PublishableImage]]:
+    """The images that share their tags, together."""
+    groups: dict[tuple[ImageRef, ...], list[PublishableImage]] = {}
+    for image in images:
+        groups.setdefault(image.references, []).append(image)
+    return list(groups.values())
+
+
+def tagged_manifest(images: Sequence[PublishableImage]) -> Manifest:
+    """What the tags of these images name: the manifest of the image if the matrix has one architecture, else an index.
+
+    An index that lacks an architecture is a clear error for an engine that needs it; a manifest would be an image that
+    does not run there.
+    """
+    if len(images[0].cells) == 1:
+        return images[0].manifest
+    return Manifest.of(oci.platform_index({image.arch: image.stored.manifest for image in images}), oci.INDEX_TYPE)
 
 
 def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
@@ -185,31 +220,35 @@ class ReleaseDocuments(Protocol):
         `stamped` is the stamped tag that the image gets now, empty if it has one.
         """
 
+    def sign_index(self, registry: Registry, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
+        """Signs the index of these images, which is in the registry, before it has a tag."""
+
 
 @dataclass(kw_only=True)
 class _Publication:
-    """An image, its repository, and the digests of its moving tags when the push began."""
+    """Images with the same tags, what these tags will name, and the digests of the moving ones when the push began."""
 
-    target: PublishableImage
+    targets: Sequence[PublishableImage]
     registry: Registry
+    manifest: Manifest
     moving: dict[str, str | None]
-    sent: Sent | None = None  # when the image is finished
 
     @property
     def is_released(self) -> bool:
-        """Whether the full tag names this image already."""
-        return self.moving[self.target.references[0].tag] == self.target.digest
+        """Whether the full tag names it already."""
+        return self.moving[self.targets[0].references[0].tag] == self.manifest.digest
 
     def stamped(self, stamp: str) -> str:
-        """The stamped tag of a release."""
-        return tags.stamped(self.target.references[0], stamp).tag
+        """The stamped tag of a release, empty if it has one."""
+        return "" if self.is_released else tags.stamped(self.targets[0].references[0], stamp).tag
 
 
 @dataclass(frozen=True, kw_only=True)
 class Publisher:
     """Publishes images together as one release, which gets the first of the `stamps` that no other image has.
 
-    `roll_back` lets tags move to older images. `documents` are those of a release, None for a plain push.
+    `roll_back` lets tags move to older images, `allow_missing_arch` to an image for fewer architectures than the
+    matrix has, or than the tag names now. `documents` are those of a release, None for a plain push.
     """
 
     host: Host
@@ -217,16 +256,17 @@ class Publisher:
     store: Store
     stamps: Iterable[str]
     roll_back: bool = False
+    allow_missing_arch: bool = False
     documents: ReleaseDocuments | None = None
     new_registry: Callable[..., Registry] = Registry
 
     def publish(self, chosen: Sequence[PublishableImage]) -> Published:
         """Pushes every image, then sets all tags. The error that ended it is in the result."""
-        images: list[_Publication] = []
+        sent: dict[str, Sent] = {}
         changes: list[TagChange] = []
         error: BuilderError | None = None
         try:
-            self._publish(chosen, images, changes)
+            self._publish(chosen, sent, changes)
         except BuilderError as failure:
             lines = [f"  {change}" for change in changes if change.is_change]
             error = failure
@@ -238,84 +278,110 @@ class Publisher:
                 if change.is_change:
                     self.view.say(f"changed before the interruption: {change}")
             raise
-        sent = (image.sent for image in images if image.sent)
-        return Published(images=tuple(sent), tags=tuple(changes), error=error)
+        images = tuple(sent[target.cell] for target in chosen if target.cell in sent)
+        return Published(images=images, tags=tuple(changes), error=error)
 
-    def _publish(
-        self, chosen: Sequence[PublishableImage], images: list[_Publication], changes: list[TagChange]
-    ) -> None:
-        """Fills `images` and `changes` step by step: both are shown after a failure too."""
+    def _publish(self, chosen: Sequence[PublishableImage], done: dict[str, Sent], changes: list[TagChange]) -> None:
+        """Fills `done`, by cell, and `changes` step by step: both are shown after a failure too."""
         # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
-        for target in chosen:
-            registry = self.new_registry(target.references[0], host=self.host, write=True)
-            moving = tagging.read_tags(registry, [reference.tag for reference in target.references])
-            images.append(_Publication(target=target, registry=registry, moving=moving))
-        if not self.roll_back:
-            self._check_forward(images)
-        stamp = self._stamp(images)
+        publications: list[_Publication] = []
+        for targets in by_tags(chosen):
+            registry = self.new_registry(targets[0].references[0], host=self.host, write=True)
+            moving = tagging.read_tags(registry, [reference.tag for reference in targets[0].references])
+            manifest = tagged_manifest(targets)
+            publications.append(_Publication(targets=targets, registry=registry, manifest=manifest, moving=moving))
+        self._check_tags(publications)
+        stamp = self._stamp(publications)
         if self.documents:
             self.documents.record()
 
         # Images go up by digest, one after another; what is attached to one goes up while the next one is pushed.
-        repositories = {image.target.references[0].repository for image in images}
+        repositories = {target.references[0].repository for target in chosen}
+        publication_of = {target.cell: each for each in publications for target in each.targets}
 
-        def push_image(image: _Publication) -> tuple[_Publication, Sent]:
-            target, began = image.target, time.monotonic()
+        def push_image(target: PublishableImage) -> Sent:
+            began = time.monotonic()
             sources = {*repositories, target.source} - {target.references[0].repository, ""}
             blobs = blobs_of(self.store, target.stored)
             pushed = transfer.push_image(
-                image.registry,
+                publication_of[target.cell].registry,
                 target.manifest,
                 blobs,
                 fetch=target.fetch,
                 mount_from=sorted(sources, key=lambda name: (name != target.source, name)),
                 progress=Meter(self.view, target.cell, "checked or sent", sum(blob.size for blob in blobs)).add,
             )
-            return image, Sent(target=target, pushed=pushed, seconds=time.monotonic() - began)
+            return Sent(target=target, pushed=pushed, seconds=time.monotonic() - began)
 
-        def finish_image(pushed: tuple[_Publication, Sent], stop: threading.Event) -> None:
-            (image, sent), began = pushed, time.monotonic()
+        def finish_image(sent: Sent, stop: threading.Event) -> None:
+            target, began = sent.target, time.monotonic()
             if self.documents:
-                self.view.begin(image.target.cell, "attaching test results and statements")
-                stamped = "" if image.is_released else image.stamped(stamp)
-                self.documents.attach(image.registry.stoppable(stop), image.target, stamped)
-                self.view.end(image.target.cell, "done", "test results and statements attached")
-            image.sent = replace(sent, seconds=sent.seconds + time.monotonic() - began)
+                self.view.begin(target.cell, "attaching test results and statements")
+                publication = publication_of[target.cell]
+                self.documents.attach(publication.registry.stoppable(stop), target, publication.stamped(stamp))
+                self.view.end(target.cell, "done", "test results and statements attached")
+            done[target.cell] = replace(sent, seconds=sent.seconds + time.monotonic() - began)
 
         with self.view.live():
-            pipeline(push_image, finish_image, images, lambda image: self.view.end(image.target.cell, "failed"))
+            pipeline(push_image, finish_image, chosen, lambda target: self.view.end(target.cell, "failed"))
+        for each in publications:
+            if each.manifest.media_type == oci.INDEX_TYPE:
+                digest, content = each.manifest.digest, each.manifest.content
+                each.registry.put_manifest(digest, content, oci.INDEX_TYPE)
+                if self.documents:
+                    self.documents.sign_index(each.registry, digest, each.targets, each.stamped(stamp))
 
         # No tag before all images are complete in the registry: none names an image of half a release. First the tags
         # that never move. They were free when the stamp was chosen: if a tag is taken now, another push has set it.
-        for image in images:
-            stamped = {image.stamped(stamp): None} if not image.is_released else {}
-            tagging.tag(image.registry, image.target.manifest, changes, stamped)
-        for image in images:
-            tagging.tag(image.registry, image.target.manifest, changes, image.moving)
+        for each in publications:
+            stamped = {each.stamped(stamp): None} if not each.is_released else {}
+            tagging.tag(each.registry, each.manifest, changes, stamped)
+        for each in publications:
+            tagging.tag(each.registry, each.manifest, changes, each.moving)
         # Registries have no compare-and-swap: this detects that another push of the same tags won the race.
-        for registry in {image.registry.name: image.registry for image in images}.values():
+        for registry in {each.registry.name: each.registry for each in publications}.values():
             tagging.confirm(registry, [change for change in changes if change.name == registry.name])
 
-    def _check_forward(self, images: Sequence[_Publication]) -> None:
-        """Raises RegistryError if a tag would move to an older release or older Debian packages."""
-        lines: list[str] = []
-        for image in images:
-            target = image.target
-            lines += tagging.backward(image.registry, image.moving, target.digest, target.stored.labels)
-        if lines:
+    def _check_tags(self, publications: Sequence[_Publication]) -> None:
+        """Raises RegistryError if a tag would move to an older release or older Debian packages, or would have no image
+        for an architecture of the matrix, or for one that it has now.
+        """
+        older: list[str] = []
+        missing: list[str] = []
+        for each in publications:
+            images = {target.arch: target.stored.labels for target in each.targets}
+            others = {before for before in each.moving.values() if before and before != each.manifest.digest}
+            named = {before: tagging.named_images(each.registry, before) for before in others}
+            for tag, before in each.moving.items():
+                if before in named and (reason := tagging.backward(named[before], images)):
+                    older.append(f"{each.registry.name}:{tag} would move back {reason}")
+            needed = {arch for of_tag in (each.targets[0].cells, *named.values()) for arch in of_tag}
+            for arch in sorted(needed - images.keys()):
+                missing.append(f"{each.targets[0].references[0]} would have no image for {arch}")
+        if older and not self.roll_back:
             raise RegistryError(
                 "nothing was pushed: these tags would move to an older release, or to older Debian packages\n"
-                + "\n".join(f"  {line}" for line in lines),
+                + "\n".join(f"  {line}" for line in older),
                 hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags back.",
             )
+        if missing and self.allow_missing_arch:
+            for line in missing:
+                self.view.say(line.replace("would have", "has"))
+        elif missing:
+            raise RegistryError(
+                "nothing was pushed: these tags would have no image for an architecture that matrix.yaml has, or that "
+                "they have now\n" + "\n".join(f"  {line}" for line in missing),
+                hint="Publish the images for all architectures together: `builder stage` on a machine of each, then "
+                f"`builder release`. Or use --allow-missing-arch: {WITHOUT_ARCH}",
+            )
 
-    def _stamp(self, images: Sequence[_Publication]) -> str:
+    def _stamp(self, publications: Sequence[_Publication]) -> str:
         """The first stamp whose tags no other image has; empty if all images are released. Raises RegistryError."""
-        new = [image for image in images if not image.is_released]
+        new = [each for each in publications if not each.is_released]
         if not new:
             return ""
         for stamp in self.stamps:
-            if all(image.registry.digest_of(image.stamped(stamp)) in (None, image.target.digest) for image in new):
+            if all(each.registry.digest_of(each.stamped(stamp)) in (None, each.manifest.digest) for each in new):
                 return stamp
         raise RegistryError(
             "nothing was pushed: other images have the tags of this release", hint="Stage the images again."

@@ -6,7 +6,7 @@ tag, as an artifact with the tag `released-<stamp>`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import dropwhile
@@ -23,12 +23,14 @@ from builder.common.errors import (
     StaleError,
     VerifyError,
 )
+from builder.common.text import listed
 from builder.index.host import Host
 from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.project import Project
+from builder.matrix.schema import ARM64
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, expected, publish, reports, sbom_and_provenance, scan, staging, transfer
@@ -84,6 +86,8 @@ class Releaser:
     signer: Signer | None = None
     allow_unsigned: bool = False
     allow_untested_gpu: bool = False
+    allow_not_run: bool = False
+    allow_missing_arch: bool = False
     roll_back: bool = False
     skip_incomplete: bool = False
     again: str = "builder release"
@@ -122,6 +126,11 @@ class Releaser:
                 candidates += [result for result in results if isinstance(result, Candidate)]
                 left_out += [result for result in results if isinstance(result, BuilderError)]
                 to_check = ()
+                if not self.allow_missing_arch:
+                    present = {candidate.target.cell for candidate in candidates}
+                    alone = [each for each in candidates if not present.issuperset(each.target.cells.values())]
+                    candidates = [each for each in candidates if each not in alone]
+                    left_out += [self._missing_arch(each.target, present) for each in alone]
                 if left_out and candidates and self.skip_incomplete:
                     # Others may have to pass the thorough tests in place of an image that is left out.
                     before, ids = self.planned, {candidate.target.cell for candidate in candidates}
@@ -166,18 +175,27 @@ class Releaser:
             coverage.require_pass(staged.cell)
         except ImageTestError as error:
             raise ImageTestError(str(error), hint="" if coverage.image_tests else self._how_to_cover()) from error
-        if not (planned.cell.is_cpu or coverage.gpu == "passed" or self.allow_untested_gpu):
+        if coverage.is_emulated:
+            if not self.allow_not_run:
+                raise ImageTestError(
+                    f"{staged.cell}: {coverage.tests_status}",
+                    hint=f"On an {planned.cell.arch} machine: {self.test}   To release it as it is: {self.again} "
+                    "--allow-not-run",
+                )
+        elif not (planned.cell.is_cpu or coverage.gpu == "passed" or self.allow_untested_gpu):
             test = gpu_test(planned.cell.framework)
             is_there = (self.project.root / test).is_file()
-            how = (
-                f"On a machine with a GPU: {self.test} --gpu require" if is_there else f"Write {test}, then test again."
-            )
+            machine = f"an {ARM64} machine" if planned.cell.arch == ARM64 else "a machine"
+            how = f"On {machine} with a GPU: {self.test} --gpu require"
+            how = how if is_there else f"Write {test}, then test again."
             raise ImageTestError(
                 f"{staged.cell}: GPU tests have not passed (gpu: {coverage.gpu_status})",
                 hint=f"{how}   To release it untested: {self.again} --allow-untested-gpu",
             )
         target = PublishableImage(
             cell=staged.cell,
+            arch=planned.cell.arch,
+            cells=publish.cells_by_arch(self.project, planned),
             stored=image,
             manifest=manifest,
             coverage=coverage,
@@ -191,6 +209,17 @@ class Releaser:
             if image_scan.refusal:
                 raise image_scan.refusal
         return Candidate(target=target, sbom=sbom, scan=image_scan)
+
+    def _missing_arch(self, target: PublishableImage, present: Collection[str]) -> ImageTestError:
+        """The error for an image that would be released without those for the other architectures of its tags."""
+        missing = [cell for cell in target.cells.values() if cell not in present]
+        stage = f"builder stage{self.place.option}"
+        return ImageTestError(
+            f"{target.cell}: {listed(missing, 1)} would not be released with it, and has the same tags",
+            hint=f"On a machine of that architecture: builder images {missing[0]} && {stage} --images-only {missing[0]}"
+            f"   Then list them together: {stage} {' '.join(target.cells.values())}   To release it alone: "
+            f"{self.again} --allow-missing-arch ({publish.WITHOUT_ARCH})",
+        )
 
     def _how_to_cover(self) -> str:
         """A hint for an image without test results that count."""
@@ -210,16 +239,20 @@ class Releaser:
             store=store,
             stamps=_stamps(self.release.stamp),
             roll_back=self.roll_back,
+            allow_missing_arch=self.allow_missing_arch,
             documents=self,
         )
         return publisher.publish(targets)
 
     def record(self) -> None:
         """Records what the release publishes, see `publish.ReleaseDocuments`."""
+        groups = publish.by_tags(each.target for each in self._candidates.values())
+        tagged = {target.cell: publish.tagged_manifest(targets).digest for targets in groups for target in targets}
         images = [
             ReleasedImage(
                 cell=candidate.target.cell,
                 digest=candidate.target.digest,
+                tagged=tagged[candidate.target.cell],
                 references=tuple(map(str, candidate.target.references)),
                 gpu=candidate.target.coverage.gpu_status,
                 signer=_signers(candidate.target.coverage),
@@ -227,7 +260,13 @@ class Releaser:
             )
             for candidate in self._candidates.values()
         ]
-        skipped = {"unsigned": self.allow_unsigned, "untested-gpu": self.allow_untested_gpu}
+        cells = {cell for candidate in self._candidates.values() for cell in candidate.target.cells.values()}
+        skipped = {
+            "unsigned": self.allow_unsigned,
+            "untested-gpu": self.allow_untested_gpu,
+            "not-run": self.allow_not_run,
+            "missing-arch": self.allow_missing_arch and not cells <= self._candidates.keys(),
+        }
         stamp, revision = self.release.stamp, self.release.revision
         before = self.place.released(stamp)
         # Images that an earlier run published and this one leaves out: their tags are set.
@@ -256,9 +295,20 @@ class Releaser:
         documents = {sbom_and_provenance.SBOM: candidate.sbom, sbom_and_provenance.PROVENANCE: provenance}
         signer.attest(registry, image.digest, documents, sbom_and_provenance.agree)
         # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
-        full = image.references[0]
-        annotations = {"cell": image.cell, "image": staging.name_of(full), "tag": full.tag}
-        signer.sign_image(registry, image.digest, annotations | ({"release": stamped} if stamped else {}))
+        self._sign(registry, image.digest, image.cell, image, stamped)
+
+    def sign_index(self, registry: Registry, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
+        """Signs it as the cell without an architecture: `cosign verify` of a tag does not depend on whether it names
+        an index.
+        """
+        cell = self.planned[images[0].cell].cell
+        self._sign(registry, digest, f"{cell.axes}{cell.suffix}", images[0], stamped)
+
+    def _sign(self, registry: Registry, digest: str, cell: str, image: PublishableImage, stamped: str) -> None:
+        if self.signer:
+            full = image.references[0]
+            annotations = {"cell": cell, "image": staging.name_of(full), "tag": full.tag}
+            self.signer.sign_image(registry, digest, annotations | ({"release": stamped} if stamped else {}))
 
     def _check_newest(self, candidates: Sequence[Candidate]) -> None:
         """Raises RegistryError if a newer release published other images of these cells."""

@@ -20,7 +20,7 @@ from builder.layers.blobs import Descriptor
 from builder.matrix.project import Project
 from builder.registry import artifacts, signing
 from builder.registry.client import Registry
-from builder.registry.evidence import OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
+from builder.registry.evidence import NOT_RUN, OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
 from builder.registry.failures import RejectedError
 from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
 
@@ -52,10 +52,11 @@ def attach_evidence(
             content = evidence.model_dump_json().encode()
             if is_attached(content):
                 continue
+            state = "failed" if not evidence.is_pass else NOT_RUN if evidence.is_emulated else "passed"
             # Shown by registries and oras, so that whoever pulls sees the state without pulling.
             notes = {
                 "gpu-images.cell": evidence.cell,
-                "gpu-images.tests": "passed" if evidence.is_pass else "failed",
+                "gpu-images.tests": state,
                 "gpu-images.gpu": evidence.gpu_state,
                 artifacts.CREATED: evidence.finished,
             }

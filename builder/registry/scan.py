@@ -27,6 +27,7 @@ from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import Digest
+from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import SBOM
 from builder.plan.plan import PlannedImage
@@ -144,28 +145,28 @@ class Scanner:
         return ImageScan(record=record, output=printed, refusal=refusal)
 
     def scan_tag(
-        self, cell: str, registry: Registry, tag: str, view: View, signer: Signer | None = None
+        self, cell: Cell, registry: Registry, tag: str, view: View, signer: Signer | None = None
     ) -> ReleasedScan | None:
-        """Scans the image that a tag names, and attaches the scan; None if there is no such tag.
+        """Scans the image of a cell that a tag names, and attaches the scan; None if there is no such tag.
 
         Raises NoRegistryError. Other errors are in the result.
         """
-        manifest = registry.manifest(tag)
+        manifest = registry.image_manifest(tag, cell.arch)
         if manifest is None:
             return None
-        view.begin(cell, "scanning")
+        view.begin(cell.id, "scanning")
         try:
-            scan = self.scan_sbom(cell, manifest.digest, self._sbom(cell, registry, manifest.digest))
+            scan = self.scan_sbom(cell.id, manifest.digest, self._sbom(cell.id, registry, manifest.digest))
             image = Descriptor(media_type=manifest.media_type, digest=manifest.digest, size=len(manifest.content))
             with artifacts.attaching(registry, image) as attachments:
                 scan.add_to(attachments, signer)
         except NoRegistryError:
             raise
         except BuilderError as error:
-            view.end(cell, "failed", "not scanned")
-            return ReleasedScan(cell=cell, digest=manifest.digest, error=error)
-        view.end(cell, "failed" if scan.refusal else "done", "refused" if scan.refusal else "")
-        return ReleasedScan(cell=cell, digest=manifest.digest, record=scan.record, error=scan.refusal)
+            view.end(cell.id, "failed", "not scanned")
+            return ReleasedScan(cell=cell.id, digest=manifest.digest, error=error)
+        view.end(cell.id, "failed" if scan.refusal else "done", "refused" if scan.refusal else "")
+        return ReleasedScan(cell=cell.id, digest=manifest.digest, record=scan.record, error=scan.refusal)
 
     def _sbom(self, cell: str, registry: Registry, image: str) -> bytes:
         """The SBOM of an image: signed, if matrix.yaml lists trusted signers. Raises VerifyError, SigningError."""
@@ -200,7 +201,7 @@ def scan_released(
 
     def scan_image(planned: PlannedImage) -> ReleasedScan | None:
         full = publish.references(planned, registry)[0]
-        return scanner.scan_tag(planned.id, Registry(full, host=host, write=True), full.tag, view, signer)
+        return scanner.scan_tag(planned.cell, Registry(full, host=host, write=True), full.tag, view, signer)
 
     with view.live():
         scans = [scan for _, scan in look_up(scan_image, images, CHECKS) if scan]

@@ -73,7 +73,8 @@ class Release(BaseModel, extra="forbid", frozen=True):
 
 class ReleasedImage(BaseModel, extra="forbid", frozen=True):
     """`references` are its tags, `gpu` the state of its GPU tests. `signer` signed the report: `own results, unsigned`
-    if the machine that released it ran the tests, empty without a trusted signature.
+    if the machine that released it ran the tests, empty without a trusted signature. `tagged` is the digest that the
+    tags name: that of an index, if they are for several architectures; empty in records of earlier versions.
 
     `scan` is whether it was scanned for vulnerabilities.
     """
@@ -84,6 +85,7 @@ class ReleasedImage(BaseModel, extra="forbid", frozen=True):
     gpu: _Line
     signer: _Line
     scan: _Line = scan.UNSCANNED
+    tagged: _Line = ""
 
 
 class Released(BaseModel, extra="forbid", frozen=True):

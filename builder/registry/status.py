@@ -147,9 +147,13 @@ class StatusReader:
         if self.here or not full.registry:
             return NONE, NONE, NONE
         registry = self.new_registry(full, host=self.host, write=False)
-        digest = registry.digest_of(full.tag)
-        if digest is None:
+        try:
+            manifest = registry.image_manifest(full.tag, planned.cell.arch)
+        except VerifyError:
+            return "invalid index", NONE, NONE
+        if manifest is None:
             return NO, NONE, NONE
+        digest = manifest.digest
         notes = self._notes.get(digest, "") + self._unreadable
         try:
             signature = YES if signing.has_signature(registry, digest) else NO
@@ -163,19 +167,23 @@ class StatusReader:
 def unreleased(
     images: Sequence[PlannedImage], host: Host, new_registry: Callable[..., Registry] = Registry
 ) -> list[PlannedImage]:
-    """The images whose full tag does not name an image of their plan. Raises RegistryError."""
+    """The images whose full tag does not name an image of their plan, with those for other architectures of these tags:
+    a release needs all of them. Raises RegistryError.
+    """
 
     def is_released(planned: PlannedImage) -> bool:
         full = publish.references(planned)[0]
         return _is_of_plan(new_registry(full, host=host, write=False), full.tag, planned)
 
-    return [image for image, is_done in look_up(is_released, images) if not is_done]
+    tags = {image.references for image, is_done in look_up(is_released, images) if not is_done}
+    return [image for image in images if image.references in tags]
 
 
 def _is_of_plan(registry: Registry, reference: str, planned: PlannedImage) -> bool:
     """Whether a tag or digest names an image of this plan, by its labels."""
-    return tagging.read_labels(registry, reference).get(PLAN_LABEL) == planned.digest
+    labels = tagging.named_images(registry, reference).get(planned.cell.arch, {})
+    return labels.get(PLAN_LABEL) == planned.digest
 
 
 def _passed(coverage: Coverage) -> _Tests:
-    return f"{len(coverage.passed)} passed", round(sum(coverage.seconds.values()), 1) or None, coverage.gpu
+    return coverage.tests_status, round(sum(coverage.seconds.values()), 1) or None, coverage.gpu

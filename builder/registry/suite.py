@@ -19,7 +19,8 @@ PACKAGE = Path(__file__).parents[1]
 _RUNNER = "builder/build/image_tests.py"
 # The rooms that compute the plan, whose digest is in the evidence: their changes that matter change the plan.
 _PLANNING = ("builder.matrix", "builder.lock", "builder.plan")
-_THOROUGH = "pytest.mark.thorough"
+_MARK = "pytest.mark."
+THOROUGH, EMULATED = "thorough", "emulated"  # marks: see pyproject.toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +28,11 @@ class Suite:
     """The image tests of a checkout. `files` are the digests, by path, of all files that decide about an image.
 
     `tests` are the tests in each file by its path, named as pytest does, without parameters (`test_user`,
-    `TestLogin::test_user`), and whether each is thorough. One with a parameter that is not thorough runs always.
+    `TestLogin::test_user`), and the marks of each. One with a parameter that is not thorough runs always.
     """
 
     files: Mapping[str, str]
-    tests: Mapping[str, Mapping[str, bool]]
+    tests: Mapping[str, Mapping[str, frozenset[str]]]
 
     @classmethod
     def of(cls, root: Path, package: Path = PACKAGE) -> Suite:
@@ -55,17 +56,25 @@ class Suite:
             tests={name: _tests_of(name, contents) for name in contents if name.endswith(".py")},
         )
 
-    def of_image(self, components: Iterable[str], folder: str, *, thorough: Collection[str] | None = None) -> set[str]:
+    def of_image(
+        self, components: Iterable[str], folder: str, *, thorough: Collection[str] | None = None,
+        is_emulated: bool = False,
+    ) -> set[str]:  # fmt: skip
         """The tests of an image in a folder: `tests/images/test_base.py::test_user`. The path of a file without any.
 
-        With `thorough`, leaves out the thorough tests of all other components.
+        With `thorough`, leaves out the thorough tests of all other components; with `is_emulated`, all tests that are
+        not for an emulation.
         """
         names: set[str] = set()
         for component in components:
             path = f"{folder}/test_{component}.py"
             if tests := self.tests.get(path):
                 is_left_out = thorough is not None and component not in thorough
-                names |= {f"{path}::{test}" for test, is_thorough in tests.items() if not (is_thorough and is_left_out)}
+                names |= {
+                    f"{path}::{test}"
+                    for test, marks in tests.items()
+                    if not (THOROUGH in marks and is_left_out) and (EMULATED in marks or not is_emulated)
+                }
             elif folder == IMAGE_TESTS:  # every component has image tests
                 names.add(path)
         return names
@@ -96,33 +105,34 @@ def _imports(content: bytes) -> frozenset[str]:
     return frozenset(names)
 
 
-def _tests_of(name: str, contents: Mapping[str, bytes]) -> dict[str, bool]:
-    """The tests of a file, as pytest finds them, and whether they are thorough.
+def _tests_of(name: str, contents: Mapping[str, bytes]) -> dict[str, frozenset[str]]:
+    """The tests of a file, as pytest finds them, and their marks.
 
     Functions that it imports by their names `test_...` are tests, too.
     """
-    tests: dict[str, bool] = {}
-    for test, (source, is_thorough) in _definitions(contents[name]).items():
+    tests: dict[str, frozenset[str]] = {}
+    for test, (source, marks) in _definitions(contents[name]).items():
         path = f"{source.replace('.', '/')}.py"
-        tests[test] = _definitions(contents[path]).get(test, ("", False))[1] if path in contents else is_thorough
+        tests[test] = _definitions(contents[path]).get(test, ("", marks))[1] if path in contents else marks
     return tests
 
 
 @cache
-def _definitions(content: bytes) -> Mapping[str, tuple[str, bool]]:
+def _definitions(content: bytes) -> Mapping[str, tuple[str, frozenset[str]]]:
     """Functions `test...` of a module and of its classes `Test...`: the module that each is imported from, empty for
-    its own ones, and whether it has the mark `thorough`.
+    its own ones, and its marks without arguments.
     """
     return dict(_named(_parse(content).body))
 
 
-def _named(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, tuple[str, bool]]]:
+def _named(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, tuple[str, frozenset[str]]]]:
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-            yield prefix + node.name, ("", any(ast.unparse(each) == _THOROUGH for each in node.decorator_list))
+            marks = (ast.unparse(each) for each in node.decorator_list)
+            yield prefix + node.name, ("", frozenset(m.removeprefix(_MARK) for m in marks if m.startswith(_MARK)))
         elif isinstance(node, ast.ImportFrom):
             names = (alias.asname or alias.name for alias in node.names)
-            yield from ((prefix + name, (node.module or "", False)) for name in names if name.startswith("test_"))
+            yield from ((prefix + name, (node.module or "", frozenset())) for name in names if name.startswith("test_"))
         elif isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
             yield from _named(node.body, f"{prefix}{node.name}::")
 

@@ -7,6 +7,7 @@ again at the end.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.matrix.tags import OCI
-from builder.registry.client import Manifest, Registry
+from builder.registry.client import INDEXES, Manifest, Registry
 from builder.registry.failures import RejectedError
 
 State = Literal["set", "moved", "unchanged"]
@@ -50,22 +51,30 @@ def read_tags(registry: Registry, names: Iterable[str]) -> dict[str, str | None]
     return {name: registry.digest_of(name) for name in names}
 
 
-def backward(registry: Registry, tags: Mapping[str, str | None], digest: str, labels: Mapping[str, str]) -> list[str]:
-    """A line for each tag that would move to an older image; `digest` and `labels` are those of the new one."""
-    lines = []
-    for name, before in tags.items():
-        if before and before != digest and (reason := _why_older(read_labels(registry, before), labels)):
-            lines.append(f"{registry.name}:{name} would move back {reason}")
-    return lines
+def backward(named: Mapping[str, Mapping[str, str]], images: Mapping[str, Mapping[str, str]]) -> str:
+    """Why `images` are older than those that a tag has `named` until now; empty if they are not, or if it is unknown.
+
+    Both are the labels of images by architecture, see `named_images`.
+    """
+    return next((reason for arch in named if (reason := _why_older(named[arch], images.get(arch, {})))), "")
 
 
-def read_labels(registry: Registry, reference: str) -> dict[str, str]:
-    """The labels of the image that a tag or digest names; none if it does not exist or cannot be read."""
-    try:
+def named_images(registry: Registry, reference: str) -> dict[str, dict[str, str]]:
+    """The labels of each image that a tag or digest names, by architecture: of an index, those of all its entries.
+
+    An entry that cannot be read has no labels. Empty if the tag does not exist or cannot be read.
+    """
+    images: dict[str, dict[str, str]] = {}
+    with suppress(VerifyError, RejectedError):
         manifest = registry.manifest(reference)
-        return oci.read_labels(manifest.content, registry.read_blob) if manifest else {}
-    except (VerifyError, RejectedError):
-        return {}
+        if manifest and manifest.media_type not in INDEXES:
+            return dict([oci.read_labels(manifest.content, registry.read_blob)])
+        for arch, digest in (oci.read_platforms(manifest.content) if manifest else {}).items():
+            images[arch] = {}
+            with suppress(VerifyError, RejectedError):
+                if entry := registry.manifest(digest):
+                    _, images[arch] = oci.read_labels(entry.content, registry.read_blob)
+    return images
 
 
 def _why_older(before: Mapping[str, str], after: Mapping[str, str]) -> str:

@@ -35,11 +35,12 @@ from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.tags import CELL_LABEL
 from builder.plan.layer_order import LAYER_FORMAT
 from builder.registry import expected
-from builder.registry.client import Registry
+from builder.registry.client import INDEXES, Manifest, Registry
 from builder.registry.expected import How, PlannedDigests
 from builder.registry.failures import RejectedError
 
 SHOWN = 6  # wheels of a layer that are named
+ALL = "all"  # architectures
 CONFIGURATION = "configuration"  # the name of its finding
 OTHER_TOC = "the manifest has the digest of another table of contents for it"
 State = Literal["derived", "known", "same", "signed", "unknown", "different", "failed"]
@@ -49,14 +50,15 @@ State = Literal["derived", "known", "same", "signed", "unknown", "different", "f
 class ImageSource:
     """An image in a store or a registry: its manifest, and access to its blobs by digest.
 
-    `open_layer` returns a blob of this digest and size as a file, None if its bytes do not match them. It calls its
-    last argument with numbers of bytes read.
+    `index` is the digest of the index that names it, empty without one. `open_layer` returns a blob of this digest and
+    size as a file, None if its bytes do not match them. It calls its last argument with numbers of bytes read.
     """
 
     manifest: bytes
     read_blob: Callable[[str], bytes]
     has_blob: Callable[[str], bool]
     open_layer: Callable[[str, int, Callable[[int], None]], BinaryIO | None]
+    index: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,11 +246,31 @@ def source_in_store(store: Store, manifest: str) -> ImageSource:
     )
 
 
-def source_in_registry(registry: Registry, name: str, folder: Path) -> ImageSource:
-    """The image with this tag or digest; downloads layers to `folder`. Raises RegistryError if there is none."""
-    manifest = registry.manifest(name)
-    if manifest is None:
+def sources_in_registry(registry: Registry, name: str, folder: Path, arch: str) -> list[ImageSource]:
+    """The images with this tag or digest; downloads layers to `folder`. Of an index only the image for `arch`, unless
+    that is ALL. Raises RegistryError if there is none, VerifyError.
+    """
+    named = registry.manifest(name)
+    if named is None:
         raise RegistryError(f"{registry.name} has no {name}", hint="Check the tag.")
+    if named.media_type not in INDEXES:
+        return [_source(registry, named, folder)]
+    entries = oci.read_platforms(named.content)
+    if arch != ALL and arch not in entries:
+        raise RegistryError(
+            f"{registry.name} has no {name} for {arch}",
+            hint=f"It has one for {', '.join(sorted(entries))}: see --arch.",
+        )
+    sources = []
+    for entry in [entries[arch]] if arch != ALL else entries.values():
+        manifest = registry.manifest(entry)
+        if manifest is None:
+            raise RegistryError(f"{registry.name} has no {entry}, which {name} names", hint="Publish it again.")
+        sources.append(_source(registry, manifest, folder, index=named.digest))
+    return sources
+
+
+def _source(registry: Registry, manifest: Manifest, folder: Path, index: str = "") -> ImageSource:
 
     def open_layer(digest: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
         file = TemporaryFile(dir=folder)  # noqa: SIM115  the caller closes it
@@ -268,6 +290,7 @@ def source_in_registry(registry: Registry, name: str, folder: Path) -> ImageSour
         read_blob=cache(registry.read_blob),
         has_blob=registry.has_blob,
         open_layer=open_layer,
+        index=index,
     )
 
 

@@ -156,8 +156,8 @@ class FakeEngine(Engine):
         self.known |= {image_id: image, reference: image}
         self.diff_ids[image_id] = chain
 
-    def import_tar(self, path: Path, reference: ImageRef) -> str:
-        self.calls.append(f"import {reference}")
+    def import_tar(self, path: Path, reference: ImageRef, arch: str = "") -> str:
+        self.calls.append(f"import {reference}{f' for {arch}' if arch else ''}")
         return self.add_image(str(reference))
 
     def tag(self, image_id: str, reference: ImageRef) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from builder.common.errors import LockError
 from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
-from builder.index.wheels import LockedWheel, Wheel
+from builder.index.wheels import PLATFORMS, LockedWheel, Wheel
 from builder.lock import lockfile, os_lock, python_lock
 from builder.lock.archives import HERE, STORE, Archives, Kept, PackageLocations
 from builder.lock.lockfile import Lock, LockedComponent
@@ -23,7 +23,7 @@ from builder.lock.python_builds import PythonBuilds
 from builder.lock.python_lock import LockedPython
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import AMD64, Arch, Matrix
 
 GROUPS = ("em-1.10-cu1210-py311", "qz-0.5-cu129-py311")
 LOCKED = ("em-1.10-cu1210-py311", "em-1.10-cu1210-py311-jupyter", "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board")
@@ -54,7 +54,8 @@ def lock_of(project: Project, group: Iterable[Cell]) -> Lock:
     for component, requirements in lockfile.group_requirements(project.matrix, members).items():
         own = []
         if component == first.framework and not first.is_cpu:
-            own = [entry(name, f"{first.cuda}.7", 1_000_000, "py3-none-manylinux_2_28_x86_64") for name in CUDA]
+            tag = f"py3-none-manylinux_2_28_{PLATFORMS[first.arch]}"
+            own = [entry(name, f"{first.cuda}.7", 1_000_000, tag) for name in CUDA]
         for text in requirements:
             name = re.split(r"==|>|\[", text, maxsplit=1)[0]
             version = first.release if "==" in text else "2.0"
@@ -83,9 +84,9 @@ def os_lock_of(request: OsRequest, version: str = "1.0-1", python: str = PYTHON)
         DebianPackage(
             name=name,
             version=versions[name],
-            architecture="amd64",
+            architecture=request.arch,
             size=1000 + len(name),
-            sha256=hashlib.sha256(f"{request.debian} {name} {versions[name]}".encode()).hexdigest(),
+            sha256=hashlib.sha256(f"{request.name} {name} {versions[name]}".encode()).hexdigest(),
         )
         for name in sorted(versions)
     )
@@ -121,20 +122,21 @@ class FakeArchive:
     broken: str = ""
     unknown: str = ""
     release: str = ""
+    arch: Arch = AMD64
     source: str = ""
     sources: str = ""
     resolved: list[str] = field(default_factory=list)
     looked_up: list[str] = field(default_factory=list)
 
     @contextmanager
-    def __call__(self, release: str, host: Host, _: object) -> Iterator[FakeArchive]:
+    def __call__(self, release: str, host: Host, _: object, arch: Arch = AMD64) -> Iterator[FakeArchive]:
         if release == self.broken:
             raise LockError(f"Debian {release}: apt-get update failed")
-        self.release, self.sources = release, host.sources_list(release)
+        self.release, self.arch, self.sources = release, arch, host.sources_list(release)
         yield self
 
     def resolve(self, request: OsRequest, time: str) -> OsLock:
-        assert request.debian == self.release
+        assert (request.debian, request.arch) == (self.release, self.arch)
         if self.unknown in request.packages:
             raise LockError(f"Unable to locate package {self.unknown}")
         self.resolved.append(request.path)
@@ -168,7 +170,9 @@ class FakeArchives(Archives):
         self.versions, self.broken, self.others = versions, broken, others
 
     def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy | None = None) -> PackageLocations:
-        current = os_lock_of(OsRequest(debian=lock.debian, packages=lock.requested), self.versions[lock.debian])
+        current = os_lock_of(
+            OsRequest(debian=lock.debian, packages=lock.requested, arch=lock.arch), self.versions[lock.debian]
+        )
         files = {package.sha256 for package in current.packages}
         at = {
             package.sha256: STORE if is_kept(package) else HERE

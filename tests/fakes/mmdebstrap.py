@@ -12,6 +12,7 @@ from builder.build.work import RunContext
 from builder.index.host import Host
 from builder.lock.archives import DebianFetcher
 from builder.lock.os_lock import DebianPackage, OsLock
+from builder.matrix.schema import AMD64
 
 DAY = 1_767_225_600  # 2026-01-01T00:00:00Z
 
@@ -39,14 +40,15 @@ class FakeMmdebstrap(Mmdebstrap):
         *,
         debs: tuple[OsLock, Mapping[str, Path]] | None = None,
         container: str | None = None,
+        arch: str = AMD64,
     ) -> Path:
         self.hosts.append(host)
         self.debs.append(debs)
         (folder / "root.tar").write_bytes(self.make(name, arguments, files))
         return folder / "root.tar"
 
-    def base_image(self, release: str) -> str:
-        return f"local/{release}"
+    def base_image(self, release: str, arch: str = "") -> str:
+        return f"local/{release}{f'-{arch}' if arch not in ('', self._work.engine.info().arch) else ''}"
 
 
 class FakeDebianFetcher(DebianFetcher):

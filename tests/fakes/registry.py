@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from builder.common.files import digest_of_bytes, is_digest
+from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.registry.client import Manifest, Registry
 from builder.registry.failures import RejectedError
@@ -127,9 +128,21 @@ class MemoryRegistry(Registry):
         return list(json.loads(self.contents[self.tags[tag]])["manifests"])
 
     def add_image(self, config: object) -> str:
-        """Adds an image without layers; returns its digest. `config` is JSON data or bytes."""
-        content = config if isinstance(config, bytes) else json.dumps(config).encode()
+        """Adds an image without layers; returns its digest. `config` is JSON data, by default for amd64, or bytes."""
+        data = {"architecture": "amd64"} | config if isinstance(config, dict) else config
+        content = data if isinstance(data, bytes) else json.dumps(data).encode()
         blob = {"digest": digest_of_bytes(content), "size": len(content)}
         manifest = json.dumps({"config": blob, "layers": []}).encode()
         self.contents |= {digest_of_bytes(content): content, digest_of_bytes(manifest): manifest}
         return digest_of_bytes(manifest)
+
+    def add_index(self, **images: str) -> str:
+        """Adds an index of images, whose digests are by architecture; returns its digest."""
+        descriptors = {
+            arch: Descriptor(media_type=MANIFEST_TYPE, digest=digest, size=len(self.contents[digest]))
+            for arch, digest in images.items()
+        }
+        index = oci.platform_index(descriptors)
+        digest = digest_of_bytes(index)
+        self.contents[digest], self.types[digest] = index, oci.INDEX_TYPE
+        return digest

@@ -15,7 +15,7 @@ from testinfra.host import Host
 VENDORED = re.compile(
     r"/opt/venv/lib/python[0-9.]+/site-packages/"
     r"(torchvision\.libs/lib(cudart|nvjpeg)\.[0-9a-f]+\.so\.\d+|triton/backends/nvidia/lib/cupti[a-z-]*/.*)"
-    r"|/usr/lib/x86_64-linux-gnu/libcurl(-gnutls)?\.so\.[0-9.]+"
+    r"|/usr/lib/[a-z0-9_]+-linux-gnu/libcurl(-gnutls)?\.so\.[0-9.]+"
 )
 FAMILIES = ["libcu*", "libnccl*", "libnv*", "libcusparseLt*"]
 # Plugins for other software, which is not in the image: UCX, libfabric, MPI, librdmacm. Those of NVSHMEM for InfiniBand
@@ -32,6 +32,7 @@ VERSION_FUNCTIONS = {
 }
 
 
+@pytest.mark.emulated
 def test_cuda_wheels_are_installed_in_opt_nvidia(subject: Any, python: Callable[[str], Any]) -> None:
     code = """
 import importlib.metadata as metadata, json
@@ -42,12 +43,14 @@ print(json.dumps([d.metadata["Name"] for d in metadata.distributions(path=["/opt
     assert installed == set(subject.data["cuda_wheels"])
 
 
+@pytest.mark.emulated
 def test_site_packages_links_to_opt_nvidia(host: Host, subject: Any) -> None:
     link = host.file(f"/opt/venv/lib/python{subject.cell['python']}/site-packages/nvidia")
     assert link.is_symlink
     assert link.linked_to == "/opt/nvidia/nvidia"
 
 
+@pytest.mark.emulated
 def test_every_cuda_library_exists_once(host: Host, subject: Any) -> None:
     names = " -o ".join(f"-name '{name}.so*'" for name in FAMILIES)
     paths = host.check_output(f"find / -xdev -type f \\( {names} \\) 2>/dev/null || true").split()
@@ -58,6 +61,7 @@ def test_every_cuda_library_exists_once(host: Host, subject: Any) -> None:
     assert sorted(libraries) == sorted(set(libraries))
 
 
+@pytest.mark.emulated
 def test_cuda_runtime_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
     """From the library itself: cudaRuntimeGetVersion works without a driver since CUDA 12."""
     code = """
@@ -75,6 +79,7 @@ print(json.dumps([status, "%d.%d" % (version.value // 1000, version.value % 1000
         assert [status, version] == [0, subject.cell["cuda"]]
 
 
+@pytest.mark.emulated
 def test_cublas_is_the_locked_one(subject: Any, python: Callable[[str], Any]) -> None:
     """Each CUDA release has its own version of cuBLAS."""
     code = """
@@ -92,6 +97,7 @@ print(json.dumps(numbers))
     assert python(code) == [int(part) for part in locked.split(".")[:3]]
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("package", VERSION_FUNCTIONS)
 def test_libraries_are_the_locked_ones(subject: Any, python: Callable[[str], Any], package: str) -> None:
     locked = {re.sub(r"-cu\d+$", "", name): version for name, version in subject.wheels.items()}
@@ -123,6 +129,7 @@ else:
     assert number in [major * first + minor * second + patch for first, second in scales]
 
 
+@pytest.mark.emulated
 def test_every_library_loads_without_a_gpu(python: Callable[[str], Any]) -> None:
     """In one process, like in a framework: dependencies are found on the search path or are already loaded."""
     code = """
@@ -147,6 +154,7 @@ print(json.dumps([len(paths), failed]))
     } == {}
 
 
+@pytest.mark.emulated
 def test_gpu_settings(subject: Any, attributes: dict[str, Any]) -> None:
     settings = dict(line.split("=", 1) for line in attributes["Config"]["Env"])
     labels = attributes["Config"]["Labels"]
@@ -187,6 +195,7 @@ print(json.dumps(results))
     assert {name.split(".")[0] for name, result in results.items() if result == "loaded"} == families, results
 
 
+@pytest.mark.emulated
 def test_the_library_of_every_card_loads(python: Callable[[str], Any]) -> None:
     """libibverbs opens the one that /etc/libibverbs.d names for the card."""
     code = """
@@ -195,7 +204,7 @@ failed = dict()
 names = [path.read_text().split()[1] for path in pathlib.Path("/etc/libibverbs.d").glob("*.driver")]
 for name in names:
     try:
-        ctypes.CDLL(glob.glob(f"/usr/lib/x86_64-linux-gnu/libibverbs/lib{name}-rdmav*.so")[0])
+        ctypes.CDLL(glob.glob(f"/usr/lib/*-linux-gnu/libibverbs/lib{name}-rdmav*.so")[0])
     except (OSError, IndexError) as error:
         failed[name] = repr(error)
 print(json.dumps([names, failed]))

@@ -14,11 +14,13 @@ from testinfra.host import Host
 from builder.engine.client import RUN_LABEL, Engine
 
 
+@pytest.mark.emulated
 def test_version_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
     result = python("import sys, json; print(json.dumps([sys.prefix, '%d.%d' % sys.version_info[:2]]))")
     assert result == ["/opt/venv/user", subject.cell["python"]]
 
 
+@pytest.mark.emulated
 def test_exactly_the_locked_packages_are_installed(subject: Any, python: Callable[[str], Any]) -> None:
     code = """
 import importlib.metadata as metadata, json
@@ -28,11 +30,13 @@ print(json.dumps(sorted({(d.metadata["Name"], d.version) for d in metadata.distr
     assert sorted(installed) == sorted(subject.wheels.items())
 
 
+@pytest.mark.emulated
 def test_requirements_are_met(host: Host) -> None:
     result = host.run("python -m pip check --disable-pip-version-check")
     assert result.rc == 0, result.stdout
 
 
+@pytest.mark.emulated
 def test_every_requested_package_is_importable(subject: Any, python: Callable[[str], Any]) -> None:
     """Except CUDA's wheels, which have libraries but no modules, and metapackages, which are empty."""
     requested = [Requirement(text).name for texts in subject.data["requirements"].values() for text in texts]
@@ -65,6 +69,7 @@ print(json.dumps(failed))
     assert python(code) == {}
 
 
+@pytest.mark.emulated
 def test_modules_are_compiled_without_time_stamps(python: Callable[[str], Any]) -> None:
     """Flags 1 in a .pyc: hash-based and unchecked (PEP 552). Except files .pyc that a wheel contains, and tests."""
     code = """

@@ -13,7 +13,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder.index import wheels
-from builder.index.wheels import Wheel
+from builder.index.wheels import PLATFORMS, Wheel
 from builder.lock.resolve import tag_ranks
 from builder.matrix import facts, tags
 from builder.matrix.project import Project
@@ -43,13 +43,19 @@ def of_cuda(images: tuple[PlannedImage, ...], cuda: str) -> list[PlannedImage]:
 
 @pytest.mark.parametrize("cuda", CUDAS)
 def test_one_set_of_cuda_wheels(images: tuple[PlannedImage, ...], cuda: str) -> None:
-    """Byte for byte, for all frameworks and Pythons: otherwise the largest layers exist twice."""
-    files: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    """Byte for byte, for all frameworks and Pythons of an architecture: otherwise the largest layers exist twice.
+
+    On all architectures, they have the same versions.
+    """
+    files: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
+    versions: dict[str, set[str]] = defaultdict(set)
     for image in of_cuda(images, cuda):
         for wheel in image.of_component("cuda"):
-            files[wheel.name].add((wheel.file, wheel.sha256))
+            files[wheel.name, image.cell.arch].add((wheel.file, wheel.sha256))
+            versions[wheel.name].add(wheel.version)
     assert files
-    assert {name: versions for name, versions in files.items() if len(versions) > 1} == {}
+    assert {name: wheels for name, wheels in files.items() if len(wheels) > 1} == {}
+    assert {name: numbers for name, numbers in versions.items() if len(numbers) > 1} == {}
 
 
 def test_the_cells_of_cuda_12_8_share_two_thirds(images: tuple[PlannedImage, ...]) -> None:
@@ -95,7 +101,7 @@ def test_one_name_is_one_file(images: tuple[PlannedImage, ...]) -> None:
 def test_every_wheel_is_for_the_image_that_has_it(images: tuple[PlannedImage, ...]) -> None:
     for image in images:
         glibc = PROJECT.matrix.debian[image.debian].glibc
-        accepted: set[Tag] = set(tag_ranks(image.cell.python, glibc))
+        accepted: set[Tag] = set(tag_ranks(image.cell.python, glibc, PLATFORMS[image.cell.arch]))
         for wheel in image.wheels:
             _, version, _, of_wheel = parse_wheel_filename(wheel.file)
             assert of_wheel & accepted, f"{image.id}: {wheel.file}"
@@ -132,9 +138,10 @@ def test_the_labels_of_every_image_name_its_requirements(images: tuple[PlannedIm
         assert [name in labels for name in names] == [not image.cell.is_cpu] * 3, image.id
 
 
-def test_tags_are_unique(images: tuple[PlannedImage, ...]) -> None:
-    references = [reference for image in images for reference in image.references]
-    assert len(set(references)) == len(references)
+def test_names_are_unique(images: tuple[PlannedImage, ...]) -> None:
+    """Tags in a registry are the same for all architectures."""
+    names = [name for image in images for name in image.local_names]
+    assert len(set(names)) == len(names)
     assert len(tags.compute(PROJECT.matrix, PROJECT.cells)) == len(images)
 
 

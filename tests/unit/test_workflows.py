@@ -14,7 +14,7 @@ import yaml
 from packaging.version import Version
 
 from builder.cli import cli
-from tests.integration.actions import applies, evaluate
+from tests.integration.actions import applies, evaluate, expand
 from tests.integration.test_readme import DOCUMENTS
 from tests.paths import ROOT
 from tools.upstream import upstream
@@ -64,10 +64,12 @@ def test_the_commands_of_a_step() -> None:
 
 @pytest.mark.parametrize(("name", "job"), jobs(), ids=lambda value: value if isinstance(value, str) else "")
 def test_every_command_exists_with_its_options(name: str, job: dict[str, Any]) -> None:
-    scripts = [step["run"] for step in job["steps"] if "run" in step]
+    scripts = [(step["run"], step.get("env", {})) for step in job["steps"] if "run" in step]
     assert scripts
-    for words in (words for script in scripts for words in commands(script)):
-        match words:
+    for environ, words in ((environ, words) for script, environ in scripts for words in commands(script)):
+        options = re.findall(r"'(--[a-z-]+)'", environ.get("ALLOW", ""))  # of which an expression chooses some
+        assert bool(options) == ("$ALLOW" in words)
+        match [each for word in words for each in (options if word == "$ALLOW" else [word])]:
             case ["make", target] | ["sudo", "make", target]:
                 assert target in (*TARGETS, ".venv/.ready")
             case [".venv/bin/builder", command, *arguments] | ["sh", ".github/summary.sh", command, *arguments]:
@@ -131,6 +133,29 @@ def test_the_gpu_tests_are_in_parts_on_a_runner_of_our_own() -> None:
     assert "concurrency" not in gpu, "jobs wait for the runner; a group would cancel those that wait"
     assert "needs.plan.outputs.gpu == 'true'" in gpu["if"]
     assert dict(jobs())["ci: plan"]["outputs"]["gpu"] == "${{ vars.GPU != 'off' && !inputs.allow-untested-gpu }}"
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_arm64_is_switched_on_by_a_variable(is_on: bool) -> None:
+    context = {"vars": {"ARM64": "on"} if is_on else {}, "inputs": {}, "env": {"PUBLISH": "true"}}
+
+    def value(text: str, **more: Any) -> Any:
+        return expand(text, context | more)
+
+    workflows = dict(jobs())
+    [plan] = [step for step in workflows["ci: plan"]["steps"] if step.get("id") == "plan"]
+    assert value(plan["env"]["CELLS"]).split() == ["all", *(["arm64"] if is_on else [])]
+    assert value(plan["env"]["CELLS"], env={"PUBLISH": "false"}).split()[:2] == ["all", "unsupported"]
+    assert value(plan["env"]["CELLS"], inputs={"cells": "pt-*"}) == "pt-*"
+    assert workflows["ci: images"]["runs-on"] == "${{ matrix.runner }}", "of the part: see builder/plan/ci.py"
+    [release] = [step for step in workflows["ci: release"]["steps"] if step.get("id") == "release"]
+    options = value(release["env"]["ALLOW"], needs={"plan": {"outputs": {"gpu": "true"}}}).split()
+    assert options == ([] if is_on else ["--allow-missing-arch"])
+    nightly = workflows["nightly: images"]
+    runners = {
+        each: value(nightly["runs-on"], matrix={"set": each}) for each in value(nightly["strategy"]["matrix"]["set"])
+    }
+    assert runners == {"all": "ubuntu-24.04"} | ({"arm64": "ubuntu-24.04-arm"} if is_on else {})
 
 
 def test_one_check_needs_every_job() -> None:
@@ -238,10 +263,13 @@ def test_a_release_has_its_own_job_and_environment() -> None:
     assert (release["environment"], release["needs"]) == ("release", ["plan", "stage", "gpu-results"])
     assert release["concurrency"] == {"group": "release", "cancel-in-progress": False}
     assert release["permissions"]["attestations"] == "write"
-    scripts = {step["id"]: step for step in release["steps"] if "builder release" in step.get("run", "")}
-    untested = {name: "--allow-untested-gpu" in step["run"] for name, step in scripts.items()}
-    assert untested == {"tested": False, "untested": True}
-    assert scripts["untested"]["if"] == "needs.plan.outputs.gpu != 'true'"
+    [script] = [step for step in release["steps"] if "builder release" in step.get("run", "")]
+    for gpu, options in (
+        ("true", ["--allow-missing-arch"]),
+        ("false", ["--allow-untested-gpu", "--allow-missing-arch"]),
+    ):
+        context = {"needs": {"plan": {"outputs": {"gpu": gpu}}}, "vars": {}}
+        assert expand(script["env"]["ALLOW"], context).split() == options
     [attest] = [step for step in release["steps"] if step.get("uses", "").startswith("actions/attest@")]
     assert "!cancelled()" in attest["if"], "also if images were left out"
 

@@ -14,9 +14,11 @@ from builder.build import operating_systems
 from builder.build.work import built_ids
 from builder.common.errors import BuildError
 from builder.common.files import digest_of_bytes
-from builder.layers import garbage, oci, stored_layers
+from builder.layers import garbage, oci, os_layer, stored_layers
 from builder.layers import images as stored_images
+from builder.lock import lockfile
 from builder.lock.lockfile import KNOWN_LAYERS
+from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
@@ -121,6 +123,29 @@ def test_a_layer_that_another_builder_made_is_used(bench: AssemblyBench) -> None
 
 
 # ---- the image
+
+
+def test_an_image_for_arm64_gets_its_bytecode_from_the_engines_own_architecture(bench: AssemblyBench) -> None:
+    """The amd64 system of the same Debian packages compiles, without an emulation. In the store both have a name."""
+    root, group = bench.project.root, "qz-0.5-cu129-py311"
+    matrix = root / "matrix.yaml"
+    matrix.write_text(matrix.read_text().replace('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}'))
+    bench.project = project = locks.write_os_locks(Project(root))
+    twin = project.groups[f"{group}-arm64"]
+    lockfile.path(root, twin[0].group).write_text(lockfile.dump(locks.lock_of(project, twin)))
+    native = bench.run(group)
+    compiled_in: list[tuple[str, ...]] = []
+    bench.world.before_compile = lambda image: compiled_in.append(bench.engine.diff_ids[image])
+    ids = bench.run(f"{group}-board-arm64")
+    [image] = bench.images(group)
+    system = os_layer.stored_system(bench.store, image.os_inputs, None)
+    assert system
+    assert compiled_in == [(system.diff_id,)]
+    assert bench.config(native[group])["architecture"] == "amd64"
+    assert bench.config(ids[f"{group}-board-arm64"])["architecture"] == "arm64"
+    assert [name.rpartition(":")[2] for name in bench.store.images()] == [
+        "0.5.3-cu129-py311-board-arm64.untested", "0.5.3-cu129-py311.untested",
+    ]  # fmt: skip
 
 
 def test_the_layers_are_in_the_planned_order(bench: AssemblyBench) -> None:

@@ -105,6 +105,17 @@ def test_built_and_found_again(checkout: TinyProject) -> None:
     assert checkout.engine.known[image_id].labels == {PLAN_LABEL: checkout.image.digest}
 
 
+def test_an_image_for_another_architecture_than_the_engines(checkout: TinyProject) -> None:
+    checkout.run()
+    assert not [word for word in checkout.buildx.calls[-1].command if word.startswith("--platform")]
+    checkout.engine.settings = replace(INFO, architecture="aarch64")
+    checkout.engine.known.clear()
+    checkout.run()
+    command = checkout.buildx.calls[-1].command
+    assert "--platform=linux/amd64" in command
+    assert "--build-arg=BASE=local/newbird-amd64" in command
+
+
 def test_the_command_line_of_buildx(checkout: TinyProject) -> None:
     """The address of a proxy may have a password: its value is in the environment alone."""
     checkout.run()

@@ -108,7 +108,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "old engine": ({"engine": FakeEngine(info=replace(INFO, version="20.10.24"))}, "engine", "missing", "23 or newer"),
     "podman": ({"engine": FakeEngine(info=podman("4.3.1"))}, "engine", "ok", "Podman 4.3.1"),
     "old podman": ({"engine": FakeEngine(info=podman("4.2.0"))}, "engine", "missing", "4.3 or newer"),
-    "arm64": ({"engine": FakeEngine(info=replace(INFO, architecture="aarch64"))}, "machine", "missing", "aarch64"),
+    "arm64": ({"engine": FakeEngine(info=replace(INFO, architecture="aarch64"))}, "machine", "ok", "aarch64"),
+    "another": ({"engine": FakeEngine(info=replace(INFO, architecture="riscv64"))}, "machine", "missing", "riscv64"),
     "no client": ({"which": set()}, "docker", "missing", "apt-get install docker.io"),
     "no mmdebstrap": ({"reason": "it is not installed"}, "mmdebstrap", "note", "in a container"),
     "no index": (
@@ -150,6 +151,36 @@ def test_a_finding(
     finding = examine(tiny)[name]
     assert finding.state == state
     assert detail in finding.detail
+
+
+BINFMT = "{state}\ninterpreter /usr/libexec/qemu-binfmt/aarch64-binfmt-P\nflags: {flags}\noffset 0\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "state", "detail"),
+    [
+        (BINFMT.format(state="enabled", flags="POCF"), "ok", "emulated by QEMU"),
+        (BINFMT.format(state="disabled", flags="POCF"), "note", "apt-get install qemu-user-static binfmt-support"),
+        (BINFMT.format(state="enabled", flags="OC"), "note", "not emulated"),
+        ("", "note", "mount -t binfmt_misc"),
+    ],
+    ids=["registered", "disabled", "not in containers", "missing"],
+)
+def test_the_emulation_of_another_architecture(
+    edit: Edit, machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str, state: str,
+    detail: str,
+) -> None:  # fmt: skip
+    """Without cells for it there is no finding, and what a remote engine can do is not known."""
+    machine["engine"] = FakeEngine(info=replace(INFO, is_local=True, root=str(tmp_path)))
+    monkeypatch.setattr("builder.common.machine.BINFMT", tmp_path)
+    if entry:
+        (tmp_path / "qemu-aarch64").write_text(entry)
+    assert "arm64" not in examine(edit("namespace: team", "namespace: team"))
+    project = edit('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
+    finding = examine(project)["arm64"]
+    assert (finding.state, detail in finding.detail) == (state, True)
+    machine["engine"] = FakeEngine()
+    assert examine(project)["arm64"].detail == "the engine must emulate aarch64"
 
 
 @pytest.mark.parametrize(("free", "state"), [(10**12, "ok"), (10**9, "missing")])

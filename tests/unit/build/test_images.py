@@ -7,7 +7,8 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry.evidence import Evidence, Report
-from tests.fakes.engine import FakeEngine, FakeProvider, FakeTester, MemoryConsole
+from tests.fakes.engine import INFO, FakeEngine, FakeProvider, FakeTester, MemoryConsole
 
 FIRST, SECOND = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
 
@@ -106,6 +107,21 @@ def test_build_test_tag(bench: BuildBench) -> None:
     assert expected[-1] == "tag registry.example.test:5000/team/quartz-cuda:0.5.3-cu129-py311-board"
     assert f"{SECOND}: done" in bench.console.text
     assert "1 test passed, gpu: not run" in bench.console.text
+
+
+def test_images_that_this_machine_can_neither_run_nor_emulate_are_not_built(
+    bench: BuildBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("builder.common.machine.BINFMT", tmp_path)
+    bench.engine.settings = replace(INFO, architecture="aarch64", is_local=True)
+    with pytest.raises(
+        EngineError, match=rf"{FIRST}, {SECOND}: this machine \(arm64\) cannot run programs for amd64"
+    ) as caught:
+        bench.run()
+    assert "apt-get install qemu-user-static" in caught.value.hint
+    assert bench.calls("prepare", "build") == []
+    (tmp_path / "qemu-x86_64").write_text("enabled\nflags: OCF\n")
+    assert bench.run() == "2 images built, tested and tagged"
 
 
 def test_the_method_records_an_image_when_all_its_tags_are_set(bench: BuildBench) -> None:

@@ -85,6 +85,8 @@ class Machine:
         self.children = FakePrograms()
         self.engine = ContainerEngine()
         self.host = HOST
+        self.arch = "amd64"  # of the file system
+        monkeypatch.setattr("platform.machine", lambda: "x86_64")
         self.console = MemoryConsole()
         self.keyring = folder / "keyring"
         self.keyring.touch()
@@ -110,7 +112,7 @@ class Machine:
         scratch = self.folder / name
         scratch.mkdir(exist_ok=True)
         files = {"steps/mmdebstrap.sh": b"script", "packages.json": b"lock"}
-        assert self.mmdebstrap.run(self.host, "os-x", ARGUMENTS, files, scratch) == scratch / "root.tar"
+        assert self.mmdebstrap.run(self.host, "os-x", ARGUMENTS, files, scratch, arch=self.arch) == scratch / "root.tar"
         return scratch
 
     def run_here(self) -> Program:
@@ -133,7 +135,32 @@ REASONS: dict[str, Callable[[Machine, pytest.MonkeyPatch], object]] = {
 }
 
 
+WRAPPER = '#!/bin/sh\nexec /usr/bin/mmdebstrap --architectures=arm64 "$@"\n'
+
+
 # ---- on this machine
+
+
+def test_another_architecture_is_an_option_of_mmdebstrap(machine: Machine) -> None:
+    """mmdebstrap.sh is an input of every operating system: it finds another program of that name on its PATH."""
+    machine.run()
+    assert not (machine.folder / "scratch/bin").exists()
+    machine.arch = "arm64"
+    program, folder = machine.run_here(), machine.folder / "scratch"
+    assert program.environment["PATH"].startswith(f"{folder}/bin:")
+    assert (folder / "bin/mmdebstrap").read_text() == WRAPPER
+    assert (folder / "bin/mmdebstrap").stat().st_mode & 0o777 == 0o755
+
+
+def test_another_architecture_in_a_container(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    REASONS["only root can run it"](machine, monkeypatch)
+    machine.run()
+    machine.arch = "arm64"
+    machine.run()
+    without, with_arch = machine.engine.inputs
+    assert "/build/bin/mmdebstrap" not in without
+    assert with_arch["/build/bin/mmdebstrap"] == WRAPPER.encode()
+    assert "PATH=/build/bin:$PATH" in machine.engine.runs[-1]["command"][2]
 
 
 def test_it_runs_isolated_in_a_folder_of_its_own(machine: Machine) -> None:
@@ -311,6 +338,16 @@ def test_a_base_image_that_cannot_be_pulled_is_made(machine: Machine) -> None:
     assert [call for call in machine.engine.calls if call.startswith("import")] == [
         f"import {name}" for name in names[1:]
     ]
+
+
+def test_a_base_image_for_another_architecture_never_replaces_that_of_the_engines_own(machine: Machine) -> None:
+    """A pull would: buildx gets it itself from a registry that has it."""
+    assert machine.mmdebstrap.base_image("newbird", "arm64") == f"example/base:new@sha256:{'2' * 64}"
+    assert machine.engine.calls == []
+    again = Mmdebstrap(replace(machine.mmdebstrap._work, engine=ContainerEngine(registry=False)), machine.children)
+    name = again.base_image("newbird", "arm64")
+    assert name.endswith("-arm64")
+    assert again._work.engine.calls == [f"import {name} for arm64"]  # type: ignore[attr-defined]
 
 
 def test_without_a_registry_and_without_root_there_is_no_base_image(

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import pytest
 
-from builder.build.staged_tests import StagedImages
+from builder.build.staged_tests import StagedImages, only_for
 from builder.build.work import LoadedImage
 from builder.common.errors import BuildError
 from builder.index.host import Host
 from builder.layers import stored_layers
 from builder.layers.oci import Image
+from builder.plan.plan import Plan
 from builder.registry import artifacts, evidence, reports, signing
 from builder.registry.evidence import Coverage, Evidence, Requirement
 from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
@@ -106,6 +107,16 @@ def machine(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch) -> GpuMachine
 
     monkeypatch.setattr(signing, "trusted_signer", trusted_signer)
     return machine
+
+
+def test_a_machine_names_the_images_that_it_could_only_emulate(machine: GpuMachine) -> None:
+    amd64 = machine.planned
+    arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"))
+    said: list[str] = []
+    assert only_for("arm64", Plan(images=(amd64, arm64)), said.append).images == (arm64,)
+    assert said == [f"not tested on this machine (arm64): {JUPYTER}"]
+    assert only_for("amd64", Plan(images=(amd64,)), said.append).images == (amd64,)
+    assert len(said) == 1
 
 
 def test_an_image_that_nobody_tested_is_checked_for_files_of_the_same_path(

@@ -252,9 +252,8 @@ def test_only_images_that_changed_since_a_revision_are_planned(run: Run, tiny: P
     assert CELL not in changed
     locked = run("plan", CELL, f"{CELL}-board", "--changed-since", "HEAD", "--format", "github")
     parts, cells = locked.out.splitlines()
-    assert json.loads(parts.removeprefix("parts=")) == {
-        "include": [{"name": f"{CELL}-board (1 image)", "cells": f"{CELL}-board"}]
-    }
+    [part] = json.loads(parts.removeprefix("parts="))["include"]
+    assert (part["name"], part["cells"]) == (f"{CELL}-board (1 image)", f"{CELL}-board")
     assert cells == f"cells={CELL}-board"
     refused = run(*since, "--format", "github")
     assert refused.code == 4

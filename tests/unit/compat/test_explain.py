@@ -33,7 +33,7 @@ from builder.lock.resolve import Resolver
 from builder.matrix import cells, facts, reader
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Build, VersionConflict
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import AMD64, Arch, FrameworkVersion, Matrix
 from builder.registry.client import labels_of
 from tests.fakes.wire import Reply, Sent, Wire, connect
 from tests.paths import UNIT
@@ -115,8 +115,8 @@ class Stored:
         ]
         return ListedPackage(name=name, releases=tuple(releases))
 
-    def with_indexes(self, indexes: Mapping[str, str]) -> Catalogue:
-        """The same: no package has an index of its own here."""
+    def with_indexes(self, indexes: Mapping[str, str], arch: Arch = AMD64) -> Catalogue:
+        """The same: no package has an index of its own here, and one METADATA is for all architectures."""
         assert not indexes
         return self
 
@@ -197,6 +197,43 @@ def test_the_constraint_that_fails(text: str) -> None:
     assert not explanation.works
     assert explanation.because == (FAULTS[text],)
     assert explanation.lines[0] == f"{text} does not work: {FAULTS[text]}"
+
+
+def test_a_wheel_for_arm64_that_is_for_the_cpu_alone() -> None:
+    """The same release has CUDA 12.8 on amd64, by markers in its metadata."""
+    explanation = explained("pt-2.9-cu128-py311-arm64", catalogue=OnArm())
+    assert explanation.because == ("torch 2.9.1 requires no CUDA wheels on aarch64: it would be CPU only",)
+    assert [near.cell.arch for near in explanation.near] == ["arm64"] * len(explanation.near)
+    assert explained("pt-2.9-cpu-py311-arm64", catalogue=OnArm()).because == (
+        "resolves for Python 3.11; torch 2.9.1 requires no CUDA",
+    )
+    assert not explained("pt-2.9-cpu-py311", catalogue=OnArm()).works
+    assert explained("pt-2.9-cu128-py311", catalogue=OnArm()).works
+
+
+class OnArm(Stored):
+    """The wheels of Stored, for both architectures."""
+
+    def package(self, name: str) -> ListedPackage:
+        package = super().package(name)
+        releases = tuple(
+            replace(each, wheels=(*each.wheels, *(wheel.replace("x86_64", "aarch64") for wheel in each.wheels)))
+            for each in package.releases
+        )
+        return replace(package, releases=releases)
+
+
+@pytest.mark.parametrize(
+    ("arch", "text"),
+    [
+        ({"*": ["amd64", "arm64"]}, ", arch: [amd64, arm64]"),
+        ({"12.8": ["amd64"], "*": ["arm64"]}, ', arch: {"12.8": [amd64], "*": [arm64]}'),
+        ({"*": ["amd64"]}, ""),
+    ],
+)
+def test_the_architectures_in_a_line_of_matrix_yaml(arch: dict[str, list[Arch]], text: str) -> None:
+    entry = FrameworkVersion(release="2.9.1", cuda=["12.8"], python=["3.11"], arch=arch)
+    assert explain.matrix_line("2.9", entry) == f'"2.9": {{release: 2.9.1, cuda: ["12.8"], python: ["3.11"]{text}}}'
 
 
 # What uv reported, and the lines that are shown.
@@ -702,7 +739,8 @@ def test_gpus_of_this_machine(run: Callable[..., Result], monkeypatch: pytest.Mo
 
 def described(labels: Mapping[str, str]) -> tuple[bytes, bytes]:
     """Manifest and configuration of an image with these labels."""
-    config = json.dumps({"config": {"Labels": labels}, "rootfs": {"diff_ids": []}}).encode()
+    data = {"architecture": "amd64", "config": {"Labels": labels}, "rootfs": {"diff_ids": []}}
+    config = json.dumps(data).encode()
     blob = {"digest": digest_of_bytes(config), "size": len(config)}
     return json.dumps({"config": blob, "layers": []}).encode(), config
 
@@ -804,7 +842,7 @@ class Indexes(Stored):
         self.read: list[str] = [] if read is None else read
         self._index = index
 
-    def with_indexes(self, indexes: Mapping[str, str]) -> Catalogue:
+    def with_indexes(self, indexes: Mapping[str, str], arch: Arch = AMD64) -> Catalogue:
         return Indexes(indexes.get("torch", ""), self.read)
 
     def package(self, name: str) -> ListedPackage:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from builder.common.errors import UsageError
@@ -9,7 +11,7 @@ from builder.compat import gpu_support
 from builder.compat.gpu_support import Device, ImageNeeds, Verdict
 from builder.matrix import facts
 from builder.matrix.facts import Build
-from builder.matrix.tags import ARCHITECTURES_LABEL, BUILT_FOR_LABEL, CUDA_LABEL, DRIVER_LABEL
+from builder.matrix.tags import ARCHITECTURES_LABEL, BUILT_FOR_LABEL, CELL_LABEL, CUDA_LABEL, DRIVER_LABEL
 
 KNOWN = facts.load_facts()
 TORCH_128 = ImageNeeds(
@@ -72,6 +74,15 @@ def test_every_name_is_found_by_itself() -> None:
 
 ARM = "{} exists only with an ARM CPU; the image is for x86_64"
 PTX_NOTE = "PTX but no machine code for this GPU: the first start compiles it, which takes minutes"
+
+
+def test_a_gpu_with_an_arm_cpu_runs_images_for_arm64() -> None:
+    for name, image in (("GH200", TORCH_128), ("GB10", TORCH_128), ("GB10", CPU)):
+        device = gpu_support.find_gpu(name, KNOWN)
+        assert gpu_support.judge(device, "580.65.06", image, KNOWN).runs is False
+        assert gpu_support.judge(device, "580.65.06", replace(image, arch="arm64"), KNOWN).runs
+    assert gpu_support.needs_of_labels({CELL_LABEL: "pt-2.15-cu132-py313-jupyter-arm64"}).arch == "arm64"
+    assert gpu_support.needs_of_labels({CELL_LABEL: "pt-2.15-cu132-py313-jupyter"}).arch == "amd64"
 
 
 @pytest.mark.parametrize(

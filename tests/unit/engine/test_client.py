@@ -178,21 +178,41 @@ def test_a_local_pull_is_cancelled() -> None:
     assert pull.is_closed
 
 
+def importing(*messages: dict[str, str], asked: list[object] | None = None) -> Engine:
+    """An engine that answers an import with these messages; `asked` gets the parameters."""
+
+    def post(_: str, *, params: object, **__: object) -> None:
+        (asked if asked is not None else []).append(params)
+
+    return engine(
+        _url=str, _post=post, _raise_for_status=lambda _: None, _stream_helper=lambda *_, **__: iter(messages)
+    )
+
+
 @pytest.mark.parametrize(
-    ("answer", "kind"),
-    [('{"error": "bad tar"}', EngineError), ('{"status": "x"}\n{"error": "no space left on device"}', DiskError)],
+    ("messages", "kind"),
+    [
+        ([{"error": "bad tar"}], EngineError),
+        ([{"status": "x"}, {"error": "no space left on device"}], DiskError),
+    ],
 )
-def test_an_error_in_the_response_to_an_import(tmp_path: Path, answer: str, kind: type[Exception]) -> None:
+def test_an_error_in_the_response_to_an_import(
+    tmp_path: Path, messages: list[dict[str, str]], kind: type[Exception]
+) -> None:
     (tmp_path / "t").write_bytes(b"")
     with pytest.raises(kind, match="importing a:t"):
-        engine(import_image_from_data=lambda *_, **__: answer).import_tar(tmp_path / "t", ImageRef.parse("a:t"))
+        importing(*messages).import_tar(tmp_path / "t", ImageRef.parse("a:t"))
 
 
 def test_import_returns_the_id(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(b"")
-    answer = '{"status": "..."}\n\n{"status": "sha256:1"}\n'
-    fake = engine(import_image_from_data=lambda *_, **__: answer)
+    asked: list[object] = []
+    fake = importing({"status": "..."}, {"status": "sha256:1"}, asked=asked)
     assert fake.import_tar(tmp_path / "t", ImageRef.parse("a:t")) == "sha256:1"
+    fake = importing({"status": "sha256:2"}, asked=asked)
+    assert fake.import_tar(tmp_path / "t", ImageRef.parse("a:t"), "arm64") == "sha256:2"
+    parameters = {"fromSrc": "-", "repo": "a", "tag": "t"}
+    assert asked == [parameters, {**parameters, "platform": "linux/arm64"}]
 
 
 def test_an_absent_image_is_none() -> None:

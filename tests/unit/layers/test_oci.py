@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -96,6 +97,8 @@ def test_a_manifest_byte_for_byte() -> None:
 
 
 def test_the_configuration_of_a_temporary_image() -> None:
+    assert b'"architecture":"arm64"' in oci.bare_config(LAYERS, {}, "arm64")
+    assert b'"architecture":"arm64"' in oci.config(replace(PLAIN, arch="arm64"), LAYERS, HISTORY, created="", labels={})
     assert oci.bare_config(LAYERS, {"a": "1"}) == (
         b'{"architecture":"amd64","os":"linux","config":{"Labels":{"a":"1"}},'
         b'"rootfs":{"type":"layers","diff_ids":["sha256:diff1","sha256:diff2"]}}'

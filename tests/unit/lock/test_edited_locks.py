@@ -45,7 +45,9 @@ def of_wheels(lock: Lock) -> list[str]:
     contradictions += sorted(needed ^ set(names))
     for wheel in lock.wheels:
         name, version, *_ = parse_wheel_filename(wheel.file)
-        if (name, version) != (wheel.name, Version(wheel.version)):
+        if (name, version) != (wheel.name, Version(wheel.version)) or not wheel.file.endswith(
+            ("any.whl", "x86_64.whl")
+        ):
             contradictions.append(wheel.file)
     return contradictions
 
@@ -54,7 +56,13 @@ def of_packages(lock: OsLock) -> list[str]:
     names = [package.name for package in lock.packages]
     missing = {*REQUEST.packages} - set(names)
     is_asked = (lock.debian, lock.requested) == (REQUEST.debian, REQUEST.packages)
-    return [*sorted(missing), *([] if names == sorted(set(names)) else ["order"]), *([] if is_asked else ["request"])]
+    others = [package.file for package in lock.packages if package.architecture == "arm64"]
+    return [
+        *others,
+        *sorted(missing),
+        *([] if names == sorted(set(names)) else ["order"]),
+        *([] if is_asked else ["request"]),
+    ]
 
 
 TINY = Project(UNIT / "tiny")
@@ -149,6 +157,12 @@ def test_a_wheel_has_the_name_and_the_version_of_its_file(field: str, value: str
     assert entry["name"] == "board"
     message = refusal(kind, kind.text.replace(json.dumps(entry), json.dumps(entry | {field: value})))
     assert re.search(r"was edited by hand: \S+\.whl is not \S+ \S+$", message)
+
+
+def test_a_wheel_is_for_the_platform_of_the_lock() -> None:
+    kind = KINDS["wheels"]
+    message = refusal(kind, kind.text.replace('"platform": "x86_64"', '"platform": "aarch64"'))
+    assert re.search(r"was edited by hand: nvidia_cuda_runtime\S+x86_64\.whl is not for aarch64$", message)
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "1", None, [], {}], ids=str)

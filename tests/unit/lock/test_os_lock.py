@@ -39,6 +39,43 @@ def test_what_is_written_is_read(tiny: Project) -> None:
     assert os_lock.read_os_lock(tiny.root, replace(request, packages=())) is None
 
 
+ON_ARM64 = ('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
+
+
+def test_arm64_has_locks_of_its_own(edit: Edit) -> None:
+    """Those of amd64 keep their names: every image of today keeps its lock."""
+    project = edit(*ON_ARM64)
+    ours, theirs = (request_of(project, f"{CELL}{suffix}") for suffix in ("", "-arm64"))
+    assert theirs == replace(ours, arch="arm64")
+    assert theirs.path == ours.path.replace("os-newbird-", "os-newbird-arm64-")
+    lock = locks.os_lock_of(theirs)
+    assert lock.arch == "arm64"
+    assert os_lock.parse_os_lock(os_lock.dump(lock), theirs) == lock
+    other = locks.os_lock_of(ours)
+    assert other.arch == "amd64"
+    with pytest.raises(LockError, match=r"ca-certificates_1\.0-1_amd64\.deb is not for arm64"):
+        os_lock.parse_os_lock(os_lock.dump(other), theirs)
+
+
+def test_packages_for_arm64_are_chosen_from_lists_of_their_own(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit(*ON_ARM64)
+    changed, failures, said = update(project, "*")
+    assert (changed, failures) == ([request_of(project, f"{CELL}-arm64").path], [])
+    assert said[0] == "Debian newbird: reading the lists of packages for arm64"
+    assert update(project, "*", refresh=True)[0]
+
+
+def test_apt_is_configured_for_the_architecture(tmp_path: Path) -> None:
+    for arch in ("amd64", "arm64"):
+        folder = tmp_path / arch
+        folder.mkdir()
+        apt.Archive(
+            "newbird", Host(), folder, lambda command, **_: subprocess.CompletedProcess(command, 0, "", ""), arch
+        )
+        lines = (folder / "apt.conf").read_text().splitlines()
+        assert {f'APT::Architecture "{arch}";', f'APT::Architectures "{arch}";'} <= set(lines)
+
+
 def test_a_source_is_written_where_the_field_is_present(tiny: Project) -> None:
     """Locks of earlier builders have none."""
     request = request_of(tiny)

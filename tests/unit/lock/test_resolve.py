@@ -36,8 +36,8 @@ CELL = Cell(framework="ember", short="em", line="1", release="1.0", cuda="12.9",
 LINUX = "manylinux_2_28_x86_64"
 
 
-def rank(tag: str, python: str = "3.11", glibc: str = "2.36") -> int | None:
-    ranks = tag_ranks(python, glibc)
+def rank(tag: str, python: str = "3.11", glibc: str = "2.36", platform: str = "x86_64") -> int | None:
+    ranks = tag_ranks(python, glibc, platform)
     return min((ranks[name] for name in parse_tag(tag) if name in ranks), default=None)
 
 
@@ -204,6 +204,7 @@ class Uv:
         self.newest, self.newest_cuda = "2.0", "12.9.7"
         self.needs: dict[str, list[str]] = {}
         self.result = 0, ""
+        self.linux = LINUX  # the platform of the CUDA wheels on the index
         self.commands: list[list[str]] = []
         self.calls: list[Call] = []
         self.messages: list[str] = []
@@ -285,7 +286,7 @@ class Uv:
 
     def table(self, name: str, version: str) -> str:
         """The package in pylock.toml; its wheel is written."""
-        tag = f"py3-none-{LINUX}" if name.startswith("nvidia-") else "py3-none-any"
+        tag = f"py3-none-{self.linux}" if name.startswith("nvidia-") else "py3-none-any"
         path = self.wheels / f"{name.replace('-', '_')}-{version}-{tag}.whl"
         path.write_bytes(path.name.encode())
         sha256 = hashlib.sha256(path.name.encode()).hexdigest()
@@ -311,6 +312,36 @@ def with_extra(edit: Edit, packages: str = "extra") -> Project:
 
 
 # ---- a group
+
+
+def test_wheels_for_arm64_are_for_its_platform(edit: Edit, uv: Uv) -> None:
+    """Also those of the toolkit, whose versions may differ."""
+    project = edit('python: ["3.11", "3.9"]', 'python: ["3.11", "3.9"]\n        arch: [amd64, arm64]')
+    uv.linux = "manylinux_2_28_aarch64"
+    resolver = uv.resolver(project)
+    lock = resolver.resolve(project.groups[f"{GROUP}-arm64"], None, {})
+    platforms = {command[command.index("--python-platform") + 1] for command in uv.commands}
+    assert platforms == {"aarch64-manylinux_2_36"}
+    assert lock.basis.platform == "aarch64"
+    assert {wheel.file.rsplit("_", 1)[1] for wheel in lock.wheels if wheel.name.startswith("nvidia-")} == {
+        "aarch64.whl"
+    }
+    assert lockfile.parse_lock(lockfile.dump(lock), "x", lock.group) == lock
+    uv.linux = LINUX
+    resolver.resolve(project.groups[GROUP], None, {})
+    assert len([call for call in uv.calls if call.is_toolkit]) == 2, (
+        "the toolkit of one platform is not that of another"
+    )
+
+
+def test_a_wheel_for_another_platform_does_not_fit_arm64() -> None:
+    assert rank("cp311-cp311-manylinux_2_17_aarch64", platform="aarch64") is not None
+    assert rank("cp311-cp311-manylinux_2_17_x86_64", platform="aarch64") is None
+    wheels = [entry("x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl")]
+    with pytest.raises(LockError, match=r"no wheel for Python 3\.11 on aarch64"):
+        resolve._best_wheel(
+            replace(CELL, arch="arm64"), "x", {"version": "1.0", "wheels": wheels}, tag_ranks("3.11", "2.36", "aarch64")
+        )
 
 
 def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(tiny: Project, uv: Uv) -> None:

@@ -57,6 +57,59 @@ def test_a_cpu_that_is_not_in_the_matrix(tiny: Project) -> None:
         cells.cell_of_id(tiny.matrix, "qz-0.5-cpu-py311", "x")
 
 
+ON_ARM64 = 'python: ["3.11"], arch: [amd64, arm64]}'
+
+
+def test_arm64_follows_amd64_in_groups_of_its_own(edit: Edit) -> None:
+    project = edit('python: ["3.11"]}', ON_ARM64)
+    arm64 = [f"qz-0.5-cu129-py311{suffix}-arm64" for suffix in ("", "-jupyter", "-board")]
+    assert [cell.id for cell in project.cells] == [*TINY_IDS[:15], *arm64, TINY_IDS[15]]
+    cell = project.select([arm64[1]])[0]
+    assert (cell.arch, cell.variant, cell.group) == ("arm64", "jupyter", "qz-0.5-cu129-py311-arm64")
+    assert [member.id for member in project.groups[cell.group]] == arm64
+    assert [member.id for member in project.groups["qz-0.5-cu129-py311"]] == TINY_IDS[12:15]
+    for cell_id in (*arm64, TINY_IDS[12]):
+        assert cells.cell_of_id(project.matrix, cell_id, "x").id == cell_id
+
+
+def test_architectures_by_cuda(edit: Edit, on_cpu: Project) -> None:
+    """As for a framework that has CUDA on amd64 only; a CUDA version without an entry is for amd64."""
+    project = edit('cuda: ["12.9", cpu]', 'cuda: ["12.9", "12.10", cpu], arch: {"12.9": [amd64], cpu: [arm64]}')
+    ids = [cell.id for cell in project.cells if cell.framework == "quartz" and cell.variant == "plain"]
+    assert ids == ["qz-0.5-cu129-py311", "qz-0.5-cu1210-py311", "qz-0.5-cpu-py311-arm64"]
+    project = edit('"12.9": [amd64], cpu: [arm64]', 'cpu: [amd64], "*": [arm64]')
+    ids = [cell.id for cell in project.cells if cell.framework == "quartz" and cell.variant == "plain"]
+    assert ids == ["qz-0.5-cu129-py311-arm64", "qz-0.5-cu1210-py311-arm64", "qz-0.5-cpu-py311"]
+
+
+def test_only_the_set_arm64_has_cells_for_arm64(edit: Edit) -> None:
+    project = edit('python: ["3.11"]}', ON_ARM64)
+    arm64 = {cell.id for cell in project.cells if cell.arch == "arm64"}
+    assert {cell.id for cell in project.select(["arm64"])} == arm64
+    assert {cell.id for cell in project.select(["quartz", "newbird", "all"])} == set(TINY_IDS)
+    assert {cell.id for cell in project.select(["*"])} == {*TINY_IDS, *arm64}
+
+
+def test_uvs_builds_of_python_are_not_for_arm64(edit: Edit) -> None:
+    edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, uv: 3.11.9}')
+    project = edit('python: ["3.11"]}', ON_ARM64)
+    with pytest.raises(MatrixError, match=r"qz-0\.5-cu129-py311-arm64: uv's builds of Python are for amd64 only"):
+        _ = project.cells
+
+
+def test_a_cell_for_arm64_can_be_included(edit: Edit) -> None:
+    project = edit("cell: qz-0.5-cu1210-py39-board", "cell: qz-0.5-cu1210-py39-board-arm64")
+    assert [cell.id for cell in project.cells if cell.arch == "arm64"] == ["qz-0.5-cu1210-py39-board-arm64"]
+
+
+def test_the_pattern_of_a_group_matches_its_cells(edit: Edit) -> None:
+    project = edit('python: ["3.11"]}', ON_ARM64)
+    ids = [cell.id for cell in project.cells]
+    pattern = cells.pattern_of_group("qz-0.5-cu129-py311-arm64")
+    assert cells.match(pattern, ids) == [cell.id for cell in project.groups["qz-0.5-cu129-py311-arm64"]]
+    assert set(cells.match(cells.pattern_of_group("qz-0.5-cu129-py311"), ids)) >= set(TINY_IDS[12:15])
+
+
 @pytest.mark.parametrize("variant", ["", "-jupyter", "-board"])
 def test_the_foundation_is_the_same_for_every_variant(edit: Edit, variant: str) -> None:
     """The framework, the components of its line, and what these need; none that only the variant adds."""

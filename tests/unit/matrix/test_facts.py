@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from builder.common.errors import FileError
 from builder.compat.gpu_support import _ARCHITECTURE
 from builder.matrix import cells, facts, reader
 from builder.matrix.facts import Build
-from tests.paths import UNIT
+from tests.paths import ROOT, UNIT
 
 KNOWN = facts.load_facts()
 
@@ -160,6 +161,18 @@ def test_invalid_values_are_refused_with_their_place(tmp_path: Path, old: str, n
     with pytest.raises(FileError, match=rf"^facts\.yaml:{line}:[0-9]+: {place}: ") as caught:
         facts.read_facts(changed)
     assert caught.value.hint
+
+
+def test_a_build_for_arm64_has_its_own_architectures() -> None:
+    matrix = reader.check_matrix(strict_yaml.load_yaml(ROOT / "matrix.yaml"))
+    known = facts.load_facts()
+    new, old = (cells.cell_of_id(matrix, f"pt-{line}-py311-arm64", "x") for line in ("2.15-cu132", "2.9-cu128"))
+    build = known.build_of_cell(matrix, new)
+    assert build
+    assert build.architectures == known.builds["torch"]["2.15.0"].arm64
+    assert build.architectures
+    assert known.build_of_cell(matrix, old) is None, "its wheel for arm64 is for the CPU"
+    assert known.build_of_cell(matrix, replace(old, arch="amd64")) == known.builds["torch"]["2.9.1"]
 
 
 def test_a_named_index_has_builds_of_its_own() -> None:

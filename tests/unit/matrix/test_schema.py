@@ -254,6 +254,17 @@ REFERENCES = {
         *before("release: 0.5.3", "components: [bord], "),
         "no component 'bord'; did you mean 'board'?",
     ),
+    "architecture": (
+        *before("release: 0.5.3", "arch: [amd64, arm], "),
+        "input should be 'amd64' or 'arm64', found 'arm'",
+    ),
+    "architecture twice": (*before("release: 0.5.3", "arch: [arm64, arm64], "), "duplicate 'arm64'"),
+    "no architecture": (*before("release: 0.5.3", "arch: [], "), "at least 1 item"),
+    "architecture by an unknown CUDA": (
+        *before("release: 0.5.3", 'arch: {"12.8": [arm64]}, '),
+        "no CUDA version '12.8'",
+    ),
+    "variant with the name of an architecture": ("  board: [board]", "  arm64: [board]", "give the variant another"),
     "package with a version": ("package: quartz[cuda]", 'package: "quartz>=0.5"', "package"),
     "package with a marker": ("package: quartz[cuda]", "package: quartz; python_version>'3'", "package"),
 }

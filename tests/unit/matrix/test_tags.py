@@ -64,6 +64,24 @@ def test_two_cells_with_one_tag(edit: Callable[[str, str], Project]) -> None:
     assert place(caught.value).startswith("matrix.yaml:")
 
 
+def test_architectures_share_their_tags(edit: Callable[[str, str], Project]) -> None:
+    project = edit('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
+    computed = tags.compute(project.matrix, project.cells)
+    assert computed["qz-0.5-cu129-py311-arm64"] == computed["qz-0.5-cu129-py311"]
+    assert computed["qz-0.5-cu129-py311-board-arm64"] == computed["qz-0.5-cu129-py311-board"]
+    named = tags.cells_by_short_name(project.matrix, project.cells)
+    assert named["quartz-cuda:0.5"].id == "qz-0.5-cu129-py311"
+
+
+def test_two_cells_of_different_architectures_with_one_tag(edit: Callable[[str, str], Project]) -> None:
+    project = edit(
+        '"1.9": {release: 1.9.2',
+        '"1.9.2": {release: 1.9.2, cuda: ["12.9"], python: ["3.9"], arch: [arm64]}\n      "1.9": {release: 1.9.2',
+    )
+    with pytest.raises(MatrixError, match="have the same tag"):
+        tags.compute(project.matrix, project.cells)
+
+
 def test_without_a_registry(edit: Callable[[str, str], Project]) -> None:
     project = edit("registry: registry.example.test:5000", 'registry: ""')
     computed = tags.compute(project.matrix, project.cells)

@@ -62,9 +62,19 @@ def test_updates_are_separate_for_each_debian_release_and_framework(tiny: Projec
 def test_the_matrix_of_a_github_job(images: list[PlannedImage]) -> None:
     outputs = ci.github_outputs(images[:2], HUGE)
     cells = f"{images[0].id} {images[1].id}"
-    assert json.loads(outputs["parts"]) == {"include": [{"name": f"{images[0].id} (2 images)", "cells": cells}]}
+    part = {"name": f"{images[0].id} (2 images)", "cells": cells, "runner": "ubuntu-24.04", "label": "x64"}
+    assert json.loads(outputs["parts"]) == {"include": [part]}
     assert outputs["cells"] == cells
     assert ci.github_outputs([]) == {"parts": '{"include": []}', "cells": ""}
+
+
+def test_a_part_has_one_architecture_and_the_runner_for_it(images: list[PlannedImage]) -> None:
+    arm64 = [replace(image, cell=replace(image.cell, arch="arm64")) for image in images[:2]]
+    parts = json.loads(ci.github_outputs([arm64[0], *images[:2], arm64[1]], HUGE)["parts"])["include"]
+    assert [(part["cells"].split(), part["runner"], part["label"]) for part in parts] == [
+        ([image.id for image in images[:2]], "ubuntu-24.04", "x64"),
+        ([image.id for image in arm64], "ubuntu-24.04-arm", "arm64"),
+    ]
 
 
 def test_a_matrix_has_at_most_256_jobs(images: list[PlannedImage]) -> None:

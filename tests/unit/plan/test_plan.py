@@ -50,6 +50,26 @@ def test_snapshot(tiny: Project, snapshot: Callable[[str, str], None]) -> None:
     snapshot("snapshots/plan.json", json.dumps(data, indent=1) + "\n")
 
 
+def test_an_image_for_arm64_shares_what_does_not_depend_on_the_processor(edit: Edit) -> None:
+    """Wheels for any platform, bytecode, and plain files; only CUDA's wheels and the operating system differ."""
+    before = planned(edit("namespace: team", "namespace: team"), "qz-0.5-cu129-py311-board")
+    project = edit('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
+    twin = project.groups["qz-0.5-cu129-py311-arm64"]
+    lockfile.path(project.root, twin[0].group).write_text(lockfile.dump(locks.lock_of(project, twin)))
+    locks.write_os_locks(project)
+    amd64, arm64 = planned(project, before.id), planned(project, f"{before.id}-arm64")
+    assert amd64 == before
+    own = [layer.name for layer, other in zip(amd64.layers, arm64.layers, strict=True) if layer.inputs != other.inputs]
+    assert own == ["cuda", "os"]
+    assert amd64.compiler_inputs == arm64.compiler_inputs
+    systems = plan.systems(project)[amd64.compiler_inputs]
+    assert (systems[amd64.os_inputs], systems[arm64.os_inputs]) == ("amd64", "arm64")
+    assert amd64.digest != arm64.digest
+    assert arm64.references == amd64.references == amd64.local_names
+    assert arm64.local_names == tuple(f"{name}-arm64" for name in arm64.references)
+    assert arm64.folder == f"{amd64.folder}-arm64"
+
+
 def test_two_plans_of_the_same_inputs_are_equal(tiny: Project) -> None:
     again = Project(tiny.root)
     assert plan.make_plan(tiny, tiny.cells).as_data() == plan.make_plan(again, again.cells).as_data()

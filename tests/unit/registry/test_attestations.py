@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from builder.common.errors import RegistryError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.index.download import Fetcher
@@ -95,12 +96,17 @@ class ClaimsDesk:
     statements: Mapping[str, object] = None  # type: ignore[assignment]
     is_trusted: bool = True
     earlier: Sequence[object] = ()  # statements of every kind that an earlier release attached
+    signed_index: str = ""
 
-    def findings(self, tag: str = "2.9", *, fast: bool = False) -> dict[str, Finding]:
+    def findings(
+        self, tag: str = "2.9", *, fast: bool = False, named: str = "", arch: str = "amd64"
+    ) -> dict[str, Finding]:
         reference = ImageRef(registry="registry.example", repository="org/pt-cuda", tag=tag)
         trust = Trust(signers=[Trusted(key="ours")], root=self.folder)
-        image_claims = Attestations(registry=self.store, reference=reference, image=self.store.image, trust=trust)
-        source = verify.source_in_registry(self.store, self.store.image.manifest.digest, self.folder)
+        [source] = verify.sources_in_registry(self.store, named or self.store.image.manifest.digest, self.folder, arch)
+        image_claims = Attestations(
+            registry=self.store, reference=reference, image=self.store.image, trust=trust, index=source.index
+        )
         check = Check(fetcher=NoWheels(), fast=fast)
         return {finding.layer: finding for finding in attestations.findings(source, check, image_claims)}
 
@@ -118,8 +124,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimsDesk:
     def signer_of_image(
         registry: object, digest: str, annotations: Mapping[str, str], trust: object
     ) -> tuple[str, list[dict[str, str]]]:
-        assert digest == desk.store.image.manifest.digest
-        assert annotations == {"cell": CELL, "image": "pt-cuda"}
+        is_index = digest != desk.store.image.manifest.digest
+        assert annotations == ({"image": "pt-cuda"} if is_index else {"cell": CELL, "image": "pt-cuda"})
+        if is_index and digest != desk.signed_index:
+            return "", []
         return ("ours", [{"tag": FULL, "release": f"{FULL}-20261122"}]) if desk.is_trusted else ("", [])
 
     def statements_of_image(registry: object, digest: str, kind: str, trust: object) -> list[bytes]:
@@ -139,6 +147,28 @@ def test_all_claims_of_a_released_image_are_signed(desk: ClaimsDesk) -> None:
     assert findings["test results"].detail == "1 passed, gpu: not run"
     assert findings["provenance"].detail == "commit abc"
     assert not list(desk.folder.iterdir())
+
+
+def test_the_index_that_names_an_image_is_signed_too(desk: ClaimsDesk) -> None:
+    """Otherwise an image that an earlier release signed could be put beside a new one."""
+    desk.store.report()
+    index = desk.store.add_index(arm64=desk.store.image.manifest.digest)
+    findings = desk.findings(named=index, arch="arm64")
+    assert {name: finding.state for name, finding in findings.items()} == {"signature of the index": "different"}
+    assert findings["signature of the index"].detail == "no trusted signer signed it as pt-cuda"
+    desk.signed_index = index
+    findings = desk.findings(named=index, arch="arm64")
+    assert list(findings) == ["signature of the index", *desk.findings()]
+    assert {finding.state for finding in findings.values()} == {"signed"}
+    assert findings["signature of the index"].digest == index
+
+
+def test_an_index_without_this_architecture(desk: ClaimsDesk) -> None:
+    index = desk.store.add_index(arm64=desk.store.image.manifest.digest)
+    with pytest.raises(RegistryError, match=f"has no {index} for amd64$") as caught:
+        desk.findings(named=index)
+    assert caught.value.hint == "It has one for arm64: see --arch."
+    assert len(verify.sources_in_registry(desk.store, index, desk.folder, verify.ALL)) == 1
 
 
 def test_without_hashing_the_sbom_is_not_compared(desk: ClaimsDesk) -> None:

@@ -89,6 +89,38 @@ def desk(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> EvidenceDesk:
     return EvidenceDesk(tiny)
 
 
+# ---- under emulation
+
+EMULATED = {"emulated": "amd64"}
+
+
+def test_a_pass_under_emulation_needs_the_tests_marked_for_it_alone(desk: EvidenceDesk) -> None:
+    path = desk.project.root / "tests/images/test_base.py"
+    path.write_text("@pytest.mark.emulated\ndef test_marked(): ...\ndef test_it(): ...\n")
+    marked = "tests/images/test_base.py::test_marked"
+    desk.attach(desk.proof(machine=EMULATED, passed=(marked,)))
+    coverage = desk.read()
+    coverage.require_pass(CELL)
+    assert coverage.is_emulated
+    assert (coverage.tests_status, coverage.gpu_status) == (
+        "built, not run (1 tests passed under emulation)", "built, not run",
+    )  # fmt: skip
+    desk.attach(desk.proof(passed=(marked,), finished="2026-11-22T11:00:00Z"))
+    assert "lacks results of tests" in desk.read().refused[0], "a machine must run all"
+
+
+@pytest.mark.parametrize("hour", ["09", "11"], ids=["before", "after"])
+def test_an_emulation_never_replaces_the_results_of_a_machine(desk: EvidenceDesk, hour: str) -> None:
+    path = desk.project.root / "tests/images/test_base.py"
+    path.write_text("@pytest.mark.emulated\ndef test_it(): ...\n")
+    desk.attach(desk.proof())
+    desk.attach(desk.proof(machine=EMULATED, passed=desk.passed[:1], finished=f"2026-11-22T{hour}:00:00Z"))
+    coverage = desk.read()
+    assert not coverage.is_emulated
+    assert coverage.image_tests == desk.proof()
+    assert coverage.tests_status == f"{len(desk.passed)} passed"
+
+
 # ---- on this machine
 
 

@@ -10,7 +10,8 @@ import pytest
 from builder.common.errors import RegistryError
 from builder.common.files import digest_of_bytes
 from builder.index.host import Host
-from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers import oci
+from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.matrix.project import Project
 from builder.registry import artifacts, inspection
 from builder.registry.inspection import RepositoryCheck
@@ -52,6 +53,20 @@ def test_a_registry_without_faults(registry: MemoryRegistry) -> None:
     assert list(check.faults()) == []
     assert check.blobs == {digest_of_bytes(blob) for blob in (b"config", b"layer", b"{}", b"report")}
     assert sum(read) == len(b"configlayer{}report"), "each blob once"
+
+
+def test_what_an_index_names_and_what_is_attached_to_it_is_checked(registry: MemoryRegistry) -> None:
+    image = registry.tags.pop("1.0")
+    del registry.tags["1.0-20261122"]
+    index = registry.add_index(amd64=image)
+    registry.tags["1.0"] = index
+    subject = Descriptor(media_type=oci.INDEX_TYPE, digest=index, size=len(registry.contents[index]))
+    artifacts.attach(registry, subject, "application/x-test", {"text/plain": b"signature"})
+    assert faults(registry) == []
+    for blob in (b"layer", b"signature"):
+        del registry.contents[digest_of_bytes(blob)]
+    damaged = [fault.rpartition(": blob ")[2] for fault in faults(registry)]
+    assert damaged == [f"{digest_of_bytes(blob)} is damaged" for blob in (b"layer", b"signature")]
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -15,7 +15,7 @@ from rich.console import Console
 from builder.common.console import View
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
-from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.registry import artifacts, prune
 from builder.registry.evidence import Evidence
 from builder.registry.github_packages import GitHubPackage, RefusedDeletionError
@@ -193,6 +193,22 @@ def test_a_public_repository_that_is_a_staged_one_is_not_read_again(
     whole = read(memory, other)
     assert {each.registry.name for each in whole.staged} == {memory.name}
     assert [each.registry.name for each in whole.public] == [other.name]
+
+
+def test_what_a_tag_of_several_architectures_names_is_needed(memory: MemoryRegistry) -> None:
+    """Only the index has a tag of a release. The repository is a public and a staged one."""
+    images: dict[str, str] = {}
+    for arch in ("amd64", "arm64"):
+        images[arch] = memory.put_manifest(plan_tag(digest(arch)), arch.encode(), MANIFEST_TYPE)
+        memory.tags[images[arch]] = images[arch]
+        subject = Descriptor(media_type=MANIFEST_TYPE, digest=images[arch], size=len(arch))
+        artifacts.attach(memory, subject, TYPE, {TYPE: OLD.model_dump_json().encode()})
+    unneeded = {item.digest for item in prune.unneeded(read(memory), 1, NOW)}
+    assert set(images.values()) < unneeded
+    memory.tags["2.9-20261101"] = memory.add_index(**images)
+    assert prune.unneeded(read(memory), 1, NOW) == []
+    memory.tags["2.9"] = memory.tags["2.9-20261101"]
+    assert set(images.values()) < set(read(memory).published), "their staged release is kept, too"
 
 
 def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: MemoryRegistry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from builder.common.errors import BuilderError, ImageTestError, RegistryError, U
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.index.host import Host
+from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
@@ -50,6 +52,9 @@ class FakeDocuments:
 
     def attach(self, registry: Registry, image: PublishableImage, stamped: str) -> None:
         self.calls.append(f"attach {image.cell} {stamped}")
+
+    def sign_index(self, registry: Registry, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
+        self.calls.append(f"sign the index of {' and '.join(image.cell for image in images)} {stamped}")
 
 
 class PublishBench:
@@ -505,3 +510,79 @@ def test_the_loser_of_two_pushes_may_end_first(bench: PublishBench) -> None:
         RegistryError, match=r"another push changed tags .*: tag \S+ changed from sha256:\w+ to sha256:theirs"
     ):
         bench.publish()
+
+
+# ---- several architectures
+
+TWIN = f"{EMBER}-arm64"
+
+
+def twins(bench: PublishBench) -> list[PublishableImage]:
+    """EMBER, which the matrix has for two architectures; the image for arm64 has the contents of BOARD."""
+    amd64, other = bench.targets()
+    cells = {"amd64": EMBER, "arm64": TWIN}
+    return [
+        replace(amd64, cells=cells),
+        replace(other, cell=TWIN, arch="arm64", cells=cells, references=amd64.references),
+    ]
+
+
+def test_a_tag_of_several_architectures_is_an_index_that_is_signed_before_it(bench: PublishBench) -> None:
+    pair = twins(bench)
+    result = bench.publisher(documents=FakeDocuments(bench.calls)).publish(pair)
+    assert result.error is None
+    assert [sent.target.cell for sent in result.images] == [EMBER, TWIN]
+    tags = [bench.stamped(EMBER), *bench.tags(EMBER)]
+    registry = bench.repository(EMBER)
+    [index] = {registry.tags[tag] for tag in tags}
+    signed = bench.calls.index(f"sign the index of {EMBER} and {TWIN} {bench.stamped(EMBER)}")
+    assert bench.calls[signed - 1 :] == [f"put {index}", bench.calls[signed], *(f"put {tag}" for tag in tags)]
+    assert {f"attach {EMBER} {tags[0]}", f"attach {TWIN} {tags[0]}"} <= set(bench.calls[:signed])
+    stored = registry.manifest(index)
+    assert stored
+    assert stored.media_type == "application/vnd.oci.image.index.v1+json"
+    assert json.loads(stored.content)["manifests"] == [
+        {
+            "mediaType": MANIFEST_TYPE,
+            "digest": image.digest,
+            "size": len(image.manifest.content),
+            "platform": {"architecture": image.arch, "os": "linux"},
+        }
+        for image in pair
+    ]
+    assert publish.tagged_manifest(pair[::-1]) == stored, "its bytes depend on the images alone"
+    assert not bench.publisher().publish(pair).changed
+
+
+def test_a_cell_of_one_architecture_keeps_its_manifest(bench: PublishBench) -> None:
+    bench.publish()
+    assert bench.repository(EMBER).tags[bench.tags(EMBER)[0]] == bench.stored[EMBER].manifest.digest
+
+
+def refused_for_arm64(bench: PublishBench, images: Sequence[PublishableImage]) -> None:
+    bench.calls.clear()
+    error = bench.publisher(documents=FakeDocuments(bench.calls)).publish(images).error
+    assert error
+    assert str(error).splitlines()[1:] == [f"  {images[0].references[0]} would have no image for arm64"]
+    assert "--allow-missing-arch" in error.hint
+    assert bench.calls == [], "not recorded either"
+
+
+def test_an_image_is_not_published_without_another_architecture_of_the_matrix(bench: PublishBench) -> None:
+    alone = twins(bench)[:1]
+    refused_for_arm64(bench, alone)
+    assert bench.publisher(allow_missing_arch=True).publish(alone).error is None
+    index = bench.repository(EMBER).tags[bench.tags(EMBER)[0]]
+    assert list(oci.read_platforms(bench.repository(EMBER).contents[index])) == ["amd64"], "a clear error on arm64"
+    assert f"{REGISTRY}/team/ember-cuda:{bench.tags(EMBER)[0]} has no image for arm64" in bench.console.text
+
+
+def test_a_tag_does_not_lose_an_architecture_that_left_the_matrix(bench: PublishBench) -> None:
+    registry = bench.repository(EMBER)
+    labels: dict[str, object] = {"config": {"Labels": {}}}
+    images = {arch: registry.add_image({"architecture": arch, **labels}) for arch in ("amd64", "arm64")}
+    registry.tags[bench.tags(EMBER)[-1]] = registry.add_index(**images)
+    alone = bench.targets()[:1]
+    refused_for_arm64(bench, alone)
+    assert bench.publisher(allow_missing_arch=True).publish(alone).error is None
+    assert set(registry.tags.values()) == {alone[0].digest}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import islice
@@ -31,6 +31,7 @@ from builder.registry.evidence import Coverage, Evidence, Requirement
 from builder.registry.publish import PublishableImage, Published, Publisher
 from builder.registry.release import Releaser
 from builder.registry.scan import ImageScan, ScanRecord
+from builder.registry.signing import Signer
 from builder.registry.staging import Release, Released, ReleasedImage, StagedImage, StagingArea
 from builder.registry.suite import GPU_TESTS, Suite
 from tests.fakes.engine import MemoryConsole
@@ -182,6 +183,21 @@ def test_without_a_gpu_test(desk: ReleaseDesk) -> None:
     assert released.images[0].gpu == "not run (no driver)"
 
 
+def test_an_image_that_only_an_emulation_has_run(desk: ReleaseDesk) -> None:
+    """It cannot have passed GPU tests either: one option is enough."""
+    emulated = {"machine": {"emulated": "arm64"}, "no_gpu": "this machine emulates arm64"}
+    desk.report_without_gpu(**emulated)
+    state = f"built, not run ({len(desk.passed)} tests passed under emulation)"
+    assert desk.refused(ImageTestError, allow_untested_gpu=True) == f"{CELL}: {state}"
+    desk.release(allow_not_run=True)
+    released = desk.place.released(STAMP)
+    assert released
+    assert released.allowed == ("not-run",)
+    assert released.images[0].gpu == "built, not run"
+    [listed] = desk.registry.listed(desk.image.manifest.digest.replace(":", "-"))
+    assert listed["annotations"]["gpu-images.tests"] == "built, not run"
+
+
 def test_without_a_file_of_gpu_tests(desk: ReleaseDesk) -> None:
     """The hint named a machine with a GPU, which would not have helped."""
     (desk.project.root / "tests/gpu/test_quartz.py").unlink()
@@ -300,6 +316,88 @@ def test_what_an_earlier_run_published_stays_in_the_record(desk: ReleaseDesk, pa
     released = desk.place.released(STAMP)
     assert released
     assert [image.cell for image in released.images] == [CELL, BESIDE]
+
+
+TWIN = f"{CELL}-arm64"
+
+
+@pytest.fixture
+def twins(desk: ReleaseDesk, edit: Callable[[str, str], Project]) -> Releaser:
+    """A staged release with images of a cell for two architectures; nobody has tested that for arm64."""
+    desk.project = edit('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
+    [cell] = desk.project.select([TWIN])
+    planned = {CELL: desk.planned, TWIN: replace(desk.planned, cell=cell, digest="sha256:" + "a" * 64)}
+    digest = desk.add_image(planned[TWIN]).manifest.digest
+    other = StagedImage(cell=TWIN, repository="quartz-cuda", digest=digest, plan=planned[TWIN].digest)
+    staged = desk.staged().model_copy(update={"images": (*desk.staged().images, other)})
+    return Releaser(project=desk.project, place=desk.place, release=staged, planned=planned, today=TODAY)
+
+
+def test_an_image_is_not_released_without_another_architecture_of_the_matrix(
+    desk: ReleaseDesk, twins: Releaser
+) -> None:
+    with pytest.raises(ImageTestError) as caught:
+        desk.release()
+    assert str(caught.value) == f"{CELL}: {TWIN} would not be released with it, and has the same tags"
+    hints = caught.value.hint.split("   ")
+    assert hints[0] == (
+        f"On a machine of that architecture: builder images {TWIN} && builder stage --images-only {TWIN}"
+    )
+    assert hints[1] == f"Then list them together: builder stage {CELL} {TWIN}"
+    assert hints[2].startswith("To release it alone: builder release --allow-missing-arch (on machines")
+    desk.release(allow_missing_arch=True)
+    released = desk.place.released(STAMP)
+    assert released
+    assert released.allowed == ("missing-arch",)
+    [([target], publisher)] = desk.published
+    assert publisher.allow_missing_arch
+    assert released.images[0].tagged == publish.tagged_manifest([target]).digest != target.digest
+
+
+def test_what_is_allowed_and_not_needed_is_not_recorded(desk: ReleaseDesk) -> None:
+    desk.release(allow_missing_arch=True)
+    released = desk.place.released(STAMP)
+    assert released
+    assert released.allowed == ()
+    assert released.images[0].tagged == desk.image.manifest.digest
+
+
+def test_an_image_is_left_out_with_that_for_another_architecture(desk: ReleaseDesk, twins: Releaser) -> None:
+    twins = replace(twins, skip_incomplete=True)
+    with pytest.raises(ImageTestError, match=r"^2 images cannot be released\n") as caught:
+        twins.check(View(desk.console))
+    assert f"{TWIN}: no valid test results" in str(caught.value)
+    assert f"{CELL}: {TWIN} would not be released with it, and has the same tags" in str(caught.value)
+    alone = replace(twins, allow_missing_arch=True)
+    assert [candidate.target.cell for candidate in alone.check(View(desk.console))] == [CELL]
+
+
+def test_the_index_of_several_architectures_is_signed_as_the_cell_without_one(
+    desk: ReleaseDesk, twins: Releaser
+) -> None:
+    signed: list[tuple[str, Mapping[str, str]]] = []
+
+    class RecordingSigner(Signer):
+        def sign_image(self, registry: Registry, digest: str, annotations: Mapping[str, str]) -> None:
+            signed.append((digest, annotations))
+
+    _, other = twins.release.images
+    desk.image = replace(desk.image, manifest=replace(desk.image.manifest, digest=other.digest))
+    desk.report(cell=TWIN, plan=other.plan)
+    twins = replace(twins, signer=RecordingSigner(key="key"))
+    candidates = twins.check(View(desk.console))
+    assert [candidate.target.cell for candidate in candidates] == [CELL, TWIN]
+    twins.publish(Host(), View(desk.console), desk.store, candidates)
+    [(targets, _)] = desk.published
+    index = publish.tagged_manifest(targets).digest
+    released = desk.place.released(STAMP)
+    assert released
+    assert [(image.cell, image.tagged) for image in released.images] == [(CELL, index), (TWIN, index)]
+    assert released.allowed == ()
+    twins.sign_index(desk.registry, index, targets, f"0.5.3-cu129-py311-{STAMP}")
+    tag = "0.5.3-cu129-py311"
+    annotations = {"cell": CELL, "image": "quartz-cuda", "tag": tag, "release": f"{tag}-{STAMP}"}
+    assert signed == [(index, annotations)]
 
 
 def test_a_failure(desk: ReleaseDesk) -> None:
@@ -453,7 +551,7 @@ def test_without_a_scanner_an_image_is_unscanned(desk: ReleaseDesk) -> None:
     released = desk.place.released(STAMP)
     assert released
     assert released.images[0].scan == "unscanned"
-    old = {name: value for name, value in released.images[0].model_dump().items() if name != "scan"}
+    old = {name: value for name, value in released.images[0].model_dump().items() if name not in ("scan", "tagged")}
     assert ReleasedImage.model_validate_json(json.dumps(old)).scan == "unscanned", "a record of an earlier version"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -47,6 +48,7 @@ class Desk:
 
     def __init__(self, project: Project) -> None:
         self.project, self.registry, self.console = project, Limited(), MemoryConsole()
+        [self.cell] = project.select([CELL])
         self.digest = self.registry.put_manifest("2.9", b'{"layers": []}', MANIFEST_TYPE)
         self.image = Descriptor(media_type=MANIFEST_TYPE, digest=self.digest, size=14)
         self.attach(sbom_and_provenance.SBOM_TYPE, self.sbom(self.digest))
@@ -82,7 +84,7 @@ class Desk:
 
     def released_scan(self, code: str, tag: str = "2.9") -> ReleasedScan | None:
         scanner = Scanner(with_scanner(self.project, code))
-        return scanner.scan_tag(CELL, cast("Registry", self.registry), tag, View(self.console))
+        return scanner.scan_tag(self.cell, cast("Registry", self.registry), tag, View(self.console))
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ def test_a_scanner_that_is_not_installed_is_an_error_and_nothing_is_attached(des
     path = with_scanner(desk.project, PASS).root / "matrix.yaml"
     path.write_text(re.sub(r'\["[^"]+"', '["no-such-scanner"', path.read_text("utf-8"), count=1), encoding="utf-8")
     scanner = Scanner(Project(desk.project.root))
-    failed = scanner.scan_tag(CELL, cast("Registry", desk.registry), "2.9", View(desk.console))
+    failed = scanner.scan_tag(desk.cell, cast("Registry", desk.registry), "2.9", View(desk.console))
     assert failed
     assert (str(failed.error), failed.record) == (f"{CELL}: no-such-scanner: no such file or directory", None)
     assert desk.state == "unscanned"
@@ -183,6 +185,20 @@ def test_an_image_without_an_sbom_of_its_own_is_not_scanned(desk: Desk, subject:
 
 def test_a_cell_that_is_not_released_is_left_out(desk: Desk) -> None:
     assert desk.released_scan(PASS, "2.8") is None
+
+
+def test_of_an_index_the_image_for_the_architecture_of_the_cell_is_scanned(desk: Desk) -> None:
+    """What it attached to the index was in no status."""
+    other = desk.registry.put_manifest("other", b'{"layers": [], "a": 1}', MANIFEST_TYPE)
+    desk.registry.tags["2.9"] = desk.registry.add_index(amd64=desk.digest, arm64=other)
+    passed = desk.released_scan(PASS)
+    assert passed
+    assert (passed.digest, passed.error) == (desk.digest, None)
+    desk.cell = replace(desk.cell, arch="arm64")
+    failed = desk.released_scan(PASS)
+    assert failed
+    assert (failed.cell, failed.digest) == (f"{CELL}-arm64", other)
+    assert "no SBOM is attached" in str(failed.error)
 
 
 def test_a_scan_of_nothing_is_no_pass(desk: Desk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 
 from builder.common.errors import VerifyError
 from builder.index.host import Host
+from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
+from builder.plan.plan import Plan, PlannedImage
 from builder.registry import staging, status
 from builder.registry.status import NONE, StatusReader
 from tests.fakes.registry import MemoryRegistry
@@ -55,6 +58,37 @@ def test_staged_images_of_this_plan_and_of_another(
     reader = StatusReader(project=tiny, store=store, host=Host(), place=place, here=True)  # no tags are looked up
     rows = {row.cell: (row.staged, row.tested) for row in reader.read(planned)}
     assert rows == {EMBER: ("20261123", "the manifest is missing"), BOARD: ("20261123, another plan", NONE)}
+
+
+def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(tiny: Project, tmp_path: Path) -> None:
+    registry = MemoryRegistry()
+    [amd64] = plan.make_locked_plan(tiny, tiny.select([EMBER])).images
+    arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"), digest="sha256:" + "a" * 64)
+    digests = {
+        arch: registry.add_image({"architecture": arch, "config": {"Labels": {"gpu-images.plan": image.digest}}})
+        for arch, image in {"amd64": amd64, "arm64": arm64}.items()
+    }
+    full = amd64.references[0].rpartition(":")[2]
+    registry.tags[full] = registry.add_index(**digests)
+
+    def unreleased(*images: PlannedImage) -> list[str]:
+        return [image.id for image in status.unreleased(images, Host(), lambda *_, **__: registry)]
+
+    assert unreleased(amd64, arm64) == []
+    store = Store(tmp_path / "store")
+    store.prepare()
+    reader = StatusReader(project=tiny, store=store, host=Host(), new_registry=lambda *_, **__: registry)
+    assert [row.released for row in reader.read(Plan(images=(amd64, arm64)))] == ["yes", "yes"]
+    registry.put_manifest("invalid", b"{}", oci.INDEX_TYPE)
+    index, registry.tags[full] = registry.tags[full], registry.tags["invalid"]
+    assert [row.released for row in reader.read(Plan(images=(arm64,)))] == ["invalid index"]
+    registry.tags[full] = index
+    # A release needs the images of all architectures, also that of the one which has not changed.
+    newer = replace(arm64, digest="sha256:" + "b" * 64)
+    assert unreleased(amd64, newer) == [amd64.id, newer.id]
+    registry.tags[full] = digests["amd64"]
+    assert unreleased(amd64) == []
+    assert unreleased(amd64, arm64) == [amd64.id, arm64.id]
 
 
 @pytest.mark.parametrize(("is_planned", "released"), [(True, "yes"), (False, "another image")])

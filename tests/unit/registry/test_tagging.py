@@ -117,9 +117,20 @@ NEW = config("2.9.1", "2026-11-20T00:00:00Z")["config"]["Labels"]
 )
 def test_a_tag_does_not_move_back(version: str, created: str, way: str) -> None:
     registry = MemoryRegistry()
-    tags = {"2.9": registry.add_image(config(version, created)), "2.9.1": None, "same": DIGEST}
-    lines = tagging.backward(registry, tags, DIGEST, NEW)
-    assert lines == ([f"{registry.name}:2.9 would move back {way}"] if way else [])
+    old = registry.add_image(config(version, created))
+    assert tagging.backward(tagging.named_images(registry, old), {"amd64": NEW}) == way
+
+
+def test_each_image_of_an_index_is_compared_with_that_for_its_architecture() -> None:
+    registry = MemoryRegistry()
+    old, newer = config("2.9.0", "2026-11-01T00:00:00Z"), config("2.9.10", "2026-11-01T00:00:00Z")
+    amd64, arm64 = registry.add_image(old), registry.add_image(newer | {"architecture": "arm64"})
+    named = tagging.named_images(registry, registry.add_index(amd64=amd64, arm64=arm64))
+    assert named == {"amd64": old["config"]["Labels"], "arm64": newer["config"]["Labels"]}
+    assert tagging.backward(named, {"amd64": NEW}) == ""
+    assert tagging.backward(named, {"amd64": NEW, "arm64": NEW}) == "from release 2.9.10 to 2.9.1"
+    nested = registry.add_index(amd64=amd64, arm64=registry.add_index(arm64=arm64))
+    assert tagging.named_images(registry, nested) == {"amd64": old["config"]["Labels"], "arm64": {}}, "it has both"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +140,7 @@ def test_a_tag_does_not_move_back(version: str, created: str, way: str) -> None:
 )
 def test_an_image_without_an_age_does_not_keep_its_tag(content: object) -> None:
     registry = MemoryRegistry()
-    assert tagging.backward(registry, {"a": registry.add_image(content)}, DIGEST, NEW) == []
+    assert tagging.backward(tagging.named_images(registry, registry.add_image(content)), {"amd64": NEW}) == ""
 
 
 @pytest.mark.parametrize("config_digest", ["", "x", None, "sha256:" + "0" * 64])
@@ -138,4 +149,4 @@ def test_an_image_that_cannot_be_read_does_not_keep_its_tag(config_digest: str |
     registry = MemoryRegistry()
     manifest = json.dumps({"config": {"digest": config_digest, "size": 1}, "layers": []}).encode()
     registry.contents = {digest_of_bytes(manifest): manifest}
-    assert tagging.backward(registry, {"a": digest_of_bytes(manifest)}, DIGEST, NEW) == []
+    assert tagging.named_images(registry, digest_of_bytes(manifest)) == {}

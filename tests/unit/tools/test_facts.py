@@ -93,6 +93,16 @@ def test_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert index.sent < len(TORCH["torch/lib/libtorch_cuda.so"]) / 2, "the other library was downloaded"
 
 
+def test_the_wheel_for_arm64_has_architectures_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None if it is for the CPU alone, as that of torch 2.9.1."""
+    arm64, cpu = f"torch-2.9.1-{TAG}.whl".replace("x86_64", "aarch64"), {"torch/version.py": b"cuda = None"}
+    flags = {"torch/lib/libtorch_python.so": b"\0sm_80 sm_90 sm_100\0"}
+    Index(monkeypatch, {f"torch-2.9.1-{TAG}.whl": TORCH, arm64: TORCH | flags})
+    assert (read().architectures, read().arm64) == (["sm_70", "sm_90a", "compute_90"], ["sm_80", "sm_90", "sm_100"])
+    Index(monkeypatch, {f"torch-2.9.1-{TAG}.whl": TORCH, arm64: TORCH | cpu})
+    assert (read().architectures, read().arm64) == (["sm_70", "sm_90a", "compute_90"], [])
+
+
 def test_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "tensorflow/python/platform/build_info.py"
     Index(monkeypatch, {f"tensorflow-2.20.0-{TAG}.whl": {name: INFO.encode()}})
@@ -206,6 +216,12 @@ def test_an_entry_that_differs_from_the_wheel(changes: Mapping[str, Any], differ
     assert difference == f"correct builder/matrix/facts.yaml: the wheel has {differences}"
 
 
+def test_an_entry_without_the_architectures_for_arm64() -> None:
+    build = BUILD.model_copy(update={"arm64": ["sm_90"]})
+    assert compare(BUILD, build, "torch", RELEASE).endswith("the wheel has arm64 sm_90, not none")
+    assert "architectures: [sm_80, compute_90], arm64: [sm_90], source" in compare(None, build, "torch", RELEASE)
+
+
 def test_an_entry_that_matches_the_wheel() -> None:
     assert compare(BUILD, BUILD, "torch", RELEASE) == ""
 
@@ -230,10 +246,13 @@ def test_all_releases_are_checked_and_those_that_fail_are_one_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """facts.yaml has 2.9.1, but not with these architectures."""
-    flags = " ".join(facts.load_facts().builds["torch"]["2.15.0"].architectures).encode()
+    known = facts.load_facts().builds["torch"]["2.15.0"]
+    flags, of_arm64 = (" ".join(names).encode() for names in (known.architectures, known.arm64))
     same = {"torch/version.py": b"cuda = '13.2'", "torch/lib/libtorch_python.so": b"\0%s\0" % flags}
+    arm64 = {**same, "torch/lib/libtorch_python.so": b"\0%s\0" % of_arm64}
     wheels = {f"torch-{version}-{TAG}.whl": TORCH for version in ("2.9.1", "99.0")}
-    Index(monkeypatch, wheels | {f"torch-2.15.0-{TAG}.whl": same})
+    name = f"torch-2.15.0-{TAG}.whl"
+    Index(monkeypatch, wheels | {name: same, name.replace("x86_64", "aarch64"): arm64})
     result = checked("torch==2.9.1", "torch==99.0", "torch==98.0", "torch==2.15.0", root=tmp_path)
     assert isinstance(result.exception, StaleError)
     first, *rest = str(result.exception).splitlines()

@@ -1,0 +1,134 @@
+"""Tags of images for several architectures: engines, cosign and `builder` read the index that they name.
+
+The image for arm64 has the layers of that for amd64: an engine pulls it, but cannot run it here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from builder.common.console import View
+from builder.index.host import Host
+from builder.layers import oci
+from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
+from builder.layers.store import Store
+from builder.matrix import tags
+from builder.matrix.project import Project
+from builder.matrix.tags import CELL_LABEL
+from builder.plan import plan
+from builder.registry import publish
+from builder.registry.client import Manifest, Registry
+from builder.registry.publish import PublishableImage, Publisher
+from builder.registry.signing import Signer
+from tests.integration import programs
+from tests.integration.checkout import PLAIN, Checkout, today
+from tests.integration.registry import Proxy
+from tests.integration.releases.machines import UNTESTED_GPU, public, release, stage, status
+from tests.integration.releases.test_release import documented
+
+TWIN = f"{PLAIN}-arm64"
+
+
+class Signatures:
+    """Signs what is published with a key of cosign, as a release does."""
+
+    def __init__(self, key: Path) -> None:
+        self.signer = Signer(key=str(key))
+
+    def record(self) -> None: ...
+
+    def attach(self, registry: Registry, image: PublishableImage, stamped: str) -> None:
+        self._sign(registry, image.digest, image.cell, image, stamped)
+
+    def sign_index(self, registry: Registry, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
+        self._sign(registry, digest, PLAIN, images[0], stamped)
+
+    def _sign(self, registry: Registry, digest: str, cell: str, image: PublishableImage, stamped: str) -> None:
+        annotations = {"cell": cell, "image": "ty-cuda", "tag": image.references[0].tag, "release": stamped}
+        self.signer.sign_image(registry, digest, annotations)
+
+
+def images_of_both(checkout: Checkout, registry: str) -> list[PublishableImage]:
+    """The image of the store, and the same for arm64."""
+    project, store = Project(checkout.root), Store(checkout.store)
+    planned = plan.make_locked_plan(project, project.select([PLAIN]))
+    [amd64] = publish.targets(project, store, planned, registry)
+    config = json.loads(store.read(amd64.stored.config.digest))
+    config["architecture"] = "arm64"
+    config["config"]["Labels"][CELL_LABEL] = TWIN
+    blob = store.put(json.dumps(config).encode(), CONFIG_TYPE)
+    content = oci.manifest(blob, amd64.stored.layers)
+    stored = replace(amd64.stored, config=blob, manifest=store.put(content, MANIFEST_TYPE))
+    cells = {"amd64": PLAIN, "arm64": TWIN}
+    arm64 = replace(amd64, cell=TWIN, arch="arm64", stored=stored, manifest=Manifest.of(content, MANIFEST_TYPE))
+    return [replace(image, cells=cells) for image in (amd64, arm64)]
+
+
+def test_a_tag_of_several_architectures(ours: Checkout, proxy: Proxy, keys: Path) -> None:
+    """It was that of the image for amd64 before, and becomes an index of both."""
+    stage(ours, PLAIN, "--sign", str(keys / "ours.key"))
+    release(ours, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
+    both = images_of_both(ours, proxy.address)
+    publisher = Publisher(
+        host=Host(), view=View(Console(quiet=True)), store=Store(ours.store), stamps=tags.stamps(today()),
+        documents=Signatures(keys / "ours.key"),
+    )  # fmt: skip
+    published = publisher.publish(both)
+    assert published.error is None
+    full, *aliases = [name.rpartition(":")[2] for name in ours.references()]
+    assert {change.tag for change in published.changed} == {f"{full}-{today()}.1", full, *aliases}
+    registry = public(ours, proxy)
+    assert registry.digest_of(f"{full}-{today()}") == both[0].digest, "the stamped tag of the first release"
+    index = registry.manifest(full)
+    assert index
+    assert index == registry.manifest(f"{full}-{today()}.1")
+    assert oci.read_platforms(index.content) == {image.arch: image.digest for image in both}
+
+    # An engine pulls the image for its architecture, or the one that it is told to.
+    name = f"{proxy.address}/{ours.references()[0]}"
+    for image, options in zip(both, ((), ("--platform", "linux/arm64")), strict=True):
+        ours.docker("pull", "--quiet", *options, name)
+        described = ours.docker("image", "inspect", "--format", "{{.Architecture}} {{index .RepoDigests 0}}", name)
+        assert described == f"{image.arch} {name.rpartition(':')[0]}@{index.digest}"
+        ours.docker("image", "rm", name)
+    programs.install("skopeo")
+    command = ["skopeo", "inspect", "--raw", "--tls-verify=false", f"docker://{name}"]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=True).stdout == index.content
+
+    # cosign, and `builder verify`: with the signature of the index, and all that the first release attached.
+    assert index.digest in documented("cosign verify ", name, PLAIN, keys)
+    output = ours.builder("verify", name, "--key", str(keys / "ours.pub"))
+    assert "signed" in output.partition("signature of the index")[0].splitlines()[-1]
+    assert "test results  (" in output
+    output = ours.builder("verify", name, "--fast", "--arch", "all", "--key", str(keys / "ours.pub"), code=15)
+    assert f"{name} ({TWIN}): " in output, "it has neither test results nor an SBOM"
+    assert f"{name} ({PLAIN}): " not in output
+    assert status(ours, proxy)[PLAIN]["released"].startswith("yes")
+
+    # What an index names is neither a fault nor garbage.
+    ours.builder("registry", "check", "--to", proxy.address)
+    listed = json.loads(
+        ours.builder("registry", "prune", "--to", proxy.address, "--format", "json").partition("{")[2].join(["{", ""])
+    )
+    assert listed["items"] == []
+    data = json.loads(
+        ours.builder("registry", "diff", "--to", proxy.address, "--format", "json").partition("[")[2].join("[ ")
+    )
+    assert [each["unreleased"] for each in data] == [[f"{full}-{today()}.1"]], "no release recorded the second one"
+
+    # An index that lost an image, and was not signed: an engine for it gets a clear error.
+    registry.put_manifest(full, oci.platform_index({"amd64": both[0].stored.manifest}), oci.INDEX_TYPE)
+    output = ours.builder("verify", name, "--fast", "--key", str(keys / "ours.pub"), code=15)
+    assert "no trusted signer signed it as ty-cuda" in output
+    pulled = subprocess.run(
+        ["docker", "pull", "--quiet", "--platform", "linux/arm64", name],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert pulled.returncode != 0
+    assert "no matching manifest for linux/arm64" in pulled.stderr
