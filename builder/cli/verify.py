@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from builder.build.layer_lookup import LayerLookup
 from builder.cli.context import Context, parse_image
 from builder.cli.options import format_option
 from builder.common.console import Meter, View
@@ -18,6 +19,7 @@ from builder.common.errors import StaleError, UsageError
 from builder.common.files import short_digest
 from builder.index.download import Fetcher
 from builder.layers import images, oci
+from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.matrix.cells import indexes_of_packages
 from builder.matrix.schema import Trusted
@@ -96,9 +98,17 @@ def verify_command(
     store, view = context.store, View(context.err)
     with store.used():
         source, registry = find_image(context, store, image)
+        planned = _expected(context, store, source)
+        lookup = planned and LayerLookup(context.project, context.host, view, store, KnownLayers(context.project.root))
         check = Check(
-            fetcher=Fetcher(context.host.index, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add),
-            expected=_expected(context, store, source),
+            fetcher=Fetcher(
+                context.host.index,
+                store.downloads,
+                progress=Meter(view, "wheels", "fetched", 0).add,
+                built=lookup.built_wheel if lookup else None,
+            ),
+            expected=planned,
+            built={wheel.sha256: wheel for wheel in planned.image.wheels if wheel.source} if planned else {},
             fast=fast,
             read=Meter(view, "blobs", "hashed", 0).add,
             indexes=_indexes(context, source),
