@@ -1,4 +1,4 @@
-"""Builds the wheel of a package from its source, in a container of an image: see builder/build/source_packages.py.
+"""Builds the wheel of a package from its source, in a container of an image: see builder/build/wheel_builds.py.
 
 The source and the wheels that the build needs are in INPUTS. The wheel is written so that the same files give the same
 bytes: its entries are sorted and have no times. It is the only member of the tar RESULT.

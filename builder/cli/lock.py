@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from builder.build.source_packages import SourceBuilder
+from builder.build.wheel_builds import SourceBuilder
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
 from builder.common.console import View

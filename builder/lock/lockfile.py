@@ -25,7 +25,7 @@ from builder.common.errors import LockError, StaleError
 from builder.index.wheels import PLATFORM, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Matrix, SourcePackage
+from builder.matrix.schema import Matrix, PackageSource
 
 FORMAT: Literal[2] = 2
 TOOLKIT = "cuda-toolkit"  # NVIDIA's metapackage: each release pins the libraries of one CUDA
@@ -60,7 +60,7 @@ class LockedBuild:
     """
 
     name: str
-    recipe: SourcePackage
+    recipe: PackageSource
     cell: str
     wheels: tuple[LockedWheel, ...]
 
@@ -194,7 +194,7 @@ def other_source(matrix: Matrix, lock: Lock) -> str:
     return ""
 
 
-def source_packages(matrix: Matrix, cell: Cell) -> set[str]:
+def packages_from_source(matrix: Matrix, cell: Cell) -> set[str]:
     """The names of the packages that matrix.yaml lists for a cell and that are built from source."""
     listed = [package for packages in requirements(matrix, cell).values() for package in packages]
     names: set[str] = {canonicalize_name(Requirement(package).name) for package in listed}

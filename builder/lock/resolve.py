@@ -108,11 +108,11 @@ class Resolver:
         `sources` that the group needs. Raises LockError, and errors of the builder.
         """
         self._present, self._images, self._built, self._builds = present, None, {}, {}
-        images = [cell for cell in group if not lockfile.source_packages(self._matrix, cell)]
+        images = [cell for cell in group if not lockfile.packages_from_source(self._matrix, cell)]
         if len(images) == len(group):
             return self._resolve(group, present, prefer)
         if not images:
-            name = min(lockfile.source_packages(self._matrix, group[0]))
+            name = min(lockfile.packages_from_source(self._matrix, group[0]))
             sources.cell_to_build_in(self._matrix, name, group[0].group, images)
         # The images without such packages first: the packages are built in them.
         base = self._resolve(images, present, prefer)

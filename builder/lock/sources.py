@@ -11,7 +11,7 @@ from builder.index.wheels import BuiltWheel, LockedWheel
 from builder.lock.lockfile import Lock
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Matrix, SourcePackage
+from builder.matrix.schema import Matrix, PackageSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class WheelBuild:
     name: str
     source: str
     index: str
-    recipe: SourcePackage
+    recipe: PackageSource
     cell: Cell
     lock: Lock
     locked: LockedWheel | None = None

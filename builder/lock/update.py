@@ -183,7 +183,7 @@ def rebuild(
     for group in dict.fromkeys(cell.group for cell in chosen):
         lock = lockfile.read_lock(project.root, group)
         assert lock
-        images = [cell for cell in project.groups[group] if not lockfile.source_packages(project.matrix, cell)]
+        images = [cell for cell in project.groups[group] if not lockfile.packages_from_source(project.matrix, cell)]
         for wheel, locked in zip([wheel for wheel in lock.wheels if wheel.source], lock.builds, strict=True):
             if wheel.name not in chosen_names:
                 continue

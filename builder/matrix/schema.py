@@ -294,7 +294,7 @@ class Component(StrictModel):
     healthcheck: list[Word] = []
 
 
-class SourcePackage(StrictModel):
+class PackageSource(StrictModel):
     """A package that `builder lock` builds from source: a `commit` of `git`, a `folder` of the checkout, or its sdist.
 
     The build runs in an image of the group that has the components `needs`. `requires` are packages for the build
@@ -389,7 +389,7 @@ class Matrix(StrictModel):
     cuda: dict[CudaName, Cuda] = Field(min_length=1)
     frameworks: dict[Name, Framework] = Field(min_length=1)
     components: dict[Name, Component] = Field(min_length=1)
-    sources: dict[NormalizedName, SourcePackage] = {}
+    sources: dict[NormalizedName, PackageSource] = {}
     variants: dict[Name, list[Name]] = Field(min_length=1)
     budgets: list[Budget] = []
     exclude: list[Exclusion] = []

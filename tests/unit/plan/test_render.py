@@ -15,7 +15,7 @@ from builder.layers import oci
 from builder.lock import lockfile
 from builder.lock.lockfile import Lock, LockedBuild
 from builder.matrix.project import Project
-from builder.matrix.schema import SourcePackage
+from builder.matrix.schema import PackageSource
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan, render
 from tests.fakes import locks
@@ -121,10 +121,10 @@ def test_wheels_from_source_have_a_list_and_a_step_without_an_index(tiny: Projec
         replace(wheel, source=f"board-2.0.tar.gz#sha256={'0' * 64}") if wheel.name == "board" else wheel
         for wheel in before.wheels
     )
-    edit = {"sources": {"board": SourcePackage()}}
+    edit = {"sources": {"board": PackageSource()}}
     project = Project(tiny.root)
     project.__dict__["matrix"] = tiny.matrix.model_copy(update=edit)
-    build = LockedBuild(name="board", recipe=SourcePackage(), cell=GROUP, wheels=())
+    build = LockedBuild(name="board", recipe=PackageSource(), cell=GROUP, wheels=())
     lockfile.path(tiny.root, GROUP).write_text(lockfile.dump(replace(before, wheels=wheels, builds=(build,))))
     files = rendered(project, CELL)
     assert listed(files[f"images/{GROUP}/wheels-board-built.txt"]) == ["board"]

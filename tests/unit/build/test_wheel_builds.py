@@ -11,8 +11,8 @@ from typing import BinaryIO, cast
 
 import pytest
 
-from builder.build import source_packages
-from builder.build.source_packages import SourceBuilder, copy_source
+from builder.build import wheel_builds
+from builder.build.wheel_builds import SourceBuilder, copy_source
 from builder.common.console import View
 from builder.common.errors import BuildError, StaleError
 from builder.index.download import Fetcher
@@ -22,7 +22,7 @@ from builder.layers.store import Store
 from builder.lock import lockfile
 from builder.lock.sources import WheelBuild
 from builder.matrix.project import Project
-from builder.matrix.schema import SourcePackage
+from builder.matrix.schema import PackageSource
 from tests.fakes.engine import MemoryConsole
 
 CELL = "qz-0.5-cu129-py311"
@@ -86,7 +86,7 @@ def test_a_damaged_archive_is_refused(content: bytes) -> None:
 
 
 def test_a_source_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_packages, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(wheel_builds, "MOST_BYTES", 1_000_000)
     bomb = gzip.compress(packed(item("a-1.0/zeros", size=5_000_000)))
     out = io.BytesIO()
     with (
@@ -127,7 +127,7 @@ def build_of(
     lock = lockfile.read_lock(project.root, cell.group)
     assert lock
     source = source or f"a-1.0.tar.gz#sha256={'0' * 64}"
-    return builder, WheelBuild(name="a", source=source, index="", recipe=SourcePackage(), cell=cell, lock=lock)
+    return builder, WheelBuild(name="a", source=source, index="", recipe=PackageSource(), cell=cell, lock=lock)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 
 from tests.integration import registry as registries
 from tests.integration import stores, wheels
-from tests.integration.checkout import SHORT, Checkout
+from tests.integration.checkout import SHORT, Checkout, docker
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Index
 from tests.integration.registry import Server
@@ -235,6 +235,17 @@ def test_a_build_that_needs_the_network_fails_and_changes_no_lock(sources: Sourc
         assert checkout.files("locks") == before
     finally:
         (checkout.root / "matrix.yaml").write_text(text, encoding="utf-8")
+
+
+def test_a_dockerfile_installs_the_wheels_without_an_index(sources: Sources) -> None:
+    checkout = sources.checkout
+    before, requests = checkout.image_ids(), len(sources.index.answered)
+    checkout.builder("build", "--method", "dockerfile", NATIVE)
+    (image,) = checkout.image_ids() - before
+    program = "import tinynative, tinypure, tinygit; print(tinynative.COMPILER[:3], tinypure.NAME)"
+    assert docker("run", "--rm", image, "python", "-c", program) == "gcc pure"
+    asked = {each.path.split("/")[2] for each in sources.index.answered[requests:]}
+    assert asked == {"tinybackend"}
 
 
 def test_another_machine_takes_the_wheels_from_the_registry(sources: Sources, tmp_path: Path) -> None:
