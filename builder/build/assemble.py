@@ -172,7 +172,9 @@ class Assembler(ImageProvider):
             wheels = {wheel.sha256: wheel for layer in missing for wheel in layer.wheels}.values()
             meter = Meter(work.view, "wheels", "fetched", sum(wheel.size for wheel in wheels))
             downloads, warn = self._store.downloads, work.view.say_once
-            fetcher = self._fetcher = self._new_fetcher(work.host.index, downloads, progress=meter.add, warn=warn)
+            fetcher = self._fetcher = self._new_fetcher(
+                work.host.index, downloads, progress=meter.add, warn=warn, built=lookup.built_wheel
+            )
             for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
                 self._wheels[wheel.sha256] = self._fetching.submit(fetcher.fetch, wheel)
             for layer in sorted(missing, key=lambda layer: -min(wheel.size for wheel in layer.wheels)):

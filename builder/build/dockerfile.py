@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from builder.build import disk
@@ -19,12 +19,14 @@ from builder.engine.client import SOCKET
 from builder.engine.model import is_disk_full
 from builder.index.host import Host
 from builder.index.logins import netrc_of
+from builder.index.wheels import Wheel
 from builder.matrix.schema import NO_SNAPSHOT
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import COMMON_INPUTS, PlannedImage
 from builder.plan.settings import built_labels
 
 TIMEOUT_S = 2 * 3600
+BUILT = "built"  # the stage with wheels that were built from source, and their folder
 _TAIL = 15  # lines of output in a message
 _INSTALL = "Install both. On Debian, the packages are docker-cli and docker-buildx."
 # Errors of the machine or the network, not of the image.
@@ -51,9 +53,15 @@ class DockerfileBuilder(ImageProvider):
     assembles = False
 
     def __init__(
-        self, work: RunContext, programs: Programs | None = None, mmdebstrap: Mmdebstrap | None = None
+        self,
+        work: RunContext,
+        programs: Programs | None = None,
+        mmdebstrap: Mmdebstrap | None = None,
+        built_wheel: Callable[[Wheel], Path] | None = None,
     ) -> None:
+        """`built_wheel` gives the path of a wheel that was built from source."""
         self._work = work
+        self._built_wheel = built_wheel
         self._programs = programs or Programs()
         self._mmdebstrap = mmdebstrap or Mmdebstrap(work)
         self._keys: dict[str, str] = {}
@@ -104,6 +112,11 @@ class DockerfileBuilder(ImageProvider):
                 raise BuildError(
                     f"{image.id}: files of the checkout changed during the build", hint="Run the same command again."
                 )
+            built = Path(scratch) / BUILT
+            built.mkdir()
+            for wheel in image.wheels:
+                if wheel.source and self._built_wheel:
+                    shutil.copyfile(self._built_wheel(wheel), built / wheel.file)
             base = self._mmdebstrap.base_image(image.debian, image.cell.arch)
             image_id = self._run_with_archives(image, base, Path(scratch))
         record_built(self._work.project.state, self._keys[image.id], image_id)
@@ -177,6 +190,11 @@ class DockerfileBuilder(ImageProvider):
                     *(f"--build-arg={argument}" for argument in arguments),
                     *(f"--label={label}={value}" for label, value in labels.items()),
                     *([f"--network={host.network}"] if host.network else []),
+                    *(
+                        [f"--build-context={BUILT}={scratch / BUILT}"]
+                        if any(item.is_built for item in image.lists)
+                        else []
+                    ),
                     *(["--secret=id=netrc,env=GPU_IMAGES_NETRC"] if logins else []),
                     *(f"--iidfile={id_file}", f"--file={context / image.dockerfile}", str(context)),
                 ],

@@ -13,12 +13,13 @@ from functools import cached_property
 from pathlib import Path
 
 from builder.common.console import Meter, View
-from builder.common.errors import BuildError, RegistryError
+from builder.common.errors import BuildError, FetchError, RegistryError
 from builder.common.reference import ImageRef, staged_repository
 from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
+from builder.index.wheels import LockedWheel
 from builder.layers import images, os_layer, stored_layers, wheel
-from builder.layers.blobs import Descriptor
+from builder.layers.blobs import Descriptor, wheel_file
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
@@ -63,7 +64,7 @@ class LayerLookup:
 
     def download_system(self, name: str, inputs: str, system: OsLayer) -> bool:
         """Downloads and records a system that a registry has; `name` is its row in the view."""
-        if not self._download(name, system):
+        if not self._download(name, system.descriptor):
             return False
         self.store.put_record(inputs, asdict(system))
         return True
@@ -71,19 +72,32 @@ class LayerLookup:
     def download_bytecode(self, planned: PlannedLayer) -> Layer | None:
         """A known layer of bytecode, if a registry has it."""
         known = self.known.get(planned)
-        if known is None or not self._download(planned.component, known):
+        if known is None or not self._download(planned.component, known.descriptor):
             return None
         self.store.put_record(planned.inputs, asdict(known))
         return known
 
-    def _download(self, name: str, known: Layer) -> bool:
+    def built_wheel(self, wheel: LockedWheel) -> Path:
+        """The path in the store of a wheel that `builder lock` built; downloads it if a registry has it.
+
+        Raises FetchError if neither has it.
+        """
+        blob = wheel_file(wheel)
+        if not self.store.matches(blob.digest):
+            self.store.discard(blob.digest)
+            if not self._download(wheel.name, blob):
+                raise FetchError(
+                    f"{wheel.file}: built from source, and neither the store nor a registry has it",
+                    hint=f"Build it again: builder lock --build {wheel.name}",
+                )
+        return self.store.path(blob.digest)
+
+    def _download(self, name: str, known: Descriptor) -> bool:
         registry = self.find(known.digest)
         if registry is None:
             return False
         try:
-            transfer.fetch_blobs(
-                registry, self.store, [known.descriptor], Meter(self.view, name, "downloaded", known.size).add
-            )
+            transfer.fetch_blobs(registry, self.store, [known], Meter(self.view, name, "downloaded", known.size).add)
         except RegistryError as error:
             self._give_up(error)
             return False

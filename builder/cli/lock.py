@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
+from builder.build.wheel_builds import SourceBuilder
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
+from builder.common.console import View
 from builder.common.errors import for_cells
 from builder.common.text import counted
 from builder.lock import os_lock
@@ -31,9 +34,23 @@ from builder.lock import update as locking
     help="Choose the newest version of this package that fits, in every lock that has it. Other packages change only "
     "if they must. Repeatable.",
 )
+@click.option(
+    "--build",
+    "to_build",
+    multiple=True,
+    metavar="NAME",
+    help="Only build the locked wheel of this package of `sources` again, if neither the store nor a registry has it. "
+    "Fails if the build gives another wheel. Changes no lock. Repeatable.",
+)
 @click.pass_obj
 def lock_command(
-    context: Context, patterns: Sequence[str], check: bool, upgrade: bool, refresh: bool, packages: Sequence[str]
+    context: Context,
+    patterns: Sequence[str],
+    check: bool,
+    upgrade: bool,
+    refresh: bool,
+    packages: Sequence[str],
+    to_build: Sequence[str],
 ) -> None:
     """Choose the exact wheels and Debian packages of CELLS.
 
@@ -54,10 +71,16 @@ def lock_command(
         systems = {os_lock.request_of_cell(project.matrix, cell) for cell in chosen}
         context.say(f"{counted(len({cell.group for cell in chosen}) + len(systems), 'lock')} up to date")
         return
-    with context.locked(project, "lock"):
+    with context.locked(project, "lock"), project.scratch() as scratch:
+        builder = SourceBuilder(project, context.host, View(context.err), context.store, Path(scratch))
+        if to_build:
+            for line in locking.rebuild(project, chosen, to_build, builder, context.say):
+                context.say(line)
+            return
         updated = locking.update(
-            project, chosen, context.host, upgrade=upgrade, refresh=refresh, packages=packages, say=context.say
-        )
+            project, chosen, context.host,
+            upgrade=upgrade, refresh=refresh, packages=packages, say=context.say, builder=builder,
+        )  # fmt: skip
     if refresh:
         context.say_support(project, chosen)
     if error := updated.error:

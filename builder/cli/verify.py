@@ -13,6 +13,7 @@ from typing import get_args
 import click
 from rich.text import Text
 
+from builder.build.layer_lookup import LayerLookup
 from builder.cli.context import Context, parse_image
 from builder.cli.options import format_option
 from builder.common import errors
@@ -22,6 +23,7 @@ from builder.common.files import short_digest
 from builder.index.download import Fetcher
 from builder.index.wheels import arch_of
 from builder.layers import images, oci
+from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.matrix.cells import indexes_of_packages
 from builder.matrix.schema import Arch, Trusted
@@ -110,9 +112,19 @@ def verify_command(  # noqa: PLR0913  the options of the command
     with store.used(), view.live():
         sources, registry = find_images(context, store, image, arch)
         for source in sources:
+            planned = _expected(context, store, source)
+            lookup = planned and LayerLookup(
+                context.project, context.host, view, store, KnownLayers(context.project.root)
+            )
             check = Check(
-                fetcher=Fetcher(context.host.index, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add),
-                expected=_expected(context, store, source),
+                fetcher=Fetcher(
+                    context.host.index,
+                    store.downloads,
+                    progress=Meter(view, "wheels", "fetched", 0).add,
+                    built=lookup.built_wheel if lookup else None,
+                ),
+                expected=planned,
+                built={wheel.sha256: wheel for wheel in planned.image.wheels if wheel.source} if planned else {},
                 fast=fast,
                 read=Meter(view, "blobs", "hashed", 0).add,
                 indexes=_indexes(context, source),

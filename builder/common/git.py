@@ -15,7 +15,7 @@ def run_git(root: Path, *arguments: str, default: str | None = None) -> str:
     try:
         process = subprocess.run(
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, encoding="utf-8", check=False,
-            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
         )  # fmt: skip
     except FileNotFoundError:
         error = UsageError("git is not installed", hint="Install it: apt-get install git")

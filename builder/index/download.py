@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -259,9 +260,10 @@ class FileFetcher(ABC, Generic[_File]):
 
 
 class Fetcher(FileFetcher[Wheel]):
-    """Downloads wheels into one folder.
+    """Downloads wheels, or other files that an index lists, into one folder.
 
-    `warn` is called with a line about a yanked wheel at each attempt to download it.
+    `warn` is called with a line about a yanked wheel at each attempt to download it. `built` gives the path of a wheel
+    that was built from source, whose content was checked.
     """
 
     def __init__(
@@ -271,11 +273,13 @@ class Fetcher(FileFetcher[Wheel]):
         *,
         progress: Callable[[int], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
+        built: Callable[[Wheel], Path] | None = None,
         policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
         super().__init__(folder, progress=progress, policy=policy)
         self._settings = settings
         self._warn = warn
+        self._built = built
         self._sessions: dict[str, IndexSession] = {}
         self._pages: dict[tuple[str, str], Mapping[str, DistributionPackage]] = {}
         self._page_locks: dict[tuple[str, str], threading.Lock] = {}
@@ -306,6 +310,11 @@ class Fetcher(FileFetcher[Wheel]):
         return wheel.name
 
     def _get(self, wheel: Wheel, file: BufferedRandom) -> None:
+        if wheel.source and self._built:
+            with self._built(wheel).open("rb") as content:
+                shutil.copyfileobj(content, file)
+            self._progress(file.tell())
+            return
         self._download(wheel, file, lambda: self._find(wheel))
 
     def _find(self, wheel: Wheel) -> str:

@@ -2,7 +2,7 @@
 
 uv applies its own explicit indexes to direct requirements only. It would look up a package of a named index that only
 another package requires on the default index, where anybody may publish that name. This server sends the logins; uv
-gets none.
+gets none. It also has the wheels that `builder lock` builds from source.
 """
 
 from __future__ import annotations
@@ -11,34 +11,56 @@ import json
 import secrets
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote, unquote
 
 from builder.common.errors import BuilderError, FetchError
 from builder.index.releases import Index
+from builder.index.wheels import BuiltWheel
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
 
 JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
+METADATA = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The packages that are built from source: whether each has sdists on its index, or else one source.
+
+    `built` are the wheels of sdists by name and file, and of other packages by name and an empty text.
+    """
+
+    has_sdists: Mapping[str, bool]
+    built: Mapping[tuple[str, str], BuiltWheel]
 
 
 class LocalIndex:
     """The answers of the server. `failures` are those of the indexes; `absent` are packages that they do not have.
 
+    `unbuilt` are the keys of `Sources.built` that uv needs and that are missing: build them, then run uv again.
     Thread-safe.
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, sources: Sources = Sources({}, {})) -> None:
         self._index = index
+        self._sources = sources
         self.failures: list[BuilderError] = []
         self.absent: list[str] = []
+        self.unbuilt: dict[tuple[str, str], DistributionPackage | None] = {}
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """Type and content of `simple/<package>/`, or of `files/<package>/<wheel>.metadata`; None if there is none."""
         kind, _, rest = path.partition("/")
         name, _, file = rest.partition("/")
         try:
+            if name in self._sources.has_sdists:
+                return self._answer_of_source(kind, name, unquote(file))
             if kind == "simple" and (files := self._index.files(name)):
                 listed = [
                     {
@@ -52,17 +74,56 @@ class LocalIndex:
                     | ({"upload-time": file.upload_time.isoformat()} if file.upload_time else {})
                     for file in files
                 ]
-                page = {"meta": {"api-version": "1.0"}, "name": name, "files": listed}
-                return JSON, json.dumps(page).encode()
+                return _page(name, listed)
             if kind == "simple":
                 self.absent.append(name)
             if kind == "files":
                 by_name = {f"{file.filename}.metadata": file for file in self._index.files(name)}
                 if wheel := by_name.get(unquote(file)):
-                    return "text/plain; charset=utf-8", self._index.metadata_text(name, wheel, whole=True)
+                    return METADATA, self._index.metadata_text(name, wheel, whole=True)
         except BuilderError as error:
             self.failures.append(error)
         return None
+
+    def _answer_of_source(self, kind: str, name: str, path: str) -> tuple[str, bytes] | None:
+        """As `answer`. An sdist is listed as a wheel; uv asks for the metadata of those that it may take."""
+        sdists: dict[str, DistributionPackage | None] = {"": None}
+        if self._sources.has_sdists[name]:
+            sdists = {each.filename: each for each in self._index.files(name) if _is_sdist(each)}
+        entries = {}
+        for file, sdist in sdists.items():
+            if built := self._sources.built.get((name, file)):
+                entries[built.wheel.file] = file, {"sha256": built.wheel.sha256}
+            elif sdist:  # the name of its wheel is not known yet
+                entries[f"{name.replace('-', '_')}-{sdist.version}-py3-none-any.whl"] = file, {}
+            else:
+                self.unbuilt[name, ""] = None
+        if kind == "files" and (entry := entries.get(path.removesuffix(".metadata"))):
+            if built := self._sources.built.get((name, entry[0])):
+                return METADATA, built.metadata
+            self.unbuilt[name, entry[0]] = sdists[entry[0]]
+        if kind != "simple" or not entries:
+            return None
+        listed = [
+            {
+                "filename": wheel,
+                "url": f"../../files/{name}/{quote(wheel)}",
+                "hashes": hashes,
+                "requires-python": (sdist := sdists[file]) and sdist.requires_python,
+                "yanked": (sdist.yanked_reason or True) if sdist and sdist.is_yanked else False,
+                "core-metadata": True,
+            }
+            for wheel, (file, hashes) in entries.items()
+        ]
+        return _page(name, listed)
+
+
+def _page(name: str, files: Sequence[Mapping[str, object]]) -> tuple[str, bytes]:
+    return JSON, json.dumps({"meta": {"api-version": "1.0"}, "name": name, "files": files}).encode()
+
+
+def _is_sdist(file: DistributionPackage) -> bool:
+    return file.package_type == "sdist" and file.filename.endswith(".tar.gz")
 
 
 class _IndexServer(ThreadingHTTPServer):
@@ -95,10 +156,10 @@ class _IndexHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve_index(index: Index) -> Iterator[tuple[str, LocalIndex]]:
+def serve_index(index: Index, sources: Sources = Sources({}, {})) -> Iterator[tuple[str, LocalIndex]]:
     """Serves an index, its packages from their own indexes, on the loopback; gives the address for uv."""
     with _IndexServer(("127.0.0.1", 0), _IndexHandler) as server:
-        server.local, server.secret = LocalIndex(index), secrets.token_hex(16)
+        server.local, server.secret = LocalIndex(index, sources), secrets.token_hex(16)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:

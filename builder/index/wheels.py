@@ -1,4 +1,4 @@
-"""Wheels as data: file name, version, size, hash, and whether they contain CUDA libraries. Pure."""
+"""Wheels as data: file name, version, size, hash, origin, and whether they contain CUDA libraries. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,19 @@ def arch_of(machine: str) -> str:
 _Word = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9_.+!-]{0,99}", "letters, digits and _.+!-")]
 Sha256 = Annotated[str, matches(SHA256_HEX, "64 hex digits")]  # in hex
 STRICT = ConfigDict(extra="forbid", strict=True)
+# Where the source of a wheel comes from: an sdist of the index, a commit, or a folder with the digest of its files.
+ORIGIN = (
+    rf"[A-Za-z0-9_.+!-]{{1,200}}\.tar\.gz#sha256={SHA256_HEX}"
+    rf"|git\+https://[A-Za-z0-9:/._~-]{{1,300}}@[0-9a-f]{{40}}|\./[\w./-]{{1,1000}}#sha256={SHA256_HEX}"
+)
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class LockedWheel:
-    """A wheel in a lock; `size` in bytes; `index` is the name of its index in matrix.yaml, empty for the default."""
+    """A wheel in a lock; `size` in bytes; `index` is the name of its index in matrix.yaml, empty for the default.
+
+    `source` is where the source of a wheel comes from that `builder lock` built, see ORIGIN; else empty.
+    """
 
     name: _Word
     version: _Word
@@ -36,6 +44,15 @@ class LockedWheel:
     size: Annotated[int, Field(ge=0)]
     sha256: Sha256
     index: IndexName | Literal[""] = ""
+    source: Annotated[str, matches(f"({ORIGIN})?", "an sdist, a commit or a folder")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltWheel:
+    """A wheel that was built from source, and its METADATA."""
+
+    wheel: LockedWheel
+    metadata: bytes
 
 
 @dataclass(frozen=True, kw_only=True)

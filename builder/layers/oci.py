@@ -311,6 +311,29 @@ def read_platforms(content: bytes) -> dict[str, str]:
     return {entry.architecture: entry.digest for entry in reversed(manifests) if entry.os == "linux"}
 
 
+EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"  # the configuration of an artifact
+
+
+def artifact(
+    kind: str, files: Sequence[Descriptor], notes: Mapping[str, str] = {}, subject: Descriptor | None = None
+) -> bytes:
+    """The manifest of an artifact of the type `kind`: files, annotations, and the image that it belongs to.
+
+    Source: OCI image specification 1.1, "Guidelines for Artifact Usage".
+    """
+    data: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "artifactType": kind,
+        "config": Descriptor(media_type=EMPTY_TYPE, digest=digest_of_bytes(EMPTY), size=len(EMPTY)).as_data(),
+        "layers": [file.as_data() for file in files],
+        "annotations": dict(notes),
+    }
+    if subject:
+        data["subject"] = subject.as_data()
+    return json.dumps(data, separators=(",", ":"), sort_keys=True).encode()
+
+
 def read_blobs(content: bytes) -> dict[str, int]:
     """Digest -> size of the configuration and the layers of a manifest, the configuration first. Raises VerifyError."""
     blobs = parse_document(_ImageManifest, content, "manifest")

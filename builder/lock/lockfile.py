@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter, ValidationError
@@ -24,7 +25,7 @@ from builder.common.errors import LockError, StaleError
 from builder.index.wheels import PLATFORMS, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import Matrix, PackageSource
 
 FORMAT: Literal[2] = 2
 TOOLKIT = "cuda-toolkit"  # NVIDIA's metapackage: each release pins the libraries of one CUDA
@@ -51,13 +52,28 @@ class Basis:
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
+class LockedBuild:
+    """How the wheel of the package `name` was built from its source.
+
+    `recipe` is the entry of matrix.yaml, `cell` the cell in whose image the build ran, and `wheels` are those that the
+    build had besides the image's own.
+    """
+
+    name: str
+    recipe: PackageSource
+    cell: str
+    wheels: tuple[LockedWheel, ...]
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
 class Lock:
-    """The lock of a group."""
+    """The lock of a group. `builds` are those of the wheels with a `source`."""
 
     group: str
     basis: Basis
     components: dict[str, LockedComponent]
     wheels: tuple[LockedWheel, ...]
+    builds: tuple[LockedBuild, ...] = ()
     format: Literal[2] = FORMAT
 
     @property
@@ -139,7 +155,7 @@ def stale_reason(matrix: Matrix, lock: Lock | None, chosen: Iterable[Cell], grou
         now, before = vars(basis(matrix, chosen[0])), vars(lock.basis)
         if changed := next((name for name, value in now.items() if value != before[name]), ""):
             return f"{changed}: matrix.yaml has {_short(now[changed])}, the lock {_short(before[changed])}"
-        if reason := _other_index(matrix, lock, chosen[0]):
+        if reason := _other_index(matrix, lock, chosen[0]) or other_source(matrix, lock):
             return reason
     for cell in chosen:
         for component, packages in requirements(matrix, cell).items():
@@ -161,6 +177,28 @@ def _other_index(matrix: Matrix, lock: Lock, cell: Cell) -> str:
             names = [f"the index {name}" if name else "the default index" for name in (index, wheel.index)]
             return f"{wheel.name}: matrix.yaml takes it from {names[0]}, the lock from {names[1]}"
     return ""
+
+
+def other_source(matrix: Matrix, lock: Lock) -> str:
+    """The first wheel that matrix.yaml takes from another source, or builds in another way; empty if there is none."""
+    recipes = {build.name: build.recipe for build in lock.builds}
+    for wheel in lock.wheels:
+        if (wheel.name in matrix.sources) != bool(wheel.source):
+            ways = ("built from source", "a wheel of the index")
+            is_built = wheel.name in matrix.sources
+            return f"{wheel.name}: {ways[not is_built]} in matrix.yaml, {ways[is_built]} in the lock"
+        if wheel.source and recipes[wheel.name] != matrix.sources[wheel.name]:
+            return f"sources.{wheel.name} of matrix.yaml has changed"
+        if wheel.source and matrix.origin(wheel.name) not in ("", wheel.source):
+            return f"{wheel.name}: the files of {matrix.sources[wheel.name].folder} have changed"
+    return ""
+
+
+def packages_from_source(matrix: Matrix, cell: Cell) -> set[str]:
+    """The names of the packages that matrix.yaml lists for a cell and that are built from source."""
+    listed = [package for packages in requirements(matrix, cell).values() for package in packages]
+    names: set[str] = {canonicalize_name(Requirement(package).name) for package in listed}
+    return names & matrix.sources.keys()
 
 
 def _short(value: object) -> str:
@@ -189,9 +227,23 @@ def dump(lock: Lock) -> str:
     """The file's text, with one line for each component and each wheel, for readable diffs."""
     head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
     parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
-    wheels = [json.dumps({key: value for key, value in vars(wheel).items() if value != ""}) for wheel in lock.wheels]
+    wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
+    builds = [json.dumps(_build_fields(build)) for build in lock.builds]
     components, entries = json_block("{", parts, "}"), json_block("[", wheels, "]")
-    return f'{head},\n "components": {components},\n "wheels": {entries}\n}}\n'
+    built = f',\n "builds": {json_block("[", builds, "]")}' if builds else ""
+    return f'{head},\n "components": {components},\n "wheels": {entries}{built}\n}}\n'
+
+
+def _fields(wheel: LockedWheel) -> dict[str, Any]:
+    return {key: value for key, value in vars(wheel).items() if value != ""}
+
+
+def _build_fields(build: LockedBuild) -> dict[str, Any]:
+    return {
+        **vars(build),
+        "recipe": build.recipe.model_dump(exclude_defaults=True),
+        "wheels": [_fields(wheel) for wheel in build.wheels],
+    }
 
 
 def read_lock(root: Path, group: str) -> Lock | None:
@@ -233,6 +285,8 @@ def _faults(lock: Lock) -> Iterator[str]:
         platforms = parts[-1].removesuffix(".whl").split(".")
         if not any(platform == "any" or platform.endswith(f"_{lock.basis.platform}") for platform in platforms):
             yield f"{wheel.file} is not for {lock.basis.platform}"
+    if [wheel.name for wheel in lock.wheels if wheel.source] != [build.name for build in lock.builds]:
+        yield "the builds are not those of the wheels with a source"
     needed = {name for part in lock.components.values() for name in part.wheels}
     for name in sorted(needed ^ set(names)):
         yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"

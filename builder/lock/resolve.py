@@ -17,28 +17,33 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import requests
+from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from builder.common.errors import FetchError, LockError, UnreachableError, choose_again
+from builder.common.errors import FetchError, LockError, MatrixError, UnreachableError, choose_again
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
-from builder.index.local_index import LocalIndex, serve_index
+from builder.index.local_index import LocalIndex, Sources, serve_index
 from builder.index.releases import Index
 from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
-from builder.index.wheels import PLATFORMS, LockedWheel
-from builder.lock import checks, lockfile
-from builder.lock.lockfile import Basis, Lock, LockedComponent
+from builder.index.wheels import ORIGIN, PLATFORMS, BuiltWheel, LockedWheel
+from builder.lock import checks, lockfile, sources
+from builder.lock.lockfile import Basis, Lock, LockedBuild, LockedComponent
 from builder.lock.python_builds import uv_program
+from builder.lock.sources import WheelBuild, WheelBuilder
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, Matrix
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
 
 TIMEOUT_S = 900
 OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
@@ -52,7 +57,7 @@ _Closure = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0, and i
 class Resolver:
     """Resolves groups of cells; caches sizes, so that the size of a shared wheel is requested once."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what tests replace
         self,
         project: Project,
         host: Host,
@@ -62,11 +67,13 @@ class Resolver:
         sizes: Mapping[str, int] | None = None,
         run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
         catalogue: Index | None = None,
-        serve: Callable[[Index], AbstractContextManager[tuple[str, LocalIndex]]] = serve_index,
+        serve: Callable[[Index, Sources], AbstractContextManager[tuple[str, LocalIndex]]] = serve_index,
+        builder: WheelBuilder | None = None,
     ) -> None:
         """`matrix` replaces that of the project; `sizes` are known sizes of wheels, by SHA-256; `run` runs uv.
 
         `catalogue` replaces the index of `host`, if packages come from named indexes, and `serve` serves it to uv.
+        `builder` builds packages from source.
         """
         self._project = project
         self._matrix = matrix or project.matrix
@@ -85,13 +92,41 @@ class Resolver:
         self._toolkits: dict[tuple[str, str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
         self._catalogue = catalogue or Index(host.index)
         self._serve = serve
+        # Of the group that is resolved now.
+        self._builder = builder
+        self._present: Lock | None = None
+        self._images: tuple[Lock, Sequence[Cell]] | None = None  # the cells in whose images wheels are built
+        self._built: dict[tuple[str, str], BuiltWheel] = {}  # see `Sources`
+        self._builds: dict[str, LockedBuild] = {}  # by SHA-256
+        self._building: list[str] = []
 
     def resolve(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
         """The lock of a group, from its own requirements alone.
 
         Components of the lock `present` with the same requirements are kept, if the new ones fit beside them. Else all
-        is resolved, with the versions in `prefer` and in `present` where they still fit. Raises LockError.
+        is resolved, with the versions in `prefer` and in `present` where they still fit. Builds the packages of
+        `sources` that the group needs. Raises LockError, and errors of the builder.
         """
+        self._present, self._images, self._built, self._builds = present, None, {}, {}
+        images = [cell for cell in group if not lockfile.packages_from_source(self._matrix, cell)]
+        if len(images) == len(group):
+            return self._resolve(group, present, prefer)
+        if not images:
+            name = min(lockfile.packages_from_source(self._matrix, group[0]))
+            sources.cell_to_build_in(self._matrix, name, group[0].group, images)
+        # The images without such packages first: the packages are built in them.
+        base = self._resolve(images, present, prefer)
+        prefer = {**prefer, **(present.versions if present else {})}
+        while True:
+            self._images, self._built = (base, images), {}
+            is_same = present is not None and _part(present, base.components) == base
+            lock = self._resolve(group, present if is_same else base, prefer)
+            if (part := _part(lock, base.components)) == base:
+                return lock
+            base, present = part, None  # they fit only with other versions in the images
+
+    def _resolve(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
+        """As `resolve`, after the wheels of the images in which packages are built."""
         cell = group[0]
         needs, basis = lockfile.group_requirements(self._matrix, group), lockfile.basis(self._matrix, cell)
         preferred = {**prefer, **(present.versions if present else {})}
@@ -103,8 +138,10 @@ class Resolver:
             kept = {name for part in still_needed.values() for name in part.wheels}
             kept_wheels = {wheel.name: wheel for wheel in present.wheels if wheel.name in kept}
             indexes = cells.indexes_of_packages(self._matrix, cell)
-            if all(part.requirements == needs[component] for component, part in still_needed.items()) and all(
-                wheel.index == indexes.get(name, "") for name, wheel in kept_wheels.items()
+            if (
+                all(part.requirements == needs[component] for component, part in still_needed.items())
+                and all(wheel.index == indexes.get(name, "") for name, wheel in kept_wheels.items())
+                and not lockfile.other_source(self._matrix, present)
             ):
                 parts, wheels = still_needed, kept_wheels
         if parts.keys() != needs.keys():
@@ -130,11 +167,14 @@ class Resolver:
                 added |= {name: wheel for name, wheel in closure.items() if name not in wheels}
             wheels |= self._with_sizes(cell, added)
         self._check(cell, {component: part.wheels for component, part in parts.items()}, wheels)
+        builds = {build.name: build for build in (present.builds if present else ())}
+        builds |= {wheel.name: self._builds[wheel.sha256] for wheel in wheels.values() if wheel.sha256 in self._builds}
         return Lock(
             group=cell.group,
             basis=basis,
             components={component: parts[component] for component in needs},
             wheels=tuple(wheels[name] for name in sorted(wheels)),
+            builds=tuple(builds[name] for name in sorted(wheels) if wheels[name].source),
         )
 
     def reason(self, cell: Cell) -> str:
@@ -144,6 +184,12 @@ class Resolver:
         index cannot be reached.
         """
         needs, basis = lockfile.requirements(self._matrix, cell), lockfile.basis(self._matrix, cell)
+        # Nothing is built for this question, so packages from source are left out.
+        left = {
+            component: [package for package in packages if _project(package) not in self._matrix.sources]
+            for component, packages in needs.items()
+        }
+        needs = {component: packages for component, packages in left.items() if packages}
         try:
             if reason := self._failure(cell, needs, basis):
                 for setting, other_needs, other_basis in self._without_one_setting(cell, needs, basis):
@@ -224,9 +270,14 @@ class Resolver:
         tables = tomllib.loads(self._compile(cell, packages, _pinned(versions)))["packages"]  # pylock.toml, PEP 751
         names: dict[str, Any] = {canonicalize_name(table["name"]): table for table in tables}
         closure: _Closure = {name: _best_wheel(cell, name, table, ranks) for name, table in names.items()}
-        if indexes := cells.indexes_of_packages(self._matrix, cell):
+        indexes = cells.indexes_of_packages(self._matrix, cell)
+        if indexes or self._matrix.sources:
             catalogue = self._catalogue.with_indexes(indexes)
+            built = {(name, each.wheel.file): each.wheel for (name, _), each in self._built.items()}
             for name, (wheel, _) in closure.items():  # the addresses are those of the local index
+                if built_wheel := built.get((name, wheel.file)):
+                    closure[name] = built_wheel, ""
+                    continue
                 addresses = {file.filename: file.url for file in catalogue.files(name)}
                 closure[name] = replace(wheel, index=indexes.get(name, "")), addresses[wheel.file]
         return closure
@@ -243,11 +294,31 @@ class Resolver:
         constraints: Sequence[str],
         preferred: Mapping[str, str] | None = None,
     ) -> str:
-        """Output of `uv pip compile`: `name==version` lines, or wheels as pylock.toml if no versions are preferred."""
+        """Output of `uv pip compile`: `name==version` lines, or wheels as pylock.toml if no versions are preferred.
+
+        Builds the packages whose metadata uv needs, then runs it again.
+        """
+        while True:
+            text, unbuilt = self._run_uv(cell, packages, constraints, preferred)
+            if not unbuilt:
+                return text
+            for (name, file), sdist in unbuilt.items():
+                self._built[name, file] = self._build(cell, name, sdist)
+
+    def _run_uv(
+        self,
+        cell: Cell,
+        packages: Sequence[str],
+        constraints: Sequence[str],
+        preferred: Mapping[str, str] | None,
+    ) -> tuple[str, Mapping[tuple[str, str], DistributionPackage | None]]:
+        """The output, or the sources to build first: see `LocalIndex.unbuilt`."""
         with ExitStack() as stack:
             here, environ, local = Path(stack.enter_context(self._project.scratch())), self._environ, None
-            if indexes := cells.indexes_of_packages(self._matrix, cell):
-                address, local = stack.enter_context(self._serve(self._catalogue.with_indexes(indexes)))
+            indexes, recipes = cells.indexes_of_packages(self._matrix, cell), self._matrix.sources
+            if indexes or recipes:
+                listed = Sources({name: not self._matrix.origin(name) for name in recipes}, self._built)
+                address, local = stack.enter_context(self._serve(self._catalogue.with_indexes(indexes), listed))
                 no_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
                 # A cache of its own: the user's one would keep the pages of private packages.
                 environ = environ | {"UV_DEFAULT_INDEX": address, "UV_CACHE_DIR": str(here / "cache"), **no_proxy}
@@ -264,6 +335,8 @@ class Resolver:
                 "--python-version", cell.python, "--no-sources", "--no-python-downloads",
                 "--python-platform", f"{PLATFORMS[cell.arch]}-manylinux_{self._glibc(cell).replace('.', '_')}",
                 "--constraint", str(here / "bounds.txt"),
+                # The version of a commit or a folder is often one of development, and the only one.
+                *(f"--prerelease-package={name}=allow" for name in recipes if self._matrix.origin(name)),
             ]  # fmt: skip
             try:
                 done = self._run(
@@ -283,6 +356,8 @@ class Resolver:
             if local and local.failures:  # whatever uv made of it
                 failure = local.failures[0]
                 raise UnreachableError(f"{cell.id}: {failure}", hint=failure.hint) from failure
+            if local and local.unbuilt:
+                return "", local.unbuilt
             output = self._hide(done.stderr).strip()
             if done.returncode:
                 if absent := [name for name in (local.absent if local else ()) if name in indexes]:
@@ -300,7 +375,65 @@ class Resolver:
                     f"{cell.id}: {yanked[1]} {yanked[2]}",
                     hint=f"It was withdrawn: pin another version in matrix.yaml. If none is pinned there: {again}",
                 )
-            return out.read_text(encoding="utf-8")
+            return out.read_text(encoding="utf-8"), {}
+
+    def _build(self, cell: Cell, name: str, sdist: DistributionPackage | None) -> BuiltWheel:
+        """The wheel of a package from source: the locked one if it is kept, or else a new one. Raises MatrixError."""
+        matrix, group = self._matrix, cell.group
+        where, index = matrix.where("sources", name, key=True), cells.indexes_of_packages(matrix, cell).get(name, "")
+        source = matrix.origin(name)
+        if sdist:
+            source = f"{sdist.filename}#sha256={sdist.digests.get('sha256', '')}"
+            if not re.fullmatch(ORIGIN, source):
+                raise MatrixError(
+                    f"{where}: the index has no SHA-256 for an sdist of {name}", hint="Use an index that has."
+                )
+        if not self._images or not self._builder:
+            raise MatrixError(
+                f"{where}: {name} is built from source, and a package of {cell.id} requires it",
+                hint=f"List {name} in the `packages` of a component, which must not be a part of all variants.",
+            )
+        if name in self._building:
+            raise MatrixError(f"{where}: {name} is needed for its own build: {' -> '.join([*self._building, name])}")
+        lock, images = self._images
+        recipe = matrix.sources[name]
+        before = next((each for each in (self._present.wheels if self._present else ()) if each.name == name), None)
+        locked = next((each for each in (self._present.builds if self._present else ()) if each.name == name), None)
+        is_locked = before and before.source == source and locked and locked.recipe == recipe
+        build = WheelBuild(
+            name=name, source=source, index=index, recipe=recipe, lock=lock,
+            cell=sources.cell_to_build_in(matrix, name, group, images),
+        )  # fmt: skip
+        built = self._builder.built(before, group) if before and is_locked else None
+        if built is None:
+            self._building.append(name)
+            try:
+                if locked and is_locked:
+                    wheels = locked.wheels
+                else:
+                    requirements = [*self._builder.requirements(build), *recipe.requires]
+                    wheels = self._build_wheels(build, requirements)
+                self._say(f"{group}: building {name} from {source.partition('#')[0]}, in the image of {build.cell.id}")
+                built = self._builder.build(build, wheels)
+            finally:
+                self._building.pop()
+            locked = LockedBuild(name=name, recipe=recipe, cell=build.cell.id, wheels=wheels)
+        assert locked
+        self._builds[built.wheel.sha256] = locked
+        self._sizes[built.wheel.sha256] = built.wheel.size
+        return built
+
+    def _build_wheels(self, build: WheelBuild, requirements: Sequence[str]) -> tuple[LockedWheel, ...]:
+        """The wheels that a build needs besides those of its image, whose framework and CUDA must stay as they are."""
+        cell = build.cell
+        image = lockfile.of_cell(self._matrix, cell, build.lock).wheels
+        versions = {wheel.name: wheel.version for wheel in image}
+        package = _project(self._matrix.frameworks[cell.framework].package_for(cell.cuda))
+        pins = {wheel.name: wheel.version for wheel in image if wheel.is_cuda or wheel.name == package}
+        chosen = _parse_versions(self._compile(cell, requirements, _pinned(pins), versions))
+        closure = self._closure(cell, requirements, chosen)
+        missing = {name: each for name, each in closure.items() if each[0].version != versions.get(name)}
+        return tuple(wheel for _, wheel in sorted(self._with_sizes(cell, missing).items()))
 
     def _with_sizes(self, cell: Cell, closure: _Closure) -> dict[str, LockedWheel]:
         """Wheels by name, with sizes from the index where they are not known yet."""
@@ -315,6 +448,22 @@ class Resolver:
                 sizes = pool.map(lambda item: _size(cell, sessions[item[0].index], item[1]), unknown.values())
                 self._sizes |= dict(zip(unknown, sizes, strict=True))
         return {name: replace(wheel, size=self._sizes[wheel.sha256]) for name, (wheel, _) in closure.items()}
+
+
+def _part(lock: Lock, components: Iterable[str]) -> Lock:
+    """The part of a lock for some components."""
+    parts = {name: lock.components[name] for name in components if name in lock.components}
+    names = {name for part in parts.values() for name in part.wheels}
+    return replace(
+        lock,
+        components=parts,
+        wheels=tuple(wheel for wheel in lock.wheels if wheel.name in names),
+        builds=tuple(build for build in lock.builds if build.name in names),
+    )
+
+
+def _project(requirement: str) -> str:
+    return canonicalize_name(Requirement(requirement).name)
 
 
 def _pinned(versions: Mapping[str, str]) -> list[str]:

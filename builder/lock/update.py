@@ -15,8 +15,13 @@ from packaging.utils import canonicalize_name
 
 from builder.common.errors import (
     BuilderError,
+    BuildError,
+    DiskError,
+    EngineError,
+    FetchError,
     IncompleteError,
     LockError,
+    MatrixError,
     StaleError,
     UsageError,
     did_you_mean,
@@ -34,6 +39,7 @@ from builder.lock.os_lock import OsLock, OsRequest
 from builder.lock.python_builds import PythonBuilds
 from builder.lock.python_lock import LockedPython
 from builder.lock.resolve import Resolver
+from builder.lock.sources import WheelBuild, WheelBuilder, cell_to_build_in
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, NO_SNAPSHOT, Debian, Matrix
@@ -97,7 +103,7 @@ class Updated:
         return IncompleteError("\n".join(lines))
 
 
-def update(
+def update(  # noqa: PLR0913  the options of the command
     project: Project,
     chosen: Sequence[Cell],
     host: Host,
@@ -107,6 +113,7 @@ def update(
     say: Callable[[str], None],
     packages: Collection[str] = (),
     builds: PythonBuilds | None = None,
+    builder: WheelBuilder | None = None,
 ) -> Updated:
     """Locks the wheels, the operating systems and uv's Pythons of `chosen` that have no current lock.
 
@@ -152,7 +159,9 @@ def update(
             failures[name] += [fault for fault in faults if str(fault) not in known]
             done = [each for each in done if each != name and not each.startswith(f"{name} ")]
     sound = [cell for cell in chosen if cell.python not in faulty]
-    changed, resolved, wheel_failures = _update_wheels(project, sound, host, upgrade=upgrade, packages=names, say=say)
+    changed, resolved, wheel_failures = _update_wheels(
+        project, sound, host, upgrade=upgrade, packages=names, say=say, builder=builder
+    )
     failures |= {group: [error] for group, error in wheel_failures.items()}
     written = [*changed, *written]
     if not failures:  # after a failure they are kept: undoing the change that caused it needs them again
@@ -160,6 +169,43 @@ def update(
             (project.root / name).unlink()
             written.append(f"{name} (removed: no cell needs it)")
     return Updated(written=tuple(written), done=(*done, *resolved), failures=failures)
+
+
+def rebuild(
+    project: Project, chosen: Sequence[Cell], names: Collection[str], builder: WheelBuilder, say: Callable[[str], None]
+) -> list[str]:
+    """Builds locked wheels of packages from source again, as they were built; returns a line for each.
+
+    Raises UsageError for a package without such a wheel, BuildError if a build gives another wheel than the locked one.
+    """
+    check_locks(project, chosen)
+    lines: list[str] = []
+    failures: list[BuilderError] = []
+    chosen_names: set[str] = {canonicalize_name(name) for name in names}
+    unknown = set(chosen_names)
+    for group in dict.fromkeys(cell.group for cell in chosen):
+        lock = lockfile.read_lock(project.root, group)
+        assert lock
+        images = [cell for cell in project.groups[group] if not lockfile.packages_from_source(project.matrix, cell)]
+        for wheel, locked in zip([wheel for wheel in lock.wheels if wheel.source], lock.builds, strict=True):
+            if wheel.name not in chosen_names:
+                continue
+            unknown.discard(wheel.name)
+            say(f"{group}: building {wheel.file} again")
+            build = WheelBuild(
+                name=wheel.name, source=wheel.source, index=wheel.index, recipe=locked.recipe, lock=lock, locked=wheel,
+                cell=cell_to_build_in(project.matrix, wheel.name, group, images),
+            )  # fmt: skip
+            try:
+                builder.build(build, locked.wheels)
+                lines.append(f"{group}: {wheel.file} is the locked wheel, sha256:{wheel.sha256}")
+            except BuilderError as error:
+                failures.append(error)
+    if unknown:
+        raise UsageError(f"no lock of these cells has a wheel of {min(unknown)} that was built from source")
+    if failures:
+        raise join(failures, "builds failed")
+    return lines
 
 
 def current_cells(project: Project) -> list[Cell]:
@@ -210,7 +256,8 @@ def _update_wheels(
     upgrade: bool,
     packages: Collection[str],
     say: Callable[[str], None],
-) -> tuple[list[str], list[str], dict[str, LockError]]:
+    builder: WheelBuilder | None,
+) -> tuple[list[str], list[str], dict[str, BuilderError]]:
     """Resolves the groups of `chosen` whose locks are out of date, or that have one of `packages`, or all to upgrade.
 
     Returns the changed paths, the groups that were resolved, and the errors by group. Each group is resolved by itself,
@@ -231,9 +278,9 @@ def _update_wheels(
     ]
     locks = [lock for group, lock in present.items() if lock and group not in stale]
     sizes = diff.sizes(diff.of_lock(lock) for lock in present.values() if lock)
-    resolver = Resolver(project, host, say=say, sizes=sizes)
+    resolver = Resolver(project, host, say=say, sizes=sizes, builder=builder)
     new: list[Lock] = []
-    failures: dict[str, LockError] = {}
+    failures: dict[str, BuilderError] = {}
     for group in stale:
         cells = project.groups[group]
         # The same wheels are the same layers: prefer the versions of the first group of the same Python, or of the same
@@ -255,7 +302,7 @@ def _update_wheels(
             lock = None
         try:
             new.append(resolver.resolve(cells, lock, preferred))
-        except LockError as error:
+        except (LockError, MatrixError, BuildError, FetchError, EngineError, DiskError, StaleError) as error:
             failures[group] = error
     for line in diff.upgrades(present, new):
         say(line)

@@ -84,7 +84,9 @@ class Project:
 
     @cached_property
     def matrix(self) -> Matrix:
-        return reader.check_matrix(strict_yaml.load_yaml(self.root / "matrix.yaml"))
+        matrix = reader.check_matrix(strict_yaml.load_yaml(self.root / "matrix.yaml"))
+        matrix.read_folders(self.root)
+        return matrix
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

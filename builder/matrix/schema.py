@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -16,6 +17,8 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from builder.common import strict_yaml
+from builder.common.errors import MatrixError
+from builder.common.files import digest_of_data, digests_of_tree, files_below
 from builder.common.reference import ImageRef
 from builder.common.strict_yaml import Key
 
@@ -25,6 +28,7 @@ AMD64: Arch = "amd64"
 ARM64: Arch = "arm64"
 OTHERS = "*"  # in a mapping by CUDA version: all others
 SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
+_PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}"
 _DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
 
 
@@ -51,7 +55,7 @@ def _requirement(value: str) -> str:
     except InvalidRequirement as error:
         raise ValueError("expected a Python requirement such as torchvision>=0.24") from error
     if requirement.url:
-        raise ValueError("expected a requirement without an address: wheels are resolved from the index by name")
+        raise ValueError("expected a requirement without an address: `sources` has those of packages without wheels")
     if not re.fullmatch(r"[A-Za-z0-9 ._,<>=!~;()\[\]'\"+*-]+", value, re.ASCII):
         raise ValueError("expected a requirement on one line, in plain characters")
     return value
@@ -99,6 +103,12 @@ def _namespace(value: str) -> str:
     return value
 
 
+def _canonical(value: str) -> str:
+    if canonicalize_name(value) != value:
+        raise ValueError(f"expected the normalized name of a package: {canonicalize_name(value)}")
+    return value
+
+
 def _index(value: object) -> object:
     """An index that is only an address."""
     return {"url": value} if isinstance(value, str) else value
@@ -119,6 +129,9 @@ CudaName = Annotated[str, matches(rf"{_SHORT}\.{_SHORT}|cpu", 'a version such as
 CudaOrOthers = Annotated[str, matches(rf"{_SHORT}\.{_SHORT}|cpu|\*", 'a version such as "12.8", cpu, or "*"')]
 CudaMajor = Annotated[str, matches(f"{_SHORT}|cpu", "the first number of a CUDA version, or cpu")]
 Distribution = Annotated[str, matches(_DISTRIBUTION, "the name of a package, without a version")]
+NormalizedName = Annotated[
+    str, matches(_PROJECT, "the name of a package, without a version"), AfterValidator(_canonical)
+]
 ImageName = Annotated[str, matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda")]
 Bytes = Annotated[str, matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB")]
 Release = Annotated[str, matches(rf"{_LONG}(\.{_LONG}){{1,3}}", 'a full version such as "2.9.1"')]
@@ -157,6 +170,14 @@ Archive = Annotated[  # a new operating system has no certificates yet; apt chec
         "an http address such as http://archive.example.com, without a slash at the end",
     ),
 ]
+GitAddress = Annotated[
+    str,
+    matches(
+        r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99}){1,9}",
+        "an address such as https://git.example.com/team/project, without a login",
+    ),
+]
+Commit = Annotated[str, matches(r"[0-9a-f]{40}", "a full commit id of 40 hex digits: branches and tags can move")]
 IndexName = Annotated[str, matches(r"[a-z][a-z0-9]{0,23}(-[a-z0-9]{1,24}){0,3}", "a name such as pytorch-cu126")]
 IndexAddress = Annotated[
     str,
@@ -290,6 +311,27 @@ class Component(StrictModel):
     healthcheck: list[Word] = []
 
 
+class PackageSource(StrictModel):
+    """A package that `builder lock` builds from source: a `commit` of `git`, a `folder` of the checkout, or its sdist.
+
+    The build runs in an image of the group that has the components `needs`. `requires` are packages for the build
+    besides those that its own pyproject.toml names, `env` are variables of the build.
+    """
+
+    git: GitAddress | None = None
+    commit: Commit | None = None
+    folder: File | None = None
+    needs: list[Name] = []
+    requires: list[PackageName] = []
+    env: dict[EnvName, Argument] = {}
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if bool(self.git) != bool(self.commit) or (self.git and self.folder):
+            raise ValueError("expected `git` with `commit`, or `folder`, or neither for the sdist on the index")
+        return self
+
+
 class Exclusion(StrictModel):
     cells: Pattern
     reason: Reason
@@ -348,6 +390,7 @@ class Matrix(StrictModel):
     """The whole of matrix.yaml."""
 
     _located: strict_yaml.Located = PrivateAttr()
+    _folders: dict[str, str] = PrivateAttr(default_factory=dict)
 
     registry: Registry
     namespace: Namespace
@@ -363,6 +406,7 @@ class Matrix(StrictModel):
     cuda: dict[CudaName, Cuda] = Field(min_length=1)
     frameworks: dict[Name, Framework] = Field(min_length=1)
     components: dict[Name, Component] = Field(min_length=1)
+    sources: dict[NormalizedName, PackageSource] = {}
     variants: dict[Name, list[Name]] = Field(min_length=1)
     budgets: list[Budget] = []
     exclude: list[Exclusion] = []
@@ -411,6 +455,37 @@ class Matrix(StrictModel):
             for package in packages if index else ():
                 result.setdefault(canonicalize_name(Requirement(package).name), {}).setdefault(str(index), place)
         return result
+
+    def origin(self, package: str) -> str:
+        """Where a package of `sources` comes from, as locks have it; empty for an sdist, which the version determines.
+
+        `git+https://host/project@<commit>`, or `./folder#sha256=<digest of its files>`.
+        """
+        source = self.sources[package]
+        if source.git:
+            return f"git+{source.git}@{source.commit}"
+        return f"./{source.folder}#sha256={self._folders[package]}" if source.folder else ""
+
+    def read_folders(self, root: Path) -> None:
+        """Reads the digests of the folders of `sources`. Raises MatrixError for one outside of the checkout."""
+        for package, source in self.sources.items():
+            if not source.folder:
+                continue
+            folder = root / source.folder
+            where = f"{self.where('sources', package, 'folder')}: sources.{package}.folder"
+            if not folder.is_dir():
+                raise MatrixError(f"{where}: the checkout has no folder {source.folder}")
+            links = [path for path in (folder, *files_below(folder.resolve())) if path.is_symlink()]
+            inside = (root.resolve(), folder.resolve())
+            if not folder.resolve().is_relative_to(inside[0]) or folder in links:
+                raise MatrixError(
+                    f"{where}: {source.folder} is a link, or below one", hint="Use a folder of the checkout."
+                )
+            for link in links:
+                if link.readlink().is_absolute() or not link.resolve().is_relative_to(inside[1]):
+                    name = link.relative_to(inside[0])
+                    raise MatrixError(f"{where}: {name} is a link out of the folder", hint="Replace it with a file.")
+            self._folders[package] = digest_of_data(digests_of_tree(folder, folder)).removeprefix("sha256:")
 
     def locate(self, located: strict_yaml.Located) -> None:
         """Keeps the parsed file for `where`."""

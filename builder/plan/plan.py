@@ -66,13 +66,14 @@ class WheelList:
     """A file of images/ with the wheels of a component and their hashes, for one step of Dockerfiles.
 
     The same for all cells of a group: it has all that the component needs from one index, whatever other components
-    install.
+    install. The wheels that were built from source have a list of their own (`is_built`): no index has them.
     """
 
     path: str
     is_cuda: bool
     wheels: tuple[LockedWheel, ...]
     index: str = ""
+    is_built: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,13 +207,16 @@ class Plan:
         }
 
 
-def make_plan(project: Project, selected: Sequence[Cell]) -> Plan:
+def make_plan(project: Project, selected: Sequence[Cell], locks: Mapping[str, Lock | None] | None = None) -> Plan:
     """The plan for `selected` cells; those without a lock are listed in `unlocked`. Raises LockError, StaleError.
 
-    An image depends on its own cell alone, not on the other cells selected or the rest of the matrix.
+    `locks` are those of groups, by default those in locks/. An image depends on its own cell alone, not on the other
+    cells selected or the rest of the matrix.
     """
     references = tags.compute(project.matrix, project.cells)
-    locks = {group: lockfile.read_lock(project.root, group) for group in dict.fromkeys(cell.group for cell in selected)}
+    if locks is None:
+        groups = dict.fromkeys(cell.group for cell in selected)
+        locks = {group: lockfile.read_lock(project.root, group) for group in groups}
     planner = _Planner(project)
     locked: list[tuple[Cell, Lock, _System]] = []
     by_group: dict[str, list[Cell]] = {}
@@ -469,10 +473,13 @@ class _Planner:
 
 def _by_index(whole: WheelList) -> Iterator[WheelList]:
     """A list for each index of its wheels: an installer gets one index, and so takes no package from another one."""
-    for index in sorted({wheel.index for wheel in whole.wheels}):
-        path = whole.path.removesuffix(".txt") + (f"-at-{index}" if index else "") + ".txt"
-        wheels = tuple(wheel for wheel in whole.wheels if wheel.index == index)
+    stem = whole.path.removesuffix(".txt")
+    for index in sorted({wheel.index for wheel in whole.wheels if not wheel.source}):
+        path = stem + (f"-at-{index}" if index else "") + ".txt"
+        wheels = tuple(wheel for wheel in whole.wheels if wheel.index == index and not wheel.source)
         yield replace(whole, path=path, wheels=wheels, index=index)
+    if built := tuple(wheel for wheel in whole.wheels if wheel.source):
+        yield replace(whole, path=f"{stem}-built.txt", wheels=built, is_built=True)
 
 
 def _constraints(matrix: Matrix, cell: Cell, locked: Locked) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,14 +23,14 @@ from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.layers.oci import INDEX_TYPE, Digest, Size
+from builder.layers.oci import EMPTY, EMPTY_TYPE, INDEX_TYPE, Digest, Size
 from builder.layers.store import Store
 from builder.registry import transfer
 from builder.registry.client import REFUSALS, Manifest, Registry
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
-EMPTY, EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
+TITLE = "org.opencontainers.image.title"  # with the name of its file
 COSIGN_SUFFIXES = (".sig", ".att")  # of the tags of cosign 2: signatures, signed statements
 MOST_FILES = 16  # of an artifact
 ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes `confirm_s` of the registry
@@ -65,17 +65,8 @@ def manifest(
     kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}, subject: Descriptor | None = None
 ) -> Manifest:
     """The manifest of an artifact of the type `kind`: documents by media type, and annotations."""
-    data: dict[str, Any] = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "artifactType": kind,
-        "config": _descriptor(EMPTY, EMPTY_TYPE).as_data(),
-        "layers": [_descriptor(content, media_type).as_data() for media_type, content in documents.items()],
-        "annotations": dict(notes),
-    }
-    if subject:
-        data["subject"] = subject.as_data()
-    return Manifest.of(json.dumps(data, separators=(",", ":"), sort_keys=True).encode(), MANIFEST_TYPE)
+    files = [_descriptor(content, media_type) for media_type, content in documents.items()]
+    return Manifest.of(oci.artifact(kind, files, notes, subject), MANIFEST_TYPE)
 
 
 def put_artifact(registry: Registry, artifact: Manifest, contents: Iterable[bytes]) -> None:
@@ -101,6 +92,24 @@ class Attachments:
         """Adds an artifact, as in `manifest`. Raises RegistryError."""
         artifact = manifest(kind, documents, notes, self.subject)
         put_artifact(self.registry, artifact, documents.values())
+        self._stored.append(artifact)
+
+    def add_file(
+        self,
+        file: Descriptor,
+        path: Path | None,
+        notes: Mapping[str, str],
+        *,
+        fetch: Callable[[Descriptor], Path] | None = None,
+        mount_from: Sequence[str] = (),
+    ) -> None:
+        """Adds an artifact with one file of any size; `path`, `fetch` and `mount_from` are as in `push_image`."""
+        artifact = Manifest.of(oci.artifact(file.media_type, [file], notes, self.subject), MANIFEST_TYPE)
+        with TemporaryDirectory() as folder:
+            empty = Path(folder) / "empty"
+            empty.write_bytes(EMPTY)
+            files: dict[Descriptor, Path | None] = {_descriptor(EMPTY, EMPTY_TYPE): empty, file: path}
+            transfer.push_image(self.registry, artifact, files, fetch=fetch, mount_from=mount_from)
         self._stored.append(artifact)
 
     def copy(self, source: Registry, artifact: str) -> None:

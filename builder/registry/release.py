@@ -25,7 +25,7 @@ from builder.common.errors import (
 )
 from builder.common.text import listed
 from builder.index.host import Host
-from builder.layers.blobs import Descriptor
+from builder.layers.blobs import Descriptor, wheel_file
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.matrix import support, tags
@@ -283,6 +283,13 @@ class Releaser:
             if source.name != registry.name:
                 for report in image.coverage.reports:
                     attachments.copy(source, report.artifact)
+                mounted = [image.source] if image.source else []
+                for wheel in (wheel for wheel in planned.wheels if wheel.source):
+                    file = wheel_file(wheel)
+                    if source.has_blob(file.digest):  # else it was staged without it
+                        attachments.add_file(
+                            file, None, {artifacts.TITLE: wheel.file}, fetch=image.fetch, mount_from=mounted
+                        )
             attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: candidate.sbom})
             if candidate.scan:
                 candidate.scan.add_to(attachments, signer)

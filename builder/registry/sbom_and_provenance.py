@@ -29,6 +29,7 @@ SBOM_TYPE = "application/vnd.cyclonedx+json"
 SBOM, PROVENANCE = "cyclonedx", "slsaprovenance1"
 BUILD_TYPE = "urn:gpu-images:assemble:1"
 BUILDER = "urn:gpu-images:builder"
+SOURCE_PROPERTY = "gpu-images:source"  # of a wheel that was built from source: see builder.index.wheels.ORIGIN
 # The qualifier of a purl that names the source package, as syft writes it and grype reads it: NAME or NAME@VERSION.
 _UPSTREAM = "upstream"
 SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  # properties, for trivy
@@ -80,7 +81,11 @@ def _interpreter(planned: PlannedImage) -> Iterator[Component]:
 
 def _wheels(planned: PlannedImage) -> Iterator[Component]:
     for sha256, wheel in {wheel.sha256: wheel for wheel in planned.wheels}.items():
-        yield _component(PackageURL("pypi", None, wheel.name, wheel.version), sha256)
+        # A commit or a folder has nothing to do with a package of this name on PyPI.
+        kind = "generic" if wheel.source.startswith(("git+", "./")) else "pypi"
+        qualifiers = {"vcs_url": wheel.source} if wheel.source.startswith("git+") else {}
+        properties = [Property(name=SOURCE_PROPERTY, value=wheel.source)] if wheel.source else []
+        yield _component(PackageURL(kind, None, wheel.name, wheel.version, qualifiers), sha256, properties)
 
 
 def _debian_packages(system: OsLock) -> Iterator[Component]:

@@ -12,12 +12,12 @@ from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, BuildError
 from builder.common.reference import ImageRef
 from builder.common.text import size
-from builder.layers.blobs import Descriptor
+from builder.layers.blobs import Descriptor, wheel_file
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, publish, reports, transfer
+from builder.registry import artifacts, evidence, publish, reports, transfer
 from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Coverage, Requirement
 from builder.registry.parallel import pipeline
@@ -143,6 +143,15 @@ def stage_images(  # noqa: PLR0913  the options of the command
             view.begin(image.staged.cell, "attaching test results")
             results = [report.evidence for report in image.coverage.reports]
             reports.attach_evidence(project, registry, image.stored.manifest, results, signer)
+        built = [wheel for wheel in by_cell[image.staged.cell].wheels if wheel.source]
+        with artifacts.attaching(registry, image.stored.manifest) as attachments:
+            for wheel in built:
+                file = wheel_file(wheel)
+                path = store.path(file.digest) if store.has(file.digest, file.size) else None
+                if path or registry.has_blob(file.digest):
+                    attachments.add_file(file, path, {artifacts.TITLE: wheel.file})
+                else:
+                    view.say_once(f"{wheel.file} is not in the store: staged without it")
         # Last the tag of the plan: whoever finds it finds the results, too.
         registry.put_manifest(plan_tag(image.staged.plan), manifest.content, manifest.media_type)
         status = f"gpu: {image.coverage.gpu_status}" if image.coverage else "not tested"

@@ -81,7 +81,8 @@ class Check:
     """How an image is checked.
 
     `expected` is the image of the plan, None without a plan. `is_signed`: a trusted signer signed the image. `fast`
-    hashes no blobs. `indexes` are the named indexes of packages, which the history of an image does not have.
+    hashes no blobs. `indexes` are the named indexes of packages, which the history of an image does not have, and
+    `built` the wheels, by SHA-256, that no index has.
     """
 
     fetcher: Fetcher
@@ -90,6 +91,7 @@ class Check:
     fast: bool = False
     read: Callable[[int], None] = lambda _: None
     indexes: Mapping[str, str] = field(default_factory=dict)
+    built: Mapping[str, Wheel] = field(default_factory=dict)
 
 
 def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
@@ -104,7 +106,7 @@ def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
     except ValueError as error:
         raise VerifyError(f"its history cannot be read: {error}") from error
     files = {sha256: file for of in contents if of for file, sha256 in of.wheels}
-    wheels = [_wheel(file, sha256, check.indexes) for sha256, file in files.items()]
+    wheels = [check.built.get(sha256) or _wheel(file, sha256, check.indexes) for sha256, file in files.items()]
 
     config, state, lines = source.read_blob(image.config.digest), "unknown", ["this checkout has no plan for it"]
     if check.expected is not None:

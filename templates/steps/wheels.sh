@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs the wheels that /mnt/wheels.txt lists, each by its hash; nothing is resolved or built. They come from the
-# index that the list names, with the logins in /mnt/netrc, or from the default index.
+# index that the list names, with the logins in /mnt/netrc, or from the default index; with UV_FIND_LINKS, only from
+# that folder.
 #
 #   wheels.sh         into /opt/venv, with their bytecode; what is installed already stays as it is
 #   wheels.sh cuda    CUDA's libraries into /opt/nvidia, once for all of Python
@@ -12,7 +13,8 @@ index=$(sed -n 's/^# index: //p' /mnt/wheels.txt)
 export NETRC=/mnt/netrc
 install_wheels() {
     UV_CACHE_DIR=/mnt/uv-cache UV_LINK_MODE=copy /mnt/uv/bin/uv pip install --no-progress --no-config --no-deps --no-build \
-        --require-hashes --requirement /mnt/wheels.txt --python "$python" ${index:+--default-index "$index"} "$@"
+        --require-hashes --requirement /mnt/wheels.txt --python "$python" ${index:+--default-index "$index"} \
+        ${UV_FIND_LINKS:+--no-index} "$@"
 }
 if [ "${1-}" = cuda ]; then
     install_wheels --target /opt/nvidia

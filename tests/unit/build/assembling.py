@@ -189,7 +189,7 @@ class WorldFetcher(Fetcher):
     """Makes the wheels that it fetches."""
 
     def __init__(
-        self, world: World, settings: IndexSettings, folder: Path, *, progress: Callable[[int], None], warn: object
+        self, world: World, settings: IndexSettings, folder: Path, *, progress: Callable[[int], None], **_: object
     ) -> None:
         super().__init__(settings, folder, progress=progress)
         self.world = world

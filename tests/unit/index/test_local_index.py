@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from builder.common.errors import FetchError
-from builder.index.local_index import LocalIndex
+from builder.index.local_index import LocalIndex, Sources
 from builder.index.releases import Index
 from builder.index.settings import IndexSettings
+from builder.index.wheels import BuiltWheel, LockedWheel
 from tests.fakes.wire import Reply, Sent, Wire
 
 PUBLIC, PRIVATE = "public.example.test", "private.example.test"
+OWN = "own-3.0-py3-none-any.whl"
 METADATA = b"Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n"
 
 
@@ -104,3 +106,38 @@ def test_an_index_that_refuses_is_reported_and_replaced_by_no_other_one(
     assert isinstance(failure, FetchError)
     assert str(failure) == "acme: the index co returned 403 Forbidden"
     assert {sent.url.split("/")[2] for sent in wire.seen} == {PRIVATE}
+
+
+def test_an_sdist_is_listed_as_a_wheel_and_built_when_its_metadata_is_needed(
+    serve: Callable[..., tuple[LocalIndex, Wire]],
+) -> None:
+    names = {"acme-1.0.tar.gz": "a" * 64, "acme-1.1.tar.gz": "b" * 64, "acme-1.1.zip": "c" * 64}
+    names |= {"acme-2.0-py3-none-any.whl": "d" * 64}
+    links = "".join(f'<a href="/files/{name}#sha256={sha256}">{name}</a>' for name, sha256 in names.items())
+    listing = Reply(
+        body=f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), headers={"Content-Type": "text/html"}
+    )
+    local, wire = serve(lambda _: listing)
+    built: dict[tuple[str, str], BuiltWheel] = {}
+    local = LocalIndex(local._index, Sources({"acme": True, "own": False}, built))
+    files = {each["filename"]: each["hashes"] for each in page(local, "acme")["files"]}
+    assert files == {"acme-1.0-py3-none-any.whl": {}, "acme-1.1-py3-none-any.whl": {}}
+    assert local.unbuilt == {}
+    assert local.answer("files/acme/acme-1.1-py3-none-any.whl.metadata") is None
+    assert local.answer("simple/own/") is None
+    assert {key: sdist and sdist.filename for key, sdist in local.unbuilt.items()} == {
+        ("acme", "acme-1.1.tar.gz"): "acme-1.1.tar.gz", ("own", ""): None
+    }  # fmt: skip
+    assert not any("/own/" in sent.url for sent in wire.seen), "no index sees its name"
+
+    for key, file in (("acme", "acme-1.1.tar.gz"), "acme-1.1-cp311-cp311-linux_x86_64.whl"), (("own", ""), OWN):
+        name, version = file.split("-")[:2]
+        wheel = LockedWheel(name=name, version=version, file=file, size=1, sha256="e" * 64)
+        built[key] = BuiltWheel(wheel=wheel, metadata=METADATA)
+    local.unbuilt.clear()
+    files = {each["filename"]: each["hashes"] for each in page(local, "acme")["files"]}
+    assert files["acme-1.1-cp311-cp311-linux_x86_64.whl"] == {"sha256": "e" * 64}
+    answered = local.answer("files/acme/acme-1.1-cp311-cp311-linux_x86_64.whl.metadata")
+    assert answered == ("text/plain; charset=utf-8", METADATA)
+    assert [each["filename"] for each in page(local, "own")["files"]] == [OWN]
+    assert (local.unbuilt, local.absent) == ({}, [])

@@ -808,7 +808,7 @@ class Listing(Index):
         return [SimpleNamespace(filename=path.name, url=path.as_uri()) for path in self._uv.wheels.glob("*.whl")]
 
 
-def without_server(index: Index) -> AbstractContextManager[tuple[str, LocalIndex]]:
+def without_server(index: Index, _: object) -> AbstractContextManager[tuple[str, LocalIndex]]:
     return nullcontext(("http://127.0.0.1:1/s/simple/", LocalIndex(index)))
 
 
@@ -859,7 +859,7 @@ def test_a_package_that_its_index_does_not_have_is_named(
     monkeypatch.setenv("NETRC", "/nonexistent")
 
     @contextmanager
-    def serve(index: Index) -> Iterator[tuple[str, LocalIndex]]:
+    def serve(index: Index, _: object) -> Iterator[tuple[str, LocalIndex]]:
         local = LocalIndex(index)
         local.absent += ["pip", "notebook"]
         yield "http://127.0.0.1:1/s/simple/", local
@@ -877,7 +877,7 @@ def test_a_failure_of_an_index_is_not_one_of_the_requirements(
     monkeypatch.setenv("NETRC", "/nonexistent")
 
     @contextmanager
-    def serve(index: Index) -> Iterator[tuple[str, LocalIndex]]:
+    def serve(index: Index, _: object) -> Iterator[tuple[str, LocalIndex]]:
         local = LocalIndex(index)
         local.failures.append(FetchError("notebook: the index company returned 403 Forbidden", hint="Give a login."))
         yield "http://127.0.0.1:1/s/simple/", local

@@ -65,6 +65,31 @@ HOSTILE = {
     "name of a variable": ("EMBER_HOME: /w", '"A B": /w', "a variable such as"),
     "option as a package": ("packages: [board]", "packages: [--extra-index-url=x]", "Python requirement"),
     "address of a package": ("packages: [board]", 'packages: ["board @ https://e.test/b.whl"]', "without an address"),
+    "branch as a commit": (
+        *before("variants:\n", "sources: {a: {git: https://e.test/a, commit: main}}\n"),
+        "a full commit id of 40 hex digits",
+    ),
+    "short commit": (
+        *before("variants:\n", "sources: {a: {git: https://e.test/a, commit: 3f786850e387}}\n"),
+        "a full commit id of 40 hex digits",
+    ),
+    "git without a commit": (*before("variants:\n", "sources: {a: {git: https://e.test/a}}\n"), "`git` with `commit`"),
+    "login in the address of git": (
+        *before("variants:\n", f"sources: {{a: {{git: https://u:p@e.test/a, commit: {'a' * 40}}}}}\n"),
+        "without a login",
+    ),
+    "option as the address of git": (
+        *before("variants:\n", f"sources: {{a: {{git: --upload-pack=x, commit: {'a' * 40}}}}}\n"),
+        "an address such as https://git.example.com",
+    ),
+    "program as the address of git": (
+        *before("variants:\n", f"sources: {{a: {{git: 'ext::sh -c id', commit: {'a' * 40}}}}}\n"),
+        "an address such as https://git.example.com",
+    ),
+    "parent folder as a source": (*before("variants:\n", "sources: {a: {folder: ../x}}\n"), "a file of the checkout"),
+    "absolute path as a source": (*before("variants:\n", "sources: {a: {folder: /etc}}\n"), "a file of the checkout"),
+    "other spelling of a source": (*before("variants:\n", "sources: {A_b: {}}\n"), "normalized name of a package: a-b"),
+    "unknown component for a build": (*before("variants:\n", "sources: {a: {needs: [gcc]}}\n"), "no component 'gcc'"),
     "newline after a release": ("release: 0.5.3", 'release: "0.5.3\\n"', "expected a full version"),
     "newline after a short name": ("short: qz", 'short: "qz\\n"', "lower-case letters"),
     "newline after a registry": ("registry: registry.example.test:5000", 'registry: "e.test\\n"', "not a registry"),

@@ -13,8 +13,9 @@ import pytest
 from builder.common.errors import StaleError, TemplateError
 from builder.layers import oci
 from builder.lock import lockfile
-from builder.lock.lockfile import Lock
+from builder.lock.lockfile import Lock, LockedBuild
 from builder.matrix.project import Project
+from builder.matrix.schema import PackageSource
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan, render
 from tests.fakes import locks
@@ -112,6 +113,27 @@ def test_lists_follow_the_lock_of_the_group(tiny: Project) -> None:
     lists = [text for name, text in files.items() if name.endswith(".txt") and "constraints" not in name]
     lines = {line for text in lists for line in text.splitlines()}
     assert lines == {f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}" for wheel in locked.wheels}
+
+
+def test_wheels_from_source_have_a_list_and_a_step_without_an_index(tiny: Project) -> None:
+    before, plain = locks.locks(tiny)[GROUP], rendered(tiny, GROUP)
+    wheels = tuple(
+        replace(wheel, source=f"board-2.0.tar.gz#sha256={'0' * 64}") if wheel.name == "board" else wheel
+        for wheel in before.wheels
+    )
+    edit = {"sources": {"board": PackageSource()}}
+    project = Project(tiny.root)
+    project.__dict__["matrix"] = tiny.matrix.model_copy(update=edit)
+    build = LockedBuild(name="board", recipe=PackageSource(), cell=GROUP, wheels=())
+    lockfile.path(tiny.root, GROUP).write_text(lockfile.dump(replace(before, wheels=wheels, builds=(build,))))
+    files = rendered(project, CELL)
+    assert listed(files[f"images/{GROUP}/wheels-board-built.txt"]) == ["board"]
+    text = files[DOCKERFILES[CELL]]
+    assert "FROM scratch AS built\n" in text
+    [step] = [run for run in text.split("\nRUN ") if "wheels-board-built.txt" in run]
+    assert "--mount=type=bind,from=built,target=/mnt/built UV_FIND_LINKS=/mnt/built \\\n" in step
+    assert text.count("UV_FIND_LINKS") == 1
+    assert rendered(project, GROUP) == plain, "other images stay as they are"
 
 
 def steps(text: str) -> list[tuple[str, str]]:

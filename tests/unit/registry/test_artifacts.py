@@ -9,6 +9,7 @@ import pytest
 
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
+from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import INDEX_TYPE
 from builder.layers.store import Store
@@ -100,7 +101,7 @@ def test_with_the_api_there_is_no_index(registry: MemoryRegistry) -> None:
     assert artifacts.attached(registry, SUBJECT.digest, TYPE) == [artifact]
 
 
-@pytest.mark.parametrize("listed", [{}, {"artifactType": artifacts.EMPTY_TYPE}])
+@pytest.mark.parametrize("listed", [{}, {"artifactType": oci.EMPTY_TYPE}])
 def test_a_type_that_is_not_listed_is_read(registry: MemoryRegistry, listed: dict[str, str]) -> None:
     first, second = attach(registry, "first"), attach(registry, "second")
     foreign, damaged = digest_of_bytes(b"{}"), digest_of_bytes(b"damaged")

@@ -1,0 +1,369 @@
+"""Builds wheels from source: an sdist, a git commit, or a folder of the checkout, in a container without the network.
+
+The container is one of an image of the group, with its framework and compilers. The source and the wheels that the
+build needs are fetched before, by hash; this machine runs nothing of the package. The wheel is kept in the store, named
+by group and package.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import posixpath
+import re
+import tarfile
+import tomllib
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from builder.build.assemble import PYTHON, Assembler
+from builder.build.layer_lookup import LayerLookup
+from builder.build.work import RunContext
+from builder.common import git
+from builder.common.console import View
+from builder.common.errors import BuildError, FetchError, StaleError, UsageError
+from builder.common.files import digest_of_data, digests_of_tree, files_below
+from builder.engine.client import Engine
+from builder.index.download import Fetcher
+from builder.index.host import Host
+from builder.index.releases import parse_metadata
+from builder.index.wheels import BuiltWheel, LockedWheel, Wheel
+from builder.layers import wheel_zip
+from builder.layers.blobs import wheel_file
+from builder.layers.known_layers import KnownLayers
+from builder.layers.store import Store
+from builder.layers.wheel_zip import WheelError
+from builder.lock.resolve import tag_ranks
+from builder.lock.sources import WheelBuild
+from builder.matrix.project import Project
+from builder.plan import layer_order, plan
+
+TIMEOUT_S = 6 * 3600
+MOST_BYTES = 2_000_000_000  # of a source, unpacked
+LARGEST_SETTINGS = 1 << 20  # bytes of a pyproject.toml
+DEFAULT_REQUIREMENTS = ["setuptools", "wheel"]  # without pyproject.toml. Source: PEP 517, PEP 518
+_TAIL = 15  # lines of output in a message
+_INPUTS, _SOURCE = "mnt/build", "mnt/build/source"
+_PROGRAM, _RESULT = "templates/build_wheel.py", "/tmp/build/result.tar"  # noqa: S108  in the container
+_NO_NETWORK = re.compile(
+    r"(?i)name resolution|network is unreachable|could not resolve|name or service not known|no matching distribution"
+)
+
+
+class SourceBuilder:
+    """Builds wheels in one run. `connect` connects to the engine, `scratch` is a folder for files of this run."""
+
+    def __init__(
+        self,
+        project: Project,
+        host: Host,
+        view: View,
+        store: Store,
+        scratch: Path,
+        *,
+        connect: Callable[[], Engine] = Engine.connect,
+        new_fetcher: Callable[..., Fetcher] = Fetcher,
+    ) -> None:
+        self._project, self._host, self._view, self._store, self._scratch = project, host, view, store, scratch
+        self._connect = connect
+        self._new_fetcher = new_fetcher
+        self._archives: dict[str, Path] = {}
+
+    @cached_property
+    def _work(self) -> RunContext:
+        return RunContext(engine=self._connect(), project=self._project, host=self._host, view=self._view)
+
+    @cached_property
+    def _lookup(self) -> LayerLookup:
+        return LayerLookup(self._project, self._host, self._view, self._store, KnownLayers(self._project.root))
+
+    def requirements(self, build: WheelBuild) -> list[str]:
+        """The requirements of a build, in the pyproject.toml of its source. Raises BuildError, FetchError."""
+        with tarfile.open(self._archive(build)) as tar:
+            names = tar.getnames()
+            if f"{_SOURCE}/pyproject.toml" not in names:
+                return list(DEFAULT_REQUIREMENTS)
+            file = tar.extractfile(f"{_SOURCE}/pyproject.toml")
+            text = file.read(LARGEST_SETTINGS) if file else b""
+        try:
+            system = tomllib.loads(text.decode()).get("build-system", {"requires": DEFAULT_REQUIREMENTS})
+            requirements = [Requirement(each) for each in system["requires"]]
+        except (ValueError, KeyError, TypeError, AttributeError, InvalidRequirement) as error:
+            raise BuildError(f"{build.name}: its pyproject.toml has no valid [build-system]: {error}") from error
+        if direct := [each.name for each in requirements if each.url]:
+            raise BuildError(f"{build.name}: its build needs {direct[0]} from an address, not from an index")
+        return list(map(str, requirements))
+
+    def built(self, wheel: LockedWheel, group: str) -> BuiltWheel | None:
+        """A wheel that was built before, if the store or a registry has it."""
+        with self._store.used():
+            try:
+                path = self._lookup.built_wheel(wheel)
+            except FetchError:
+                return None
+            self._name(wheel, group)
+            return BuiltWheel(wheel=wheel, metadata=_metadata(wheel.file, path))
+
+    def build(self, build: WheelBuild, wheels: Sequence[LockedWheel]) -> BuiltWheel:
+        """Builds a wheel with `wheels`, besides those of the image, and keeps it in the store.
+
+        Raises BuildError with the last lines of the output, FetchError, EngineError, DiskError.
+        """
+        work, store, root = self._work, self._store, self._project.root
+        log = self._project.logs / f"source-{build.cell.group}-{build.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        archive, inputs, result = self._archive(build), self._scratch / "inputs.tar", self._scratch / "result.tar"
+        with store.used():
+            fetcher = self._new_fetcher(work.host.index, store.downloads)
+            with tarfile.open(inputs, "w") as tar:
+                with tarfile.open(archive) as source:
+                    for member in source:
+                        tar.addfile(member, source.extractfile(member) if member.isreg() else None)
+                for wheel in (Wheel(component="", **vars(each)) for each in wheels):
+                    tar.add(fetcher.fetch(wheel), f"{_INPUTS}/wheels/{wheel.file}")
+                    fetcher.drop(wheel)
+                tar.add(root / _PROGRAM, f"{_INPUTS}/build_wheel.py")
+            image_id = self._image(build)
+
+            tail: deque[str] = deque(maxlen=_TAIL)
+            with log.open("w", encoding="utf-8") as log_file, inputs.open("rb") as files, result.open("wb") as out:
+
+                def on_line(line: str) -> None:
+                    log_file.write(line)
+                    tail.append(f"  | {line.rstrip()}")
+
+                status = work.engine.run_to_file(
+                    image_id,
+                    checkout=str(root),
+                    entrypoint=[PYTHON, "-B"],
+                    command=[f"/{_INPUTS}/build_wheel.py"],
+                    files=files,
+                    result=_RESULT,
+                    out=out,
+                    on_line=on_line,
+                    timeout_s=TIMEOUT_S,
+                    network_mode="none",
+                    cap_drop=["ALL"],
+                    security_opt=["no-new-privileges"],
+                    environment={
+                        "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": str(layer_order.MTIME), "TZ": "UTC",
+                        "LC_ALL": "C.UTF-8", **build.recipe.env,
+                    },
+                )  # fmt: skip
+            if status:
+                output = "\n".join(tail)
+                hint = f"Full log: {log.relative_to(root)}"
+                if _NO_NETWORK.search(log.read_text(encoding="utf-8", errors="replace")):
+                    hint = (
+                        "A build has no network. If it misses Python packages, list them in "
+                        f"sources.{build.name}.requires of matrix.yaml. {hint}"
+                    )
+                raise BuildError(
+                    f"{build.cell.group}: {build.name} cannot be built (status {status})\n{output}", hint=hint
+                )
+            return self._keep(build, result)
+
+    def _keep(self, build: WheelBuild, result: Path) -> BuiltWheel:
+        """Checks the wheel in the tar that the container wrote, and puts it into the store. Raises BuildError."""
+
+        def refused(reason: str) -> BuildError:
+            return BuildError(f"{build.name}: its build gave no usable wheel: {reason}")
+
+        try:
+            with tarfile.open(result) as tar, self._store.new_blob() as blob:
+                member = tar.next()
+                content = tar.extractfile(member) if member else None
+                if not member or not content:
+                    raise refused("no file")
+                hash_ = hashlib.sha256()
+                while piece := content.read(1 << 20):
+                    blob.file.write(piece)
+                    hash_.update(piece)
+                blob.digest = f"sha256:{hash_.hexdigest()}"
+            file, path = member.name, self._store.path(blob.digest)
+            name, version, _, tags = parse_wheel_filename(file)
+            metadata = _metadata(file, path)
+        except (tarfile.TarError, InvalidWheelFilename, WheelError, zipfile.BadZipFile, FetchError) as error:
+            raise refused(str(error)) from error
+        found = parse_metadata(file, metadata)
+        if (name, str(version)) != (build.name, found.version) or found.name != name:
+            raise refused(f"{file} is {found.name} {found.version}, not {build.name}")
+        debian = self._project.matrix.debian[self._project.matrix.python[build.cell.python].debian]
+        if tag_ranks(build.cell.python, debian.glibc).keys().isdisjoint(tags):
+            raise refused(f"{file} is not for Python {build.cell.python} of the image")
+        wheel = LockedWheel(
+            name=name, version=str(version), file=file, size=path.stat().st_size,
+            sha256=blob.digest.removeprefix("sha256:"), index=build.index, source=build.source,
+        )  # fmt: skip
+        if build.locked and build.locked.sha256 != wheel.sha256:
+            again = f"builder lock --upgrade-package {build.name} '{build.cell.group}*'"
+            raise BuildError(
+                f"{build.cell.group}: the source of {build.name} gives another wheel than the locked one: {file} with "
+                f"SHA-256 {wheel.sha256}, the lock has {build.locked.file} with {build.locked.sha256}",
+                hint="The build is not reproducible. Take the locked wheel from a registry (docs/matrix.md), or lock a "
+                f"new one: {again} && builder render",
+            )
+        self._name(wheel, build.cell.group)
+        return BuiltWheel(wheel=wheel, metadata=metadata)
+
+    def _name(self, wheel: LockedWheel, group: str) -> None:
+        """Names a wheel in the store. The next wheel of this package for the group gets the name."""
+        self._store.name_file(f"wheels/{group}/{wheel.name}", wheel_file(wheel))
+
+    def _image(self, build: WheelBuild) -> str:
+        """The id of the image to build in, which is assembled if the engine lacks it."""
+        (image, *_), work = self._planned(build), self._work
+        assembler = Assembler(work, self._store, lookup=self._lookup)
+        with work.view.live():
+            try:
+                if loaded := assembler.find(image):
+                    return loaded.id
+                assembler.prepare([image])
+                return assembler.build(image).id
+            finally:
+                assembler.close()
+
+    def _planned(self, build: WheelBuild) -> tuple[plan.PlannedImage, ...]:
+        planned = plan.make_plan(self._project, [build.cell], {build.cell.group: build.lock})
+        if planned.unlocked:
+            raise StaleError(
+                f"{build.name} is built in the image of {build.cell.id}, whose operating system is not locked",
+                hint=f"Lock it too: builder lock '{build.cell.group}*'",
+            )
+        return planned.images
+
+    # ---- sources
+
+    def _archive(self, build: WheelBuild) -> Path:
+        """A tar of the source, as it is put into the container. Raises FetchError, BuildError."""
+        if build.source not in self._archives:
+            path = self._scratch / f"source-{len(self._archives)}.tar"
+            with tarfile.open(path, "w") as tar:
+                if build.source.startswith("git+"):
+                    self._add_commit(build, tar)
+                elif build.source.startswith("./"):
+                    self._add_folder(build, tar)
+                else:
+                    self._add_sdist(build, tar)
+            self._archives[build.source] = path
+        return self._archives[build.source]
+
+    def _add_sdist(self, build: WheelBuild, tar: tarfile.TarFile) -> None:
+        file, _, sha256 = build.source.partition("#sha256=")
+        sdist = Wheel(component="", name=build.name, version="", file=file, size=0, sha256=sha256, index=build.index)
+        self._store.prepare()
+        fetcher = self._new_fetcher(self._host.index, self._store.downloads)
+        path = fetcher.fetch(sdist)
+        try:
+            with gzip.open(path) as content:
+                copy_source(file, cast("BinaryIO", content), tar, strip=1)
+        finally:
+            fetcher.drop(sdist)
+
+    def _add_commit(self, build: WheelBuild, tar: tarfile.TarFile) -> None:
+        address, _, commit = build.source.removeprefix("git+").rpartition("@")
+        repository, archive = self._scratch / f"git-{commit}", self._scratch / f"git-{commit}.tar"
+        repository.mkdir()
+        try:
+            git.run_git(repository, "init", "--quiet", "--bare")
+            git.run_git(repository, "fetch", "--quiet", "--depth=1", "--no-tags", address, commit)
+            git.run_git(repository, "cat-file", "-e", f"{commit}^{{commit}}")
+            if git.run_git(repository, "ls-tree", "--name-only", commit, ".gitmodules").strip():
+                raise BuildError(
+                    f"{build.name}: the commit has submodules, which are not fetched",
+                    hint="Use the sdist, or a repository that has the files.",
+                )
+            git.run_git(repository, "archive", "--format=tar", f"--output={archive}", commit)
+        except UsageError as error:
+            raise FetchError(
+                f"{build.name}: cannot fetch commit {commit[:12]}: {self._host.hide(str(error))}",
+                hint=f"Check sources.{build.name} of matrix.yaml, and git's own settings for logins.",
+            ) from error
+        with archive.open("rb") as content:
+            copy_source(build.name, content, tar, strip=0)
+
+    def _add_folder(self, build: WheelBuild, tar: tarfile.TarFile) -> None:
+        name, _, digest = build.source.removeprefix("./").partition("#sha256=")
+        folder = self._project.root / name
+        for path in files_below(folder):
+            item = tar.gettarinfo(path, f"{_SOURCE}/{path.relative_to(folder).as_posix()}")
+            with path.open("rb") if item.isreg() else io.BytesIO() as content:
+                tar.addfile(_cleaned(item), content)
+        if digest_of_data(digests_of_tree(folder, folder)) != f"sha256:{digest}":
+            raise StaleError(f"{name} changed while {build.name} was built", hint="Run the same command again.")
+
+
+class _Limited(io.RawIOBase):
+    """A file of at most MOST_BYTES: an archive that unpacks to more raises BuildError."""
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self._name, self._file, self._left = name, file, MOST_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(min(size, 1 << 20) if size >= 0 else 1 << 20)
+        self._left -= len(data)
+        if self._left < 0:
+            raise BuildError(f"{self._name}: unpacks to more than {MOST_BYTES // 10**9} GB")
+        return data
+
+
+def copy_source(name: str, content: BinaryIO, out: tarfile.TarFile, *, strip: int) -> None:
+    """Copies a tar to the folder of the source in `out`; `strip` folders are removed from its paths.
+
+    Nothing is unpacked on this machine. Raises BuildError for paths and links out of the source, other kinds of files,
+    and an archive that is damaged or too large.
+    """
+
+    def refused(reason: str) -> BuildError:
+        return BuildError(f"{name}: {reason}", hint="Do not use this source until the reason is known.")
+
+    try:
+        with tarfile.open(fileobj=_Limited(name, content), mode="r|") as source:
+            for member in source:
+                path = posixpath.normpath(member.name)
+                parts = member.name.rstrip("/").split("/")
+                if member.name.startswith("/") or ".." in parts or "\0" in member.name:
+                    raise refused(f"invalid path {member.name!r}")
+                parts = path.split("/")[strip:]
+                if member.isdir() or not parts:
+                    continue
+                if member.issym():
+                    target = posixpath.normpath(posixpath.join(*parts[:-1], member.linkname))
+                    if member.linkname.startswith("/") or target.split("/")[0] == "..":
+                        raise refused(f"{member.name!r} is a link out of the source")
+                elif not member.isreg():
+                    raise refused(f"{member.name!r} is neither a file nor a symbolic link")
+                member.name = f"{_SOURCE}/{'/'.join(parts)}"
+                out.addfile(_cleaned(member), source.extractfile(member) if member.isreg() else None)
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
+        raise refused(f"not a valid archive: {error}") from error
+
+
+def _cleaned(item: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without owners and times, which the build could put into the wheel."""
+    item.uid = item.gid = 0
+    item.uname = item.gname = ""
+    item.mtime = layer_order.MTIME
+    item.mode = 0o755 if item.mode & 0o100 else 0o644
+    item.pax_headers = {}
+    return item
+
+
+def _metadata(file: str, path: Path) -> bytes:
+    """The METADATA of a wheel. Raises WheelError, BadZipFile."""
+    with path.open("rb") as content:
+        items = wheel_zip.read_items(file, content)
+        (name,) = [name for name in items if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)][:1] or [""]
+        if not name or items[name].file_size > LARGEST_SETTINGS:
+            raise WheelError(f"{file} has no METADATA")
+        with zipfile.ZipFile(content) as archive:
+            return archive.read(name)

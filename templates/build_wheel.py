@@ -1,0 +1,77 @@
+"""Builds the wheel of a package from its source, in a container of an image: see builder/build/wheel_builds.py.
+
+The source and the wheels that the build needs are in INPUTS. The wheel is written so that the same files give the same
+bytes: its entries are sorted and have no times. It is the only member of the tar RESULT.
+"""
+
+import csv
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+INPUTS, WORK = Path("/mnt/build"), Path("/tmp/build")
+RESULT = WORK / "result.tar"
+TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can store
+
+
+def canonical(built: Path, path: Path) -> None:
+    """Writes the wheel `built` to `path`."""
+    with zipfile.ZipFile(built) as old, zipfile.ZipFile(path, "w") as new:
+        items = [item for item in old.infolist() if not item.is_dir()]
+        # The metadata last, as the specification of wheels recommends.
+        items.sort(key=lambda item: (item.filename.split("/")[0].endswith(".dist-info"), item.filename))
+        for item in items:
+            content = old.read(item)
+            if item.filename.endswith(".dist-info/RECORD") and item.filename.count("/") == 1:
+                lines = io.StringIO()
+                csv.writer(lines, lineterminator="\n").writerows(sorted(csv.reader(io.StringIO(content.decode()))))
+                content = lines.getvalue().encode()
+            entry = zipfile.ZipInfo(item.filename, TIME)
+            entry.create_system = 3  # Unix
+            entry.external_attr = (0o100755 if item.external_attr >> 16 & 0o100 else 0o100644) << 16
+            new.writestr(entry, content, zipfile.ZIP_DEFLATED, 9)
+
+
+def main() -> None:
+    """Raises CalledProcessError if the build fails; its output has been printed."""
+    source, tools, out = f"{WORK}/source", f"{WORK}/tools", f"{WORK}/out"
+    shutil.copytree(INPUTS / "source", source, symlinks=True)
+    (WORK / "tmp").mkdir()
+    environment = {
+        **os.environ,
+        "HOME": str(WORK),
+        "TMPDIR": str(WORK / "tmp"),
+        "PATH": f"{tools}/bin:{os.environ['PATH']}",
+        "PYTHONPATH": tools,
+    }
+    pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "--no-cache-dir"]
+    if wheels := sorted(map(str, (INPUTS / "wheels").glob("*.whl"))):
+        subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", "--target", tools, *wheels], check=True)
+    command = [
+        *pip,
+        "wheel",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+        "--verbose",
+        "--wheel-dir",
+        out,
+        source,
+    ]
+    subprocess.run(command, env=environment, check=True)
+    (built,) = Path(out).iterdir()
+    canonical(built, WORK / built.name)
+    with tarfile.open(RESULT, "w") as tar:
+        tar.add(WORK / built.name, built.name)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)

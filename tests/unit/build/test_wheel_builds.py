@@ -1,0 +1,177 @@
+"""Sources of packages: what of them is copied into a container, and what is refused. Builds are integration tests."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pytest
+
+from builder.build import wheel_builds
+from builder.build.wheel_builds import SourceBuilder, copy_source
+from builder.common.console import View
+from builder.common.errors import BuildError, StaleError
+from builder.index.download import Fetcher
+from builder.index.host import Host
+from builder.index.wheels import Wheel
+from builder.layers.store import Store
+from builder.lock import lockfile
+from builder.lock.sources import WheelBuild
+from builder.matrix.project import Project
+from builder.matrix.schema import PackageSource
+from tests.fakes.engine import MemoryConsole
+
+CELL = "qz-0.5-cu129-py311"
+Edit = Callable[[str, str], Project]
+
+
+def item(name: str, *, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 0) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size, info.mode = kind, target, size, 0o4755
+    info.uname, info.uid = "somebody", 1234
+    return info
+
+
+def packed(*items: tarfile.TarInfo) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for each in items:
+            tar.addfile(each, io.BytesIO(b"x" * each.size))
+    return buffer.getvalue()
+
+
+def copied(content: bytes, strip: int = 1) -> dict[str, tarfile.TarInfo]:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        copy_source("a.tar.gz", io.BytesIO(content), tar, strip=strip)
+    out.seek(0)
+    with tarfile.open(fileobj=out) as tar:
+        return {member.name: member for member in tar}
+
+
+def test_a_source_is_copied_without_its_folder_owners_and_times() -> None:
+    members = copied(
+        packed(item("a-1.0/setup.py", size=3), item("a-1.0/src/link", kind=tarfile.SYMTYPE, target="../setup.py"))
+    )
+    assert list(members) == ["mnt/build/source/setup.py", "mnt/build/source/src/link"]
+    file = members["mnt/build/source/setup.py"]
+    assert (file.size, file.mode, file.uid, file.uname, file.mtime) == (3, 0o755, 0, "", 946684800)
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (item("a-1.0/../../etc/passwd"), "invalid path 'a-1.0/../../etc/passwd'"),
+        (item("/etc/passwd"), "invalid path '/etc/passwd'"),
+        (item("a-1.0/link", kind=tarfile.SYMTYPE, target="/etc/shadow"), "'a-1.0/link' is a link out of the source"),
+        (item("a-1.0/link", kind=tarfile.SYMTYPE, target="../../x"), "'a-1.0/link' is a link out of the source"),
+        (item("a-1.0/link", kind=tarfile.LNKTYPE, target="a-1.0/setup.py"), "neither a file nor a symbolic link"),
+        (item("a-1.0/pipe", kind=tarfile.FIFOTYPE), "neither a file nor a symbolic link"),
+        (item("a-1.0/device", kind=tarfile.CHRTYPE), "neither a file nor a symbolic link"),
+    ],
+)
+def test_a_hostile_member_is_refused(member: tarfile.TarInfo, message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        copied(packed(member))
+
+
+@pytest.mark.parametrize("content", [b"not an archive", packed(item("a-1.0/x", size=5000))[:2000], b"\0" * 100])
+def test_a_damaged_archive_is_refused(content: bytes) -> None:
+    with pytest.raises(BuildError, match=r"^a\.tar\.gz: not a valid archive"):
+        copied(content)
+
+
+def test_a_source_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheel_builds, "MOST_BYTES", 1_000_000)
+    bomb = gzip.compress(packed(item("a-1.0/zeros", size=5_000_000)))
+    out = io.BytesIO()
+    with (
+        tarfile.open(fileobj=out, mode="w") as tar,
+        gzip.open(io.BytesIO(bomb)) as content,
+        pytest.raises(BuildError, match="unpacks to more than"),
+    ):
+        copy_source("a.tar.gz", cast("BinaryIO", content), tar, strip=1)
+    assert len(out.getvalue()) < 1_100_000
+
+
+class SdistFetcher(Fetcher):
+    """Has the sdist `content` of the test."""
+
+    content = b""
+
+    def fetch(self, wheel: Wheel) -> Path:
+        self.path(wheel).write_bytes(self.content)
+        return self.path(wheel)
+
+
+def build_of(
+    project: Project, tmp_path: Path, files: dict[str, str], source: str = ""
+) -> tuple[SourceBuilder, WheelBuild]:
+    """A builder, and the build of an sdist with these files, or of another source."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"a-1.0/{name}")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    fetcher = type("OwnFetcher", (SdistFetcher,), {"content": buffer.getvalue()})
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    store = Store(tmp_path / "store")
+    builder = SourceBuilder(project, Host(), View(MemoryConsole()), store, scratch, new_fetcher=fetcher)
+    [cell] = project.select([CELL])
+    lock = lockfile.read_lock(project.root, cell.group)
+    assert lock
+    source = source or f"a-1.0.tar.gz#sha256={'0' * 64}"
+    return builder, WheelBuild(name="a", source=source, index="", recipe=PackageSource(), cell=cell, lock=lock)
+
+
+@pytest.mark.parametrize(
+    ("files", "requirements"),
+    [
+        ({"setup.py": ""}, ["setuptools", "wheel"]),
+        ({"pyproject.toml": "[project]\nname = 'a'\n"}, ["setuptools", "wheel"]),
+        ({"pyproject.toml": '[build-system]\nrequires = ["flit>=3", "cython ; python_version<\'4\'"]'},
+         ["flit>=3", 'cython; python_version < "4"']),
+    ],
+)  # fmt: skip
+def test_the_requirements_of_a_build(
+    tiny: Project, tmp_path: Path, files: dict[str, str], requirements: list[str]
+) -> None:
+    builder, build = build_of(tiny, tmp_path, files)
+    assert builder.requirements(build) == requirements
+    assert list((tmp_path / "store/downloads").iterdir()) == [], "the sdist is not kept"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[build-system", "no valid"),
+        ("[build-system]\nrequires = 3", "no valid"),
+        ("[build-system]\nbackend = 'x'", "no valid"),
+        ("build-system = 3", "no valid"),
+        ('[build-system]\nrequires = ["--index-url=https://x.example.test"]', "no valid"),
+        ('[build-system]\nrequires = ["x @ https://x.example.test/x.whl"]', "needs x from an address"),
+    ],
+)
+def test_hostile_requirements_of_a_build_are_refused(tiny: Project, tmp_path: Path, text: str, message: str) -> None:
+    builder, build = build_of(tiny, tmp_path, {"pyproject.toml": text})
+    with pytest.raises(BuildError, match=message):
+        builder.requirements(build)
+
+
+def test_a_folder_that_changes_during_a_build_is_refused(edit: Edit, tiny: Project, tmp_path: Path) -> None:
+    (tiny.root / "packages/a").mkdir(parents=True)
+    (tiny.root / "packages/a/setup.py").write_text("first")
+    project = edit("variants:\n", "sources: {a: {folder: packages/a}}\nvariants:\n")
+    builder, build = build_of(project, tmp_path, {}, project.matrix.origin("a"))
+    assert builder.requirements(build) == ["setuptools", "wheel"]
+    (tiny.root / "packages/a/setup.py").write_text("second")
+    (tmp_path / "other").mkdir()
+    other, _ = build_of(project, tmp_path / "other", {})
+    with pytest.raises(StaleError, match="packages/a changed while a was built"):
+        other.requirements(build)
