@@ -93,6 +93,7 @@ def plan_command(
             text = f"{counted(len(images), 'image')}: {size(total)} in total, {size(unique)} in unique layers{percent}"
             context.out.print(text, soft_wrap=True)
         context.say_support(project, [image.cell for image in images])
+        context.say_not_built(project, [image.cell for image in images])
         if unlocked:
             context.say(f"not locked: {unlocked}   ({lock})")
 

@@ -15,7 +15,8 @@ from packaging.version import Version
 from builder.common.errors import MatrixError, UsageError, did_you_mean
 from builder.matrix.schema import CPU, Matrix, cuda_major
 
-BUILT_IN_SETS = ("all", "unsupported")  # besides those of each Debian release and each framework
+NOT_BUILT = "not-built"
+BUILT_IN_SETS = ("all", "unsupported", NOT_BUILT)  # besides those of each Debian release and each framework
 CUDA = "cuda"  # the component with NVIDIA's libraries
 ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))?", re.ASCII)
 MAX_CELLS = 50_000
@@ -220,10 +221,12 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
 def _is_in(matrix: Matrix, cell: Cell, name: str) -> bool:
     """Whether a cell is in a built-in set: `unsupported`, `all` others, or those of a Debian release or framework.
 
-    `unsupported` are the cells with an entry of matrix.yaml that has `after_support`, on any day: the cells that a run
-    builds do not depend on the clock.
+    Those whose Python has `not_built` in matrix.yaml are in the set `not-built` alone. `unsupported` are the cells with
+    an entry that has `after_support`, on any day: the cells that a run builds do not depend on the clock.
     """
     python = matrix.python[cell.python]
+    if python.not_built or name == NOT_BUILT:
+        return bool(python.not_built) == (name == NOT_BUILT)
     if name in BUILT_IN_SETS:
         line = matrix.frameworks[cell.framework].versions[cell.line]
         entries = (matrix.debian[python.debian], python, matrix.cuda[cell.cuda], line)
