@@ -140,13 +140,17 @@ def _update(explainer: Explainer, name: str, package: str, line: str, release: s
 
 
 def _addition(explainer: Explainer, name: str, package: str, line: str, release: str) -> Proposal:
-    """A line with all CUDA and Python versions of the matrix that work; the first are those of its newest line."""
+    """A line with all CUDA and Python versions of the matrix that work; the first are those of its newest line.
+
+    Not the Pythons whose images were not built yet.
+    """
     matrix = explainer.matrix
     versions = matrix.frameworks[name].versions
     newest = versions[max(versions, key=Version)]
-    cudas, pythons = dict.fromkeys([*newest.cuda, *matrix.cuda]), dict.fromkeys([*newest.python, *matrix.python])
+    cudas = dict.fromkeys([*newest.cuda, *matrix.cuda])
+    pythons = [name for name in dict.fromkeys([*newest.python, *matrix.python]) if not matrix.python[name].not_built]
     entry_that_works, reasons = _working_entry(
-        explainer, name, line, FrameworkVersion(release=release, cuda=list(cudas), python=list(pythons))
+        explainer, name, line, FrameworkVersion(release=release, cuda=list(cudas), python=pythons)
     )
     notes = [f"packages of the newest line, not included: {', '.join(newest.packages)}"] if newest.packages else []
     return Proposal(

@@ -24,11 +24,12 @@ from builder.common.text import counted, listed, size
 from builder.compat import gpus
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo
-from builder.engine.setup import too_old
+from builder.engine.setup import parse_version, too_old
 from builder.index import host
 from builder.index.host import Host
 from builder.index.session import IndexSession, describe, fetch_errors
 from builder.index.wheels import PLATFORMS
+from builder.layers.oci import CONTAINERD
 from builder.layers.store import Store
 from builder.lock import os_lock
 from builder.lock.archives import HERE, STORE, Archives
@@ -42,6 +43,7 @@ from builder.registry.staging import INDEX, StagingArea
 
 State = Literal["ok", "note", "missing"]
 TIMEOUT_S = 15
+BUILDS_DOCKERFILES = (25, 0)  # which has HEALTHCHECK --start-interval
 POLICY = RetryPolicy(connect_s=TIMEOUT_S, read_s=TIMEOUT_S, retries=0)
 
 
@@ -72,8 +74,8 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
         obstacle = too_old(info)
         about = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
         findings += [
-            MachineFinding("engine", "missing" if obstacle else "ok", obstacle or f"{info.name} {info.version}"),
-            MachineFinding("store", "ok", f"{info.store}, {info.root}"),
+            MachineFinding("engine", "missing" if obstacle else "ok", obstacle or _engine_name(info)),
+            *_abilities(info),
             MachineFinding("machine", "ok" if info.arch in PLATFORMS else "missing", about),
             *_emulation(project, info),
         ]
@@ -145,6 +147,33 @@ def _emulation(project: Project, info: EngineInfo) -> Iterator[MachineFinding]:
             yield MachineFinding(arch, "ok", "emulated by QEMU: images can be built, and some of their tests run")
         else:
             yield MachineFinding(arch, "note", f"not emulated: its images cannot be built. {images.EMULATION_HINT}")
+
+
+def _engine_name(info: EngineInfo) -> str:
+    return f"{info.name} {info.version}{', rootless' if info.is_rootless else ''}"
+
+
+def _abilities(info: EngineInfo) -> Iterator[MachineFinding]:
+    """What this kind of engine can do, and what it cannot."""
+    is_podman, is_containerd = info.name == "Podman", info.store == CONTAINERD
+    kept = "; keeps layers compressed too, so images take about half as much again as with overlay2"
+    yield MachineFinding("store", "ok", f"{info.store}, {info.root}{kept if is_containerd else ''}")
+    if is_podman:
+        yield MachineFinding("loading", "note", "Podman gets whole archives: it pulls only over TLS")
+    elif info.is_rootless or not info.is_local:
+        which = "a rootless engine" if info.is_rootless else "an engine on another machine"
+        detail = f"{which} gets whole archives, unless it can reach the loopback of this machine"
+        yield MachineFinding("loading", "note", detail)
+    else:
+        yield MachineFinding("loading", "ok", "the engine pulls the layers that it lacks from builder")
+    if is_podman or parse_version(info.version) < BUILDS_DOCKERFILES:
+        detail = "cannot build Dockerfiles (--method dockerfile), which needs Docker Engine 25 or newer"
+        yield MachineFinding("dockerfiles", "note", f"{info.name} {detail}")
+    else:
+        yield MachineFinding("dockerfiles", "ok", "--method dockerfile builds them")
+    if info.is_rootless:
+        detail = "your own folders belong to root in containers: docker run --user root -e NB_UID=0"
+        yield MachineFinding("mounts", "note", detail)
 
 
 def _index() -> MachineFinding:

@@ -98,6 +98,8 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         for end in support.ends_of_cell(project.matrix, cell):
             reason = f"; released anyway: {end.after_support}" if end.after_support else ""
             click.echo(f"{end.sentence(context.today)} ({end.source}){reason}")
+        if (python := project.matrix.python.get(cell.python)) and python.not_built:
+            click.echo(f"not built yet: {python.not_built}")
     if not explanation.works:
         raise RefusedError(f"{explanation.id} does not work")
 

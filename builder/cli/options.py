@@ -15,7 +15,8 @@ from builder.common.text import parse_size
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 CELLS_HELP = (
     "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*'), or sets: those of matrix.yaml, the Debian "
-    "releases and frameworks in it, `unsupported` (those with `after_support`), and `all` (the others). "
+    "releases and frameworks in it, `unsupported` (those with `after_support`), `not-built` (those with `not_built`), "
+    "and `all` (the others). "
     "Default: the set `default`."
 )
 ALL_CELLS_HELP = CELLS_HELP.replace("the set `default`", "all cells")

@@ -96,6 +96,7 @@ def plan_command(
         for text in sorted({f"{wheel.name} {wheel.version} is built from source: {wheel.source}" for wheel in built}):
             context.out.print(Text(text), soft_wrap=True)
         context.say_support(project, [image.cell for image in images])
+        context.say_not_built(project, [image.cell for image in images])
         if unlocked:
             context.say(f"not locked: {unlocked}   ({lock})")
 

@@ -95,6 +95,7 @@ def push_command(
             roll_back=roll_back,
             allow_missing_arch=allow_missing_arch,
         ).publish(chosen)
+    context.say_not_built(project, selected, are_built=True)
     seconds = time.monotonic() - began
     _show(context, result, form, seconds=round(seconds, 1))
     if form == "text":
@@ -360,6 +361,8 @@ def release_command(
     own = [each.target.cell for each in candidates if OWN in each.target.coverage.signers]
     if own and project.matrix.evidence:  # without `evidence`, results need no signature
         context.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
+    ready = {each.target.cell for each in candidates}
+    context.say_not_built(project, [cell for cell in project.cells if cell.id in ready], are_built=True)
     if check:
         context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")
         _require_all(releaser.left_out, "ready")
@@ -427,7 +430,7 @@ def status_command(
     whether the full tag names that image. SIGNATURE shows whether the image has a signature, which `builder verify`
     checks. SCAN is the newest scan of the released image for vulnerabilities. PACKAGES is the age of the locked Debian
     packages; `builder doctor` shows which of them the archives no longer have. Below the table are the ends of support
-    that are over or at most 60 days away.
+    that are over or at most 60 days away, and the cells that were not built yet.
     """
     project = context.project
     selected = project.select(patterns or ("*",))
@@ -461,3 +464,4 @@ def status_command(
         table.add_row(*(Text(values[name]) for name in shown))
     context.out.print(table)
     context.say_support(project, selected)
+    context.say_not_built(project, selected)

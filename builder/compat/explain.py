@@ -230,12 +230,18 @@ class Explainer:
         return max(self.matrix.debian, key=lambda name: Version(self.matrix.debian[name].glibc))
 
     def _refused(self, cell: Cell, reasons: Iterable[str], others: Iterable[Cell]) -> Explanation:
-        """A refusal, with the nearest cells that work. Cells of the matrix work; resolves at most TRIED others."""
+        """A refusal, with the nearest cells that work. Cells of the matrix work; resolves at most TRIED others.
+
+        Not those on a Python whose images were not built yet.
+        """
         near: list[Near] = []
         tried = 0
+        not_built = {version for version, python in self.matrix.python.items() if python.not_built}
         for candidate in alternatives.rank(cell, self.known, others):
             if len(near) == SHOWN:
                 break
+            if candidate.cell.python in not_built:
+                continue
             if not candidate.is_listed:
                 if tried == TRIED or not self._has_wheel(candidate.cell) or self._faults(candidate.cell):
                     continue

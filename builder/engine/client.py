@@ -30,6 +30,7 @@ from builder.common import strict_yaml
 from builder.common.errors import EngineError, MatrixError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine.model import CDI_KIND, EngineInfo, ImageInfo, is_forbidden, reported, translated
+from builder.matrix.tags import PLAN_LABEL
 
 LABEL = "gpu-images"
 RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout
@@ -109,6 +110,7 @@ class Engine:
             cpus=info["NCPU"],
             memory=info["MemTotal"],
             is_local=is_local,
+            is_rootless=any("name=rootless" in str(option) for option in info.get("SecurityOptions") or ()),
             gpu_option=gpu_option,
             cdi_gpus=cdi_gpus,
         )
@@ -182,8 +184,11 @@ class Engine:
             _check("loading", self._api._stream_helper(response, decode=True))
 
     def _inspected(self) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
-        """Id, attributes and diff ids (lowest first) of every image."""
-        for image_id in {entry["Id"] for entry in self._api.images(all=False)}:
+        """Id, attributes and diff ids (lowest first) of all images of builders, and of those derived from them.
+
+        Other images have none of their layers. The containerd store adds up the sizes of every image that it lists.
+        """
+        for image_id in {entry["Id"] for entry in self._api.images(filters={"label": PLAN_LABEL}, all=False)}:
             try:
                 attributes = self._api.inspect_image(image_id)
             except ImageNotFound:  # removed meanwhile
@@ -191,12 +196,12 @@ class Engine:
             yield image_id, attributes, tuple((attributes.get("RootFS") or {}).get("Layers") or ())
 
     def chains(self) -> set[tuple[str, ...]]:
-        """Diff ids, lowest first, of every image that the engine has."""
+        """Diff ids, lowest first, of every image in the engine that a builder made."""
         with translated("listing images"):
             return {diff_ids for _, _, diff_ids in self._inspected()}
 
     def layers(self) -> dict[str, dict[tuple[str, ...], int]]:
-        """Image id -> layers, each as the diff ids from the lowest one up to it -> bytes unpacked.
+        """Image id -> layers, each as the diff ids from the lowest one up to it -> bytes unpacked; as for `chains`.
 
         The engine gives sizes by line of history. If those cannot be matched with layers, the top layer gets all bytes.
         """
@@ -323,7 +328,7 @@ class Engine:
 
     def cache_bytes(self) -> int:
         """Size of BuildKit's cache."""
-        return self._disk_usage()[1]
+        return self._disk_usage("build-cache")
 
     def used_images(self) -> set[str]:
         """Ids of the images of all containers, running or not."""
@@ -332,14 +337,23 @@ class Engine:
 
     def disk_bytes(self) -> int:
         """Bytes of all images and of BuildKit's cache on the engine's disk; shared layers count once."""
-        return sum(self._disk_usage())
+        return self._disk_usage("image", "build-cache")
 
-    def _disk_usage(self) -> tuple[int, int]:
-        """Bytes of all layers, and of BuildKit's cache."""
+    def _disk_usage(self, *kinds: Literal["image", "build-cache"]) -> int:
+        """Bytes of all layers, of BuildKit's cache, or of both; the engine would also add up volumes and containers.
+
+        Podman gives all of them. Source: Docker Engine API, SystemDataUsage: sums by kind from 1.52 on (Docker 29), and
+        nothing else from 1.53 on.
+        """
         with translated("reading the disk usage"):
-            usage = self._api.df()
+            response = self._api._get(self._api._url("/system/df"), params={"type": kinds})
+            usage = self._api._result(response, True)
         cache = sum(int(entry.get("Size") or 0) for entry in usage.get("BuildCache") or ())
-        return int(usage.get("LayersSize") or 0), cache
+        sizes = {
+            "image": (usage.get("ImageUsage") or {}).get("TotalSize") or usage.get("LayersSize") or 0,
+            "build-cache": (usage.get("BuildCacheUsage") or {}).get("TotalSize") or cache,
+        }
+        return sum(int(sizes[kind]) for kind in kinds)
 
     def start(
         self,

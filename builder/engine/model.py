@@ -36,6 +36,7 @@ class EngineInfo:
     cpus: int
     memory: int
     is_local: bool
+    is_rootless: bool = False
     gpu_option: Literal["--gpus", "--device", "--runtime", ""] = ""
     cdi_gpus: frozenset[str] = frozenset()
 

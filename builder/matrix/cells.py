@@ -15,7 +15,9 @@ from packaging.version import Version
 from builder.common.errors import MatrixError, UsageError, did_you_mean
 from builder.matrix.schema import AMD64, ARM64, CPU, Arch, Matrix, cuda_major
 
-BUILT_IN_SETS = ("all", "unsupported", ARM64)  # besides those of each Debian release and each framework
+NOT_BUILT = "not-built"
+# Besides those of each Debian release and each framework.
+BUILT_IN_SETS = ("all", "unsupported", NOT_BUILT, ARM64)
 CUDA = "cuda"  # the component with NVIDIA's libraries
 ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))??(?:-(arm64))?", re.ASCII)
 MAX_CELLS = 50_000
@@ -240,14 +242,15 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
 def _is_in(matrix: Matrix, cell: Cell, name: str) -> bool:
     """Whether a cell is in a built-in set: `unsupported`, `all` others, or those of a Debian release or framework.
 
-    `arm64` has all cells for arm64, and the other sets none: a machine builds images for its own architecture.
-
-    `unsupported` are the cells with an entry of matrix.yaml that has `after_support`, on any day: the cells that a run
-    builds do not depend on the clock.
+    `arm64` has all cells for arm64, and the other sets none: a machine builds images for its own architecture. Those
+    whose Python has `not_built` in matrix.yaml are in the set `not-built` alone. `unsupported` are the cells with an
+    entry that has `after_support`, on any day: the cells that a run builds do not depend on the clock.
     """
     if ARM64 in (name, cell.arch):
         return name == cell.arch
     python = matrix.python[cell.python]
+    if python.not_built or name == NOT_BUILT:
+        return bool(python.not_built) == (name == NOT_BUILT)
     if name in BUILT_IN_SETS:
         line = matrix.frameworks[cell.framework].versions[cell.line]
         entries = (matrix.debian[python.debian], python, matrix.cuda[cell.cuda], line)

@@ -220,12 +220,16 @@ class Debian(StrictModel):
 
 
 class Python(StrictModel):
-    """Debian's Python, from the packages `apt`, or the release `uv` of uv's builds, on a Debian release."""
+    """Debian's Python, from the packages `apt`, or the release `uv` of uv's builds, on a Debian release.
+
+    `not_built` is why its images are locked but were not built and tested yet.
+    """
 
     debian: Name
     apt: list[AptPackage] | None = None
     uv: Release | None = None
     after_support: Reason = ""
+    not_built: Reason = ""
 
     @property
     def packages(self) -> list[str]:

@@ -139,6 +139,21 @@ def refusals(
     ]
 
 
+def not_built(matrix: Matrix, cells: Iterable[Cell], *, are_built: bool = False) -> list[str]:
+    """A line for each Python of cells that has `not_built` in matrix.yaml; `are_built`: its images exist by now."""
+    cells_by_python: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if matrix.python[cell.python].not_built:
+            cells_by_python.setdefault(cell.python, []).append(cell)
+    return [
+        f"{_named(members)}: built and tested: delete `not_built` of python.{python} "
+        f"({matrix.where('python', python, 'not_built')}), to add them to the set `all`"
+        if are_built
+        else f"{_named(members)}: not built yet: {matrix.python[python].not_built}"
+        for python, members in cells_by_python.items()
+    ]
+
+
 def _named(cells: Iterable[Cell]) -> str:
     """`5 images of tf-2.9-cu118-py39`."""
     members = list(cells)

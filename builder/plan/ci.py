@@ -10,7 +10,7 @@ from pathlib import Path
 from builder.common import git
 from builder.common.errors import BuilderError, UsageError
 from builder.common.text import counted, size
-from builder.matrix.cells import Cell
+from builder.matrix.cells import NOT_BUILT, Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, ARM64, Arch, Matrix
 from builder.plan import plan
@@ -85,13 +85,16 @@ def split_by_disk(images: Sequence[PlannedImage], disk: int, max_images: int = M
 def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
     """The built-in sets of cells whose locks are updated separately: by Debian release, and by framework.
 
-    One that fails then keeps no other from being updated. In the order of matrix.yaml, without those of no cell.
+    One that fails then keeps no other from being updated. In the order of matrix.yaml, without those of no cell. Cells
+    that were not built yet are in none of these sets: their own set is in both lists.
     """
-    releases = {matrix.python[cell.python].debian for cell in cells}
-    frameworks = {cell.framework for cell in cells}
+    built = [cell for cell in cells if not matrix.python[cell.python].not_built]
+    releases = {matrix.python[cell.python].debian for cell in built}
+    frameworks = {cell.framework for cell in built}
+    others = [NOT_BUILT] if len(built) < len(cells) else []
     return {
-        "debian": [name for name in matrix.debian if name in releases],
-        "frameworks": [name for name in matrix.frameworks if name in frameworks],
+        "debian": [*(name for name in matrix.debian if name in releases), *others],
+        "frameworks": [*(name for name in matrix.frameworks if name in frameworks), *others],
     }
 
 

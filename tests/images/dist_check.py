@@ -43,7 +43,8 @@ def pair(keep: Callable[..., Container]) -> Pair:
     for _ in range(2):
         container = keep(["sleep", "infinity"])
         container.reload()
-        containers.append((container, str(container.attrs["NetworkSettings"]["Networks"]["bridge"]["IPAddress"])))
+        (network,) = container.attrs["NetworkSettings"]["Networks"].values()  # Docker's is `bridge`, Podman's `podman`
+        containers.append((container, str(network["IPAddress"])))
     return containers
 
 

@@ -49,7 +49,8 @@ def server(keep: Callable[..., Container], until: Callable[..., None], client: t
 
 
 def address(container: Container) -> str:
-    return str(container.attrs["NetworkSettings"]["Networks"]["bridge"]["IPAddress"])
+    (network,) = container.attrs["NetworkSettings"]["Networks"].values()  # Docker's is `bridge`, Podman's `podman`
+    return str(network["IPAddress"])
 
 
 def over_ssh(client: tuple[Host, str], server: Container, command: str, user: str = "user", options: str = "") -> Any:

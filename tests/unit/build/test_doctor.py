@@ -18,7 +18,6 @@ from builder.build.doctor import MachineFinding
 from builder.common.errors import EngineError
 from builder.compat.gpus import Gpu
 from builder.engine.client import Engine
-from builder.engine.model import EngineInfo
 from builder.index.host import Host
 from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
@@ -35,11 +34,15 @@ Edit = Callable[[str, str], Project]
 MIRROR = "https://me:pw@mirror.example.test/simple"
 
 
+def engine(**changes: Any) -> FakeEngine:
+    return FakeEngine(info=replace(INFO, **changes))
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The properties of a machine; tests change them before they call `examine`."""
     has: dict[str, Any] = {
-        "engine": FakeEngine(), "gpus": ("", ()), "reason": "", "which": {"docker", "mmdebstrap", "cosign"},
+        "engine": engine(is_local=True), "gpus": ("", ()), "reason": "", "which": {"docker", "mmdebstrap", "cosign"},
         "index": ["pip.whl"], "cosign": "v3.1.4",
         "settings": IndexSettings(url=MIRROR, ca_bundle="/ca.pem"), "registry": {}, "free": 10**12,
     }  # fmt: skip
@@ -47,8 +50,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def connect() -> FakeEngine:
         if has["engine"] is None:
             raise EngineError("no Docker Engine answers at x", hint="`builder engine` starts one.")
-        engine: FakeEngine = has["engine"]
-        return engine
+        connected: FakeEngine = has["engine"]
+        return connected
 
     def answers(sent: Sent) -> Reply | Exception:
         status = has["registry"].get(sent.url.partition("/v2/")[0])
@@ -99,17 +102,23 @@ def test_a_good_machine(tiny: Project, machine: dict[str, Any]) -> None:
     assert findings["registry"].detail == "registry.example.test:5000 answers"
 
 
-def podman(version: str) -> EngineInfo:
-    return replace(INFO, name="Podman", version=version)
-
-
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no engine": ({"engine": None}, "engine", "missing", "no Docker Engine answers at x. `builder engine` starts one."),
-    "old engine": ({"engine": FakeEngine(info=replace(INFO, version="20.10.24"))}, "engine", "missing", "23 or newer"),
-    "podman": ({"engine": FakeEngine(info=podman("4.3.1"))}, "engine", "ok", "Podman 4.3.1"),
-    "old podman": ({"engine": FakeEngine(info=podman("4.2.0"))}, "engine", "missing", "4.3 or newer"),
-    "arm64": ({"engine": FakeEngine(info=replace(INFO, architecture="aarch64"))}, "machine", "ok", "aarch64"),
-    "another": ({"engine": FakeEngine(info=replace(INFO, architecture="riscv64"))}, "machine", "missing", "riscv64"),
+    "old engine": ({"engine": engine(version="20.10.24")}, "engine", "missing", "23 or newer"),
+    "podman": ({"engine": engine(name="Podman", version="4.3.1")}, "engine", "ok", "Podman 4.3.1"),
+    "old podman": ({"engine": engine(name="Podman", version="4.2.0")}, "engine", "missing", "4.3 or newer"),
+    "podman pulls": ({"engine": engine(name="Podman", version="5.4.2")}, "loading", "note", "Podman gets whole"),
+    "podman builds": ({"engine": engine(name="Podman", version="26.0.0")}, "dockerfiles", "note", "Podman cannot"),
+    "rootless": ({"engine": engine(is_rootless=True)}, "engine", "ok", "Docker Engine 26.1.5, rootless"),
+    "rootless pulls": (
+        {"engine": engine(is_rootless=True, is_local=True)}, "loading", "note", "a rootless engine gets whole archives",
+    ),
+    "rootless mounts": ({"engine": engine(is_rootless=True)}, "mounts", "note", "-e NB_UID=0"),
+    "another machine pulls": ({"engine": engine()}, "loading", "note", "an engine on another machine gets"),
+    "old builds": ({"engine": engine(version="24.0.7")}, "dockerfiles", "note", "needs Docker Engine 25 or newer"),
+    "containerd": ({"engine": engine(store="containerd")}, "store", "ok", "keeps layers compressed too"),
+    "arm64": ({"engine": engine(architecture="aarch64")}, "machine", "ok", "aarch64"),
+    "another": ({"engine": engine(architecture="riscv64")}, "machine", "missing", "riscv64"),
     "no client": ({"which": set()}, "docker", "missing", "apt-get install docker.io"),
     "no mmdebstrap": ({"reason": "it is not installed"}, "mmdebstrap", "note", "in a container"),
     "no index": (
@@ -133,11 +142,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         {"gpus": ("570.1", (Gpu(name="H200", memory=1),))}, "gpu in containers", "note", "nvidia-container-toolkit",
     ),
     "GPU for containers": (
-        {"gpus": ("1", (Gpu(name="H", memory=1),)), "engine": FakeEngine(info=replace(INFO, gpu_option="--gpus"))},
+        {"gpus": ("1", (Gpu(name="H", memory=1),)), "engine": engine(gpu_option="--gpus")},
         "gpu in containers", "ok", "docker run --gpus all",
     ),
     "GPU of an engine on another machine": (
-        {"engine": FakeEngine(info=replace(INFO, gpu_option="--device"))},
+        {"engine": engine(gpu_option="--device")},
         "gpu in containers", "ok", "docker run --device nvidia.com/gpu=all",
     ),
 }  # fmt: skip
@@ -187,7 +196,7 @@ def test_the_emulation_of_another_architecture(
 def test_the_disk_of_a_local_engine(
     tiny: Project, machine: dict[str, Any], tmp_path: Path, free: int, state: str
 ) -> None:
-    machine["engine"] = FakeEngine(info=replace(INFO, is_local=True, root=str(tmp_path)))
+    machine["engine"] = engine(is_local=True, root=str(tmp_path))
     machine["free"] = free
     findings = examine(tiny)
     assert findings["disk: engine"].state == state

@@ -34,7 +34,7 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from tests.fakes import locks
 from tests.unit.cli.conftest import CELL, Run
-from tests.unit.matrix.test_cells import TINY_IDS
+from tests.unit.matrix.test_cells import TINY_IDS, Edit
 
 UNLOCKED = "em-1.9-cu129-py39"
 TAG = "registry.example.test:5000/team/quartz-cuda"
@@ -341,6 +341,22 @@ def test_debian_packages_without_updates_are_named_when_they_are_locked(
     monkeypatch.setattr(apt, "archive", locks.FakeArchive(versions={"bookworm": "1.0-1"}))
     assert BOOKWORM in run("lock", "--os", CELL, today=date(2028, 7, 1)).err
     assert "support" not in run("lock", "--os", CELL, today=date(2028, 4, 30)).err
+
+
+@pytest.mark.parametrize("command", [["plan", CELL], ["status", "--here", CELL]])
+def test_cells_that_were_not_built_yet_are_named_with_the_reason(run: Run, edit: Edit, command: list[str]) -> None:
+    before = run(*command)
+    edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, not_built: "nobody can fetch it"}')
+    result = run(*command)
+    assert result.out == before.out
+    assert result.err == "1 image of qz-0.5-cu129-py311: not built yet: nobody can fetch it\n"
+    assert "not built yet" not in run(command[0], "em-1.9-cu129-py39").err
+
+
+def test_a_reason_why_cells_were_not_built_changes_no_image(tiny: Project, edit: Edit) -> None:
+    before = [image.digest for image in plan.make_plan(tiny, tiny.cells).images]
+    edited = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, not_built: "nobody can fetch it"}')
+    assert [image.digest for image in plan.make_plan(edited, edited.cells).images] == before
 
 
 def test_updates_are_listed_for_a_workflow(run: Run, tiny: Project) -> None:

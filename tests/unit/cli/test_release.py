@@ -192,6 +192,22 @@ def test_nothing_is_released_after_the_end_of_support_without_a_reason(
     assert len(desk.published) == (0 if option else 1)
 
 
+@pytest.mark.parametrize("option", [(), ("--check",)])
+def test_a_release_of_images_that_were_not_built_before_names_the_key_to_delete(
+    run: Run, tiny: Project, desk: ReleaseDesk, option: tuple[str, ...]
+) -> None:
+    path, old = tiny.root / "matrix.yaml", '"3.11": {debian: newbird'
+    text = path.read_text("utf-8")
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, f'{old}, not_built: "nobody can fetch it"'), encoding="utf-8")
+    released = run("release", "--staging", PLACE, *option)
+    assert released.code == 0, "the key changes no plan"
+    built = f"1 image of {test_release.CELL}: built and tested: delete `not_built` of python.3.11 (matrix.yaml:15:40)"
+    assert f"{built}, to add them to the set `all`\n" in released.err
+    assert "not built yet" not in released.err
+    assert len(desk.published) == (0 if option else 1)
+
+
 def test_push_refuses_images_after_the_end_of_support(run: Run, bookworm: Project, rendered: Project) -> None:
     result = run("push", test_release.CELL, today=date(2028, 7, 1))
     assert result.code == 16

@@ -691,6 +691,18 @@ def test_ends_of_support_are_shown_with_their_source(run: Callable[..., Result],
     assert after.endswith(f"{ended} {source}; released anyway: one course needs it\n")
 
 
+def test_a_combination_that_was_not_built_yet_is_explained_with_the_reason(
+    run: Callable[..., Result], tmp_path: Path
+) -> None:
+    near = "nearest that work: pt-2.9-cu128-py311 ("
+    assert near in run("pt-2.9-cu126-py311").stdout
+    edited = MATRIX.replace('"3.11": {debian: bookworm', '"3.11": {debian: bookworm, not_built: "nobody can fetch it"')
+    (tmp_path / "matrix.yaml").write_text(edited)
+    assert run("pt-2.9-cu128-py311").stdout.endswith("\nnot built yet: nobody can fetch it\n")
+    assert "not built" not in run("pt-2.9-cu128-py313").stdout
+    assert near.replace("py311", "py313") in run("pt-2.9-cu126-py311").stdout
+
+
 def test_a_refusal_has_an_exit_code_of_its_own(run: Callable[..., Result]) -> None:
     result = run("pt-2.9-cu126-py311")
     assert isinstance(result.exception, RefusedError)

@@ -317,10 +317,39 @@ def test_an_error_in_the_response_to_a_load(message: str, kind: type[Exception])
         Answer({"status": "x"}, {"error": message}).engine().load([b""])
 
 
-def test_chains_of_every_image_once() -> None:
+def test_chains_of_every_image_of_builder_once() -> None:
+    """With a filter: the containerd store adds up the sizes of all images that it lists."""
     known = {"a": {"RootFS": {"Layers": ["1", "2"]}}, "b": {"RootFS": None}}
-    ids = [{"Id": name} for name in ("a", "a", "removed", "b")]
-    assert engine(images=lambda **_: ids, inspect_image=inspect(known)).chains() == {("1", "2"), ()}
+
+    def images(*, filters: Mapping[str, str], **_: object) -> list[dict[str, str]]:
+        assert filters == {"label": "gpu-images.plan"}
+        return [{"Id": name} for name in ("a", "a", "removed", "b")]
+
+    assert engine(images=images, inspect_image=inspect(known)).chains() == {("1", "2"), ()}
+
+
+OLD_USAGE = {"LayersSize": 70, "BuildCache": [{"Size": 4}, {"Size": 1}]}
+NEW_USAGE = {"ImageUsage": {"TotalSize": 70}, "BuildCacheUsage": {"TotalSize": 5}}
+
+
+@pytest.mark.parametrize("usage", [OLD_USAGE, NEW_USAGE, OLD_USAGE | NEW_USAGE], ids=["1.51", "1.53", "1.52"])
+def test_disk_usage_in_each_version_of_the_api(usage: Mapping[str, Any]) -> None:
+    """Docker 29 gives other fields: with --max-disk, its images and cache counted as nothing."""
+    asked: list[object] = []
+
+    def get(url: str, *, params: object) -> Mapping[str, Any]:
+        asked.append((url, params))
+        return usage
+
+    fake = engine(_url=str, _get=get, _result=lambda response, _: response)
+    assert (fake.disk_bytes(), fake.cache_bytes()) == (75, 5)
+    assert asked == [("/system/df", {"type": ("image", "build-cache")}), ("/system/df", {"type": ("build-cache",)})]
+
+
+@pytest.mark.parametrize("usage", [{}, {"LayersSize": None, "BuildCache": None}, {"ImageUsage": {}}])
+def test_disk_usage_of_an_empty_engine(usage: Mapping[str, Any]) -> None:
+    fake = engine(_url=str, _get=lambda *_, **__: usage, _result=lambda response, _: response)
+    assert (fake.disk_bytes(), fake.cache_bytes()) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -502,6 +531,14 @@ def test_podman_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """It was reported as a Docker Engine 4.3.1 that is too old."""
     info = info_of(tmp_path, {}, PODMAN, monkeypatch)
     assert (info.name, info.version) == ("Podman", "28.1.0")
+
+
+def test_a_rootless_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker and Podman list it like this."""
+    options = ["name=seccomp,profile=builtin", "name=rootless", "name=cgroupns"]
+    for listed in (options, options[:1], None):
+        info = info_of(tmp_path, {"SecurityOptions": listed}, DOCKER, monkeypatch)
+        assert info.is_rootless == (listed == options)
 
 
 DOCKER = {"Version": "28.1.0", "ApiVersion": "1.49"}

@@ -341,6 +341,17 @@ def test_all_has_no_cell_that_relies_on_a_reason_after_its_support(bookworm: Pro
     assert [cell.id for cell in project.select(["*"])] == TINY_IDS
 
 
+def test_cells_that_were_not_built_yet_are_in_one_built_in_set(tiny: Project, edit: Edit) -> None:
+    """Also if their support has ended: a workflow that builds `unsupported` must not fail for them."""
+    assert tiny.select(["not-built"]) == ()
+    reasons = 'after_support: "one course needs it", not_built: "nobody can fetch it"'
+    project = edit('"3.9": {debian: oldbird}', f'"3.9": {{debian: oldbird, uv: 3.9.25, {reasons}}}')
+    others = [name for name in TINY_IDS if "-py311" in name]
+    assert [cell.id for cell in project.select(["not-built"])] == [name for name in TINY_IDS if "-py39" in name]
+    assert [cell.id for cell in project.select(["all", "unsupported", "oldbird", "newbird", "ember"])] == others
+    assert [cell.id for cell in project.select(["*"])] == TINY_IDS
+
+
 @pytest.mark.parametrize("name", ["all", "unsupported", "newbird", "quartz"])
 def test_a_set_may_not_have_the_name_of_a_built_in_one(edit: Edit, name: str) -> None:
     project = edit('boards: ["*-board"]', f'{name}: ["*-board"]')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -57,6 +58,14 @@ def test_updates_are_separate_for_each_debian_release_and_framework(tiny: Projec
     assert {cell.python for cell in chosen} == {"3.11"}
     assert len(chosen) == sum(cell.python == "3.11" for cell in tiny.cells)
     assert ci.updates(tiny.matrix, tiny.select(["em-*-py39"])) == {"debian": ["oldbird"], "frameworks": ["ember"]}
+
+
+def test_cells_that_were_not_built_yet_are_updated_separately(edit: Callable[[str, str], Project]) -> None:
+    """They are in no other set, and their locks would become old."""
+    project = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, not_built: "nobody can fetch it"}')
+    debian, frameworks = ci.updates(project.matrix, project.cells).values()
+    assert (debian, frameworks) == (["oldbird", "not-built"], ["ember", "quartz", "not-built"])
+    assert set(project.select(debian)) == set(project.select(frameworks)) == set(project.cells)
 
 
 def test_the_matrix_of_a_github_job(images: list[PlannedImage]) -> None:

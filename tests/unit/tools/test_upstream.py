@@ -90,6 +90,12 @@ def test_a_newer_line_has_what_works_and_the_reasons_for_the_rest() -> None:
     assert "\n".join(proposal.lines) == NEW_TENSORFLOW
 
 
+def test_a_newer_line_has_no_python_whose_images_were_not_built_yet() -> None:
+    edit = ('"3.13": {debian: trixie}', '"3.13": {debian: trixie, not_built: "nobody can fetch it"}')
+    (proposal,) = proposed(edit, framework="tensorflow")
+    assert "3.13" not in "\n".join(proposal.lines)
+
+
 def test_a_newer_release_of_a_line_takes_along_what_is_pinned_to_the_old_one() -> None:
     audio = ListedPackage(name="torchaudio", releases=(ListedRelease(version=Version("2.9.2")),))
     (proposal,) = proposed(
