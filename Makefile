@@ -65,6 +65,9 @@ integration: engine ## integration tests: the real engine, tiny wheels
 browser: engine ## Jupyter and TensorBoard in a real Chromium, with the newest Jupyter image of PyTorch
 	@.venv/bin/pytest tests/browser
 
+arm64: engine ## a tiny image for arm64, made and tested on this machine by emulation: takes minutes
+	@.venv/bin/pytest tests/emulation
+
 demo: engine ## two tiny images through the whole pipeline, to a release and a roll-back, in under two minutes
 	@.venv/bin/python -m tests.demo
 

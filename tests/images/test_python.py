@@ -36,7 +36,7 @@ def test_requirements_are_met(host: Host) -> None:
     assert result.rc == 0, result.stdout
 
 
-@pytest.mark.emulated
+# Not under emulation: importing onnxruntime ends with a segmentation fault in QEMU 7.2.
 def test_every_requested_package_is_importable(subject: Any, python: Callable[[str], Any]) -> None:
     """Except CUDA's wheels, which have libraries but no modules, and metapackages, which are empty."""
     requested = [Requirement(text).name for texts in subject.data["requirements"].values() for text in texts]
