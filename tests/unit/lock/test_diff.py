@@ -58,7 +58,7 @@ def group_lock(*wheels: Wheel, group: str = CELL, components: Sequence[str] = ("
         LockedWheel(name=wheel.name, version=wheel.version, file=wheel.file, size=wheel.size, sha256=wheel.sha256)
         for wheel in sorted(wheels, key=lambda wheel: wheel.name)
     ]
-    basis = Basis(cuda="", toolkit="", python="", platform="", glibc="", constraints=[])
+    basis = Basis(cuda="", toolkit="", python="", platform="x86_64", glibc="", constraints=[])
     return Lock(group=group, basis=basis, components=parts, wheels=tuple(entries))
 
 
