@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 INPUTS, WORK = Path("/mnt/build"), Path("/tmp/build")
+CUDA = Path("/opt/nvidia/nvidia")
 RESULT = WORK / "result.tar"
 TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can store
 
@@ -42,12 +43,20 @@ def main() -> None:
     source, tools, out = f"{WORK}/source", f"{WORK}/tools", f"{WORK}/out"
     shutil.copytree(INPUTS / "source", source, symlinks=True)
     (WORK / "tmp").mkdir()
+    # NVIDIA's wheels have libcudart.so.13, but the linker looks for libcudart.so.
+    links = WORK / "lib"
+    links.mkdir()
+    for library in sorted(CUDA.glob("*/lib/lib*.so.*")):
+        link = links / f"{library.name.partition('.so.')[0]}.so"
+        if not link.exists():
+            link.symlink_to(library)
     environment = {
         **os.environ,
         "HOME": str(WORK),
         "TMPDIR": str(WORK / "tmp"),
         "PATH": f"{tools}/bin:{os.environ['PATH']}",
         "PYTHONPATH": tools,
+        "LIBRARY_PATH": str(links),
     }
     pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "--no-cache-dir"]
     if wheels := sorted(map(str, (INPUTS / "wheels").glob("*.whl"))):

@@ -55,13 +55,14 @@ class Basis:
 class LockedBuild:
     """How the wheel of the package `name` was built from its source.
 
-    `recipe` is the entry of matrix.yaml, `cell` the cell in whose image the build ran, and `wheels` are those that the
-    build had besides the image's own.
+    `recipe` is the entry of matrix.yaml, `cell` the cell in whose image the build ran, `image` the digest of the wheels
+    of that image, and `wheels` are those that the build had besides them.
     """
 
     name: str
     recipe: PackageSource
     cell: str
+    image: str
     wheels: tuple[LockedWheel, ...]
 
 

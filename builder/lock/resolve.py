@@ -26,13 +26,14 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from builder.common.errors import FetchError, LockError, MatrixError, UnreachableError, choose_again
+from builder.common.files import digest_of_data
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
 from builder.index.local_index import LocalIndex, Sources, serve_index
 from builder.index.releases import Index
 from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
-from builder.index.wheels import ORIGIN, PLATFORMS, BuiltWheel, LockedWheel
+from builder.index.wheels import ORIGIN, PLATFORMS, BuiltWheel, LockedWheel, Wheel
 from builder.lock import checks, lockfile, sources
 from builder.lock.lockfile import Basis, Lock, LockedBuild, LockedComponent
 from builder.lock.python_builds import uv_program
@@ -396,37 +397,35 @@ class Resolver:
         if name in self._building:
             raise MatrixError(f"{where}: {name} is needed for its own build: {' -> '.join([*self._building, name])}")
         lock, images = self._images
-        recipe = matrix.sources[name]
-        before = next((each for each in (self._present.wheels if self._present else ()) if each.name == name), None)
-        locked = next((each for each in (self._present.builds if self._present else ()) if each.name == name), None)
-        is_locked = before and before.source == source and locked and locked.recipe == recipe
-        build = WheelBuild(
-            name=name, source=source, index=index, recipe=recipe, lock=lock,
-            cell=sources.cell_to_build_in(matrix, name, group, images),
-        )  # fmt: skip
-        built = self._builder.built(before, group) if before and is_locked else None
+        recipe, image_cell = matrix.sources[name], sources.cell_to_build_in(matrix, name, group, images)
+        image = lockfile.of_cell(matrix, image_cell, lock).wheels
+        image_digest = digest_of_data([[wheel.name, wheel.sha256] for wheel in image])
+        # What was compiled with another framework may not work with this one, so the image must be the same too.
+        present = self._present
+        locked = next((each for each in (present.builds if present else ()) if each.name == name), None)
+        wheel = next((each for each in (present.wheels if present else ()) if each.name == name), None)
+        if (wheel and wheel.source != source) or (locked and (locked.recipe, locked.image) != (recipe, image_digest)):
+            wheel = locked = None
+        built = self._builder.built(wheel, group) if wheel and locked else None
         if built is None:
+            build = WheelBuild(name=name, source=source, index=index, recipe=recipe, lock=lock, cell=image_cell)
             self._building.append(name)
             try:
-                if locked and is_locked:
-                    wheels = locked.wheels
-                else:
-                    requirements = [*self._builder.requirements(build), *recipe.requires]
-                    wheels = self._build_wheels(build, requirements)
-                self._say(f"{group}: building {name} from {source.partition('#')[0]}, in the image of {build.cell.id}")
+                wheels = locked.wheels if locked else self._build_wheels(build, image)
+                self._say(f"{group}: building {name} from {source.partition('#')[0]}, in the image of {image_cell.id}")
                 built = self._builder.build(build, wheels)
             finally:
                 self._building.pop()
-            locked = LockedBuild(name=name, recipe=recipe, cell=build.cell.id, wheels=wheels)
+            locked = LockedBuild(name=name, recipe=recipe, cell=image_cell.id, image=image_digest, wheels=wheels)
         assert locked
         self._builds[built.wheel.sha256] = locked
         self._sizes[built.wheel.sha256] = built.wheel.size
         return built
 
-    def _build_wheels(self, build: WheelBuild, requirements: Sequence[str]) -> tuple[LockedWheel, ...]:
+    def _build_wheels(self, build: WheelBuild, image: Sequence[Wheel]) -> tuple[LockedWheel, ...]:
         """The wheels that a build needs besides those of its image, whose framework and CUDA must stay as they are."""
-        cell = build.cell
-        image = lockfile.of_cell(self._matrix, cell, build.lock).wheels
+        assert self._builder
+        cell, requirements = build.cell, [*self._builder.requirements(build), *build.recipe.requires]
         versions = {wheel.name: wheel.version for wheel in image}
         package = _project(self._matrix.frameworks[cell.framework].package_for(cell.cuda))
         pins = {wheel.name: wheel.version for wheel in image if wheel.is_cuda or wheel.name == package}

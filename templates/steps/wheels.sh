@@ -30,6 +30,14 @@ else
     rm -f /opt/venv/.lock
     "$python" -B /mnt/steps/compile.py
 fi
+if [ -n "${UV_FIND_LINKS-}" ]; then
+    # uv notes the time of a wheel from a folder.
+    for note in "$target"/*.dist-info/uv_cache.json; do
+        [ -e "$note" ] || continue
+        sed -i '/\.dist-info\/uv_cache\.json,/d' "${note%/*}/RECORD"
+        rm "$note"
+    done
+fi
 # Beside each package's record a second one, which an installer removes when it replaces the package: see
 # docs/decisions/0015-packages-over-the-image.md.
 for record in "$target"/*.dist-info; do

@@ -138,6 +138,22 @@ def test_a_new_component_takes_the_wheel_that_is_kept(project: Project, edit: Ed
     assert builder.wheels[0] == builder.wheels[1], "built again as it was locked"
 
 
+def test_a_wheel_is_built_again_if_the_image_changes_that_it_was_built_in(
+    project: Project, edit: Edit, uv: SourceUv
+) -> None:
+    """What is compiled for one version of a framework may not work with another one."""
+    builder = FakeBuilder()
+    lock = resolve(project, uv, builder)
+    uv.newest = "3.0"
+    edit("packages: [notebook]", "packages: [notebook>=3]")
+    assert resolve(edit("variants:\n", "# \nvariants:\n"), uv, builder, lock).versions["notebook"] == "3.0"
+    assert len(builder.log) == 1, "it was built in another image"
+    builder.content = "second"
+    new = resolve(edit("packages: [board]", "packages: [board>=3]"), uv, builder, lock)
+    assert (len(builder.log), new.versions["board"]) == (2, "3.0")
+    assert new.builds[0].image != lock.builds[0].image
+
+
 def test_another_commit_is_built_and_nothing_else_changes(project: Project, edit: Edit, uv: SourceUv) -> None:
     builder = FakeBuilder()
     lock = resolve(project, uv, builder)

@@ -124,7 +124,7 @@ def test_wheels_from_source_have_a_list_and_a_step_without_an_index(tiny: Projec
     edit = {"sources": {"board": PackageSource()}}
     project = Project(tiny.root)
     project.__dict__["matrix"] = tiny.matrix.model_copy(update=edit)
-    build = LockedBuild(name="board", recipe=PackageSource(), cell=GROUP, wheels=())
+    build = LockedBuild(name="board", recipe=PackageSource(), cell=GROUP, image="", wheels=())
     lockfile.path(tiny.root, GROUP).write_text(lockfile.dump(replace(before, wheels=wheels, builds=(build,))))
     files = rendered(project, CELL)
     assert listed(files[f"images/{GROUP}/wheels-board-built.txt"]) == ["board"]

@@ -16,7 +16,7 @@ from builder.common.errors import BuilderError, ImageTestError, RefusedError, Re
 from builder.common.files import digest_of_bytes
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, WHEEL_TYPE, Descriptor, wheel_file
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
@@ -499,11 +499,33 @@ def test_blobs_are_mounted_or_downloaded_from_staging(
     assert fetched == [desk.image.config.digest]
 
 
-def attach_all(desk: ReleaseDesk) -> None:
-    """What a release attaches when the image is in the registry."""
+def attach_all(desk: ReleaseDesk, registry: MemoryRegistry | None = None) -> None:
+    """What a release attaches when the image is in the registry, by default the one with staging."""
     [([target], publisher)] = desk.published
     assert publisher.documents
-    publisher.documents.attach(cast("Registry", desk.registry), target, "")
+    publisher.documents.attach(cast("Registry", registry or desk.registry), target, "")
+
+
+@pytest.mark.parametrize("is_staged", [True, False])
+def test_a_wheel_from_source_is_attached_to_the_published_image(desk: ReleaseDesk, is_staged: bool) -> None:
+    """Mounted from staging, unless the image was staged without it."""
+    content = b"a wheel"
+    digest = digest_of_bytes(content)
+    built, *others = desk.planned.wheels
+    built = replace(
+        built, source=f"a-1.0.tar.gz#sha256={'0' * 64}", sha256=digest.removeprefix("sha256:"), size=len(content)
+    )
+    desk.planned = replace(desk.planned, wheels=(built, *others))
+    if is_staged:
+        desk.registry.contents[digest] = content
+    desk.release()
+    public = MemoryRegistry(others={"staging/quartz-cuda": [wheel_file(built)]})
+    public.name = "registry.example.test/team/quartz-cuda"
+    attach_all(desk, public)
+    attached = artifacts.attached(cast("Registry", public), desk.image.manifest.digest, WHEEL_TYPE)
+    layers = [json.loads(public.contents[artifact])["layers"] for artifact in attached]
+    assert layers == ([[{"mediaType": WHEEL_TYPE, "digest": digest, "size": len(content)}]] if is_staged else [])
+    assert ("mount from staging/quartz-cuda" in public.calls) == is_staged
 
 
 @pytest.mark.usefixtures("programs")
