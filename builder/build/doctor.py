@@ -71,9 +71,10 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
         info = engine.info()
         obstacle = too_old(info)
         is_amd64 = info.architecture in ("x86_64", "amd64")
+        name = f"{info.name} {info.version}{', rootless' if info.is_rootless else ''}"
         machine = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
         findings += [
-            MachineFinding("engine", "missing" if obstacle else "ok", obstacle or _engine_name(info)),
+            MachineFinding("engine", "missing" if obstacle else "ok", obstacle or name),
             *_abilities(info),
             MachineFinding("machine", "ok" if is_amd64 else "missing", machine),
         ]
@@ -134,10 +135,6 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
         path = shutil.which("mmdebstrap")
         findings.append(MachineFinding("mmdebstrap", "ok", path or "a build will install it with apt-get"))
     return findings
-
-
-def _engine_name(info: EngineInfo) -> str:
-    return f"{info.name} {info.version}{', rootless' if info.is_rootless else ''}"
 
 
 def _abilities(info: EngineInfo) -> Iterator[MachineFinding]:
