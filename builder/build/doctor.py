@@ -73,8 +73,9 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
         info = engine.info()
         obstacle = too_old(info)
         about = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
+        name = f"{info.name} {info.version}{', rootless' if info.is_rootless else ''}"
         findings += [
-            MachineFinding("engine", "missing" if obstacle else "ok", obstacle or _engine_name(info)),
+            MachineFinding("engine", "missing" if obstacle else "ok", obstacle or name),
             *_abilities(info),
             MachineFinding("machine", "ok" if info.arch in PLATFORMS else "missing", about),
             *_emulation(project, info),
@@ -147,10 +148,6 @@ def _emulation(project: Project, info: EngineInfo) -> Iterator[MachineFinding]:
             yield MachineFinding(arch, "ok", "emulated by QEMU: images can be built, and some of their tests run")
         else:
             yield MachineFinding(arch, "note", f"not emulated: its images cannot be built. {images.EMULATION_HINT}")
-
-
-def _engine_name(info: EngineInfo) -> str:
-    return f"{info.name} {info.version}{', rootless' if info.is_rootless else ''}"
 
 
 def _abilities(info: EngineInfo) -> Iterator[MachineFinding]:
