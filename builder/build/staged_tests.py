@@ -44,6 +44,8 @@ def test_staged(work: RunContext, provider: StagedImages, plan: Plan, options: O
     tester = images.new_tester(work, plan, options)
 
     def test_image(image: PlannedImage) -> Outcome:
+        if error := images.foreign_error(image, work.engine.info()):
+            raise error
         loaded = provider.build(image)
         # What this machine ran before counts too: its results may not have been attached.
         known = tester.coverage(image, loaded)

@@ -67,8 +67,8 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
 
     @property
     def is_emulated(self) -> bool:
-        """Whether the processor of the image was emulated, which only some of the tests are for."""
-        return "emulated" in self.machine
+        """Whether the processor of the image was emulated, which only some of the image tests are for."""
+        return self.kind == "image" and "emulated" in self.machine
 
     @property
     def gpu(self) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+from builder.build.images import Options
 from builder.build.staged_tests import StagedImages, only_for
+from builder.build.staged_tests import test_staged as run_staged_tests
 from builder.build.work import LoadedImage
 from builder.common.errors import BuildError
 from builder.index.host import Host
@@ -211,3 +214,16 @@ def test_results_of_a_signer_who_is_no_longer_trusted_do_not_count(machine: GpuM
     assert machine.coverage().reports
     machine.trusted.remove("builder")
     assert machine.coverage().reports == ()
+
+
+def test_a_machine_that_can_neither_run_nor_emulate_an_image_downloads_nothing(
+    machine: GpuMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine.assemble()
+    monkeypatch.setattr("builder.common.machine.BINFMT", tmp_path)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    bench = machine.bench
+    bench.engine.settings = replace(INFO, architecture="aarch64", is_local=True)
+    plan = Plan(images=(machine.planned,))
+    [outcome] = run_staged_tests(bench.work, machine.method(), plan, Options(jobs=1))
+    assert str(outcome.error) == "this machine (arm64) cannot run programs for amd64"

@@ -109,6 +109,12 @@ def test_a_pass_under_emulation_needs_the_tests_marked_for_it_alone(desk: Eviden
     assert "lacks results of tests" in desk.read().refused[0], "a machine must run all"
 
 
+def test_gpu_tests_need_all_results_whatever_the_evidence_says_about_an_emulation(desk: EvidenceDesk) -> None:
+    (desk.project.root / "tests/gpu/test_quartz.py").write_text("def test_it(): ...\ndef test_fp8(): ...\n")
+    desk.attach(desk.proof(kind="gpu", machine={"gpu": "H100", **EMULATED}))
+    assert "it lacks results of tests: tests/gpu/test_quartz.py::test_fp8" in desk.read().refused[0]
+
+
 @pytest.mark.parametrize("hour", ["09", "11"], ids=["before", "after"])
 def test_an_emulation_never_replaces_the_results_of_a_machine(desk: EvidenceDesk, hour: str) -> None:
     path = desk.project.root / "tests/images/test_base.py"
