@@ -173,7 +173,7 @@ def wheel_of(name: str, version: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        archive.writestr(f"{name}-{version}.dist-info/METADATA", text)
+        archive.writestr(zipfile.ZipInfo(f"{name}-{version}.dist-info/METADATA"), text)
     return buffer.getvalue()
 
 
