@@ -12,6 +12,7 @@ import hashlib
 import io
 import posixpath
 import re
+import shutil
 import tarfile
 import tomllib
 import zipfile
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 from builder.build.assemble import PYTHON, Assembler
 from builder.build.layer_lookup import LayerLookup
@@ -124,10 +126,8 @@ class SourceBuilder:
         archive, inputs, result = self._archive(build), self._scratch / "inputs.tar", self._scratch / "result.tar"
         with store.used():
             fetcher = self._new_fetcher(work.host.index, store.downloads)
-            with tarfile.open(inputs, "w") as tar:
-                with tarfile.open(archive) as source:
-                    for member in source:
-                        tar.addfile(member, source.extractfile(member) if member.isreg() else None)
+            shutil.copyfile(archive, inputs)
+            with tarfile.open(inputs, "a") as tar:
                 for wheel in (Wheel(component="", **vars(each)) for each in wheels):
                     tar.add(fetcher.fetch(wheel), f"{_INPUTS}/wheels/{wheel.file}")
                     fetcher.drop(wheel)
@@ -192,18 +192,18 @@ class SourceBuilder:
             file, path = member.name, self._store.path(blob.digest)
             name, version, _, tags = parse_wheel_filename(file)
             metadata = _metadata(file, path)
-        except (tarfile.TarError, InvalidWheelFilename, WheelError, zipfile.BadZipFile, FetchError) as error:
+            about = parse_metadata(file, metadata)
+            wheel = LockedWheel(
+                name=name, version=str(version), file=file, size=path.stat().st_size,
+                sha256=blob.digest.removeprefix("sha256:"), index=build.index, source=build.source,
+            )  # fmt: skip
+        except (tarfile.TarError, zipfile.BadZipFile, zlib.error, ValueError, FetchError) as error:
             raise refused(str(error)) from error
-        found = parse_metadata(file, metadata)
-        if (name, str(version)) != (build.name, found.version) or found.name != name:
-            raise refused(f"{file} is {found.name} {found.version}, not {build.name}")
+        if (name, version) != (build.name, Version(about.version)) or about.name != name:
+            raise refused(f"{file} is {about.name} {about.version}, not {build.name}")
         debian = self._project.matrix.debian[self._project.matrix.python[build.cell.python].debian]
         if tag_ranks(build.cell.python, debian.glibc).keys().isdisjoint(tags):
             raise refused(f"{file} is not for Python {build.cell.python} of the image")
-        wheel = LockedWheel(
-            name=name, version=str(version), file=file, size=path.stat().st_size,
-            sha256=blob.digest.removeprefix("sha256:"), index=build.index, source=build.source,
-        )  # fmt: skip
         if build.locked and build.locked.sha256 != wheel.sha256:
             again = f"builder lock --upgrade-package {build.name} '{build.cell.group}*'"
             raise BuildError(
@@ -221,7 +221,13 @@ class SourceBuilder:
 
     def _image(self, build: WheelBuild) -> str:
         """The id of the image to build in, which is assembled if the engine lacks it."""
-        (image, *_), work = self._planned(build), self._work
+        planned, work = plan.make_plan(self._project, [build.cell], {build.cell.group: build.lock}), self._work
+        if planned.unlocked:
+            raise StaleError(
+                f"{build.name} is built in the image of {build.cell.id}, whose operating system is not locked",
+                hint=f"Lock it too: builder lock '{build.cell.group}*'",
+            )
+        [image] = planned.images
         assembler = Assembler(work, self._store, lookup=self._lookup)
         with work.view.live():
             try:
@@ -231,15 +237,6 @@ class SourceBuilder:
                 return assembler.build(image).id
             finally:
                 assembler.close()
-
-    def _planned(self, build: WheelBuild) -> tuple[plan.PlannedImage, ...]:
-        planned = plan.make_plan(self._project, [build.cell], {build.cell.group: build.lock})
-        if planned.unlocked:
-            raise StaleError(
-                f"{build.name} is built in the image of {build.cell.id}, whose operating system is not locked",
-                hint=f"Lock it too: builder lock '{build.cell.group}*'",
-            )
-        return planned.images
 
     # ---- sources
 
@@ -272,7 +269,7 @@ class SourceBuilder:
     def _add_commit(self, build: WheelBuild, tar: tarfile.TarFile) -> None:
         address, _, commit = build.source.removeprefix("git+").rpartition("@")
         repository, archive = self._scratch / f"git-{commit}", self._scratch / f"git-{commit}.tar"
-        repository.mkdir()
+        repository.mkdir(exist_ok=True)
         try:
             git.run_git(repository, "init", "--quiet", "--bare")
             git.run_git(repository, "fetch", "--quiet", "--depth=1", "--no-tags", address, commit)

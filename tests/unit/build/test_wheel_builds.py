@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pytest
 
@@ -15,15 +17,18 @@ from builder.build import wheel_builds
 from builder.build.wheel_builds import SourceBuilder, copy_source
 from builder.common.console import View
 from builder.common.errors import BuildError, StaleError
+from builder.engine.client import Engine
 from builder.index.download import Fetcher
 from builder.index.host import Host
-from builder.index.wheels import Wheel
+from builder.index.wheels import LockedWheel, Wheel
+from builder.layers import garbage
 from builder.layers.store import Store
 from builder.lock import lockfile
 from builder.lock.sources import WheelBuild
 from builder.matrix.project import Project
 from builder.matrix.schema import PackageSource
-from tests.fakes.engine import MemoryConsole
+from tests.fakes import locks
+from tests.fakes.engine import FakeEngine, MemoryConsole
 
 CELL = "qz-0.5-cu129-py311"
 Edit = Callable[[str, str], Project]
@@ -162,6 +167,112 @@ def test_hostile_requirements_of_a_build_are_refused(tiny: Project, tmp_path: Pa
     builder, build = build_of(tiny, tmp_path, {"pyproject.toml": text})
     with pytest.raises(BuildError, match=message):
         builder.requirements(build)
+
+
+def wheel_of(name: str, version: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        archive.writestr(zipfile.ZipInfo(f"{name}-{version}.dist-info/METADATA"), text)
+    return buffer.getvalue()
+
+
+def result_of(file: str, content: bytes) -> bytes:
+    """The tar that a container returns."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo(file)
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+class ResultEngine(FakeEngine):
+    """Its containers print `line`, and end with `status` or return `result`."""
+
+    def __init__(self, result: bytes, status: int = 0, line: str = "") -> None:
+        super().__init__()
+        self.result, self.status, self.line = result, status, line
+        self.given: dict[str, Any] = {}
+
+    def run_to_file(self, image: str, **settings: Any) -> int:
+        self.given = settings
+        settings["on_line"](self.line)
+        settings["out"].write(self.result)
+        return self.status
+
+
+class BuilderInImage(SourceBuilder):
+    """Has an image to build in."""
+
+    def _image(self, build: WheelBuild) -> str:
+        return "the image"
+
+
+def built(project: Project, tmp_path: Path, engine: ResultEngine, locked: LockedWheel | None = None) -> LockedWheel:
+    ready, build = build_of(project, tmp_path, {"setup.py": ""})
+    (project.root / "templates").mkdir(exist_ok=True)
+    builder = BuilderInImage(
+        project, Host(), View(MemoryConsole()), ready._store, tmp_path / "scratch",
+        connect=lambda: cast("Engine", engine), new_fetcher=ready._new_fetcher,
+    )  # fmt: skip
+    return builder.build(replace(build, locked=locked), []).wheel
+
+
+GOOD = result_of("a-1.0-py3-none-any.whl", wheel_of("a", "1.0"))
+
+
+def test_a_built_wheel_is_named_in_the_store(tiny: Project, tmp_path: Path) -> None:
+    engine = ResultEngine(GOOD)
+    wheel = built(tiny, tmp_path, engine)
+    assert (wheel.name, wheel.version, wheel.source) == ("a", "1.0", f"a-1.0.tar.gz#sha256={'0' * 64}")
+    store = Store(tmp_path / "store")
+    assert store.path(f"sha256:{wheel.sha256}").read_bytes() == wheel_of("a", "1.0")
+    assert list(store.images()) == [f"wheels/{CELL}/a"]
+    assert garbage.find_garbage(store).blobs == {}
+    settings = engine.given
+    assert (settings["network_mode"], settings["cap_drop"]) == ("none", ["ALL"])
+    assert settings["environment"]["SOURCE_DATE_EPOCH"] == "946684800"
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (b"not a tar", "no usable wheel"),
+        (result_of("a-1.0.zip", wheel_of("a", "1.0")), "Invalid wheel filename"),
+        (result_of("../a-1.0-py3-none-any.whl", wheel_of("a", "1.0")), "no usable wheel"),
+        (result_of("a-1.0-py3-none-any.whl", b"not a zip"), "not a zip"),
+        (result_of("b-1.0-py3-none-any.whl", wheel_of("b", "1.0")), "is b 1.0, not a"),
+        (result_of("a-2.0-py3-none-any.whl", wheel_of("a", "1.0")), "is a 1.0, not a"),
+        (result_of("a-1.0-cp39-cp39-linux_x86_64.whl", wheel_of("a", "1.0")), "not for Python 3.11"),
+    ],
+)
+def test_a_build_that_returns_something_else_is_refused(
+    tiny: Project, tmp_path: Path, result: bytes, message: str
+) -> None:
+    with pytest.raises(BuildError, match=message):
+        built(tiny, tmp_path, ResultEngine(result))
+    assert Store(tmp_path / "store").images() == {}
+
+
+def test_another_wheel_than_the_locked_one_is_refused_and_gets_no_name(tiny: Project, tmp_path: Path) -> None:
+    locked = locks.entry("a", "1.0", 1)
+    with pytest.raises(BuildError, match="gives another wheel than the locked one") as caught:
+        built(tiny, tmp_path, ResultEngine(GOOD), locked)
+    assert locked.sha256 in str(caught.value)
+    assert f"builder lock --upgrade-package a '{CELL}*'" in caught.value.hint
+    assert Store(tmp_path / "store").images() == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [("urlopen error [Errno -3] Temporary failure in name resolution\n", "has no network"), ("x.c:1: error\n", "log")],
+)
+def test_a_build_that_fails_shows_its_last_lines(tiny: Project, tmp_path: Path, line: str, hint: str) -> None:
+    with pytest.raises(BuildError) as caught:
+        built(tiny, tmp_path, ResultEngine(b"", 1, line))
+    assert line.strip() in str(caught.value)
+    assert hint in caught.value.hint
 
 
 def test_a_folder_that_changes_during_a_build_is_refused(edit: Edit, tiny: Project, tmp_path: Path) -> None:
