@@ -153,7 +153,7 @@ def _emulation(project: Project, info: EngineInfo) -> Iterator[MachineFinding]:
 def _abilities(info: EngineInfo) -> Iterator[MachineFinding]:
     """What this kind of engine can do, and what it cannot."""
     is_podman, is_containerd = info.name == "Podman", info.store == CONTAINERD
-    kept = "; keeps layers compressed too, so images take about half as much again as with overlay2"
+    kept = "; keeps layers compressed too, so images take about 1.5 times as much disk as with overlay2"
     yield MachineFinding("store", "ok", f"{info.store}, {info.root}{kept if is_containerd else ''}")
     if is_podman:
         yield MachineFinding("loading", "note", "Podman gets whole archives: it pulls only over TLS")

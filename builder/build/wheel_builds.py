@@ -205,7 +205,7 @@ class SourceBuilder:
         if tag_ranks(build.cell.python, debian.glibc).keys().isdisjoint(tags):
             raise refused(f"{file} is not for Python {build.cell.python} of the image")
         if build.locked and build.locked.sha256 != wheel.sha256:
-            again = f"builder lock --upgrade-package {build.name} '{build.cell.group}*'"
+            again = f"builder lock --upgrade-package {build.name} {build.cell.id}"
             raise BuildError(
                 f"{build.cell.group}: the source of {build.name} gives another wheel than the locked one: {file} with "
                 f"SHA-256 {wheel.sha256}, the lock has {build.locked.file} with {build.locked.sha256}",
@@ -225,7 +225,7 @@ class SourceBuilder:
         if planned.unlocked:
             raise StaleError(
                 f"{build.name} is built in the image of {build.cell.id}, whose operating system is not locked",
-                hint=f"Lock it too: builder lock '{build.cell.group}*'",
+                hint=f"Lock it too: builder lock {build.cell.id}",
             )
         [image] = planned.images
         assembler = Assembler(work, self._store, lookup=self._lookup)

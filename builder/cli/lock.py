@@ -39,7 +39,7 @@ from builder.lock import update as locking
     "to_build",
     multiple=True,
     metavar="NAME",
-    help="Only build the locked wheel of this package of `sources` again, if neither the store nor a registry has it. "
+    help="Only build the locked wheel of this package of `sources` again, e.g. because neither the store nor a registry has it. "
     "Fails if the build gives another wheel. Changes no lock. Repeatable.",
 )
 @click.pass_obj

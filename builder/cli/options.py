@@ -16,7 +16,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 CELLS_HELP = (
     "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*'), or sets: those of matrix.yaml, the Debian "
     "releases and frameworks in it, `unsupported` (those with `after_support`), `not-built` (those with `not_built`), "
-    "and `all` (the others). "
+    "`all` (the others), and `arm64` (all cells for arm64, which no other built-in set has). "
     "Default: the set `default`."
 )
 ALL_CELLS_HELP = CELLS_HELP.replace("the set `default`", "all cells")

@@ -80,7 +80,7 @@ def verify_command(  # noqa: PLR0913  the options of the command
     \b
     For an image in a registry, the trusted signers are those of --key and --identity, or else those of `evidence` in
     matrix.yaml. Checks:
-      signature     is for this image, its cell and the tag of IMAGE; also that of the index, if IMAGE names one
+      signature     is for this image, its cell and the tag of IMAGE; also that of the image index, if IMAGE names one
       test results  are signed, for this image, and passed
       SBOM          is signed; lists exactly the packages that the image's files record (not checked with --fast)
       provenance    is signed; is for the plan of this image

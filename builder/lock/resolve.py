@@ -387,7 +387,7 @@ class Resolver:
             source = f"{sdist.filename}#sha256={sdist.digests.get('sha256', '')}"
             if not re.fullmatch(ORIGIN, source):
                 raise MatrixError(
-                    f"{where}: the index has no SHA-256 for an sdist of {name}", hint="Use an index that has."
+                    f"{where}: the index has no SHA-256 for an sdist of {name}", hint="Use an index that has hashes."
                 )
         if not self._images or not self._builder:
             raise MatrixError(

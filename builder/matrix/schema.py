@@ -55,7 +55,7 @@ def _requirement(value: str) -> str:
     except InvalidRequirement as error:
         raise ValueError("expected a Python requirement such as torchvision>=0.24") from error
     if requirement.url:
-        raise ValueError("expected a requirement without an address: `sources` has those of packages without wheels")
+        raise ValueError("expected a requirement without an address: put a package without a wheel under `sources`")
     if not re.fullmatch(r"[A-Za-z0-9 ._,<>=!~;()\[\]'\"+*-]+", value, re.ASCII):
         raise ValueError("expected a requirement on one line, in plain characters")
     return value

@@ -86,12 +86,13 @@ def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
     """The built-in sets of cells whose locks are updated separately: by Debian release, and by framework.
 
     One that fails then keeps no other from being updated. In the order of matrix.yaml, without those of no cell. Cells
-    that were not built yet are in none of these sets: their own set is in both lists.
+    that were not built yet, and those for arm64, are in none of these sets: their own sets are in both lists.
     """
-    built = [cell for cell in cells if not matrix.python[cell.python].not_built]
+    built = [cell for cell in cells if cell.arch == AMD64 and not matrix.python[cell.python].not_built]
     releases = {matrix.python[cell.python].debian for cell in built}
     frameworks = {cell.framework for cell in built}
-    others = [NOT_BUILT] if len(built) < len(cells) else []
+    others = [NOT_BUILT] if any(matrix.python[cell.python].not_built for cell in cells) else []
+    others += [ARM64] if any(cell.arch == ARM64 for cell in cells) else []
     return {
         "debian": [*(name for name in matrix.debian if name in releases), *others],
         "frameworks": [*(name for name in matrix.frameworks if name in frameworks), *others],

@@ -261,7 +261,7 @@ def sources_in_registry(registry: Registry, name: str, folder: Path, arch: str) 
     if arch != ALL and arch not in entries:
         raise RegistryError(
             f"{registry.name} has no {name} for {arch}",
-            hint=f"It has one for {', '.join(sorted(entries))}: see --arch.",
+            hint=f"Choose an architecture that it has with --arch: {', '.join(sorted(entries))}.",
         )
     sources = []
     for entry in [entries[arch]] if arch != ALL else entries.values():

@@ -23,9 +23,12 @@ from builder.index import host
 from builder.index.host import Host
 from builder.layers.estargz import RESERVED
 from builder.lock.python_builds import PythonBuilds
+from tests.integration import registry as registries
 from tests.integration.checkout import PLAIN, TIMEOUT_S, USER, Checkout
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index
+from tests.integration.registry import Server
+from tests.integration.releases.machines import UNTESTED_GPU
 from tests.integration.test_plain_build import tree
 from tests.integration.wheels import Distribution
 
@@ -230,3 +233,18 @@ def test_plain_docker_build_gives_the_same_files(made: Checkout, build: Build) -
     assert f"opt/python/{build.key}/lib/python3.11/json/__pycache__/__init__.cpython-311.pyc" in expected
     assert {path: (expected.get(path), actual.get(path)) for path in expected.keys() ^ actual.keys()} == {}
     assert {path: (expected[path], actual[path]) for path in expected if expected[path] != actual[path]} == {}
+
+
+def test_the_image_is_staged_and_released(made: Checkout, build: Build, tmp_path: Path) -> None:
+    registries.install()
+    with Server(folder=tmp_path / "registry").serving() as server:
+        made.edit("matrix.yaml", 'registry: ""', f'registry: ""\nstaging: {server.address}/staging')
+        made.builder("stage", PLAIN)
+        made.builder("release", "--to", server.address, UNTESTED_GPU)
+        image = f"{server.address}/{made.references()[0]}"
+        try:
+            made.docker("pull", "--quiet", image)
+            output = made.docker("run", "--rm", image, "python", "-c", STANDARD_LIBRARY)
+        finally:
+            made.docker("rmi", image)
+    assert output == f"/opt/python/{build.key} 1"

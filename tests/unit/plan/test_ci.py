@@ -68,6 +68,13 @@ def test_cells_that_were_not_built_yet_are_updated_separately(edit: Callable[[st
     assert set(project.select(debian)) == set(project.select(frameworks)) == set(project.cells)
 
 
+def test_cells_for_arm64_are_updated_separately(edit: Callable[[str, str], Project]) -> None:
+    project = edit('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
+    debian, frameworks = ci.updates(project.matrix, project.cells).values()
+    assert (debian, frameworks) == (["oldbird", "newbird", "arm64"], ["ember", "quartz", "arm64"])
+    assert set(project.select(debian)) == set(project.select(frameworks)) == set(project.cells)
+
+
 def test_the_matrix_of_a_github_job(images: list[PlannedImage]) -> None:
     outputs = ci.github_outputs(images[:2], HUGE)
     cells = f"{images[0].id} {images[1].id}"

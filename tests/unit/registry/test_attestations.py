@@ -167,7 +167,7 @@ def test_an_index_without_this_architecture(desk: ClaimsDesk) -> None:
     index = desk.store.add_index(arm64=desk.store.image.manifest.digest)
     with pytest.raises(RegistryError, match=f"has no {index} for amd64$") as caught:
         desk.findings(named=index)
-    assert caught.value.hint == "It has one for arm64: see --arch."
+    assert caught.value.hint == "Choose an architecture that it has with --arch: arm64."
     assert len(verify.sources_in_registry(desk.store, index, desk.folder, verify.ALL)) == 1
 
 
