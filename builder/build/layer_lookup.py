@@ -83,6 +83,7 @@ class LayerLookup:
         Raises FetchError if neither has it.
         """
         blob = wheel_file(wheel)
+        self.store.prepare()
         if not self.store.matches(blob.digest):
             self.store.discard(blob.digest)
             if not self._download(wheel.name, blob):

@@ -28,6 +28,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder.build.assemble import PYTHON, Assembler
+from builder.build.images import foreign_error
 from builder.build.layer_lookup import LayerLookup
 from builder.build.work import RunContext
 from builder.common import git
@@ -38,7 +39,7 @@ from builder.engine.client import Engine
 from builder.index.download import Fetcher
 from builder.index.host import Host
 from builder.index.releases import parse_metadata
-from builder.index.wheels import BuiltWheel, LockedWheel, Wheel
+from builder.index.wheels import LONGEST, PLATFORMS, BuiltWheel, LockedWheel, Wheel
 from builder.layers import wheel_zip
 from builder.layers.blobs import wheel_file
 from builder.layers.known_layers import KnownLayers
@@ -52,6 +53,9 @@ from builder.plan import layer_order, plan
 TIMEOUT_S = 6 * 3600
 MOST_BYTES = 2_000_000_000  # of a source, unpacked
 LARGEST_SETTINGS = 1 << 20  # bytes of a pyproject.toml
+LARGEST_LOG = 64 << 20  # characters
+MOST_PROCESSES = 4096  # of a build
+GIT_S = 1800  # for fetching a commit
 DEFAULT_REQUIREMENTS = ["setuptools", "wheel"]  # without pyproject.toml. Source: PEP 517, PEP 518
 _TAIL = 15  # lines of output in a message
 _INPUTS, _SOURCE = "mnt/build", "mnt/build/source"
@@ -90,16 +94,17 @@ class SourceBuilder:
 
     def requirements(self, build: WheelBuild) -> list[str]:
         """The requirements of a build, in the pyproject.toml of its source. Raises BuildError, FetchError."""
-        with tarfile.open(self._archive(build)) as tar:
-            names = tar.getnames()
-            if f"{_SOURCE}/pyproject.toml" not in names:
-                return list(DEFAULT_REQUIREMENTS)
-            file = tar.extractfile(f"{_SOURCE}/pyproject.toml")
-            text = file.read(LARGEST_SETTINGS) if file else b""
         try:
+            with tarfile.open(self._archive(build)) as tar:
+                if f"{_SOURCE}/pyproject.toml" not in tar.getnames():
+                    return list(DEFAULT_REQUIREMENTS)
+                file = tar.extractfile(f"{_SOURCE}/pyproject.toml")
+                text = file.read(LARGEST_SETTINGS) if file else b""
             system = tomllib.loads(text.decode()).get("build-system", {"requires": DEFAULT_REQUIREMENTS})
+            if not isinstance(system["requires"], list):
+                raise TypeError("`requires` is not a list")
             requirements = [Requirement(each) for each in system["requires"]]
-        except (ValueError, KeyError, TypeError, AttributeError, InvalidRequirement) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidRequirement) as error:
             raise BuildError(f"{build.name}: its pyproject.toml has no valid [build-system]: {error}") from error
         if direct := [each.name for each in requirements if each.url]:
             raise BuildError(f"{build.name}: its build needs {direct[0]} from an address, not from an index")
@@ -138,7 +143,8 @@ class SourceBuilder:
             with log.open("w", encoding="utf-8") as log_file, inputs.open("rb") as files, result.open("wb") as out:
 
                 def on_line(line: str) -> None:
-                    log_file.write(line)
+                    if log_file.tell() < LARGEST_LOG:
+                        log_file.write(line)
                     tail.append(f"  | {line.rstrip()}")
 
                 status = work.engine.run_to_file(
@@ -151,7 +157,9 @@ class SourceBuilder:
                     out=out,
                     on_line=on_line,
                     timeout_s=TIMEOUT_S,
+                    most_bytes=MOST_BYTES,
                     network_mode="none",
+                    pids_limit=MOST_PROCESSES,
                     cap_drop=["ALL"],
                     security_opt=["no-new-privileges"],
                     environment={
@@ -184,6 +192,8 @@ class SourceBuilder:
                 content = tar.extractfile(member) if member else None
                 if not member or not content:
                     raise refused("no file")
+                if member.issparse() or member.size > MOST_BYTES or len(member.name) > LONGEST:
+                    raise refused("its file is sparse, or its size or name is excessive")
                 hash_ = hashlib.sha256()
                 while piece := content.read(1 << 20):
                     blob.file.write(piece)
@@ -202,8 +212,9 @@ class SourceBuilder:
         if (name, version) != (build.name, Version(about.version)) or about.name != name:
             raise refused(f"{file} is {about.name} {about.version}, not {build.name}")
         debian = self._project.matrix.debian[self._project.matrix.python[build.cell.python].debian]
-        if tag_ranks(build.cell.python, debian.glibc).keys().isdisjoint(tags):
-            raise refused(f"{file} is not for Python {build.cell.python} of the image")
+        platform = PLATFORMS[build.cell.arch]
+        if tag_ranks(build.cell.python, debian.glibc, platform).keys().isdisjoint(tags):
+            raise refused(f"{file} is not for Python {build.cell.python} of the image on {platform}")
         if build.locked and build.locked.sha256 != wheel.sha256:
             again = f"builder lock --upgrade-package {build.name} {build.cell.id}"
             raise BuildError(
@@ -228,6 +239,8 @@ class SourceBuilder:
                 hint=f"Lock it too: builder lock {build.cell.id}",
             )
         [image] = planned.images
+        if error := foreign_error(image, work.engine.info()):
+            raise error
         assembler = Assembler(work, self._store, lookup=self._lookup)
         with work.view.live():
             try:
@@ -268,25 +281,24 @@ class SourceBuilder:
 
     def _add_commit(self, build: WheelBuild, tar: tarfile.TarFile) -> None:
         address, _, commit = build.source.removeprefix("git+").rpartition("@")
-        repository, archive = self._scratch / f"git-{commit}", self._scratch / f"git-{commit}.tar"
+        repository = self._scratch / f"git-{commit}"
         repository.mkdir(exist_ok=True)
         try:
             git.run_git(repository, "init", "--quiet", "--bare")
-            git.run_git(repository, "fetch", "--quiet", "--depth=1", "--no-tags", address, commit)
+            git.run_git(repository, "fetch", "--quiet", "--depth=1", "--no-tags", address, commit, timeout_s=GIT_S)
             git.run_git(repository, "cat-file", "-e", f"{commit}^{{commit}}")
             if git.run_git(repository, "ls-tree", "--name-only", commit, ".gitmodules").strip():
                 raise BuildError(
                     f"{build.name}: the commit has submodules, which are not fetched",
                     hint="Use the sdist, or a repository that has the files.",
                 )
-            git.run_git(repository, "archive", "--format=tar", f"--output={archive}", commit)
+            with git.archive(repository, commit) as content:
+                copy_source(build.name, content, tar, strip=0)
         except UsageError as error:
             raise FetchError(
                 f"{build.name}: cannot fetch commit {commit[:12]}: {self._host.hide(str(error))}",
                 hint=f"Check sources.{build.name} of matrix.yaml, and git's own settings for logins.",
             ) from error
-        with archive.open("rb") as content:
-            copy_source(build.name, content, tar, strip=0)
 
     def _add_folder(self, build: WheelBuild, tar: tarfile.TarFile) -> None:
         name, _, digest = build.source.removeprefix("./").partition("#sha256=")
@@ -325,7 +337,13 @@ def copy_source(name: str, content: BinaryIO, out: tarfile.TarFile, *, strip: in
 
     try:
         with tarfile.open(fileobj=_Limited(name, content), mode="r|") as source:
+            total = 0
             for member in source:
+                total += member.size
+                if member.issparse():  # a few bytes of one can be terabytes
+                    raise refused(f"{member.name!r} is a sparse file")
+                if total > MOST_BYTES:
+                    raise refused(f"it unpacks to more than {MOST_BYTES // 10**9} GB")
                 path = posixpath.normpath(member.name)
                 parts = member.name.rstrip("/").split("/")
                 if member.name.startswith("/") or ".." in parts or "\0" in member.name:

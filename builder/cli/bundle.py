@@ -104,7 +104,8 @@ def bundle_command(
             errors.collect(fetch, groups.values(), "images cannot be bundled")
         else:
             for targets in publish.by_tags(publish.targets(project, store, planned)):
-                manifest = publish.tagged_manifest(targets)
+                # One image of several architectures is written as itself, not as an index that lacks the others.
+                manifest = publish.tagged_manifest(targets) if len(targets) > 1 else targets[0].manifest
                 tagged = store.put(manifest.content, manifest.media_type)
                 names.update({_name(reference): tagged for reference in targets[0].references})
                 blobs[tagged.digest] = tagged.size

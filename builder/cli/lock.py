@@ -39,8 +39,8 @@ from builder.lock import update as locking
     "to_build",
     multiple=True,
     metavar="NAME",
-    help="Only build the locked wheel of this package of `sources` again, e.g. because neither the store nor a registry has it. "
-    "Fails if the build gives another wheel. Changes no lock. Repeatable.",
+    help="Only build the locked wheel of this package of `sources` again, e.g. because neither the store nor a "
+    "registry has it. Fails if the build gives another wheel. Changes no lock. Repeatable.",
 )
 @click.pass_obj
 def lock_command(

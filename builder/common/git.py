@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from builder.common.errors import UsageError
 
 
-def run_git(root: Path, *arguments: str, default: str | None = None) -> str:
+def run_git(root: Path, *arguments: str, default: str | None = None, timeout_s: float | None = None) -> str:
     """The output of git. If git fails, returns `default` if it is given, or else raises UsageError."""
     try:
         process = subprocess.run(
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, encoding="utf-8", check=False,
-            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}, timeout=timeout_s,
         )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        error = UsageError(f"git {arguments[0]} did not end in {timeout_s:.0f} s")
     except FileNotFoundError:
         error = UsageError("git is not installed", hint="Install it: apt-get install git")
     else:
@@ -48,6 +53,27 @@ def export(root: Path, revision: str, folder: Path) -> None:
         tar.extraction_filter = getattr(tarfile, "tar_filter", None)
         tar.extractall(folder)  # noqa: S202  git wrote the archive
     archive.unlink()
+
+
+@contextmanager
+def archive(root: Path, commit_id: str) -> Iterator[BinaryIO]:
+    """A tar of a commit's files as git writes it. Raises UsageError if git fails after the block has read it.
+
+    Without the settings of this machine: a repository of others can name the filters in them, such as that of git-lfs.
+    """
+    command = ["git", "-C", str(root), "archive", "--format=tar", commit_id]
+    environ = {**os.environ, "LC_ALL": "C", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ) as process:
+        try:
+            assert process.stdout
+            yield cast("BinaryIO", process.stdout)
+            while process.stdout.read(1 << 20):  # padding at its end, which a reader of tar leaves
+                pass
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise UsageError(f"git archive failed with status {process.returncode}")
 
 
 def state(root: Path) -> str:

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ LABEL = "gpu-images"
 RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout
 SILENCE_S = 3600  # a step may download gigabytes without output
 CALL_S = 120
+LONGEST_LINE = 1 << 16  # characters of a container's output that are kept in memory
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
 _TIMED_OUT = 124  # the status of timeout(1)
 SOCKET = "unix:///var/run/docker.sock"
@@ -232,12 +234,14 @@ class Engine:
         on_line: Callable[[str], object],
         stopped: threading.Event | None = None,
         timeout_s: float = SILENCE_S,
+        most_bytes: int = sys.maxsize,
         **settings: Any,
     ) -> int:
         """Runs a command in a new container that has the files of a tar, and returns its exit status.
 
         Calls `on_line` with each line of its output. If the status is 0, writes the file `result` of the container to
-        `out`. Kills the container after `timeout_s` seconds; raises EngineError if `stopped` was set before it starts.
+        `out`; raises EngineError if that has more than `most_bytes`. Kills the container after `timeout_s` seconds.
+        Raises EngineError if `stopped` was set before it starts.
         `settings` are those of docker-py's `containers.create`.
         """
         # Other log drivers may not give the output back.
@@ -260,6 +264,9 @@ class Engine:
                     *complete, line = (line + decoder.decode(chunk)).split("\n")
                     for text in complete:
                         on_line(f"{text}\n")
+                    if len(line) > LONGEST_LINE:
+                        on_line(f"{line}\n")
+                        line = ""
                 if line:
                     on_line(f"{line}\n")
                 status = int(container.wait(timeout=SILENCE_S)["StatusCode"])
@@ -269,8 +276,10 @@ class Engine:
                         with tarfile.open(fileobj=_Chunks(chunks), mode="r|", bufsize=1 << 20) as tar:
                             member = tar.next()
                             content = tar.extractfile(member) if member else None
-                            if content is None:
+                            if member is None or content is None:
                                 raise EngineError(f"{result} of the container is not a file")
+                            if member.size > most_bytes:
+                                raise EngineError(f"{result} of the container has more than {most_bytes} bytes")
                             shutil.copyfileobj(content, out, 1 << 20)
                     except tarfile.TarError as error:
                         raise EngineError(f"Docker Engine did not return all of {result}: {error}") from error

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
 CONNECTIONS = 4  # downloads at once
+LARGEST_UNKNOWN = 2_000_000_000  # bytes of a file whose size is not locked: an sdist
 LONGEST_REASON = 200  # characters of why a file is yanked
 LOCK_S = 0.2  # between two attempts to lock a wheel that another process downloads
 DEFAULT_POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
@@ -217,8 +218,9 @@ class FileFetcher(ABC, Generic[_File]):
             if part.size < locked.size:
                 raise _RetryError(f"incomplete: {part.size} of {locked.size} bytes")
             sha256 = part.hash.hexdigest()
-            if locked.size and part.size > locked.size:
-                fault = f"{self._server(locked)} serves more than the {locked.size} bytes in the lock"
+            limit, whose = (locked.size, "in the lock") if locked.size else (LARGEST_UNKNOWN, "that are allowed")
+            if part.size > limit:
+                fault = f"{self._server(locked)} serves more than the {limit} bytes {whose}"
             elif sha256 != locked.sha256:
                 fault = f"SHA-256 mismatch: {sha256[:12]}... was downloaded, {locked.sha256[:12]}... is locked"
             else:
@@ -253,7 +255,7 @@ class FileFetcher(ABC, Generic[_File]):
                 for chunk in response.iter_content(PIECE):
                     self._check_stopped(locked)
                     part.append(chunk)
-                    if locked.size and part.size > locked.size:
+                    if part.size > (locked.size or LARGEST_UNKNOWN):
                         break
             finally:
                 part.file.flush()

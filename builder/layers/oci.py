@@ -236,14 +236,14 @@ class _ConfigOnly(BaseModel, frozen=True):
 
 
 class _Labelled(BaseModel, frozen=True):
-    architecture: str
+    architecture: Printable
     labels: dict[str, Any] | None = Field(None, validation_alias=AliasPath("config", "Labels"))
 
 
 class _Platform(BaseModel, frozen=True):
     digest: Digest
-    os: str = Field("", validation_alias=AliasPath("platform", "os"))
-    architecture: str = Field("", validation_alias=AliasPath("platform", "architecture"))
+    os: Printable = Field("", validation_alias=AliasPath("platform", "os"))
+    architecture: Printable = Field("", validation_alias=AliasPath("platform", "architecture"))
 
 
 class _Platforms(BaseModel, frozen=True):

@@ -188,10 +188,13 @@ def other_source(matrix: Matrix, lock: Lock) -> str:
             ways = ("built from source", "a wheel of the index")
             is_built = wheel.name in matrix.sources
             return f"{wheel.name}: {ways[not is_built]} in matrix.yaml, {ways[is_built]} in the lock"
-        if wheel.source and recipes[wheel.name] != matrix.sources[wheel.name]:
+        if not wheel.source:
+            continue
+        if recipes[wheel.name] != matrix.sources[wheel.name]:
             return f"sources.{wheel.name} of matrix.yaml has changed"
-        if wheel.source and matrix.origin(wheel.name) not in ("", wheel.source):
-            return f"{wheel.name}: the files of {matrix.sources[wheel.name].folder} have changed"
+        origin = matrix.origin(wheel.name)
+        if wheel.source != origin if origin else wheel.source.startswith(("git+", "./")):
+            return f"{wheel.name}: the lock has another source than matrix.yaml, or its files have changed"
     return ""
 
 

@@ -41,7 +41,7 @@ from builder.lock.sources import WheelBuild, WheelBuilder
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import AMD64, Matrix
+from builder.matrix.schema import Matrix
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -511,7 +511,7 @@ def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mappin
 
 
 @cache
-def tag_ranks(python: str, glibc: str, platform: str = PLATFORMS[AMD64]) -> dict[Tag, int]:
+def tag_ranks(python: str, glibc: str, platform: str) -> dict[Tag, int]:
     """Wheel tags that CPython `python` on glibc `glibc` accepts, 0 the most specific.
 
     Source: PEP 425, PEP 600 (manylinux_x_y) and its legacy aliases.

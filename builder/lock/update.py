@@ -15,13 +15,8 @@ from packaging.utils import canonicalize_name
 
 from builder.common.errors import (
     BuilderError,
-    BuildError,
-    DiskError,
-    EngineError,
-    FetchError,
     IncompleteError,
     LockError,
-    MatrixError,
     StaleError,
     UsageError,
     did_you_mean,
@@ -194,7 +189,8 @@ def rebuild(
             say(f"{group}: building {wheel.file} again")
             build = WheelBuild(
                 name=wheel.name, source=wheel.source, index=wheel.index, recipe=locked.recipe, lock=lock, locked=wheel,
-                cell=cell_to_build_in(project.matrix, wheel.name, group, images),
+                cell=next((cell for cell in images if cell.id == locked.cell), None)
+                or cell_to_build_in(project.matrix, wheel.name, group, images),
             )  # fmt: skip
             try:
                 builder.build(build, locked.wheels)
@@ -302,7 +298,7 @@ def _update_wheels(
             lock = None
         try:
             new.append(resolver.resolve(cells, lock, preferred))
-        except (LockError, MatrixError, BuildError, FetchError, EngineError, DiskError, StaleError) as error:
+        except BuilderError as error:
             failures[group] = error
     for line in diff.upgrades(present, new):
         say(line)

@@ -190,8 +190,8 @@ class Coverage:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether no machine of the image's architecture has run it."""
-        return bool(self.newest) and all(each.is_emulated for each in self.newest)
+        """Whether no machine of the image's architecture has run its image tests; GPU tests are no replacement."""
+        return self.image_tests is not None and self.image_tests.is_emulated
 
     @property
     def tests_status(self) -> str:

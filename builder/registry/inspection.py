@@ -13,7 +13,7 @@ from builder.layers import oci
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.registry import artifacts
-from builder.registry.client import Registry
+from builder.registry.client import INDEXES, Registry
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import look_up
 from builder.registry.staging import INDEX, StagingArea, name_of
@@ -166,7 +166,7 @@ class RepositoryCheck:
                 yield f"{name}: the manifest is missing"
                 return
             self.manifests |= {reference, manifest.digest}
-            if manifest.media_type == oci.INDEX_TYPE:
+            if manifest.media_type in INDEXES:
                 for entry in artifacts.entries(manifest.content, name):
                     yield from self._manifest(entry, f"{name}, {entry}")
                 if not oci.read_platforms(manifest.content):

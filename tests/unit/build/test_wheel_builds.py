@@ -103,6 +103,19 @@ def test_a_source_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.Monkey
     assert len(out.getvalue()) < 1_100_000
 
 
+def test_a_sparse_file_is_refused_before_it_is_written() -> None:
+    """An archive of 1,536 bytes became 3 GB."""
+    sparse = item("a-1.0/zeros", kind=tarfile.GNUTYPE_SPARSE)
+    header = bytearray(sparse.tobuf(tarfile.GNU_FORMAT))
+    header[483:495] = b"%011o\0" % 3_000_000_000  # the real size, in GNU's format
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar, pytest.raises(BuildError, match="is a sparse file"):
+        copy_source("a.tar.gz", io.BytesIO(bytes(header) + b"\0" * 1024), tar, strip=1)
+    assert len(out.getvalue()) < 20_000
+
+
 class SdistFetcher(Fetcher):
     """Has the sdist `content` of the test."""
 
@@ -157,6 +170,8 @@ def test_the_requirements_of_a_build(
     [
         ("[build-system", "no valid"),
         ("[build-system]\nrequires = 3", "no valid"),
+        ("[build-system]\nrequires = 'abc'", "no valid"),
+        ("a = " + "[" * 5000, "no valid"),
         ("[build-system]\nbackend = 'x'", "no valid"),
         ("build-system = 3", "no valid"),
         ('[build-system]\nrequires = ["--index-url=https://x.example.test"]', "no valid"),
@@ -166,6 +181,16 @@ def test_the_requirements_of_a_build(
 def test_hostile_requirements_of_a_build_are_refused(tiny: Project, tmp_path: Path, text: str, message: str) -> None:
     builder, build = build_of(tiny, tmp_path, {"pyproject.toml": text})
     with pytest.raises(BuildError, match=message):
+        builder.requirements(build)
+
+
+@pytest.mark.parametrize("target", ["pyproject.toml", "nothing"])
+def test_a_link_for_the_requirements_of_a_build_is_refused(tiny: Project, tmp_path: Path, target: str) -> None:
+    """It was an internal error."""
+    builder, build = build_of(tiny, tmp_path, {})
+    content = gzip.compress(packed(item("a-1.0/pyproject.toml", kind=tarfile.SYMTYPE, target=target)))
+    builder._new_fetcher = type("OwnFetcher", (SdistFetcher,), {"content": content})
+    with pytest.raises(BuildError, match=r"no valid \[build-system\]"):
         builder.requirements(build)
 
 
@@ -260,7 +285,7 @@ def test_another_wheel_than_the_locked_one_is_refused_and_gets_no_name(tiny: Pro
     with pytest.raises(BuildError, match="gives another wheel than the locked one") as caught:
         built(tiny, tmp_path, ResultEngine(GOOD), locked)
     assert locked.sha256 in str(caught.value)
-    assert f"builder lock --upgrade-package a '{CELL}*'" in caught.value.hint
+    assert f"builder lock --upgrade-package a {CELL} " in caught.value.hint
     assert Store(tmp_path / "store").images() == {}
 
 

@@ -98,7 +98,7 @@ def entry(file: str, *, sha256: str | None = None) -> dict[str, Any]:
 
 def best(*files: str) -> str:
     package = {"version": "1.0", "wheels": [entry(file) for file in files]}
-    wheel, url = resolve._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36"))
+    wheel, url = resolve._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36", "x86_64"))
     assert url.endswith(wheel.file)
     return wheel.file
 
@@ -124,7 +124,7 @@ def test_the_wheel_that_an_installer_takes(files: list[str]) -> None:
 
 def test_a_local_version_in_an_address() -> None:
     package = {"version": "1.0+cu129", "wheels": [entry("x-1.0%2Bcu129-py3-none-any.whl")]}
-    wheel, _ = resolve._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36"))
+    wheel, _ = resolve._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36", "x86_64"))
     assert (wheel.file, wheel.version) == ("x-1.0+cu129-py3-none-any.whl", "1.0+cu129")
 
 
@@ -142,7 +142,7 @@ UNFIT: dict[str, tuple[list[dict[str, Any]], str]] = {
 @pytest.mark.parametrize(("wheels", "message"), UNFIT.values(), ids=UNFIT.keys())
 def test_no_wheel_can_be_chosen(wheels: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(LockError) as caught:
-        resolve._best_wheel(CELL, "x", {"version": "1.0", "wheels": wheels}, tag_ranks("3.11", "2.36"))
+        resolve._best_wheel(CELL, "x", {"version": "1.0", "wheels": wheels}, tag_ranks("3.11", "2.36", "x86_64"))
     assert str(caught.value).startswith(f"{CELL.id}: ")
     assert message in str(caught.value)
 

@@ -115,6 +115,16 @@ def test_gpu_tests_need_all_results_whatever_the_evidence_says_about_an_emulatio
     assert "it lacks results of tests: tests/gpu/test_quartz.py::test_fp8" in desk.read().refused[0]
 
 
+def test_gpu_tests_are_no_replacement_for_image_tests_on_a_machine(desk: EvidenceDesk) -> None:
+    path = desk.project.root / "tests/images/test_base.py"
+    path.write_text("@pytest.mark.emulated\ndef test_it(): ...\n")
+    desk.attach(desk.proof(machine=EMULATED, passed=desk.passed[:1]))
+    desk.attach(desk.proof(kind="gpu", machine={"gpu": "H100"}))
+    coverage = desk.read()
+    assert coverage.gpu == "passed"
+    assert coverage.is_emulated
+
+
 @pytest.mark.parametrize("hour", ["09", "11"], ids=["before", "after"])
 def test_an_emulation_never_replaces_the_results_of_a_machine(desk: EvidenceDesk, hour: str) -> None:
     path = desk.project.root / "tests/images/test_base.py"
