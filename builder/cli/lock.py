@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from builder.build.wheel_builds import SourceBuilder
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
 from builder.common.console import View
@@ -71,6 +70,8 @@ def lock_command(
         systems = {os_lock.request_of_cell(project.matrix, cell) for cell in chosen}
         context.say(f"{counted(len({cell.group for cell in chosen}) + len(systems), 'lock')} up to date")
         return
+    from builder.build.wheel_builds import SourceBuilder  # noqa: PLC0415  it loads the client of the engine
+
     with context.locked(project, "lock"), project.scratch() as scratch:
         builder = SourceBuilder(project, context.host, View(context.err), context.store, Path(scratch))
         if to_build:

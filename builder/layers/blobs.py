@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
 
 from builder.common.errors import DamagedError, store_error
 from builder.common.files import digest_of_bytes
-from builder.index.download import LockedFile
+
+if TYPE_CHECKING:
+    from builder.index.download import LockedFile
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"

@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
 
 from builder import start
@@ -28,6 +30,7 @@ class BuilderProcess:
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], output: Path) -> None:
         self._process = _CONTEXT.Process(target=_run, args=(arguments, environ, output, Path.cwd()))
         self._process.start()
+        self._lock = threading.Lock()
 
     @property
     def pid(self) -> int:
@@ -36,16 +39,18 @@ class BuilderProcess:
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        return self.poll()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with self._lock:  # the status can be read once: of two threads, one would get 255
+            return self._process.exitcode
 
     def wait(self, timeout: float) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
+        if not connection.wait([self._process.sentinel], timeout):
             raise subprocess.TimeoutExpired("builder", timeout)
-        return self._process.exitcode
+        status = self.poll()
+        assert status is not None
+        return status
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
