@@ -194,7 +194,9 @@ def other_source(matrix: Matrix, lock: Lock) -> str:
             return f"sources.{wheel.name} of matrix.yaml has changed"
         origin = matrix.origin(wheel.name)
         if wheel.source != origin if origin else wheel.source.startswith(("git+", "./")):
-            return f"{wheel.name}: the lock has another source than matrix.yaml, or its files have changed"
+            folder = matrix.sources[wheel.name].folder
+            change = f"the files of {folder} have changed" if folder else "the lock has another source than matrix.yaml"
+            return f"{wheel.name}: {change}"
     return ""
 
 
