@@ -90,7 +90,7 @@ def test_a_tag_of_several_architectures(ours: Checkout, proxy: Proxy, keys: Path
     assert index == registry.manifest(f"{full}-{today()}.1")
     assert oci.read_platforms(index.content) == {image.arch: image.digest for image in both}
 
-    # An engine pulls the image for its architecture, or the one that it is told to.
+    # An engine pulls the image for its own architecture, unless --platform names another one.
     name = f"{proxy.address}/{ours.references()[0]}"
     for image, options in zip(both, ((), ("--platform", "linux/arm64")), strict=True):
         ours.docker("pull", "--quiet", *options, name)
