@@ -19,6 +19,7 @@ from tests.integration.checkout import until
 START_S = 60
 SIOCBRADDBR, SIOCBRDELBR = 0x89A0, 0x89A1  # linux/sockios.h
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
+SIOCSIFHWADDR, ARPHRD_ETHER = 0x8924, 1
 
 
 def free_port() -> int:
@@ -29,11 +30,17 @@ def free_port() -> int:
 
 @contextmanager
 def bridge(name: str) -> Iterator[None]:
-    """Creates a network bridge and removes it at the end; with ioctl, because a bare machine has no `ip`."""
+    """Creates a network bridge and removes it at the end; with ioctl, because a bare machine has no `ip`.
+
+    The bridge gets a MAC address of its own, as dockerd gives docker0. Otherwise, its address changes with each
+    container that starts or stops, and connections to other containers stall for up to 30 s.
+    """
     encoded = name.encode() + b"\0"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, SIOCBRADDBR, encoded)
         try:
+            mac = b"\x02\x42" + os.urandom(4)  # 02: locally administered
+            fcntl.ioctl(control, SIOCSIFHWADDR, struct.pack("16sH14s", name.encode(), ARPHRD_ETHER, mac))
             yield
         finally:
             request = struct.pack("16sh", name.encode(), 0)
