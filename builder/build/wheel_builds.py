@@ -285,7 +285,9 @@ class SourceBuilder:
         repository.mkdir(exist_ok=True)
         try:
             git.run_git(repository, "init", "--quiet", "--bare")
-            git.run_git(repository, "fetch", "--quiet", "--depth=1", "--no-tags", address, commit, timeout_s=GIT_S)
+            git.run_git(repository, "config", "fetch.unpackLimit", "1")  # one file for all objects, for `most_bytes`
+            fetch = ["fetch", "--quiet", "--depth=1", "--no-tags", address, commit]
+            git.run_git(repository, *fetch, timeout_s=GIT_S, most_bytes=MOST_BYTES)
             git.run_git(repository, "cat-file", "-e", f"{commit}^{{commit}}")
             if git.run_git(repository, "ls-tree", "--name-only", commit, ".gitmodules").strip():
                 raise BuildError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -13,12 +14,24 @@ from typing import BinaryIO, cast
 from builder.common.errors import UsageError
 
 
-def run_git(root: Path, *arguments: str, default: str | None = None, timeout_s: float | None = None) -> str:
-    """The output of git. If git fails, returns `default` if it is given, or else raises UsageError."""
+def run_git(
+    root: Path,
+    *arguments: str,
+    default: str | None = None,
+    timeout_s: float | None = None,
+    most_bytes: int | None = None,
+) -> str:
+    """The output of git. If git fails, returns `default` if it is given, or else raises UsageError.
+
+    git fails if it runs for more than `timeout_s` seconds, or if one of its files would have more than `most_bytes`.
+    """
+    command = ["git", "-C", str(root), *arguments]
+    if most_bytes is not None:  # the unit of `ulimit -f` is 512 bytes. Source: POSIX, "ulimit"
+        command = ["sh", "-c", f'ulimit -f {most_bytes // 512} && exec "$@"', "sh", *command]
     try:
         process = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, encoding="utf-8", check=False,
-            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}, timeout=timeout_s,
+            command, capture_output=True, text=True, encoding="utf-8", check=False, stdin=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}, timeout=timeout_s,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         error = UsageError(f"git {arguments[0]} did not end in {timeout_s:.0f} s")
@@ -28,6 +41,8 @@ def run_git(root: Path, *arguments: str, default: str | None = None, timeout_s: 
         if process.returncode == 0:
             return process.stdout
         error = UsageError(f"git {arguments[0]}: {process.stderr.strip()[:500]}")
+        if most_bytes is not None and f"signal {signal.SIGXFSZ}" in process.stderr:
+            error = UsageError(f"git {arguments[0]}: more than {most_bytes:,} bytes")
     if default is None:
         raise error
     return default

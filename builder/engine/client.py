@@ -244,8 +244,8 @@ class Engine:
         Raises EngineError if `stopped` was set before it starts.
         `settings` are those of docker-py's `containers.create`.
         """
-        # Other log drivers may not give the output back.
-        log_config = LogConfig(type=LogConfig.types.JSON)
+        # Other log drivers may not give the output back. Without a limit, a command could fill the engine's disk.
+        log_config = LogConfig(type=LogConfig.types.JSON, config={"max-size": "256m", "max-file": "2"})
         with translated(f"running {command[0]}"):
             containers: Any = self._client.containers
             container = containers.create(

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as model
 
 from builder.common.files import SHA256_HEX
-from builder.matrix.schema import AMD64, ARM64, Arch, IndexName, matches
+from builder.matrix.schema import AMD64, ARM64, PATH_OF_CHECKOUT, Arch, IndexName, matches
 
 PLATFORMS: dict[Arch, str] = {AMD64: "x86_64", ARM64: "aarch64"}  # in tags of wheels, and in environment markers
 LONGEST = 255  # characters of a file name; parsing one with thousands of tags would take hours
@@ -27,7 +27,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 # Where the source of a wheel comes from: an sdist of the index, a commit, or a folder with the digest of its files.
 ORIGIN = (
     rf"[A-Za-z0-9_.+!-]{{1,200}}\.tar\.gz#sha256={SHA256_HEX}"
-    rf"|git\+https://[A-Za-z0-9:/._~-]{{1,300}}@[0-9a-f]{{40}}|\./[\w./-]{{1,1000}}#sha256={SHA256_HEX}"
+    rf"|git\+https://[A-Za-z0-9:/._~-]{{1,300}}@[0-9a-f]{{40}}|\./{PATH_OF_CHECKOUT}#sha256={SHA256_HEX}"
 )
 
 

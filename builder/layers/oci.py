@@ -358,9 +358,8 @@ def parse_document(model: type[_Model], content: bytes, what: str, hint: str = _
     except ValidationError as error:  # its input may hold anything: not shown
         first = error.errors(include_url=False, include_input=False)[0]
         place = ascii(".".join(map(str, first["loc"]))[:100])[1:-1]
-        raise VerifyError(
-            f"invalid {what}: {place + ': ' if place else ''}{first['msg'].lower()}", hint=hint
-        ) from error
+        fault = first["msg"].removeprefix("Value error, ").lower()
+        raise VerifyError(f"invalid {what}: {place + ': ' if place else ''}{fault}", hint=hint) from error
 
 
 def parse_history(line: str) -> WheelsOf | None:

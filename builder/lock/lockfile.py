@@ -342,4 +342,5 @@ def validate_lock(adapter: TypeAdapter[_Lock], text: str, name: str, expected: i
             ) from error
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "file"
-        raise LockError(f"{name} is damaged: {place}: {first['msg']}", hint=hint) from error
+        fault = first["msg"].removeprefix("Value error, ")
+        raise LockError(f"{name} is damaged: {place}: {fault}", hint=hint) from error

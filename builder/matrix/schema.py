@@ -28,6 +28,7 @@ AMD64: Arch = "amd64"
 ARM64: Arch = "arm64"
 OTHERS = "*"  # in a mapping by CUDA version: all others
 SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
+PATH_OF_CHECKOUT = r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}"  # never through `..`
 _PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}"
 _DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
 
@@ -136,7 +137,7 @@ ImageName = Annotated[str, matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name suc
 Bytes = Annotated[str, matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB")]
 Release = Annotated[str, matches(rf"{_LONG}(\.{_LONG}){{1,3}}", 'a full version such as "2.9.1"')]
 AptPackage = Annotated[str, matches(r"[a-z0-9][a-z0-9+.-]{1,99}", "the name of a Debian package")]
-File = Annotated[str, matches(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}", "a file of the checkout such as keys/ci.pub")]
+File = Annotated[str, matches(PATH_OF_CHECKOUT, "a file of the checkout such as keys/ci.pub")]
 Address = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9@:/._~+-]{3,299}", "an address such as https://example.com")]
 PackageName = Annotated[str, AfterValidator(_requirement)]
 Constraint = Annotated[str, AfterValidator(_constraint)]

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from builder.common import git
+from builder.common.errors import UsageError
 from tests.integration import registry as registries
 from tests.integration import stores, wheels
 from tests.integration.checkout import SHORT, Checkout, docker
@@ -207,6 +209,22 @@ def test_the_same_sources_give_the_same_wheels(sources: Sources) -> None:
     output = sources.checkout.builder("lock", "--build", "tinynative", "--build", "tinypure", "--build", "tinygit")
     assert output.count("is the locked wheel") == 3
     assert sources.built() == before
+
+
+@pytest.mark.parametrize("most_bytes", [2_000_000, 900_000])
+def test_a_fetch_of_git_ends_at_its_limit(tmp_path: Path, most_bytes: int) -> None:
+    """A repository of others may have more than the disk."""
+    incompressible = secrets.token_hex(1_000_000)
+    commit, repository = committed(tmp_path / "origin", {"data": incompressible}), tmp_path / "fetched"
+    repository.mkdir()
+    git.run_git(repository, "init", "-q", "--bare")
+    fetch = ("fetch", "-q", f"file://{tmp_path}/origin", commit)
+    if most_bytes > len(incompressible) / 2:
+        git.run_git(repository, *fetch, most_bytes=most_bytes)
+        assert git.commit(repository, commit) == commit
+    else:
+        with pytest.raises(UsageError, match=r"^git fetch: more than 900,000 bytes$"):
+            git.run_git(repository, *fetch, most_bytes=most_bytes)
 
 
 def test_a_changed_folder_is_a_stale_lock(sources: Sources) -> None:

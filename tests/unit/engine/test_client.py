@@ -420,6 +420,7 @@ def test_run_to_file_copies_files_in_and_the_result_out() -> None:
     assert container.calls == ["create sha256:1 py x", "put / tar", "start", "remove {'force': True, 'v': True}"]
     assert container.options["network_mode"] == "none"
     assert container.options["labels"] == {"gpu-images.run": "/checkout"}
+    assert container.options["log_config"].config["max-size"] == "256m"  # else it could fill the engine's disk
 
 
 def test_a_command_that_fails_gives_its_status_and_leaves_no_container() -> None:
