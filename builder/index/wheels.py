@@ -46,6 +46,11 @@ class LockedWheel:
     index: IndexName | Literal[""] = ""
     source: Annotated[str, matches(f"({ORIGIN})?", "an sdist, a commit or a folder")] = ""
 
+    @property
+    def is_of_index(self) -> bool:
+        """Whether the index has this version, as a wheel or as the sdist that it was built from."""
+        return not self.source.startswith(("git+", "./"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltWheel:

@@ -45,7 +45,7 @@ def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[s
             hint="Pin a release that has wheels for this Python, or remove this Python.",
         )
         for wheel in wheels
-        if Version(wheel.version).is_prerelease and not wheel.source.startswith(("git+", "./"))
+        if Version(wheel.version).is_prerelease and wheel.is_of_index
     ]
     faults += [
         LockError(

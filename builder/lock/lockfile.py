@@ -15,7 +15,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter, ValidationError
@@ -25,7 +24,7 @@ from builder.common.errors import LockError, StaleError
 from builder.index.wheels import PLATFORMS, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Matrix, PackageSource
+from builder.matrix.schema import Matrix, PackageSource, required_name
 
 FORMAT: Literal[2] = 2
 TOOLKIT = "cuda-toolkit"  # NVIDIA's metapackage: each release pins the libraries of one CUDA
@@ -193,7 +192,7 @@ def other_source(matrix: Matrix, lock: Lock) -> str:
         if recipes[wheel.name] != matrix.sources[wheel.name]:
             return f"sources.{wheel.name} of matrix.yaml has changed"
         origin = matrix.origin(wheel.name)
-        if wheel.source != origin if origin else wheel.source.startswith(("git+", "./")):
+        if wheel.source != origin if origin else not wheel.is_of_index:
             folder = matrix.sources[wheel.name].folder
             change = f"the files of {folder} have changed" if folder else "the lock has another source than matrix.yaml"
             return f"{wheel.name}: {change}"
@@ -203,7 +202,7 @@ def other_source(matrix: Matrix, lock: Lock) -> str:
 def packages_from_source(matrix: Matrix, cell: Cell) -> set[str]:
     """The names of the packages that matrix.yaml lists for a cell and that are built from source."""
     listed = [package for packages in requirements(matrix, cell).values() for package in packages]
-    names: set[str] = {canonicalize_name(Requirement(package).name) for package in listed}
+    names: set[str] = {required_name(package) for package in listed}
     return names & matrix.sources.keys()
 
 

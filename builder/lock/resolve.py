@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import requests
-from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
@@ -41,7 +40,7 @@ from builder.lock.sources import WheelBuild, WheelBuilder
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import Matrix, required_name
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -187,7 +186,7 @@ class Resolver:
         needs, basis = lockfile.requirements(self._matrix, cell), lockfile.basis(self._matrix, cell)
         # Nothing is built for this question, so packages from source are left out.
         left = {
-            component: [package for package in packages if _project(package) not in self._matrix.sources]
+            component: [package for package in packages if required_name(package) not in self._matrix.sources]
             for component, packages in needs.items()
         }
         needs = {component: packages for component, packages in left.items() if packages}
@@ -427,7 +426,7 @@ class Resolver:
         assert self._builder
         cell, requirements = build.cell, [*self._builder.requirements(build), *build.recipe.requires]
         versions = {wheel.name: wheel.version for wheel in image}
-        package = _project(self._matrix.frameworks[cell.framework].package_for(cell.cuda))
+        package = required_name(self._matrix.frameworks[cell.framework].package_for(cell.cuda))
         pins = {wheel.name: wheel.version for wheel in image if wheel.is_cuda or wheel.name == package}
         chosen = _parse_versions(self._compile(cell, requirements, _pinned(pins), versions))
         closure = self._closure(cell, requirements, chosen)
@@ -459,10 +458,6 @@ def _part(lock: Lock, components: Iterable[str]) -> Lock:
         wheels=tuple(wheel for wheel in lock.wheels if wheel.name in names),
         builds=tuple(build for build in lock.builds if build.name in names),
     )
-
-
-def _project(requirement: str) -> str:
-    return canonicalize_name(Requirement(requirement).name)
 
 
 def _pinned(versions: Mapping[str, str]) -> list[str]:

@@ -8,9 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationError
 
@@ -18,7 +16,7 @@ from builder.common import strict_yaml, validation
 from builder.common.errors import FileError
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import AMD64, Matrix, StrictModel, cuda_major
+from builder.matrix.schema import AMD64, Matrix, StrictModel, cuda_major, required_name
 
 FILE = Path(__file__).with_name("facts.yaml")
 
@@ -185,7 +183,7 @@ class Facts(StrictModel):
 
     def _build_for_amd64(self, matrix: Matrix, cell: Cell) -> Build | None:
         framework = matrix.frameworks[cell.framework]
-        own = canonicalize_name(Requirement(framework.package_for(cell.cuda)).name)
+        own = required_name(framework.package_for(cell.cuda))
         if own not in cells.indexes_of_packages(matrix, cell):
             return self.build(framework.package, cell.release, cell.cuda)
         builds = self.builds.get(self.compiled_package(framework.package, cell.cuda), {})

@@ -38,6 +38,11 @@ def cuda_major(cuda: str) -> str:
     return cuda.partition(".")[0]
 
 
+def required_name(requirement: str) -> str:
+    """The normalized name of the package that a requirement is for, `jax` of JAX[cuda12]>=0.10."""
+    return canonicalize_name(Requirement(requirement).name)
+
+
 def matches(pattern: str, expected: str) -> AfterValidator:
     """A check of a text; `expected` is for its message."""
     compiled = re.compile(pattern, re.ASCII)  # fullmatch and ASCII: `$` admits a newline, `\d` other digits
@@ -458,7 +463,7 @@ class Matrix(StrictModel):
         result: dict[str, dict[str, Key]] = {}
         for index, place, packages in places:
             for package in packages if index else ():
-                result.setdefault(canonicalize_name(Requirement(package).name), {}).setdefault(str(index), place)
+                result.setdefault(required_name(package), {}).setdefault(str(index), place)
         return result
 
     def origin(self, package: str) -> str:

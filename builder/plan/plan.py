@@ -12,9 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from builder.common.errors import LockError, StaleError, for_cells
 from builder.common.files import digest_of_data, digests_of_tree
 from builder.common.reference import ImageRef
@@ -26,7 +23,7 @@ from builder.lock.python_lock import LockedPython
 from builder.matrix import cells, support, tags
 from builder.matrix.cells import CUDA, Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import AMD64, Arch, Matrix
+from builder.matrix.schema import AMD64, Arch, Matrix, required_name
 from builder.matrix.support import SupportEnd
 from builder.plan import layer_order, settings
 from builder.plan.layer_order import PlannedLayer
@@ -490,8 +487,8 @@ def _constraints(matrix: Matrix, cell: Cell, locked: Locked) -> str:
     """
     framework = matrix.frameworks[cell.framework]
     line = framework.versions[cell.line]
-    package = canonicalize_name(Requirement(framework.package_for(cell.cuda)).name)
-    own = {package, *(canonicalize_name(Requirement(text).name) for text in line.packages)}
+    package = required_name(framework.package_for(cell.cuda))
+    own = {package, *(required_name(text) for text in line.packages)}
     foundation = {CUDA, *cells.foundation(matrix, cell)}
     pinned = sorted(
         (wheel.name, wheel.version)

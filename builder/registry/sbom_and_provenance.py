@@ -82,7 +82,7 @@ def _interpreter(planned: PlannedImage) -> Iterator[Component]:
 def _wheels(planned: PlannedImage) -> Iterator[Component]:
     for sha256, wheel in {wheel.sha256: wheel for wheel in planned.wheels}.items():
         # A commit or a folder has nothing to do with a package of this name on PyPI.
-        kind = "generic" if wheel.source.startswith(("git+", "./")) else "pypi"
+        kind = "pypi" if wheel.is_of_index else "generic"
         qualifiers = {"vcs_url": wheel.source} if wheel.source.startswith("git+") else {}
         properties = [Property(name=SOURCE_PROPERTY, value=wheel.source)] if wheel.source else []
         yield _component(PackageURL(kind, None, wheel.name, wheel.version, qualifiers), sha256, properties)
