@@ -87,6 +87,7 @@ def push_command(
     store = context.store
     with store.used():
         chosen = publish.targets(project, store, images, registry)
+        publish.require_run(chosen)
         result = Publisher(
             host=context.host,
             view=View(context.err),

@@ -101,6 +101,16 @@ def collect(
     return chosen, failures
 
 
+def require_run(images: Sequence[PublishableImage]) -> None:
+    """Raises ImageTestError for images that only an emulation has run."""
+    if not_run := [f"{image.cell}: {image.coverage.tests_status}" for image in images if image.coverage.is_emulated]:
+        raise ImageTestError(
+            "\n".join(not_run),
+            hint="Test them on a machine of their architecture, or use `builder stage` and `builder release "
+            "--allow-not-run`, which records it.",
+        )
+
+
 def _target(project: Project, store: Store, image: PlannedImage, suite: Suite, registry: str) -> PublishableImage:
     """An image of the store. Raises DamagedError, or ImageTestError if it has not passed."""
     stored = stored_images.find_stored_image(store, image)
