@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from builder.build import disk
+from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
 from builder.build.work import ImageProvider, LoadedImage, RunContext, built_id, record_built
@@ -19,7 +20,6 @@ from builder.engine.client import SOCKET
 from builder.engine.model import is_disk_full
 from builder.index.host import Host
 from builder.index.logins import netrc_of
-from builder.index.wheels import Wheel
 from builder.matrix.schema import NO_SNAPSHOT
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import COMMON_INPUTS, PlannedImage
@@ -57,11 +57,11 @@ class DockerfileBuilder(ImageProvider):
         work: RunContext,
         programs: Programs | None = None,
         mmdebstrap: Mmdebstrap | None = None,
-        built_wheel: Callable[[Wheel], Path] | None = None,
+        lookup: LayerLookup | None = None,
     ) -> None:
-        """`built_wheel` gives the path of a wheel that was built from source."""
+        """`lookup` finds wheels that were built from source; without it, the images have none."""
         self._work = work
-        self._built_wheel = built_wheel
+        self._lookup = lookup
         self._programs = programs or Programs()
         self._mmdebstrap = mmdebstrap or Mmdebstrap(work)
         self._keys: dict[str, str] = {}
@@ -114,9 +114,10 @@ class DockerfileBuilder(ImageProvider):
                 )
             built = Path(scratch) / BUILT
             built.mkdir()
-            for wheel in image.wheels:
-                if wheel.source and self._built_wheel:
-                    shutil.copyfile(self._built_wheel(wheel), built / wheel.file)
+            if self._lookup and (from_source := [wheel for wheel in image.wheels if wheel.source]):
+                with self._lookup.store.used():
+                    for wheel in from_source:
+                        shutil.copyfile(self._lookup.built_wheel(wheel), built / wheel.file)
             base = self._mmdebstrap.base_image(image.debian, image.cell.arch)
             image_id = self._run_with_archives(image, base, Path(scratch))
         record_built(self._work.project.state, self._keys[image.id], image_id)

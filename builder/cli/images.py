@@ -246,7 +246,7 @@ def image_provider(
 ) -> Iterator[ImageProvider]:
     """The way to build; for the method `assemble`, with the store held against `builder gc`."""
     if method == DOCKERFILE:
-        yield DockerfileBuilder(work, built_wheel=lookup.built_wheel if lookup else None)
+        yield DockerfileBuilder(work, lookup=lookup)
         return
     store = context.store
     store.prepare()
