@@ -51,7 +51,7 @@ from builder.matrix.project import Project
 from builder.plan import layer_order, plan
 
 TIMEOUT_S = 6 * 3600
-MOST_BYTES = 2_000_000_000  # of a source, unpacked
+MOST_BYTES = 2_000_000_000  # of a source, unpacked, and of a commit as git sends it
 LARGEST_SETTINGS = 1 << 20  # bytes of a pyproject.toml
 LARGEST_LOG = 64 << 20  # characters
 MOST_PROCESSES = 4096  # of a build
@@ -285,7 +285,6 @@ class SourceBuilder:
         repository.mkdir(exist_ok=True)
         try:
             git.run_git(repository, "init", "--quiet", "--bare")
-            git.run_git(repository, "config", "fetch.unpackLimit", "1")  # one file for all objects, for `most_bytes`
             fetch = ["fetch", "--quiet", "--depth=1", "--no-tags", address, commit]
             git.run_git(repository, *fetch, timeout_s=GIT_S, most_bytes=MOST_BYTES)
             git.run_git(repository, "cat-file", "-e", f"{commit}^{{commit}}")

@@ -69,7 +69,7 @@ def push_command(
 
     The images are not signed, and have no test results attached: `builder stage` and `builder release` do that. If
     matrix.yaml lists signers under `evidence`, `push` fails. It also fails after the end of support, as `builder
-    release` does.
+    release` does, and for an image that only an emulation has run.
     """
     began = time.monotonic()
     project = context.project

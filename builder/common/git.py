@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -23,11 +22,15 @@ def run_git(
 ) -> str:
     """The output of git. If git fails, returns `default` if it is given, or else raises UsageError.
 
-    git fails if it runs for more than `timeout_s` seconds, or if one of its files would have more than `most_bytes`.
+    git fails if it runs for more than `timeout_s` seconds, or if it fetches more than `most_bytes`, compressed.
     """
     command = ["git", "-C", str(root), *arguments]
-    if most_bytes is not None:  # the unit of `ulimit -f` is 512 bytes. Source: POSIX, "ulimit"
-        command = ["sh", "-c", f'ulimit -f {most_bytes // 512} && exec "$@"', "sh", *command]
+    if most_bytes is not None:
+        # One file for all objects, whose size the kernel limits. The unit of `ulimit -f` is 512 bytes. Source: POSIX,
+        # "ulimit". git 2.39 lets `transfer.unpackLimit` of the user override the other setting.
+        one_file = ["-c", "fetch.unpackLimit=1", "-c", "transfer.unpackLimit=1"]
+        limited = ["sh", "-c", f'ulimit -f {most_bytes // 512} && exec "$@"', "sh"]
+        command = [*limited, "git", "-C", str(root), *one_file, *arguments]
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, encoding="utf-8", check=False, stdin=subprocess.DEVNULL,
@@ -41,8 +44,9 @@ def run_git(
         if process.returncode == 0:
             return process.stdout
         error = UsageError(f"git {arguments[0]}: {process.stderr.strip()[:500]}")
-        if most_bytes is not None and f"signal {signal.SIGXFSZ}" in process.stderr:
-            error = UsageError(f"git {arguments[0]}: more than {most_bytes:,} bytes")
+        if most_bytes is not None and "invalid index-pack output" in process.stderr:  # the kernel ended that program
+            limit = f"probably at the limit of {most_bytes:,} bytes"
+            error = UsageError(f"git {arguments[0]}: its program index-pack failed, {limit}")
     if default is None:
         raise error
     return default

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -20,6 +20,11 @@ MAX_FAULTS = 20
 def explain(error: ValidationError, model: type[BaseModel], located: Located) -> str:
     """The faults in an error of validating `located` as `model`."""
     return listed(_explain(dict(item), model, located) for item in error.errors(include_url=False))
+
+
+def message_of(item: Mapping[str, Any]) -> str:
+    """What is wrong, of a fault that pydantic found: without its prefix for errors of our own validators."""
+    return str(item["msg"]).removeprefix("Value error, ")
 
 
 def listed(faults: Iterable[str]) -> str:

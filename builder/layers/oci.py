@@ -16,6 +16,7 @@ from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, Va
 
 from builder.common.errors import VerifyError
 from builder.common.files import SHA256_HEX, digest_of_bytes
+from builder.common.validation import message_of
 from builder.index.wheels import STRICT
 from builder.layers import estargz
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE, Descriptor
@@ -358,7 +359,7 @@ def parse_document(model: type[_Model], content: bytes, what: str, hint: str = _
     except ValidationError as error:  # its input may hold anything: not shown
         first = error.errors(include_url=False, include_input=False)[0]
         place = ascii(".".join(map(str, first["loc"]))[:100])[1:-1]
-        fault = first["msg"].removeprefix("Value error, ").lower()
+        fault = message_of(dict(first)).lower()
         raise VerifyError(f"invalid {what}: {place + ': ' if place else ''}{fault}", hint=hint) from error
 
 

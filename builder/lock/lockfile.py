@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as model
 
 from builder.common.errors import LockError, StaleError
+from builder.common.validation import message_of
 from builder.index.wheels import PLATFORMS, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
 from builder.matrix.cells import Cell
@@ -341,5 +342,4 @@ def validate_lock(adapter: TypeAdapter[_Lock], text: str, name: str, expected: i
             ) from error
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "file"
-        fault = first["msg"].removeprefix("Value error, ")
-        raise LockError(f"{name} is damaged: {place}: {fault}", hint=hint) from error
+        raise LockError(f"{name} is damaged: {place}: {message_of(dict(first))}", hint=hint) from error

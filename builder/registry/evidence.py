@@ -22,7 +22,7 @@ from pydantic import BaseModel, StringConstraints, ValidationError
 
 from builder.common.errors import ImageTestError
 from builder.common.files import digest_of_bytes, short_digest, write_atomically
-from builder.common.text import listed
+from builder.common.text import counted, listed
 from builder.layers import oci
 from builder.layers.oci import Printable
 from builder.plan.plan import PlannedImage
@@ -197,7 +197,7 @@ class Coverage:
     def tests_status(self) -> str:
         """How many tests passed, and whether only an emulation ran them."""
         count = len(self.passed)
-        return f"{NOT_RUN} ({count} tests passed under emulation)" if self.is_emulated else f"{count} passed"
+        return f"{NOT_RUN} ({counted(count, 'test')} passed under emulation)" if self.is_emulated else f"{count} passed"
 
     @property
     def gpu_status(self) -> str:

@@ -106,8 +106,8 @@ def require_run(images: Sequence[PublishableImage]) -> None:
     if not_run := [f"{image.cell}: {image.coverage.tests_status}" for image in images if image.coverage.is_emulated]:
         raise ImageTestError(
             "\n".join(not_run),
-            hint="Test them on a machine of their architecture, or use `builder stage` and `builder release "
-            "--allow-not-run`, which records it.",
+            hint="Test them on a machine of their architecture. To publish them as they are: `builder stage`, then "
+            "`builder release --allow-not-run`: the release records it.",
         )
 
 

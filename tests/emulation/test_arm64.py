@@ -50,7 +50,7 @@ def test_an_image_for_arm64_is_made_and_tested_but_counts_as_not_run(checkout: C
     checkout.builder("render")
 
     output = checkout.builder("images", CELL)
-    assert "built, not run (1 tests passed under emulation)" in output
+    assert "built, not run (1 test passed under emulation)" in output
     name = f"{checkout.namespace}/ty-cpu:1.0-arm64"
     assert checkout.docker("image", "inspect", "-f", "{{.Architecture}}", name) == "arm64"
     assert "built, not run" in checkout.builder("status", CELL, "--format", "json")
@@ -58,4 +58,4 @@ def test_an_image_for_arm64_is_made_and_tested_but_counts_as_not_run(checkout: C
     assert json.loads(proof.read_text())["machine"]["emulated"] == "arm64"
     assert "1 image up to date" in checkout.builder("images", CELL)
     refused = checkout.builder("push", CELL, "--to", "registry.example.test", code=8)
-    assert f"{CELL}: built, not run (1 tests passed under emulation)" in refused
+    assert f"{CELL}: built, not run (1 test passed under emulation)" in refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Iterator
@@ -106,6 +107,14 @@ def test_a_second_variant_sends_only_its_own_bytes(released: Checkout, proxy: Pr
     assert "0 tags changed" in push(released, proxy)
     assert proxy.count("POST") == proxy.count("PATCH") == 0
     assert proxy.count("PUT", "/blobs/") == 0
+
+
+def test_an_image_that_only_an_emulation_has_run_is_refused(released: Checkout, proxy: Proxy) -> None:
+    for file in (released.root / ".builder/evidence").glob("*.image.json"):
+        evidence = json.loads(file.read_text())
+        file.write_text(json.dumps(evidence | {"machine": {"emulated": "arm64"}}))
+    assert f"{PLAIN}: built, not run (" in push(released, proxy, PLAIN, code=8)
+    assert sent(proxy) == 0
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_under_emulation_only_the_tests_marked_for_it_run_and_the_image_counts_a
     coverage = tester(info=ARM).test(image, LOADED)
     assert child.runs == [["test_quartz"]]
     assert (coverage.failure, coverage.passed, coverage.is_emulated) == ("", [node("test_quartz")], True)
-    assert coverage.tests_status == "built, not run (1 tests passed under emulation)"
+    assert coverage.tests_status == "built, not run (1 test passed under emulation)"
     assert coverage.gpu_status == "built, not run"
     assert of_kind(tiny, "image").machine["emulated"] == "amd64"
     assert is_known(tester(info=ARM), image), "it is not emulated again"

@@ -103,7 +103,7 @@ def test_a_pass_under_emulation_needs_the_tests_marked_for_it_alone(desk: Eviden
     coverage.require_pass(CELL)
     assert coverage.is_emulated
     assert (coverage.tests_status, coverage.gpu_status) == (
-        "built, not run (1 tests passed under emulation)", "built, not run",
+        "built, not run (1 test passed under emulation)", "built, not run",
     )  # fmt: skip
     desk.attach(desk.proof(passed=(marked,), finished="2026-11-22T11:00:00Z"))
     assert "lacks results of tests" in desk.read().refused[0], "a machine must run all"
