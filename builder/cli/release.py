@@ -87,7 +87,8 @@ def push_command(
     store = context.store
     with store.used():
         chosen = publish.targets(project, store, images, registry)
-        publish.require_run(chosen)
+        stage, release = f"builder stage{given('patterns')}", f"builder release{given('registry')} --allow-not-run"
+        publish.require_run(chosen, hint=f"{stage} && {release} (the release records it)")
         result = Publisher(
             host=context.host,
             view=View(context.err),

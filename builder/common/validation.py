@@ -22,7 +22,7 @@ def explain(error: ValidationError, model: type[BaseModel], located: Located) ->
     return listed(_explain(dict(item), model, located) for item in error.errors(include_url=False))
 
 
-def message_of(item: Mapping[str, Any]) -> str:
+def message_of(item: Mapping[str, object]) -> str:
     """What is wrong, of a fault that pydantic found: without its prefix for errors of our own validators."""
     return str(item["msg"]).removeprefix("Value error, ")
 

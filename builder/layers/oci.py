@@ -359,7 +359,7 @@ def parse_document(model: type[_Model], content: bytes, what: str, hint: str = _
     except ValidationError as error:  # its input may hold anything: not shown
         first = error.errors(include_url=False, include_input=False)[0]
         place = ascii(".".join(map(str, first["loc"]))[:100])[1:-1]
-        fault = message_of(dict(first)).lower()
+        fault = message_of(first).lower()
         raise VerifyError(f"invalid {what}: {place + ': ' if place else ''}{fault}", hint=hint) from error
 
 

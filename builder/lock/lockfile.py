@@ -342,4 +342,4 @@ def validate_lock(adapter: TypeAdapter[_Lock], text: str, name: str, expected: i
             ) from error
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "file"
-        raise LockError(f"{name} is damaged: {place}: {message_of(dict(first))}", hint=hint) from error
+        raise LockError(f"{name} is damaged: {place}: {message_of(first)}", hint=hint) from error

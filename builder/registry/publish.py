@@ -101,13 +101,12 @@ def collect(
     return chosen, failures
 
 
-def require_run(images: Sequence[PublishableImage]) -> None:
-    """Raises ImageTestError for images that only an emulation has run."""
+def require_run(images: Sequence[PublishableImage], *, hint: str) -> None:
+    """Raises ImageTestError for images that only an emulation has run; `hint` is the other way to publish them."""
     if not_run := [f"{image.cell}: {image.coverage.tests_status}" for image in images if image.coverage.is_emulated]:
         raise ImageTestError(
             "\n".join(not_run),
-            hint="Test them on a machine of their architecture. To publish them as they are: `builder stage`, then "
-            "`builder release --allow-not-run`: the release records it.",
+            hint=f"Test them on a machine of their architecture. To publish them as they are: {hint}",
         )
 
 

@@ -113,7 +113,9 @@ def test_an_image_that_only_an_emulation_has_run_is_refused(released: Checkout, 
     for file in (released.root / ".builder/evidence").glob("*.image.json"):
         evidence = json.loads(file.read_text())
         file.write_text(json.dumps(evidence | {"machine": {"emulated": "arm64"}}))
-    assert f"{PLAIN}: built, not run (" in push(released, proxy, PLAIN, code=8)
+    output = push(released, proxy, PLAIN, code=8)
+    assert f"{PLAIN}: built, not run (" in output
+    assert f"builder stage {PLAIN} && builder release --to {proxy.address} --allow-not-run" in output
     assert sent(proxy) == 0
 
 

@@ -579,12 +579,12 @@ def test_an_image_is_not_published_without_another_architecture_of_the_matrix(be
 
 def test_an_image_that_only_an_emulation_has_run_is_refused(bench: PublishBench) -> None:
     amd64, arm64 = twins(bench)
-    publish.require_run([amd64, arm64])
+    publish.require_run([amd64, arm64], hint="builder stage")
     [report] = arm64.coverage.reports
     emulated = replace(report, evidence=report.evidence.model_copy(update={"machine": {"emulated": "arm64"}}))
     arm64 = replace(arm64, coverage=replace(arm64.coverage, reports=(emulated,)))
     with pytest.raises(ImageTestError, match=rf"^{TWIN}: built, not run \(\d+ tests? passed under emulation\)$"):
-        publish.require_run([amd64, arm64])
+        publish.require_run([amd64, arm64], hint="builder stage")
 
 
 def test_a_tag_does_not_lose_an_architecture_that_left_the_matrix(bench: PublishBench) -> None:
