@@ -81,32 +81,28 @@ class EngineProxy:
             answers = _Answers()
             back = threading.Thread(target=_pump, args=(engine, client, answers), daemon=True)
             back.start()
-            try:
-                self._hand_on(client, engine, answers)
-            finally:
-                _end(engine)
-                back.join()
-
-    def _hand_on(self, client: socket.socket, engine: socket.socket, answers: _Answers) -> None:
-        """Hands on what the client sends until it closes its side."""
-        is_load = False
-        while chunk := client.recv(1 << 18):
-            if request := REQUEST.match(chunk):
-                line = request[0].decode("ascii")
-                is_load = bool(re.match(LOAD, line))
-                if is_load:
-                    self.loaded.append(0)
-                self._wait(line)
-                answers.kept = None
-                if re.match(PULL, line):
-                    if self.refuses_pulls:
-                        client.sendall(REFUSAL)
-                        continue
-                    answers.kept = bytearray()
-                    self._pulls.append(answers.kept)
-            if is_load:
-                self.loaded[-1] += len(chunk)
-            engine.sendall(chunk)
+            is_load = False
+            with suppress(OSError):
+                while chunk := client.recv(1 << 18):
+                    if request := REQUEST.match(chunk):
+                        line = request[0].decode("ascii")
+                        is_load = bool(re.match(LOAD, line))
+                        if is_load:
+                            self.loaded.append(0)
+                        self._wait(line)
+                        answers.kept = None
+                        if re.match(PULL, line):
+                            if self.refuses_pulls:
+                                client.sendall(REFUSAL)
+                                continue
+                            answers.kept = bytearray()
+                            self._pulls.append(answers.kept)
+                    if is_load:
+                        self.loaded[-1] += len(chunk)
+                    engine.sendall(chunk)
+            with suppress(OSError):
+                engine.shutdown(socket.SHUT_WR)
+            back.join()
 
     @property
     def pulled(self) -> list[set[str]]:
@@ -138,17 +134,10 @@ def _pump(source: socket.socket, target: socket.socket, answers: _Answers) -> No
     An engine that is killed before it read all that was sent to it resets the connection. If the client did not learn
     of that, it would wait for ever: buildx did.
     """
-    try:
-        with suppress(OSError):
-            while chunk := source.recv(1 << 18):
-                if answers.kept is not None:
-                    answers.kept += chunk
-                target.sendall(chunk)
-    finally:
-        _end(target)
-
-
-def _end(connection: socket.socket) -> None:
-    """Says to the other side that nothing more comes; a thread that reads from `connection` may go on."""
     with suppress(OSError):
-        connection.shutdown(socket.SHUT_WR)
+        while chunk := source.recv(1 << 18):
+            if answers.kept is not None:
+                answers.kept += chunk
+            target.sendall(chunk)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
