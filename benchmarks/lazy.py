@@ -6,8 +6,8 @@ Needs a containerd with the stargz snapshotter, its client `ctr-remote`, skopeo,
         org/pt-cuda:2.9.1-cu128-py311-jupyter org/jax-cuda:0.10.2-cu128-py311
 
 COMMAND makes the node empty before each measurement: it restarts containerd and the snapshotter on a new file system.
-If it only deleted their data, ext4 would take up to 15 times longer to create files for some minutes. The registry is
-Debian's docker-registry on the loopback. With --latency or --rate, a proxy delays and limits what it sends.
+On one where files were just deleted, ext4 can take 15 times longer to create files. The registry is Debian's
+docker-registry on the loopback. With --latency or --rate, a proxy delays and limits what it sends.
 """
 
 from __future__ import annotations
