@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,7 +43,7 @@ _OF_PACKAGES = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
-_OUTPUT = re.compile(r"#\d+ [0-9.]+ (.*)")
+_FAILED = re.compile(r"^#(\d+) ERROR", re.MULTILINE)
 
 
 class DockerfileBuilder(ImageProvider):
@@ -164,15 +163,11 @@ class DockerfileBuilder(ImageProvider):
         # The values of proxies, which may have passwords, are read from the environment.
         arguments = [f"BASE={base}", *host.proxies]
         log = work.project.logs / f"{name}.log"
-        tail: deque[str] = deque(maxlen=_TAIL)
 
         def on_line(line: str) -> str:
             line = host.hide(line)
             if step := _STEP.match(line):
                 work.view.note(name, short_name(step[1]))
-            if line.strip() and not line.startswith("---"):
-                output = _OUTPUT.match(line)
-                tail.append(f"  | {output[1] if output else line.rstrip()}")
             return line
 
         # The engine that this run uses and that engine's own builder, whatever context or builder is selected.
@@ -209,7 +204,8 @@ class DockerfileBuilder(ImageProvider):
         if status == 0:
             return id_file.read_text(encoding="ascii").strip()
         work.engine.check()  # buildx also fails if the engine has stopped
-        output, hint = "\n".join(tail), f"Full log: {log.relative_to(work.project.root)}"
+        output = "\n".join(f"  | {line}" for line in _failed_output(log.read_text(encoding="utf-8")))
+        hint = f"Full log: {log.relative_to(work.project.root)}"
         if "is not a docker command" in output:
             raise EngineError(f"{name}: Docker's plugin buildx is not installed", hint=_INSTALL)
         if is_disk_full(output):
@@ -218,6 +214,19 @@ class DockerfileBuilder(ImageProvider):
             hint = f"The image did not cause this: run the same command again. {hint}"
             raise EngineError(f"{name}: docker buildx build failed\n{output}", hint=hint)
         raise BuildError(f"{name}: docker buildx build failed\n{output}", hint=hint)
+
+
+def _failed_output(log: str) -> list[str]:
+    """The end of the failed step's output in buildx's plain progress, and the error that buildx ends with.
+
+    Between the two, after a line of dashes, buildx repeats ten lines of the step and quotes the Dockerfile. Steps of
+    other stages run at the same time.
+    """
+    progress, _, summary = log.partition("\n------\n")
+    failed = _FAILED.search(progress)
+    lines = re.findall(rf"^#{failed[1]} [0-9.]+ (.*)", progress, re.MULTILINE) if failed else progress.splitlines()
+    errors = [line for line in summary.splitlines() if line.startswith("ERROR")]
+    return [*[line.rstrip() for line in lines if line.strip()][-_TAIL:], *errors]
 
 
 def _key(image: PlannedImage, root: Path, files: Sequence[Path]) -> str:

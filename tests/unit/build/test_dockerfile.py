@@ -296,24 +296,49 @@ def test_errors_by_cause(checkout: TinyProject, line: str, kind: type[Exception]
     assert checkout.find() == ""
 
 
-def test_an_error_shows_the_last_lines_but_no_mirror(checkout: TinyProject) -> None:
+def test_an_error_shows_the_end_of_the_failed_step_but_no_mirror(checkout: TinyProject) -> None:
+    """buildx repeats some lines of the step and quotes the Dockerfile; another stage's step ran at the same time."""
+    said = [f"line {number}" for number in range(20)]
     checkout.buildx.status = 1
     checkout.buildx.output = [
-        "#7 [image 2/3] RUN true",
+        "#7 [image 2/3] RUN --mount=type=bind,source=a,target=/b sh /b/steps.sh",
+        "#8 [tools 1/1] RUN true",
+        *(f"#7 0.1 {line}" for line in said),
+        "#7 0.2 ",
+        "#8 0.3 of another step",
         "#7 0.3 GET http://mirror.example.test/x",
+        "#8 CANCELED",
+        "#7 ERROR: process did not complete successfully: exit code: 1",
         "------",
-        "ERROR: no",
+        " > [image 2/3] RUN --mount=type=bind,source=a,target=/b sh /b/steps.sh:",
+        *(f"0.1 {line}" for line in said[-9:]),
+        "0.3 GET http://mirror.example.test/x",
+        "------",
+        "plain.Dockerfile:34",
+        "--------------------",
+        *(f"  {number} | >>> RUN --mount=type=bind,source=a,target=/b" for number in range(33, 50)),
+        "--------------------",
+        "ERROR: failed to solve: process did not complete successfully: exit code: 1",
     ]
     with pytest.raises(BuildError) as caught:
         checkout.run()
     assert str(caught.value).splitlines() == [
         f"{CELL}: docker buildx build failed",
-        "  | #7 [image 2/3] RUN true",
+        *(f"  | {line}" for line in said[-14:]),
         "  | GET http://<mirror>/x",
-        "  | ERROR: no",
+        "  | ERROR: failed to solve: process did not complete successfully: exit code: 1",
     ]
     assert caught.value.hint == f"Full log: .builder/logs/{CELL}.log"
     assert "mirror.example.test" not in (checkout.project.logs / f"{CELL}.log").read_text()
+
+
+def test_an_error_before_any_step_shows_the_last_lines(checkout: TinyProject) -> None:
+    checkout.buildx.status = 1
+    checkout.buildx.output = ["", *(f"line {number}" for number in range(20)), "ERROR: no builder"]
+    with pytest.raises(BuildError) as caught:
+        checkout.run()
+    shown = [f"  | line {number}" for number in range(6, 20)]
+    assert str(caught.value).splitlines()[1:] == [*shown, "  | ERROR: no builder"]
 
 
 STEPS = {
