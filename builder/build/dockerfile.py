@@ -13,7 +13,7 @@ from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
 from builder.build.work import ImageProvider, LoadedImage, RunContext, built_id, record_built
-from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
+from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError, choose_again
 from builder.common.files import digest_of_data, digest_of_file, files_below, is_digest
 from builder.engine.client import SOCKET
 from builder.engine.model import is_disk_full
@@ -37,11 +37,12 @@ _INFRASTRUCTURE = (
 )
 # Errors of apt, and lines that templates/steps/packages.sh prints, in the output of a step.
 _OF_PACKAGES = re.compile(
-    r"^\s*\|.*(no installation candidate|version .* was not found|unable to locate package|failed to fetch"
+    r"^\s*\|.*(no installation candidate|version .* was not found|unable to locate package|\be: failed to fetch"
     r"|hash sum mismatch|held broken packages|unmet dependencies|does not have a release file|are not the locked ones"
     r"|[<>] \S+ \S+ (amd64|arm64|all) [0-9a-f]{64})",
     re.MULTILINE | re.IGNORECASE,
 )
+_GONE_WHEEL = re.compile(r"error: Failed to download `([\w.-]+)==.*404 Not Found", re.DOTALL)  # of uv
 _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
 _FAILED = re.compile(r"^#(\d+) ERROR", re.MULTILINE)
 
@@ -213,6 +214,8 @@ class DockerfileBuilder(ImageProvider):
         if any(sign in output for sign in _INFRASTRUCTURE):
             hint = f"The image did not cause this: run the same command again. {hint}"
             raise EngineError(f"{name}: docker buildx build failed\n{output}", hint=hint)
+        if wheel := _GONE_WHEEL.search(output):
+            hint = f"The index no longer has this file. {choose_again(wheel[1], [name])}   {hint}"
         raise BuildError(f"{name}: docker buildx build failed\n{output}", hint=hint)
 
 

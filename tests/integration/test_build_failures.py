@@ -49,7 +49,12 @@ def test_a_fault_of_the_index_names_the_wheel(project: Checkout, index: Index) -
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [(Fault.FILE_HAS_OTHER_BYTES, "Hash mismatch"), (Fault.FILE_404, "404"), (Fault.PAGE_404, "")]
+    ("fault", "words"),
+    [
+        (Fault.FILE_HAS_OTHER_BYTES, "Hash mismatch"),
+        (Fault.FILE_404, f"builder lock --upgrade-package tinyframe {PLAIN} && builder render"),
+        (Fault.PAGE_404, ""),
+    ],
 )
 def test_the_dockerfile_method_names_the_package(project: Checkout, index: Index, fault: Fault, words: str) -> None:
     index.faults["tinyframe"] = fault

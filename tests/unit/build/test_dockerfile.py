@@ -434,6 +434,8 @@ NO_CANDIDATE = "#9 1.0 E: Package 'tini' has no installation candidate"
 OTHER_LOCK = "#9 1.0 The installed packages (>) are not the locked ones (<):\n#9 1.0 < tini"
 CUT = "\n".join(f"#9 1.0 > p{number} 1.0 all {'0' * 64}" for number in range(15))
 OF_PIP = "#9 1.0 error: Hash mismatch for tini"
+OF_UV = "#9 1.0 error: Failed to download `tini==1.0`\n#9 1.0   cause: Failed to fetch: http://x/\n#9 1.0   cause: {}"
+GONE = OF_UV.format("HTTP status client error (404 Not Found) for url (http://x/)")
 OF_A_HOOK = "#9 1.0 E: command failed: /x/run-commands"
 
 
@@ -464,13 +466,22 @@ def test_an_error_of_packages_says_how_to_lock_the_current_ones(checkout: TinyPr
     assert f"Full log: .builder/logs/{CELL}.log" in caught.value.hint
 
 
-@pytest.mark.parametrize("output", [OF_PIP, OF_A_HOOK])
+@pytest.mark.parametrize("output", [OF_PIP, OF_A_HOOK, OF_UV.format("error sending request"), GONE])
 def test_other_errors_stay_as_they_are(checkout: TinyProject, edit: Edit, output: str) -> None:
     checkout = TinyProject(edit('    glibc: "2.36"\n', f'    glibc: "2.36"\n    snapshot: {SNAPSHOT}\n'))
     with pytest.raises(BuildError) as caught:
         attempts(checkout, output)
     assert "refresh" not in caught.value.hint
     assert len(checkout.buildx.contexts) == 1
+
+
+def test_a_wheel_that_the_index_no_longer_has_is_replaced_by_another_version(checkout: TinyProject) -> None:
+    with pytest.raises(BuildError) as caught:
+        attempts(checkout, GONE)
+    assert f"builder lock --upgrade-package tini {CELL} && builder render" in caught.value.hint
+    with pytest.raises(BuildError) as caught:
+        attempts(checkout, OF_UV.format("error sending request"))
+    assert "--upgrade-package" not in caught.value.hint
 
 
 def test_archives_of_the_matrix_are_used_after_a_failure(checkout: TinyProject, edit: Edit) -> None:
