@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from builder.common.errors import EngineError, NoEngineError
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo
-from builder.index import host
+from builder.index import host, mmdebstrap
 
 MINIMUM = (23, 0)
 PODMAN_MINIMUM = (4, 3)  # Debian 12's
@@ -185,8 +185,9 @@ def _apt(arguments: Sequence[str]) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     hide = host.read_host().hide
     done = subprocess.run(
-        ["apt-get", *arguments], env=environment, stdin=subprocess.DEVNULL, text=True, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ["apt-get", *mmdebstrap.APT_WAITS, *arguments],
+        env=environment, text=True, check=False,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     output = hide(done.stdout)
     with SETUP_LOG.open("a") as log:

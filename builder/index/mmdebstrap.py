@@ -15,6 +15,7 @@ INSTALL_S = 600
 SOURCES_S = 60
 _MARK = "sources.list: "
 PACKAGES = ("mmdebstrap", "debian-archive-keyring")
+APT_WAITS = ("-o", "DPkg::Lock::Timeout=120")  # s, for another apt: Ubuntu upgrades itself after it starts
 
 
 def install(say: Callable[[str], None]) -> str:
@@ -29,8 +30,9 @@ def install(say: Callable[[str], None]) -> str:
     for arguments in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *PACKAGES]):
         try:
             done = subprocess.run(
-                ["apt-get", *arguments], capture_output=True, text=True, env=environment, timeout=INSTALL_S, check=False
-            )
+                ["apt-get", *APT_WAITS, *arguments],
+                env=environment, timeout=INSTALL_S, capture_output=True, text=True, check=False,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"apt-get {arguments[0]} took more than {INSTALL_S} s"
         error = done.stderr.strip().rpartition("\n")[2] if done.returncode else error

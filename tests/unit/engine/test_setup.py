@@ -108,7 +108,8 @@ def test_the_distributions_engine_is_installed_if_new_enough(
     programs = apt(machine, monkeypatch, candidate="26.1.5+dfsg1-9")
     engine_setup.ensure(lambda _: None)
     assert programs.calls[-1] == [
-        "apt-get", "install", "-y", "-q", "--no-install-recommends", *engine_setup.PACKAGES,
+        "apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "-y", "-q", "--no-install-recommends",
+        *engine_setup.PACKAGES,
     ]  # fmt: skip
     assert not any("Dir::" in word for word in programs.calls[-1])
 
