@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -28,8 +29,12 @@ from tests.integration.index import Index
 # interrupt them would wait forever: `make test &` in a script failed five tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-RELEASES = count(random.randrange(1, 9000))  # of fresh checkouts
+# Of fresh checkouts. Processes that test at the same time share an engine, so each has numbers of its own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
+RELEASES = count(16 * random.randrange(1, 560) + _WORKER, 16)
 
+
+LONGEST_TEST_S = 400
 
 # The order for `pytest --dist loadfile --no-loadscope-reorder`, which gives the next file to the first free process:
 # files that need no seed while one process makes it, then the longest ones, so that none of these is left at the end.
@@ -54,6 +59,14 @@ class NewCheckout(Protocol):
 def _swept() -> None:
     """Removes images of earlier test runs that were killed."""
     leftovers.sweep()
+
+
+@pytest.fixture(autouse=True)
+def _same_day() -> None:
+    """Waits shortly before midnight UTC: stamps have the day on which a command began."""
+    left = 24 * 3600 - time.time() % (24 * 3600)
+    if left < LONGEST_TEST_S:
+        time.sleep(left + 1)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,10 @@ START = r"POST \S*/containers/[0-9a-f]+/start"
 BUILD = r"POST \S*/build\?"
 STALL_S = 300
 MACHINES_OWN = "/var/run/docker.sock"
-DOWNLOADED = re.compile(rb'"status":"Download complete"[^}]*\}[^}]*"id":"([0-9a-f]{12})"')
+_LAYER = rb'[^}]*\}[^}]*"id":"([0-9a-f]{12})"'
+# An engine may leave out a message that another one follows at once: the last of a layer is "Pull complete".
+COMPLETE = re.compile(rb'"status":"(?:Download|Pull) complete"' + _LAYER)
+PRESENT = re.compile(rb'"status":"Already exists"' + _LAYER)
 _MESSAGE = json.dumps({"message": "dial tcp 127.0.0.1: connect: connection refused"}).encode()
 REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: %d\r\n\r\n%b" % (len(_MESSAGE), _MESSAGE)
 
@@ -107,7 +110,10 @@ class EngineProxy:
     @property
     def pulled(self) -> list[set[str]]:
         """The layers that the engine downloaded in each pull from this machine, by the start of their digest."""
-        return [{layer.decode() for layer in DOWNLOADED.findall(answers)} for answers in self._pulls]
+        return [
+            {layer.decode() for layer in set(COMPLETE.findall(answers)) - set(PRESENT.findall(answers))}
+            for answers in self._pulls
+        ]
 
     def _wait(self, line: str) -> None:
         with self._lock:

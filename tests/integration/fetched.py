@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
 
 import requests
@@ -60,11 +60,13 @@ def _resolve(requirement: str, settings: IndexSettings) -> dict[str, Any]:
 
 
 def _download(url: str, sha256: str, cached: Path, settings: IndexSettings) -> bytes:
-    if cached.is_file() and hashlib.sha256(cached.read_bytes()).hexdigest() == sha256:
-        return cached.read_bytes()
+    if cached.is_file() and hashlib.sha256(content := cached.read_bytes()).hexdigest() == sha256:
+        return content
     answer = requests.get(url, timeout=TIMEOUT_S, verify=settings.ca_bundle or True)
     answer.raise_for_status()
     assert hashlib.sha256(answer.content).hexdigest() == sha256, f"{cached.name} does not match the hash of the index"
     cached.parent.mkdir(parents=True, exist_ok=True)
-    cached.write_bytes(answer.content)
+    with NamedTemporaryFile(dir=cached.parent, delete=False) as part:  # another process may read `cached` now
+        part.write(answer.content)
+    Path(part.name).replace(cached)
     return answer.content

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from builder.index import host
+from tests.integration import programs
 
 PACKAGES = ("docker.io", "containerd")
 TIMEOUT_S = 300
@@ -15,8 +16,13 @@ TIMEOUT_S = 300
 def unpack(cache: Path) -> Path:
     """A folder with usr/bin and usr/sbin, from the archive in this machine's apt settings; cached in `cache`."""
     root = cache / "root"
-    if (cache / "whole").exists():
-        return root
+    with programs.locked(cache.with_suffix(".lock")):
+        if not (cache / "whole").exists():
+            _unpack(cache)
+    return root
+
+
+def _unpack(cache: Path) -> None:
     shutil.rmtree(cache, ignore_errors=True)
     for folder in ("lists/partial", "archives/partial", "root"):
         (cache / folder).mkdir(parents=True)
@@ -36,9 +42,8 @@ def unpack(cache: Path) -> Path:
         assert result.returncode == 0, settings.hide(f"{' '.join(command[-3:])}\n{result.stderr}")
     for package in PACKAGES:
         (file,) = cache.glob(f"{package}_*.deb")
-        subprocess.run(["dpkg", "-x", str(file), str(root)], check=True, timeout=TIMEOUT_S)
+        subprocess.run(["dpkg", "-x", str(file), f"{cache}/root"], check=True, timeout=TIMEOUT_S)
         file.unlink()
     shutil.rmtree(cache / "lists")
     (cache / "sources.list").unlink()  # no address of a mirror stays
     (cache / "whole").touch()
-    return root

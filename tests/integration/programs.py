@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from builder.index import host
+from builder.index import host, mmdebstrap
 from builder.lock.apt import Archive
 from tests.integration.checkout import ROOT
 
@@ -69,6 +69,7 @@ def install(program: str) -> None:
     with one_at_a_time():
         if shutil.which(program):
             return
-        for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", program]):
-            subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
+        for command in (["update", "-q"], ["install", "-y", "-q", program]):
+            apt = ["apt-get", *mmdebstrap.APT_WAITS, *command]
+            subprocess.run(apt, capture_output=True, timeout=2 * TIMEOUT_S, check=False)
     assert shutil.which(program), f"`apt-get install {program}` did not install it"

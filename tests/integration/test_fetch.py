@@ -25,7 +25,8 @@ from tests.integration.wheels import Distribution
 
 CONTENT = random.Random(1).randbytes(10_000_000) + b"PK\x01\x02" + bytes(20)  # as much of a zip as the index changes
 FILE = "tiny_wheel-1.0-py3-none-any.whl"
-QUICK = RetryPolicy(connect_s=5, read_s=0.5, retries=2, first_delay_s=0.002)
+QUICK = RetryPolicy(connect_s=5, read_s=20, retries=2, first_delay_s=0.002)
+IMPATIENT = RetryPolicy(connect_s=5, read_s=0.5, retries=2, first_delay_s=0.002)
 PART = len(CONTENT) // 20  # what an index sends that truncates
 
 WHEEL = Wheel(
@@ -128,7 +129,7 @@ def test_only_the_missing_bytes_are_fetched_after_a_cut(folder: Folder, index: I
 
 def test_bytes_received_before_a_stall_are_kept(folder: Folder, index: Index) -> None:
     index.faults["tiny-wheel"], index.times["tiny-wheel"] = Fault.FILE_STALLS_HALFWAY, 1
-    folder.fetch()
+    folder.fetch(IMPATIENT)
     assert folder.is_good()
     first, start = (start for start, _ in files(index))
     assert first == 0
@@ -172,7 +173,7 @@ def test_a_damaged_wheel_is_fetched_again(folder: Folder, index: Index, damaged:
 @pytest.mark.parametrize("fault", [Fault.PAGE_STALLS, Fault.FILE_STALLS])
 def test_an_index_that_stalls_for_a_while_is_asked_again(folder: Folder, index: Index, fault: Fault) -> None:
     index.faults["tiny-wheel"], index.times["tiny-wheel"] = fault, 2
-    folder.fetch()
+    folder.fetch(IMPATIENT)
     assert folder.is_good()
 
 

@@ -108,7 +108,7 @@ class Commands:
                     self.lines.add(path.read_bytes())
                 except OSError:  # the process has ended
                     continue
-            time.sleep(0.2)
+            time.sleep(0.05)
 
 
 def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Company) -> None:

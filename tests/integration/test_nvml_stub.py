@@ -199,12 +199,13 @@ def test_one_of_several_devices(machine: StubbedMachine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "why"), [(CRASH, "killed by SIGSEGV"), (HANG, "not finished within 2 s"), ("boom", "NameError")]
+    ("code", "timeout", "why"),
+    [(CRASH, "60", "killed by SIGSEGV"), (HANG, "2", "not finished within 2 s"), ("boom", "60", "NameError")],
 )
-def test_a_check_that_crashes_or_hangs_fails_alone(machine: StubbedMachine, code: str, why: str) -> None:
+def test_a_check_that_crashes_or_hangs_fails_alone(machine: StubbedMachine, code: str, timeout: str, why: str) -> None:
     machine.torch(code=code)
     result = machine.checks(
-        nvml.state(DRIVER, H100), "--only", "matmul", "--only", "devices", "--timeout", "2", "--json", "-"
+        nvml.state(DRIVER, H100), "--only", "matmul", "--only", "devices", "--timeout", timeout, "--json", "-"
     )
     assert result.status == 1
     assert [check["state"] for check in result.data["results"]] == ["failed"] * 2

@@ -79,6 +79,7 @@ def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> 
 
     def attach(number: int) -> None:
         registry = repository(ours, proxy, "staging/ty-cuda")
+        registry.confirm_s = 3  # longer than the registry takes to write a list on a busy disk
         artifacts.attach(registry, subject, "application/x-test", {"text/plain": f"document {number}".encode()})
 
     with ThreadPoolExecutor(8) as pool:

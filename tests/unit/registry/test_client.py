@@ -426,7 +426,12 @@ def test_stopped(lay: Lay) -> None:
         registry.stoppable(stop).has_blob(DIGEST)
     assert wire.seen == []
     stop.clear()
-    threading.Timer(0.05, stop.set).start()
+
+    def answer(_: object) -> Reply:
+        threading.Timer(0.05, stop.set).start()
+        return Reply(status=503)
+
+    wire = lay(answer)
     start = time.monotonic()
     with pytest.raises(StoppedError):
         registry.stoppable(stop).has_blob(DIGEST)
