@@ -39,6 +39,7 @@ SILENCE_S = 3600  # a step may download gigabytes without output
 CALL_S = 120
 LONGEST_LINE = 1 << 16  # characters of a container's output that are kept in memory
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
+UNPACK_TRIES = 3
 _TIMED_OUT = 124  # the status of timeout(1)
 SOCKET = "unix:///var/run/docker.sock"
 SYSTEM_CONTAINERD, CONTAINERD_ROOT = "/run/containerd/containerd.sock", "/var/lib/containerd"  # its defaults
@@ -256,7 +257,7 @@ class Engine:
             try:
                 if stopped and stopped.is_set():  # a sweep found no container yet
                     raise EngineError(f"{command[0]}: stopped")
-                container.put_archive("/", files)
+                _unpack(files, container)
                 container.start()
                 timer.start()
                 decoder, line = codecs.getincrementaldecoder("utf-8")("replace"), ""
@@ -440,6 +441,23 @@ class Engine:
         return len(containers)
 
 
+def _unpack(files: BinaryIO, container: Container) -> None:
+    """Copies the files of a tar to the root of a container.
+
+    Podman 4.3 sometimes answers "broken pipe": its process that unpacks ends at the end of the tar, while another one
+    may still be writing the padding behind it. Seen once, on a busy machine.
+    """
+    start = files.tell()
+    for attempt in range(UNPACK_TRIES):
+        files.seek(start)
+        try:
+            container.put_archive("/", files)
+            return
+        except APIError as error:
+            if "broken pipe" not in str(error) or attempt == UNPACK_TRIES - 1:
+                raise
+
+
 # Podman adds it to names without a host.
 _DEFAULT_HOST = re.compile(r"^(docker\.io|localhost)/")
 
@@ -453,7 +471,7 @@ class RunningContainer:
     def put(self, files: BinaryIO) -> None:
         """Copies the files of a tar to the root of the container."""
         with translated("copying files to a container"):
-            self._container.put_archive("/", files)
+            _unpack(files, self._container)
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float
