@@ -444,8 +444,8 @@ class Engine:
 def _unpack(files: BinaryIO, container: Container) -> None:
     """Copies the files of a tar to the root of a container.
 
-    Podman 4.3 sometimes answers "broken pipe": its process that unpacks ends at the end of the tar, while another one
-    may still be writing the padding behind it. Seen once, on a busy machine.
+    Tries again if Podman answers "broken pipe", as version 4.3 did once, on a busy machine. Presumably, its process
+    that unpacks ended at the end of the tar, while another one was still writing the padding behind it.
     """
     start = files.tell()
     for attempt in range(UNPACK_TRIES):
