@@ -28,7 +28,7 @@ from tests.integration import registry as registries
 from tests.integration.registry import IMAGE, PASSWORD, USER, Fault, Image, Proxy, Server, Tokens, Trouble, image
 
 MIB = 1024 * 1024
-IMPATIENT = RetryPolicy(connect_s=5, read_s=20, commit_s=20, retries=2, first_delay_s=0.05, longest_delay_s=2)
+TWO_RETRIES = RetryPolicy(connect_s=5, read_s=20, commit_s=20, retries=2, first_delay_s=0.05, longest_delay_s=2)
 UPLOADS = "/blobs/uploads/"
 
 
@@ -67,7 +67,7 @@ def sample(tmp_path: Path) -> Image:
     return image(tmp_path / "blobs", 6 * MIB + 17, 1000)
 
 
-def connect(address: str, repository: str, policy: RetryPolicy = IMPATIENT) -> Registry:
+def connect(address: str, repository: str, policy: RetryPolicy = TWO_RETRIES) -> Registry:
     reference = ImageRef(registry=address, repository=repository)
     return Registry(reference, host=Host(), write=True, policy=policy)
 
@@ -274,7 +274,7 @@ def test_tls(sample: Image, tmp_path: Path, named: str) -> None:
         address = f"{named}:{server.port}"
         reference = ImageRef(registry=address, repository="tls/one")
         host = Host(index=IndexSettings(ca_bundle=str(tmp_path / "cert.pem")))
-        registry = Registry(reference, host=host, write=True, policy=IMPATIENT)
+        registry = Registry(reference, host=host, write=True, policy=TWO_RETRIES)
         assert push(registry, sample).sent == sample.size
         assert is_whole(registry, sample)
         with pytest.raises(RegistryError, match="certificate not trusted") as caught:
