@@ -9,6 +9,7 @@ from pathlib import Path
 
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.work import RunContext
+from builder.common.files import write_atomically
 from builder.index.host import Host
 from builder.lock.archives import DebianFetcher
 from builder.lock.os_lock import DebianPackage, OsLock
@@ -55,7 +56,7 @@ class FakeDebianFetcher(DebianFetcher):
     """Has every package without a download; its content is its name and version."""
 
     def fetch(self, locked: DebianPackage) -> Path:
-        self.path(locked).write_text(f"{locked.name} {locked.version}", encoding="utf-8")
+        write_atomically(self.path(locked), f"{locked.name} {locked.version}")
         self._progress(locked.size)
         return self.path(locked)
 

@@ -18,7 +18,7 @@ from builder.build.layer_lookup import LayerLookup
 from builder.build.work import RunContext
 from builder.common.console import View
 from builder.common.errors import BuilderError, RegistryError
-from builder.common.files import digest_of_bytes, digest_of_data, short_digest
+from builder.common.files import digest_of_bytes, digest_of_data, replacing, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.index.download import Fetcher
@@ -200,7 +200,8 @@ class WorldFetcher(Fetcher):
         if wheel.name in self.world.broken:
             raise self.world.broken[wheel.name]
         content = self.world.damaged.get(wheel.name) or pack(wheel, self.world.more.get(wheel.name, {}))
-        self.path(wheel).write_bytes(content)
+        with replacing(self.path(wheel)) as file:  # another builder may be reading the wheel, as with a real download
+            file.write(content)
         self._progress(wheel.size)
         return self.path(wheel)
 
