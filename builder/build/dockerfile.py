@@ -15,7 +15,6 @@ from builder.build.programs import Program, Programs
 from builder.build.work import ImageProvider, LoadedImage, RunContext, built_id, record_built
 from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError, choose_again
 from builder.common.files import digest_of_data, digest_of_file, files_below, is_digest
-from builder.engine.client import SOCKET
 from builder.engine.model import is_disk_full
 from builder.index.host import Host
 from builder.index.logins import netrc_of
@@ -171,12 +170,11 @@ class DockerfileBuilder(ImageProvider):
                 work.view.note(name, short_name(step[1]))
             return line
 
-        # The engine that this run uses and that engine's own builder, whatever context or builder is selected.
-        environment = {**os.environ, "DOCKER_HOST": os.environ.get("DOCKER_HOST", SOCKET), **host.proxies}
+        # The engine of this run and that engine's own builder, whatever builder is selected.
+        environment = {**os.environ, **work.engine.address.variables, **host.proxies}
         if logins:
             environment["GPU_IMAGES_NETRC"] = logins  # on no disk
-        for variable in ("BUILDX_BUILDER", "DOCKER_CONTEXT"):
-            environment.pop(variable, None)
+        environment.pop("BUILDX_BUILDER", None)
         work.view.begin(name, "building")
         status = self._programs.run(
             Program(

@@ -74,6 +74,8 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
         obstacle = too_old(info)
         about = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
         name = f"{info.name} {info.version}{', rootless' if info.is_rootless else ''}"
+        if engine.address.selected_by:
+            name += f", at {engine.address.host} (selected by {engine.address.selected_by})"
         findings += [
             MachineFinding("engine", "missing" if obstacle else "ok", obstacle or name),
             *_abilities(info),

@@ -23,7 +23,6 @@ from builder.common import errors
 from builder.common.errors import ImageTestError
 from builder.compat import gpu_support, gpus
 from builder.compat.gpus import Gpu
-from builder.engine.client import SOCKET
 from builder.matrix import facts
 from builder.plan.plan import PlannedImage
 from builder.registry import evidence
@@ -136,7 +135,10 @@ class Tester:
 
     def _machine(self, image: PlannedImage, leased: Sequence[Gpu] = ()) -> dict[str, str]:
         """Where the tests ran."""
-        machine = {"engine": self._engine_info.version, "kernel": platform.release()}
+        engine = self._engine_info
+        machine = {"engine": engine.version, "kernel": platform.release()}
+        if engine.id:
+            machine["engine_id"] = engine.id
         if self._is_emulated(image):
             machine["emulated"] = image.cell.arch
         if leased:
@@ -215,7 +217,7 @@ class Tester:
                 command += [f"--junit-xml={self._junit.resolve()}/{image.id}.{LOGS[kind]}.xml", "-o"]
                 command += [f"junit_suite_name={image.id}"]
             variables = {
-                "DOCKER_HOST": os.environ.get("DOCKER_HOST", SOCKET),  # the same engine, whatever context is selected
+                **self._engine.address.variables,
                 "PYTEST_ADDOPTS": "",  # a user's options must not leave tests out
                 # No plugins either: importing those of this environment takes 0.8 s.
                 "PYTEST_PLUGINS": "",

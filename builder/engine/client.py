@@ -30,6 +30,7 @@ from docker.types import DeviceRequest, LogConfig
 from builder.common import strict_yaml
 from builder.common.errors import EngineError, MatrixError, NoEngineError
 from builder.common.reference import ImageRef
+from builder.engine.address import EngineAddress, engine_address
 from builder.engine.model import CDI_KIND, EngineInfo, ImageInfo, is_forbidden, reported, translated
 from builder.matrix.tags import PLAN_LABEL
 
@@ -41,17 +42,19 @@ LONGEST_LINE = 1 << 16  # characters of a container's output that are kept in me
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
 UNPACK_TRIES = 3
 _TIMED_OUT = 124  # the status of timeout(1)
-SOCKET = "unix:///var/run/docker.sock"
 SYSTEM_CONTAINERD, CONTAINERD_ROOT = "/run/containerd/containerd.sock", "/var/lib/containerd"  # its defaults
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; older versions do not report their folders
 GPU_HOOK = "nvidia-container-runtime-hook"  # Docker has `--gpus` if it finds this program of NVIDIA's toolkit
 
 
 class Engine:
-    """The Docker Engine of DOCKER_HOST, or else of the local socket."""
+    """The Docker Engine at an address; `connect` chooses the one that the `docker` command would use."""
 
-    def __init__(self, client: docker.DockerClient) -> None:
+    address = EngineAddress()
+
+    def __init__(self, client: docker.DockerClient, address: EngineAddress = address) -> None:
         self._client = client
+        self.address = address
         self._info: EngineInfo | None = None
 
     @property
@@ -59,22 +62,28 @@ class Engine:
         return self._client.api
 
     @classmethod
-    def connect(cls) -> Engine:
-        """Raises NoEngineError if no engine answers, EngineError if this user may not use it."""
+    def connect(cls, environ: Mapping[str, str] = os.environ) -> Engine:
+        """Raises NoEngineError if no engine answers, EngineError for a wrong context or if this user has no access."""
+        address = engine_address(environ)
         try:
-            client = docker.from_env(timeout=CALL_S)
+            # With use_ssh_client, docker-py runs ssh as the docker command does; without, it needs a library.
+            client = docker.from_env(
+                environment={**environ, **address.variables}, timeout=CALL_S, use_ssh_client=True, use_context=False
+            )
             client.ping()
         except (DockerException, requests.RequestException) as error:
             if is_forbidden(error):
                 raise EngineError(
-                    f"no permission to use Docker's socket {_host().removeprefix('unix://')}",
+                    f"no permission to use Docker's socket {address.host.removeprefix('unix://')}",
                     hint="Join its group and log in again: sudo usermod -aG docker $USER   Members of this group have "
                     "the rights of root. Rootless Docker needs no group: set DOCKER_HOST to its socket.",
                 ) from error
             raise NoEngineError(
-                f"no Docker Engine answers at {_host()}", hint="Find, or install and start one: builder engine"
+                f"no Docker Engine answers at {address.host}"
+                + (f" (selected by {address.selected_by})" if address.selected_by else ""),
+                hint="Find, or install and start one: builder engine",
             ) from error
-        return cls(client)
+        return cls(client, address)
 
     def check(self) -> None:
         """Raises EngineError if the engine does not answer any more."""
@@ -93,7 +102,7 @@ class Engine:
         # A containerd that runs on its own has images in its own folder, whatever Docker's is.
         if containerd and (info.get("Containerd") or {}).get("Address") == SYSTEM_CONTAINERD:
             root = CONTAINERD_ROOT
-        is_local = _host().startswith("unix://") and Path(root).is_dir()
+        is_local = self.address.host.startswith("unix://") and Path(root).is_dir()
         is_podman = any(each.get("Name") == "Podman Engine" for each in version.get("Components") or ())
         cdi_gpus = _cdi_gpus(info, is_local=is_local, is_podman=is_podman)
         # The API does not show whether `--gpus` works: the runtime can be installed without the hook.
@@ -105,6 +114,7 @@ class Engine:
         elif "nvidia" in (info.get("Runtimes") or {}):
             gpu_option = "--runtime" if is_local else "--gpus"  # another machine's hook cannot be looked for
         self._info = EngineInfo(
+            id="" if is_podman else info.get("ID", ""),  # Podman makes a new one for each answer
             name="Podman" if is_podman else "Docker Engine",
             version=version["Version"],
             store="containerd" if containerd else info["Driver"],
@@ -525,10 +535,6 @@ def _cdi_gpus(info: Mapping[str, Any], *, is_local: bool, is_podman: bool) -> fr
             if isinstance(spec, dict) and spec.get("kind") == CDI_KIND and isinstance(spec.get("devices"), list):
                 names |= {str(each.get("name")) for each in spec["devices"] if isinstance(each, dict)}
     return frozenset(names)
-
-
-def _host() -> str:
-    return os.environ.get("DOCKER_HOST", SOCKET)
 
 
 def _check(action: str, messages: Iterable[Mapping[str, Any]]) -> None:

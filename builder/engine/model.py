@@ -23,11 +23,14 @@ class EngineInfo:
 
     Podman has a store called overlay, with ids as those of overlay2.
 
+    `id` is unique to an engine of Docker, empty for Podman.
+
     `gpu_option` is the option of `docker run` that gives a container GPUs of NVIDIA on this engine, empty if none does:
     `--gpus`, `--device` for devices of the Container Device Interface (CDI), or `--runtime` for NVIDIA's older runtime.
     `cdi_gpus` are the names of these devices: `all`, numbers, and UUIDs if the specification has them.
     """
 
+    id: str = ""
     name: Literal["Docker Engine", "Podman"] = "Docker Engine"
     version: str
     store: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -71,12 +72,20 @@ def there(
     return checkout
 
 
-def test_images_are_built_tested_and_tagged(there: Checkout) -> None:
-    output = there.builder("images", PLAIN)
+def test_images_are_built_tested_and_tagged_by_the_engine_of_the_context(there: Checkout, tmp_path: Path) -> None:
+    """The image was in one engine, and the tests looked for it in another."""
+    there.environ["DOCKER_CONFIG"] = str(tmp_path)
+    for command in (["create", "podman", "--docker", f"host={there.engine}"], ["use", "podman"]):
+        subprocess.run(["docker", "context", *command], env=there.environ, check=True)
+
+    output = there.builder("images", PLAIN, DOCKER_HOST="")
     assert "cannot pull from this machine" not in output, "Podman was asked to pull"
     assert "1 image built, tested and tagged" in output
     for reference in there.references():
         assert there.docker("run", "--rm", reference, "tinyframe") == there.release
+    [evidence] = (there.root / ".builder/evidence").glob("*.image.json")
+    version = there.docker("version", "--format", "{{.Server.Version}}")
+    assert json.loads(evidence.read_text())["machine"]["engine"] == version
     assert "1 image up to date" in there.builder("images", PLAIN)
 
 

@@ -48,8 +48,17 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", blocked("socket.getaddrinfo"))
     monkeypatch.setattr(subprocess.Popen, "__init__", blocked("subprocess.Popen"))
     monkeypatch.setattr(os, "system", blocked("os.system"))
-    for name in ("DOCKER_HOST", "PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "SSL_CERT_FILE", "PIP_CERT"):
+    for name in (
+        "DOCKER_HOST",
+        "DOCKER_CONTEXT",
+        "PIP_INDEX_URL",
+        "UV_DEFAULT_INDEX",
+        "UV_INDEX_URL",
+        "SSL_CERT_FILE",
+        "PIP_CERT",
+    ):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", "/nonexistent")  # a developer's contexts and logins
 
 
 @cache

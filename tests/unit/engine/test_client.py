@@ -20,6 +20,7 @@ from urllib3.exceptions import ProtocolError
 
 from builder.common.errors import DiskError, EngineError, NoEngineError
 from builder.common.reference import ImageRef
+from builder.engine.address import EngineAddress
 from builder.engine.client import UNPACK_TRIES, Engine
 from builder.engine.model import EngineInfo, translated
 from tests.fakes.engine import INFO
@@ -542,10 +543,8 @@ def test_where_the_engine_has_its_images(address: str, is_containerd: bool, root
     ],
 )
 def test_the_settings_of_the_engine_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], host: str, store: str, is_local: bool
+    tmp_path: Path, info: dict[str, Any], host: str, store: str, is_local: bool
 ) -> None:
-    if host:
-        monkeypatch.setenv("DOCKER_HOST", host)
     answer = {
         "Driver": "overlay2", "DockerRootDir": str(tmp_path), "Runtimes": {"runc": {}, "nvidia": {}},
         "Architecture": "x86_64", "NCPU": 4, "MemTotal": 1, **info,
@@ -554,7 +553,7 @@ def test_the_settings_of_the_engine_are_read_once(
     client: Any = SimpleNamespace(
         info=lambda: next(answers), version=lambda: {"Version": "26.1.5", "ApiVersion": "1.45"}
     )
-    engine = Engine(client)
+    engine = Engine(client, EngineAddress(host=host) if host else EngineAddress())
     parsed = engine.info()
     assert engine.info() == parsed, "it is not read again"
     assert (parsed.name, parsed.store, parsed.is_local) == ("Docker Engine", store, is_local)
