@@ -1,4 +1,4 @@
-"""Finds a Docker Engine, or installs one from the distribution's packages and starts it. Never changes a running one.
+"""Finds a Docker Engine, or installs one from packages of Debian or Ubuntu and starts it. Never changes a running one.
 
 Debian 12 has Engine 20.10, which is too old. Trixie's 26.1.5 runs with Debian 12's C library and is installed from
 there, with separate apt files: the machine's sources are not changed.
@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from builder.common.errors import EngineError, NoEngineError
+from builder.engine.address import SOCKET, engine_address
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo
 from builder.index import host, mmdebstrap
@@ -55,8 +56,7 @@ def ensure(say: Callable[[str], None]) -> Engine:
     if engine is None:
         if not shutil.which("dockerd"):
             SETUP_LOG.write_text("")
-            say("engine: installing Docker Engine from the distribution's packages (about a minute)")
-            install_packages(PACKAGES, MINIMUM)
+            install_packages(PACKAGES, MINIMUM, say)
         start(say)
         engine = Engine.connect()
     info = engine.info()
@@ -76,8 +76,10 @@ def too_old(info: EngineInfo) -> str:
 
 def require_installable(environ: Mapping[str, str], uid: int, release: Mapping[str, str], absent: EngineError) -> None:
     """Raises EngineError unless an engine can be installed on this machine."""
-    if environ.get("DOCKER_HOST"):
-        raise EngineError(str(absent), hint="Start the engine of DOCKER_HOST, or unset DOCKER_HOST.") from absent
+    if engine_address(environ).host != SOCKET:
+        variable = next((name for name in ("DOCKER_HOST", "DOCKER_CONTEXT") if environ.get(name)), "")
+        instead = f"unset {variable}" if variable else "select the local one: docker context use default"
+        raise EngineError(str(absent), hint=f"Start that engine, or {instead}") from absent
     if not {release.get("ID", ""), *release.get("ID_LIKE", "").split()} & {"debian", "ubuntu"}:  # they have apt
         name = release.get("PRETTY_NAME", "this system")
         raise EngineError(
@@ -92,29 +94,21 @@ def require_installable(environ: Mapping[str, str], uid: int, release: Mapping[s
         ) from absent
 
 
-def install_packages(packages: Sequence[str], minimum: tuple[int, int]) -> None:
-    """Installs packages of the distribution, or those of Debian's trixie if the first one is older than `minimum`.
+def install_packages(packages: Sequence[str], minimum: tuple[int, int], say: Callable[[str], None]) -> None:
+    """Installs packages of this machine's release, or those of Debian's trixie if the first one is too old there.
 
-    Raises EngineError with the end of apt's output.
+    Reads no package sources but those of the distribution: a broken third-party source stops nothing. `say` gets a line
+    about what is installed from where, before that. Raises EngineError with the end of apt's output.
     """
-    _apt(UPDATE)
+    settings, codename = host.read_host(), host.os_release().get("VERSION_CODENAME", "")
+    release = f"Debian {codename}"
     with TemporaryDirectory(prefix="builder-engine-") as name:
-        options: list[str] = []
-        if parse_version(_candidate(packages[0])) < minimum:
-            # Adds Debian's trixie for the engine's packages only, in apt files of its own.
-            main = next((source.uri for source in host.read_host().apt.sources if source.kind == "main"), "")
-            codename = host.os_release().get("VERSION_CODENAME", "")
-            if not main or not codename:
-                raise EngineError(
-                    f"the distribution's Docker Engine is older than {MINIMUM[0]}, and no Debian archive is configured",
-                    hint="Install Docker Engine 23 or newer, start it, and run this again.",
-                )
-            folder = Path(name)
-            (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
-            lines = [f"deb [signed-by={host.KEYRING}] {main} {suite} main\n" for suite in (codename, TRIXIE)]
-            (folder / "sources.list").write_text("".join(lines))
+        folder, options = Path(name), list[str]()
+        if host.is_debian() and codename and settings.apt.sources:
+            (folder / "lists" / "partial").mkdir(parents=True)
+            (folder / "sources.list").write_text(settings.sources_list(codename))
             (folder / "preferences").write_text(PREFERENCES)
-            settings = {
+            own = {
                 "Dir::Etc::SourceList": folder / "sources.list",
                 "Dir::Etc::SourceParts": "-",
                 "Dir::Etc::Preferences": folder / "preferences",
@@ -122,8 +116,25 @@ def install_packages(packages: Sequence[str], minimum: tuple[int, int]) -> None:
                 "Dir::Cache::pkgcache": "",
                 "Dir::Cache::srcpkgcache": "",
             }
-            options = [word for setting, value in settings.items() for word in ("-o", f"{setting}={value}")]
+            options = [word for setting, value in own.items() for word in ("-o", f"{setting}={value}")]
+        else:  # Ubuntu, for example
+            release = "this machine's package sources"
+        _apt([*options, *UPDATE])
+        version, reason = _candidate(packages[0], options), ""
+        if parse_version(version) < minimum:
+            main = [source for source in settings.apt.sources if source.kind == "main"]
+            if not options or not main:
+                raise EngineError(
+                    f"{release}: {packages[0]} is {version or 'missing'}, but "
+                    f"{'.'.join(map(str, minimum)).removesuffix('.0')} or newer is required",
+                    hint="Install Docker Engine 23 or newer, start it, and run this again.",
+                )
+            with (folder / "sources.list").open("a") as sources:
+                sources.write(f"deb [signed-by={host.KEYRING}] {main[0].uri} {TRIXIE} main\n")
             _apt([*options, *UPDATE])
+            reason = f", because {release} has {version or 'none'}"
+            release, version = f"Debian {TRIXIE}", _candidate(packages[0], options)
+        say(f"engine: installing {packages[0]} {version} from {release}{reason} (about a minute)")
         _apt([*options, *INSTALL, *(package for package in packages if _candidate(package, options))])
 
 

@@ -71,7 +71,7 @@ def compose_is_installed() -> None:
     command = ["docker", "compose", "version", "--short"]
     with programs.one_at_a_time():
         if subprocess.run(command, capture_output=True, check=False).returncode:
-            engine_setup.install_packages(["docker-compose"], COMPOSE)
+            engine_setup.install_packages(["docker-compose"], COMPOSE, print)
     version = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert engine_setup.parse_version(version.removeprefix("v")) >= COMPOSE
 

@@ -42,6 +42,7 @@ def test_a_version_is_compared_by_its_first_two_numbers(text: str, version: tupl
     [
         ({"DOCKER_HOST": "tcp://build.example.test"}, 0, DEBIAN, "build.example.test", "unset DOCKER_HOST"),
         ({"DOCKER_HOST": "tcp://build.example.test"}, 1000, FEDORA, "build.example.test", "unset DOCKER_HOST"),
+        ({"DOCKER_HOST": "unix:///var/run/docker.sock"}, 1000, DEBIAN, "needs root", "sudo .venv/bin/builder engine"),
         ({}, 0, FEDORA, "cannot install one on Fedora Linux 41", "Docker Engine 23 or newer"),
         ({}, 1000, FEDORA, "cannot install one on Fedora Linux 41", "Docker Engine 23 or newer"),
         ({}, 0, {}, "cannot install one on this system", "package manager"),
@@ -53,7 +54,7 @@ def test_an_engine_is_only_installed_where_that_is_possible(
     environ: dict[str, str], uid: int, release: dict[str, str], message: str, hint: str
 ) -> None:
     with pytest.raises(EngineError) as caught:
-        engine_setup.require_installable(environ, uid, release, ABSENT)
+        engine_setup.require_installable({"DOCKER_CONFIG": "/nonexistent", **environ}, uid, release, ABSENT)
     assert message in str(caught.value)
     assert hint in caught.value.hint
     assert caught.value.__cause__ is ABSENT
@@ -90,51 +91,77 @@ def test_a_running_engine_is_not_changed(machine: dict[str, Any]) -> None:
 
 
 def apt(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, candidate: str, status: int = 0) -> Programs:
+    """`candidate` is the version of every package in this machine's release; trixie has 26.1.5+dfsg1-9."""
+
     def answer(command: list[str]) -> tuple[int, str, str]:
         if command[0] == "apt-cache":
-            return 0, f"{command[-1]}:\n  Candidate: {candidate}\n", ""
+            settings = dict(word.split("=", 1) for word in command if word.startswith("Dir::"))
+            sources = Path(settings.get("Dir::Etc::SourceList", os.devnull)).read_text()
+            version = "26.1.5+dfsg1-9" if " trixie " in sources else candidate
+            return 0, f"{command[-1]}:\n  Candidate: {version}\n", ""
         return (status if "install" in command else 0), "Err: http://mirror.example.test/debian x\n", ""
 
     programs = Programs(answer)
     monkeypatch.setattr("subprocess.run", programs)
-    archives = Apt(sources=(AptSource(kind="main", uri="http://mirror.example.test/debian"),))
+    archives = Apt(
+        sources=(
+            AptSource(kind="main", uri="http://mirror.example.test/debian"),
+            AptSource(kind="security", uri="http://mirror.example.test/debian-security"),
+        )
+    )
     monkeypatch.setattr("builder.index.host.read_host", lambda: machine.get("host", Host(read_apt=lambda: archives)))
     return programs
 
 
-def test_the_distributions_engine_is_installed_if_new_enough(
-    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def suites(programs: Programs) -> list[str]:
+    """The suites that the last call of apt could use."""
+    settings = dict(word.split("=", 1) for word in programs.calls[-1] if word.startswith("Dir::"))
+    assert settings["Dir::Etc::SourceParts"] == "-"
+    assert "Pin-Priority: 100" in programs.files[settings["Dir::Etc::Preferences"]]
+    assert not Path(settings["Dir::State::Lists"]).exists(), "left behind"
+    return [line.split()[3] for line in programs.files[settings["Dir::Etc::SourceList"]].splitlines()]
+
+
+def test_the_releases_own_engine_is_installed_if_new_enough(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs = apt(machine, monkeypatch, candidate="26.1.5+dfsg1-9")
-    engine_setup.ensure(lambda _: None)
-    assert programs.calls[-1] == [
-        "apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "-y", "-q", "--no-install-recommends",
-        *engine_setup.PACKAGES,
-    ]  # fmt: skip
-    assert not any("Dir::" in word for word in programs.calls[-1])
+    """A third-party source that was broken, or slow, stopped the installation."""
+    programs, lines = apt(machine, monkeypatch, candidate="26.1.6"), list[str]()
+    engine_setup.ensure(lines.append)
+    assert programs.calls[-1][-4:] == list(engine_setup.PACKAGES)
+    assert suites(programs) == ["bookworm", "bookworm-security"]
+    assert lines == ["engine: installing docker.io 26.1.6 from Debian bookworm (about a minute)"]
 
 
 def test_a_newer_engine_is_installed_without_changing_the_machines_sources(
-    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs = apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1")
-    engine_setup.ensure(lambda _: None)
-    settings = dict(word.split("=", 1) for word in programs.calls[-1] if word.startswith("Dir::"))
-    assert settings["Dir::Etc::SourceParts"] == "-"
-    suites = [line.split()[3] for line in programs.files[settings["Dir::Etc::SourceList"]].splitlines()]
-    assert suites == ["bookworm", "trixie"]
-    preferences = programs.files[settings["Dir::Etc::Preferences"]]
-    assert "Pin-Priority: 100" in preferences
-    assert "Package: docker.io docker-cli docker-buildx docker-compose\n" in preferences
-    assert not Path(settings["Dir::State::Lists"]).exists(), "left behind"
+    """The message said that Debian 13's engine was from the machine's release, Debian 12."""
+    programs, lines = apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1"), list[str]()
+    engine_setup.ensure(lines.append)
+    assert suites(programs) == ["bookworm", "bookworm-security", "trixie"]
+    assert lines == [
+        "engine: installing docker.io 26.1.5+dfsg1-9 from Debian trixie, because Debian bookworm has 20.10.24+dfsg1-1 "
+        "(about a minute)"
+    ]
+
+
+def test_another_distributions_engine_is_installed_from_its_sources(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builder.index.host.os_release", lambda: {"ID": "ubuntu", "VERSION_CODENAME": "noble"})
+    programs, lines = apt(machine, monkeypatch, candidate="27.5.1"), list[str]()
+    engine_setup.ensure(lines.append)
+    assert not any("Dir::" in word for word in programs.calls[-1])
+    assert lines == ["engine: installing docker.io 27.5.1 from this machine's package sources (about a minute)"]
 
 
 def test_an_old_engine_without_an_archive_for_a_newer_one(
-    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine["host"] = Host()
     apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1")
-    with pytest.raises(EngineError, match="older than 23, and no Debian archive is configured") as caught:
+    with pytest.raises(EngineError, match=r"docker\.io is 20\.10\.24\+dfsg1-1, but 23 or newer is required") as caught:
         engine_setup.ensure(lambda _: None)
     assert "Install Docker Engine 23" in caught.value.hint
 
