@@ -84,7 +84,7 @@ def _python_tag(version: str) -> str:
 
 
 def expand(matrix: Matrix) -> tuple[Cell, ...]:
-    """All cells, in a stable order; raises MatrixError for exclusions, inclusions and budgets without effect.
+    """All cells, in a stable order; raises MatrixError, also for exclusions, budgets and sets that match no cell.
 
     Frameworks and variants have the order of the matrix, versions that of versions (12.10 after 12.9); the cpu is last,
     and arm64 after amd64.
@@ -115,11 +115,26 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
         if cell.id in cells:
             raise MatrixError(f"{where}: {cell.id} is already in the matrix: delete the entry")
         cells[cell.id] = cell
-    for number, budget in enumerate(matrix.budgets):
-        _hits(matrix.where("budgets", number, "cells"), budget.cells, cells)
+    # Whoever removes a framework gets the list of all entries to edit, not one of them after each edit.
+    unused = [
+        _unused(matrix.where("budgets", number, "cells"), budget.cells, cells)
+        for number, budget in enumerate(matrix.budgets)
+    ]
     for number, exclusion in enumerate(matrix.exclude):
-        for hit in _hits(matrix.where("exclude", number, "cells"), exclusion.cells, cells):
+        unused.append(_unused(matrix.where("exclude", number, "cells"), exclusion.cells, cells))
+        for hit in match(exclusion.cells, cells):
             del cells[hit]
+    for name, patterns in matrix.sets.items():
+        for number, pattern in enumerate(patterns):
+            unused.append(_unused(matrix.where("sets", name, number), pattern, cells))
+    if not cells:
+        raise MatrixError(f"{matrix.where('exclude')}: every cell is excluded; there is nothing to build")
+    faults = list(filter(None, unused))
+    if len(faults) == 1:
+        raise MatrixError(faults[0], hint="Correct or delete it.")
+    if faults:
+        listed = "".join(f"\n  {fault}" for fault in faults)
+        raise MatrixError(f"{len(faults)} entries match no cell{listed}", hint="Correct or delete them.")
     for cell in cells.values():
         if cell.arch != AMD64 and matrix.python[cell.python].uv:
             where = matrix.where("python", cell.python, "uv")
@@ -127,8 +142,6 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
                 f"{where}: {cell.id}: uv's builds of Python are for {AMD64} only",
                 hint="Exclude these cells, or use the Python of a Debian release.",
             )
-    if not cells:
-        raise MatrixError(f"{matrix.where('exclude')}: every cell is excluded; there is nothing to build")
 
     frameworks = {name: place for place, name in enumerate(matrix.frameworks)}
     variants = {name: place for place, name in enumerate(matrix.variants)}
@@ -142,14 +155,15 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
     return tuple(sorted(cells.values(), key=order))
 
 
-def _hits(where: str, pattern: str, ids: Iterable[str]) -> list[str]:
-    """The ids that a pattern of matrix.yaml matches; raises MatrixError if there are none."""
+def _unused(where: str, pattern: str, ids: Iterable[str]) -> str:
+    """A message if a pattern of matrix.yaml matches no cell, else empty; raises MatrixError for an invalid pattern."""
     try:
-        if hits := match(pattern, ids):
-            return hits
+        if match(pattern, ids):
+            return ""
     except UsageError as error:
         raise MatrixError(f"{where}: {error}") from error
-    raise MatrixError(f"{where}: {pattern!r} matches no cell{did_you_mean(pattern, ids)}", hint="Correct or delete it.")
+    # The id that is most like a pattern is that of another framework.
+    return f"{where}: {pattern!r} matches no cell{'' if set(pattern) & set('*?[{') else did_you_mean(pattern, ids)}"
 
 
 def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
@@ -215,16 +229,14 @@ def match(pattern: str, ids: Iterable[str]) -> list[str]:
 def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
     """The cells of ids, patterns or sets (default: the set `default`, else all).
 
-    Raises UsageError for one that matches no cell, and MatrixError for such a pattern in a set. Built-in sets may be
-    empty.
+    Raises UsageError for one that matches no cell. Built-in sets may be empty.
     """
     by_id = {cell.id: cell for cell in cells}
     built_in = {*BUILT_IN_SETS, *matrix.debian, *matrix.frameworks}
     selected: set[str] = set()
     for pattern in patterns or (("default",) if "default" in matrix.sets else ("*",)):
         if pattern in matrix.sets:
-            for number, member in enumerate(matrix.sets[pattern]):
-                selected.update(_hits(matrix.where("sets", pattern, number), member, by_id))
+            selected.update(hit for member in matrix.sets[pattern] for hit in match(member, by_id))
         elif pattern in built_in:
             selected.update(cell.id for cell in cells if _is_in(matrix, cell, pattern))
         elif hits := match(pattern, by_id):

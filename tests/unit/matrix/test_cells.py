@@ -184,6 +184,21 @@ def test_every_cell_excluded(edit: Edit) -> None:
         _ = project.cells
 
 
+def test_all_entries_that_match_no_cell_are_named_at_once(edit: Edit) -> None:
+    """Whoever removed two frameworks had to run builder four times to learn the budgets to edit."""
+    edit("exclude:", 'budgets: [{cells: "zz-*", image: 1GB, layer: 1GB}]\nexclude:')
+    edit('"em-1.10-cu129-py39*"', '"em-2.*"')
+    project = edit('boards: ["*-board"]', 'boards: ["*-board", "*-bord"]')
+    with pytest.raises(MatrixError) as caught:
+        assert project.cells
+    first, *others = str(caught.value).splitlines()
+    assert first == "3 entries match no cell"
+    assert [line.split(": ")[1] for line in others] == [
+        "'zz-*' matches no cell", "'em-2.*' matches no cell", "'*-bord' matches no cell",
+    ]  # fmt: skip
+    assert all(line.startswith("  matrix.yaml:") for line in others)
+
+
 def big(text: str, *, lines: int, cudas: int, pythons: int) -> str:
     """The tiny matrix with long axes, every framework line with all of both."""
     names = {
