@@ -12,7 +12,7 @@ from builder.common.errors import StaleError
 from builder.common.text import counted
 from builder.layers import known_layers
 from builder.lock.lockfile import KNOWN_LAYERS
-from builder.plan import plan, render
+from builder.plan import budget, plan, render
 
 
 @click.command(name="render", epilog=ALL_CELLS_HELP)
@@ -28,6 +28,7 @@ def render_command(context: Context, patterns: Sequence[str], check: bool) -> No
     project = context.project
     chosen = project.select(patterns or ("*",))
     planned = plan.make_locked_plan(project, chosen)
+    budget.check_plan(project.matrix, planned.images)
     files = render.render(project.root, project.matrix, planned)
     inputs = {layer.inputs for image in planned.images for layer in image.layers}
     if check:

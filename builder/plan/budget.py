@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from builder.common.errors import BuildError, MatrixError
+from builder.common.errors import BuildError
 from builder.common.text import parse_size, size
 from builder.matrix import cells
 from builder.matrix.cells import Cell
@@ -34,15 +34,11 @@ def check_built(matrix: Matrix, cell: Cell, layers: Sequence[tuple[str, int, int
 def budget_faults(matrix: Matrix, cell: Cell, layers: _Layers, unpacked: _Layers = ()) -> list[str]:
     """One line if the image is too large, one for each layer that is, and one if it is too large `unpacked`.
 
-    The first budget that matches the cell applies. Raises MatrixError if there are budgets but none for this cell.
+    The first budget that matches the cell applies; without one, every size is allowed.
     """
-    if not matrix.budgets:
-        return []
     matching = (number for number, budget in enumerate(matrix.budgets) if cells.match(budget.cells, [cell.id]))
     if (number := next(matching, None)) is None:
-        raise MatrixError(
-            f"{matrix.where('budgets')}: no entry matches {cell.id}", hint='End the list with an entry for cells: "*".'
-        )
+        return []
     budget = matrix.budgets[number]
     of_image, of_layer = (matrix.where("budgets", number, name) for name in ("image", "layer"))
     image, layer = parse_size(budget.image), parse_size(budget.layer)

@@ -399,6 +399,22 @@ def test_lock_names_what_it_wrote_after_a_failure_too(
     assert result.err.count("locks/x.json") == 1
 
 
+def test_what_is_too_large_to_build_is_refused_when_it_is_locked_and_rendered(
+    run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`images` refused it, after `lock` and `render` had succeeded."""
+    path = locked.root / "matrix.yaml"
+    path.write_text(f'budgets: [{{cells: "{CELL}", image: 1MB, layer: 1MB}}]\n{path.read_text()}')
+    monkeypatch.setattr(
+        locking, "update", lambda *_, **__: Updated(written=("locks/x.json",), done=("x",), failures={})
+    )
+    for command in (["lock", CELL], ["render"], ["render", "--check", CELL]):
+        result = run(*command)
+        assert result.code == 7
+        assert f"{CELL}: the image is" in result.err
+    assert not (locked.root / "images").exists()
+
+
 def test_stale_locks_of_some_cells_are_locked_again_alone(run: Run, tiny: Project) -> None:
     lockfile.path(tiny.root, CELL).unlink()
     assert "  -> Resolve again: builder lock\n" in run("lock", "--check").err
