@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,9 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from builder.matrix import tags
+from builder.matrix.project import Project
+from builder.matrix.schema import CPU
+from builder.plan import plan
 from tests.integration import programs
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+PROJECT = Project(ROOT)
+EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.name != "README.md")
+REGISTRY = "registry.example.com/org/"  # in the examples
+STAMP = "-20261122"
 BLOCK = re.compile(r"^```(sh|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 300
 # CI runs them, or their parts.
@@ -65,10 +74,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("readme") / "clone"
     files = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT).split("\0")
     for name in filter(None, files):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (target / name).write_bytes((ROOT / name).read_bytes())
-            (target / name).chmod((ROOT / name).stat().st_mode)
+            shutil.copy(ROOT / name, target / name, follow_symlinks=False)
     run(["git", "init", "-q"], target)
     run(["git", "add", "-A"], target)
     run(["git", "-c", "user.name=t", "-c", "user.email=t@example.test", "commit", "-qm", "as it is"], target)
@@ -177,6 +185,107 @@ def test_the_documents_have_the_sections_that_are_promised() -> None:
     assert {"README.md: Make the images", "README.md: Use an image", "README.md: Change what is built"} <= titles
     added = ("framework version", "Python version", "variant", "package")
     assert {f"docs/matrix.md: A {what}" for what in added} <= titles
+
+
+# ---- a copy of this repository, with a matrix.yaml of the team's own
+
+SERVICE = {
+    "prepare": "#!/bin/sh\nexit 0\n",
+    "run": "#!/bin/sh\nexec sleep infinity\n",
+    "check": "#!/bin/sh\nexit 0\n",
+    "ready": "#!/bin/sh\necho hello\n",
+}
+# Tests of the tool have data of their own, and take minutes; these read that of the repository.
+OF_THE_REPOSITORY = (
+    "test_repository.py", "test_examples.py", "test_workflows.py", "test_pins.py", "templates", "lock/test_checks.py",
+    "lock/test_locality.py", "matrix/test_facts.py", "registry/test_suite.py",
+)  # fmt: skip
+
+
+def test_a_copy_with_pytorch_alone_and_a_component_of_its_own_passes_the_checks(clone: Path) -> None:
+    """builder named one entry to edit at a time, and tests expected the frameworks and services of this repository."""
+    run(["make", ".venv/.ready"], clone)
+    run(["git", "checkout", "-q", "."], clone)
+    run(["git", "clean", "-qfd"], clone)
+    path = clone / "matrix.yaml"
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"^  tensorflow:\n.*?(?=^\S)", "", text, count=1, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^  (tensorflow|jax): \{.*\n", "", text, flags=re.MULTILINE)
+    text = text.replace("  plain: []\n", "  plain: []\n  hello: [hello]\n")
+    text = text.replace("\ncomponents:\n", "\ncomponents:\n  hello: {needs: [python], command: [services]}\n")
+    path.write_text(text, encoding="utf-8")
+    service = clone / "templates/hello/files/etc/services.d/hello"
+    service.mkdir(parents=True)
+    for name, program in SERVICE.items():
+        (service / name).write_text(program, encoding="utf-8")
+        (service / name).chmod(0o755)
+    test = "def test_the_service_is_there(host):\n    assert host.file('/etc/services.d/hello/run').exists\n"
+    (clone / "tests/images/test_hello.py").write_text(test.replace("'", '"'), encoding="utf-8")
+
+    # The entries that the message names, and no others, are deleted.
+    done = subprocess.run([".venv/bin/builder", "plan"], cwd=clone, capture_output=True, text=True, check=False)
+    entries = re.findall(r"^  matrix\.yaml:(\d+):\d+: '(.*)' matches no cell", done.stderr, re.MULTILINE)
+    assert done.stderr.startswith(f"matrix: {len(entries)} entries match no cell\n"), done.stderr
+    lines = text.splitlines(keepends=True)
+    for number, pattern in entries:
+        line = lines[int(number) - 1].replace(f', "{pattern}"', "").replace(f'"{pattern}"', "").replace("[, ", "[")
+        lines[int(number) - 1] = "" if "cells: ," in line or line.rstrip().endswith("[]") else line
+    path.write_text("".join(lines), encoding="utf-8")
+
+    run([".venv/bin/builder", "lock"], clone)
+    run([".venv/bin/builder", "render"], clone)
+    run(["git", "add", "-A"], clone)
+    run(["make", "lint"], clone)
+    tests = [f"tests/unit/{name}" for name in OF_THE_REPOSITORY]
+    run([".venv/bin/pytest", "-q", "-n", "2", *tests], clone)
+    for name in Project(clone).matrix.sets:
+        run([".venv/bin/builder", "plan", name], clone)
+
+
+# ---- the documents and CI are for this matrix.yaml: a copy with another one sees it here, not in the unit tests
+
+
+def test_the_readme_lists_the_images() -> None:
+    """With their CUDA versions and Pythons, the default first."""
+    rows = re.findall(
+        r"^\| `(\S+-cuda):(\S+)` \| ([^|]+) \| ([^|]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    listed = {(image, line): (cudas.split(", "), pythons.split(", ")) for image, line, cudas, pythons in rows}
+    assert listed == {
+        (framework.image, line): ([cuda for cuda in version.cuda if cuda != CPU], version.python)
+        for framework in PROJECT.matrix.frameworks.values()
+        for line, version in framework.versions.items()
+    }
+
+
+def test_the_images_share_as_much_as_the_readme_says() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    [claim] = re.findall(r"the (\d+) images on CUDA ([\d.]+) take only (\d+) % of the sum of their sizes", text)
+    count, cuda, percent = int(claim[0]), claim[1], int(claim[2])
+    chosen = [cell for cell in PROJECT.cells if cell.cuda == cuda]
+    planned = plan.make_locked_plan(PROJECT, chosen)
+    assert len(planned.images) == count
+    assert round(100 * planned.unique_bytes / planned.sum_bytes) == percent
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_image_of_an_example_is_one_of_the_matrix(path: Path) -> None:
+    names = tags.compute(PROJECT.matrix, PROJECT.cells).values()
+    published = {str(name).rpartition("/")[2]: references[0].tag for references in names for name in references}
+    text = path.read_text(encoding="utf-8")
+    images = re.findall(rf"({re.escape(REGISTRY)}|\b)((?:pt|tf|jax)-(?:cuda|cpu):[\w.-]*\w)", text)
+    assert [prefix for prefix, _ in images].count(REGISTRY) == 1, "one image to edit"
+    assert {name for _, name in images} <= published.keys()
+    # The stamped tag in its comment is that of the same image.
+    [name] = [name for prefix, name in images if prefix]
+    assert re.findall(rf"[\w.-]+(?={STAMP})", text) == [published[name]]
+
+
+def test_ci_builds_every_variant() -> None:
+    """No set had an image with SSH and without Jupyter; such images failed their own tests."""
+    sets = [name for name in PROJECT.matrix.sets if name == "default" or name.startswith("turn")]
+    built = {cell.variant for name in sets for cell in PROJECT.select([name])}
+    assert built == {cell.variant for cell in PROJECT.select(["all"])}
 
 
 def test_the_readme_is_short() -> None:

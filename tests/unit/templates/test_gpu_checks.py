@@ -188,7 +188,7 @@ def test_every_check_has_a_summary(framework: str) -> None:
 def test_every_framework_of_the_matrix_has_gpu_tests() -> None:
     """`--gpu require` fails without."""
     frameworks = Project(ROOT).matrix.frameworks
-    assert set(frameworks) == set(run.PACKAGES)
+    assert set(frameworks) <= set(run.PACKAGES)
     assert [name for name in frameworks if not (ROOT / f"tests/gpu/test_{name}.py").is_file()] == []
 
 
