@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -265,7 +264,7 @@ class Fetcher(FileFetcher[Wheel]):
     """Downloads wheels, or other files that an index lists, into one folder.
 
     `warn` is called with a line about a yanked wheel at each attempt to download it. `built` gives the path of a wheel
-    that was built from source, whose content was checked.
+    that was built from source.
     """
 
     def __init__(
@@ -313,9 +312,18 @@ class Fetcher(FileFetcher[Wheel]):
 
     def _get(self, wheel: Wheel, file: BufferedRandom) -> None:
         if wheel.source and self._built:
+            part = _PartialFile(file, self._progress)
+            part.clear()  # an earlier run may have ended while it copied
             with self._built(wheel).open("rb") as content:
-                shutil.copyfileobj(content, file)
-            self._progress(file.tell())
+                while chunk := content.read(PIECE):
+                    part.append(chunk)
+            if (sha256 := part.hash.hexdigest()) != wheel.sha256:
+                part.clear()
+                part.report(0)
+                raise FetchError(
+                    f"{wheel.file}: SHA-256 mismatch: {sha256[:12]}... is kept, {wheel.sha256[:12]}... is locked",
+                    hint=f"Build it again: builder lock --build {wheel.name}",
+                )
             return
         self._download(wheel, file, lambda: self._find(wheel))
 

@@ -22,7 +22,7 @@ from builder.index.download import DEFAULT_POLICY, Fetcher
 from builder.index.session import PIECE
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
-from tests.fakes.wire import Reply, Sent, Wire, broken
+from tests.fakes.wire import QUICK, Reply, Sent, Wire, broken
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -221,6 +221,41 @@ def test_a_wheel_is_dropped(setting: Setting) -> None:
     fetcher.drop(WHEEL)
     fetcher.drop(WHEEL)
     assert list(setting.folder.iterdir()) == []
+
+
+def built_fetcher(setting: Setting, content: bytes) -> Fetcher:
+    """Gets the wheel from the place where `builder lock` keeps wheels that it built."""
+    kept = setting.folder.parent / f"{setting.folder.name}-built"
+    kept.write_bytes(content)
+    return Fetcher(
+        IndexSettings(url=INDEX), setting.folder, progress=setting.progress.append, built=lambda _: kept, policy=QUICK
+    )
+
+
+BUILT = replace(WHEEL, source=f"tiny_wheel-1.0.tar.gz#sha256={'0' * 64}")
+
+
+@pytest.mark.parametrize(
+    "left", [b"", b"wrong" * 80, CONTENT[:1000], CONTENT], ids=["nothing", "junk", "a part", "all"]
+)
+def test_a_built_wheel_replaces_what_an_earlier_run_left(setting: Setting, left: bytes) -> None:
+    """It was appended: 1,400 bytes under the name of a file of 1,000 bytes."""
+    setting.part.write_bytes(left)
+    assert built_fetcher(setting, CONTENT).fetch(BUILT) == setting.whl
+    assert setting.whl.read_bytes() == CONTENT
+    assert list(setting.folder.iterdir()) == [setting.whl]
+    assert sum(setting.progress) == len(CONTENT)
+    assert setting.wire.seen == []
+
+
+@pytest.mark.parametrize("content", [CONTENT[::-1], CONTENT + b"x", b""])
+def test_a_built_wheel_with_other_bytes_than_locked_is_refused(setting: Setting, content: bytes) -> None:
+    with pytest.raises(FetchError, match=rf"^{re.escape(FILE)}: SHA-256 mismatch: ") as caught:
+        built_fetcher(setting, content).fetch(BUILT)
+    assert caught.value.hint == "Build it again: builder lock --build Tiny_Wheel"
+    assert not setting.whl.exists()
+    assert setting.part.read_bytes() == b""
+    assert sum(setting.progress) == 0
 
 
 @pytest.mark.parametrize("left", [b"", CONTENT[:10]], ids=["nothing", "a part"])
