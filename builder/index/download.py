@@ -181,15 +181,20 @@ class FileFetcher(ABC, Generic[_File]):
     def _download(self, locked: _File, file: BufferedRandom, address: str | Callable[[], str]) -> None:
         """Tries until the file is complete; a function for the address may make requests too.
 
-        Raises AbsentError, LostError, or FetchError for another file.
+        An attempt that received more of the file than all before it resets the number of failures: a proxy that
+        limits the time of a connection cuts a large wheel many times. Raises AbsentError, LostError, or FetchError for
+        another file.
         """
-        failures = 0
+        failures = longest = 0
         while True:
             try:
                 self._attempt(locked, file, address if isinstance(address, str) else address())
                 return
             except (_RetryError, requests.RequestException, ConnectionError) as error:
-                failures += 1
+                received = os.fstat(file.fileno()).st_size
+                # Fewer bytes are no progress: a server that sends single bytes would be tried for years.
+                failures = 1 if received >= longest + PIECE else failures + 1
+                longest = max(longest, received)
                 reason = str(error) if isinstance(error, _RetryError) else describe(error, self._server(locked))
                 if isinstance(error, requests.HTTPError) and error.response.status_code not in RETRIED:
                     hint = self._session(locked).hint(error, self.again)

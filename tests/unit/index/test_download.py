@@ -322,6 +322,41 @@ def test_a_short_body_is_resumed(setting: Setting) -> None:
     assert setting.wire.seen[2].headers["Range"] == "bytes=200000-"
 
 
+def cut_after(step: int, sent: Sent) -> Reply:
+    """The rest of the wheel, through a connection that breaks after so many bytes."""
+    start = int(sent.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+    is_last = start + step >= len(CONTENT)
+    headers = {"Content-Length": str(len(CONTENT) - start)}
+    return Reply(206 if start else 200, CONTENT[start : start + step], headers, broken=not is_last)
+
+
+def test_a_download_that_progresses_is_not_given_up(setting: Setting) -> None:
+    """It was after five cuts, although each attempt had received megabytes."""
+    setting.file = lambda sent: cut_after(PIECE, sent)
+    policy = RetryPolicy(retries=1, first_delay_s=1)
+    assert setting.fetcher(policy).fetch(WHEEL) == setting.whl
+    assert setting.whl.read_bytes() == CONTENT
+    assert sum(setting.progress) == len(CONTENT)
+    assert len(setting.waited) == len(CONTENT) // PIECE > 2 * policy.retries
+    assert max(setting.waited) <= 1, "the delay begins again too"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda sent: Reply(status=206, body=file(sent).body[:10]),
+        lambda _: Reply(body=CONTENT[: 2 * PIECE], broken=True),
+        lambda sent: Reply(status=416) if "Range" in sent.headers else Reply(body=CONTENT[: 2 * PIECE], broken=True),
+    ],
+    ids=["a few bytes more", "the same bytes", "the same bytes, then no range"],
+)
+def test_a_download_without_progress_is_given_up(setting: Setting, answer: Answer) -> None:
+    setting.file = answer
+    error = setting.failure(RetryPolicy(retries=2, first_delay_s=1))
+    assert error.hint == "Several attempts failed. The part that was downloaded is kept: run again."
+    assert len(setting.waited) == 2
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
