@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from builder.common.errors import FetchError, store_error
 from builder.common.tasks import RetryPolicy
-from builder.index.session import DOCTOR, PIECE, RETRIED, IndexSession, describe
+from builder.index.session import DOCTOR, PIECE, RETRIED, UNCOMPRESSED, IndexSession, describe
 from builder.index.settings import IndexSettings, origin_of
 from builder.index.wheels import Wheel
 
@@ -245,8 +245,7 @@ class FileFetcher(ABC, Generic[_File]):
                 f"{locked.file}: {self._server(locked)} lists an unsupported address",
                 hint=f"Only https and http work. {DOCTOR}",
             )
-        # Not compressed: sizes, ranges and the hash in the lock are those of the file itself.
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={part.size}-"} if part.size else {})
+        headers = UNCOMPRESSED | ({"Range": f"bytes={part.size}-"} if part.size else {})
         with self._session(locked).get(url, headers=headers, stream=True) as response:
             if response.status_code == requests.codes.range_not_satisfiable:
                 part.clear()

@@ -71,6 +71,7 @@ class LocalIndex:
                         "yanked": (file.yanked_reason or True) if file.is_yanked else False,
                         "core-metadata": file.filename.endswith(".whl"),
                     }
+                    | ({"size": file.size} if file.size else {})
                     | ({"upload-time": file.upload_time.isoformat()} if file.upload_time else {})
                     for file in files
                 ]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = (10.0, 30.0)  # to connect, between two bytes
 RETRIED = (408, 425, 429, 500, 502, 503, 504)  # timeouts, limits of the rate, errors of the server or a proxy
 PIECE = 1 << 18  # bytes read at once; as many are lost at most when a connection breaks
+UNCOMPRESSED = {"Accept-Encoding": "identity"}  # sizes, ranges and hashes are those of the file itself
 REFUSED = (401, 403)  # without a login, or with a wrong one
 LONGEST_WAIT_S = 30  # the longest Retry-After of the index that is obeyed
 POOL = 8  # connections kept open to one host
@@ -151,11 +152,25 @@ class IndexSession(requests.Session):
         except (UnsupportedContentTypeError, UnsupportedRepoVersionError, ValueError, KeyError, TypeError) as error:
             raise requests.exceptions.InvalidJSONError from error
 
+    def file_size(self, url: str) -> int:
+        """The bytes of a file, from the response to a GET request for its first byte.
+
+        Without HEAD: an address that an object store has signed for GET answers HEAD with 403. Raises ValueError for an
+        invalid response.
+        """
+        with self.get(url, headers=UNCOMPRESSED | {"Range": "bytes=0-0"}, stream=True) as response:
+            response.raise_for_status()
+            if response.status_code == requests.codes.partial_content:
+                return int(response.headers.get("Content-Range", "").rpartition("/")[2])
+            if length := response.headers.get("Content-Length"):
+                return int(length)
+            return sum(len(piece) for piece in response.iter_content(PIECE))  # the whole file, in chunks
+
     def open_wheel(self, url: str) -> RemoteZip:
         """A wheel whose files are read by HTTP range requests, without downloading all of it."""
         from remotezip import RemoteZip  # noqa: PLC0415
 
-        return RemoteZip(url, session=self, headers={"Accept-Encoding": "identity"})
+        return RemoteZip(url, session=self, headers=UNCOMPRESSED)
 
 
 def _no_login(request: requests.PreparedRequest) -> requests.PreparedRequest:

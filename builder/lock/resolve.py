@@ -51,7 +51,7 @@ LOGINS = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")  # uv needs none
 UV_NEWEST_GLIBC = 40  # uv 0.13 has platforms up to manylinux_2_40; newer C libraries run what older ones do
 _UNREACHABLE = re.compile(r"(?i)failed to fetch|connect|timed? ?out|error sending request|dns")
 _LIBC = ctypes.CDLL(None)
-_Closure = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0, and its address
+_Closure = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0 if none is listed, and its address
 
 
 class Resolver:
@@ -434,7 +434,8 @@ class Resolver:
         return tuple(wheel for _, wheel in sorted(self._with_sizes(cell, missing).items()))
 
     def _with_sizes(self, cell: Cell, closure: _Closure) -> dict[str, LockedWheel]:
-        """Wheels by name, with sizes from the index where they are not known yet."""
+        """Wheels by name. The sizes that the index does not list, and that are not known yet, are requested."""
+        self._sizes = {wheel.sha256: wheel.size for wheel, _ in closure.values() if wheel.size} | self._sizes
         unknown = {wheel.sha256: (wheel, url) for wheel, url in closure.values() if wheel.sha256 not in self._sizes}
         if unknown:
             self._say(f"{cell.group}: getting the size of {counted(len(unknown), 'wheel')}")
@@ -480,7 +481,7 @@ def _end_with_parent() -> None:
 
 def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mapping[Tag, int]) -> tuple[LockedWheel, str]:
     """The wheel that an installer would take: the one with the most specific tag, then the highest build number."""
-    ranked: list[tuple[int, BuildTag, str, str, str, str]] = []
+    ranked: list[tuple[int, BuildTag, str, str, str, str, int]] = []
     for entry in package.get("wheels", []):
         url = str(entry.get("url") or entry.get("path"))
         file = _file_name(url)
@@ -489,7 +490,8 @@ def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mappin
         except InvalidWheelFilename as error:
             raise LockError(f"{cell.id}: the index lists an invalid wheel file name: {file!r}") from error
         if fitting := [ranks[tag] for tag in tags if tag in ranks]:
-            ranked.append((-min(fitting), build, file, str(version), entry["hashes"].get("sha256", ""), url))
+            sha256, size = entry["hashes"].get("sha256", ""), entry.get("size", 0)
+            ranked.append((-min(fitting), build, file, str(version), sha256, url, size))
     if not ranked:
         raise LockError(
             f"{cell.id}: {name} {package.get('version', '')} has no wheel for Python {cell.python} on "
@@ -497,12 +499,12 @@ def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mappin
             hint="Only wheels are supported: pin a version that has one.",
         )
     best = max(ranked)
-    _, _, file, number, sha256, url = best
+    _, _, file, number, sha256, url, size = best
     if rivals := [other[2] for other in ranked if other[:2] == best[:2] and other[4] != sha256]:
         raise LockError(f"{cell.id}: {name} has two builds that fit equally: {file}, {rivals[0]}")
     if not sha256:
         raise LockError(f"{cell.id}: the index has no SHA-256 for {file}", hint="Use an index that has hashes.")
-    return LockedWheel(name=name, version=number, file=file, size=0, sha256=sha256), url
+    return LockedWheel(name=name, version=number, file=file, size=size, sha256=sha256), url
 
 
 @cache
@@ -538,10 +540,8 @@ def _size(cell: Cell, session: IndexSession, url: str) -> int:
         parts = urlsplit(url)
         if parts.scheme in ("", "file"):
             return Path(unquote(parts.path)).stat().st_size
-        response = session.head(url, allow_redirects=True, headers={"Accept-Encoding": "identity"})
-        response.raise_for_status()
-        return int(response.headers["Content-Length"])
-    except (OSError, ValueError, KeyError) as error:
+        return session.file_size(url)
+    except (OSError, ValueError) as error:
         is_request = isinstance(error, requests.RequestException)
         server = session.settings.label
         reason = describe(error, server) if is_request else getattr(error, "strerror", None) or INVALID.format(server)

@@ -89,6 +89,14 @@ def test_each_package_is_requested_from_its_own_index_alone(serve: Callable[...,
     assert {sent.url.split("/")[2] for sent in wire.seen} == {PUBLIC}
 
 
+def test_the_listed_size_of_a_file_is_passed_on(serve: Callable[..., tuple[LocalIndex, Wire]]) -> None:
+    listed = {"filename": "acme-1.0-py3-none-any.whl", "url": "/files/a.whl", "hashes": {}, "size": 77}
+    page_of_index = {"meta": {"api-version": "1.1"}, "name": "acme", "versions": ["1.0"], "files": [listed]}
+    kind = {"Content-Type": "application/vnd.pypi.simple.v1+json"}
+    local, _ = serve(lambda _: Reply(body=json.dumps(page_of_index).encode(), headers=kind))
+    assert page(local, "acme")["files"][0]["size"] == 77
+
+
 @pytest.mark.parametrize("path", ["", "simple/none/", "files/acme/acme-9.0-py3-none-any.whl.metadata", "other/acme/"])
 def test_what_there_is_not(serve: Callable[..., tuple[LocalIndex, Wire]], path: str) -> None:
     local, _ = serve()

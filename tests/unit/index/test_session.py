@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pypi_simple import PYPI_SIMPLE_ENDPOINT
 from builder.common.errors import FetchError
 from builder.index.session import IndexSession, describe, fetch_errors
 from builder.index.settings import IndexSettings
-from tests.fakes.wire import Reply, Sent, Wire
+from tests.fakes.wire import Reply, Sent, Wire, part
 
 HOST = "index.example.test"
 INDEX = f"https://{HOST}/simple/"
@@ -95,6 +96,41 @@ def test_the_login_is_sent_to_the_index_only(wire: Wire, url: str, has_login: bo
     session(url=LOGIN).get(url)
     login = "Basic " + base64.b64encode(b"some@one:se/cret").decode()
     assert wire.seen[0].headers.get("Authorization") == (login if has_login else None)
+
+
+SIZE = 123_456
+
+
+def without_ranges(_: Sent) -> Reply:
+    return Reply(body=bytes(SIZE))
+
+
+def chunked(_: Sent) -> Reply:
+    return Reply(body=bytes(SIZE), headers={"Content-Length": ""})
+
+
+@pytest.mark.parametrize("answer", [lambda sent: part(bytes(SIZE), sent), without_ranges, chunked])
+def test_the_size_of_a_file_that_no_head_request_gives(wire: Wire, answer: Callable[[Sent], Reply]) -> None:
+    """Object stores answer HEAD with 403 if an address is signed for GET, others with 405, or without a length."""
+    wire.answers = lambda sent: Reply(status=403) if sent.method == "HEAD" else answer(sent)
+    assert session(url=LOGIN).file_size(f"{INDEX}x.whl") == SIZE
+    (sent,) = wire.seen
+    assert sent.headers["Accept-Encoding"] == "identity"
+    assert "Authorization" in sent.headers
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (Reply(status=403), requests.HTTPError),
+        (Reply(status=206, body=b"x"), ValueError),
+        (Reply(status=206, body=b"x", headers={"Content-Range": "bytes 0-0/*"}), ValueError),
+    ],
+)
+def test_a_file_whose_size_cannot_be_had(wire: Wire, reply: Reply, error: type[Exception]) -> None:
+    wire.answers = lambda _: reply
+    with pytest.raises(error):
+        session().file_size(f"{INDEX}x.whl")
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,8 @@ class Uv:
 
     The index has every version of every package, each as one wheel in the folder `wheels`. `needs` are dependencies,
     in addition to those in NEEDS or in place of them. A version in the output file is taken where it fits, else the
-    newest. `result` is the exit code and what is written to stderr. `messages` is what the resolver says.
+    newest. `result` is the exit code and what is written to stderr. `messages` is what the resolver says. `listed` adds
+    to the entries of wheels.
     """
 
     def __init__(self, wheels: Path) -> None:
@@ -204,6 +205,7 @@ class Uv:
         self.newest, self.newest_cuda = "2.0", "12.9.7"
         self.needs: dict[str, list[str]] = {}
         self.result = 0, ""
+        self.listed = ""
         self.linux = LINUX  # the platform of the CUDA wheels on the index
         self.commands: list[list[str]] = []
         self.calls: list[Call] = []
@@ -292,7 +294,7 @@ class Uv:
         sha256 = hashlib.sha256(path.name.encode()).hexdigest()
         return (
             f"[[packages]]\nname = '{name}'\nversion = '{version}'\n"
-            f"wheels = [{{ url = '{path.as_uri()}', hashes = {{ sha256 = '{sha256}' }} }}]\n"
+            f"wheels = [{{ url = '{path.as_uri()}', hashes = {{ sha256 = '{sha256}' }}{self.listed} }}]\n"
         )
 
 
@@ -472,6 +474,17 @@ def test_the_size_of_a_wheel_is_requested_once(tiny: Project, uv: Uv) -> None:
     again = resolver.resolve(tiny.groups[NO_TOOLKIT], None, {})
     assert {wheel.size for wheel in again.wheels} == {77}
     assert sizes() == []
+
+
+def test_a_size_that_the_index_lists_is_not_requested(tiny: Project, uv: Uv) -> None:
+    """It was requested with HEAD, which some indexes refuse. Source: PEP 700, PEP 751."""
+    uv.listed = ", size = 4321"
+    lock = uv.resolve(tiny, NO_TOOLKIT)
+    assert {wheel.size for wheel in lock.wheels} == {4321}
+    assert not any("size" in message for message in uv.messages)
+    uv.messages.clear()
+    uv.listed = ", size = 0"
+    assert 0 not in {wheel.size for wheel in uv.resolve(tiny, NO_TOOLKIT).wheels}
 
 
 # ---- beside a present lock
@@ -780,6 +793,7 @@ def test_sizes_are_requested_with_the_settings_of_the_index(
     assert {wheel.size for wheel in lock.wheels} == {7}
     assert len(wire.seen) == len(lock.wheels)
     for sent in wire.seen:
+        assert sent.method == "GET"
         assert sent.headers["Authorization"].startswith("Basic ")
         assert sent.options["verify"] is False
     wire.answers = lambda _: Reply(status=403)
