@@ -91,20 +91,27 @@ class IndexSession(requests.Session):
 
     def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
         """As in requests, with the index's login if the request goes to the index's own origin."""
-        if request.auth is None and origin_of(str(request.url)) == self._origin:
-            request.auth = self._login
-        if self.settings.name:
-            request.auth = request.auth or _no_login
-        return super().prepare_request(request)
+        prepared = super().prepare_request(request)
+        self._set_login(prepared)
+        return prepared
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
         """As in requests for the default index. A redirect of a named index has its login only at its own origin."""
-        if not self.settings.name:
+        if self.settings.name:
+            self._set_login(prepared_request)
+        else:
             super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
-            return
-        prepared_request.headers.pop("Authorization", None)
-        if self._login and origin_of(str(prepared_request.url)) == self._origin:
-            prepared_request.prepare_auth(self._login)
+
+    def _set_login(self, request: requests.PreparedRequest) -> None:
+        """Adds the login if a request goes to the index's own origin.
+
+        Decided by the address after requests has prepared it: of `https://a\\@b/`, requests connects to a, but urlsplit
+        takes b for the host.
+        """
+        if self.settings.name:  # no login of the host, or of `default`, in netrc, and none in a listed address
+            request.headers.pop("Authorization", None)
+        if self._login and origin_of(str(request.url)) == self._origin:
+            request.prepare_auth(self._login)
 
     def hint(self, error: BaseException | None, otherwise: str) -> str:
         """What to do after a failed request: how to give a login if the index demands one, else `otherwise`."""
@@ -171,11 +178,6 @@ class IndexSession(requests.Session):
         from remotezip import RemoteZip  # noqa: PLC0415
 
         return RemoteZip(url, session=self, headers=UNCOMPRESSED)
-
-
-def _no_login(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Instead of a login: without one, requests takes the entry of the host, or `default`, in netrc."""
-    return request
 
 
 @contextmanager

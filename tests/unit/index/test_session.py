@@ -86,6 +86,8 @@ def test_only_the_trusted_host_is_trusted(wire: Wire) -> None:
     ("url", "has_login"),
     [
         (f"https://{HOST}/files/x.whl", True),
+        # requests takes the host before the backslash, urlsplit the one after it.
+        (f"https://elsewhere.test\\@{HOST}/x.whl", False),
         (f"https://{HOST}:8443/files/x.whl", False),
         (f"http://{HOST}/files/x.whl", False),
         ("https://elsewhere.test/x.whl", False),
@@ -174,7 +176,8 @@ def test_the_login_of_a_named_index_goes_to_its_own_origin_only(wire: Wire, priv
     private.get("https://elsewhere.test/z")
     private.get("https://user:pw@elsewhere.test/z")
     private.get(INDEX.replace("https://", "http://"))
-    assert [sent.headers.get("Authorization") for sent in wire.seen] == [None, None, None]
+    private.get(f"https://elsewhere.test\\@{HOST}/z")
+    assert [sent.headers.get("Authorization") for sent in wire.seen] == [None, None, None, None]
 
 
 @pytest.mark.parametrize(
