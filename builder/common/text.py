@@ -73,10 +73,11 @@ class Redactor:
                 continue
             if not host:
                 continue
-            hosts.add(host)
+            name = f"[{host}]" if ":" in host else host
+            hosts |= {host, name}
             _, _, port = parts.netloc.rpartition(":")
             if port.isdecimal():
-                hosts.add(f"{host}:{port}")
+                hosts.add(f"{name}:{port}")
         return cls(tuple(sorted(hosts, key=lambda host: (-len(host), host))))
 
     def __call__(self, text: str) -> str:

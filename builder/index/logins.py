@@ -9,10 +9,11 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from urllib.parse import unquote, urlsplit
 
 from builder.common.errors import UsageError
-from builder.index.settings import IndexSettings, is_loopback, origin_of, read_pip_options
+from builder.index.settings import IndexSettings, host_of, is_loopback, origin_of, read_pip_options
 
 TOKEN_USER = "__token__"  # noqa: S105  the user of a token; the same on PyPI, GitLab, Artifactory and others
 KEYRING_S = 60  # a keyring may ask for its own password
@@ -33,9 +34,9 @@ def how_to_give(settings: IndexSettings) -> str:
     user, password = variables(settings.name)
     places = {
         "environment": f"set {user} and {password} (for a token, only {password})",
-        "netrc": f"add `machine {urlsplit(settings.url).hostname} login USER password PASSWORD` to ~/.netrc",
+        "netrc": f"add `machine {host_of(settings.url)} login USER password PASSWORD` to ~/.netrc",
         "pip": "add the address with the login to pip's `extra-index-url`",
-        "keyring": f"run `keyring set {settings.url} {os.environ.get(user) or TOKEN_USER}`",
+        "keyring": f"run `keyring set {quote(settings.url)} {os.environ.get(user) or TOKEN_USER}`",
     }
     if settings.login_from:
         place = places[settings.login_from]
@@ -89,7 +90,7 @@ def netrc_of(indexes: Iterable[IndexSettings]) -> str:
                     f"the login of the index {settings.name} has characters that a netrc file cannot have",
                     hint="Build without --method dockerfile.",
                 )
-            host = urlsplit(settings.url).hostname
+            host = host_of(settings.url)
             lines[f"machine {host} login {login[0]} password {login[1]}"] = host
     if len(set(lines.values())) < len(lines):
         raise UsageError("two indexes on one host have different logins", hint="Build without --method dockerfile.")
@@ -105,7 +106,7 @@ def _of_netrc(settings: IndexSettings, environ: Mapping[str, str]) -> tuple[str,
     """The entry of the index's host. Never `default`, which belongs to no host."""
     path = Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc")
     try:
-        user, _, password = netrc.netrc(str(path)).hosts.get(urlsplit(settings.url).hostname or "", ("", "", ""))
+        hosts = netrc.netrc(str(path)).hosts
     except FileNotFoundError:
         return None
     except netrc.NetrcParseError as error:
@@ -113,6 +114,9 @@ def _of_netrc(settings: IndexSettings, environ: Mapping[str, str]) -> tuple[str,
         raise UsageError(f"{path}: line {error.lineno} is invalid", hint="Correct it: see man netrc.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read ({type(error).__name__})") from None
+    # An IPv6 address: uv looks it up in brackets, requests without them.
+    names = host_of(settings.url), host_of(settings.url).strip("[]")
+    user, _, password = next((hosts[name] for name in names if name in hosts), ("", "", ""))
     return (user or TOKEN_USER, password) if password else None
 
 

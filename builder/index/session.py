@@ -21,7 +21,7 @@ from urllib3.util import Retry
 
 from builder.common.errors import FetchError
 from builder.index import logins
-from builder.index.settings import IndexSettings, origin_of
+from builder.index.settings import IndexSettings, host_of, origin_of
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -85,7 +85,7 @@ class IndexSession(requests.Session):
             self._login = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
         self._origin = origin_of(url)
         self._ca_bundle = settings.ca_bundle
-        self._trusted = set(settings.trusted_host.split())
+        self._trusted = settings.trusted_host.split()
         self._timeout = timeout
         self._simple = PyPISimple(url, session=self)
 
@@ -132,8 +132,7 @@ class IndexSession(requests.Session):
         Each redirect is decided separately: certificates of an untrusted host are verified, even after a redirect from
         a trusted host.
         """
-        parts = urlsplit(request.url or "")
-        if {parts.hostname, parts.netloc.rpartition("@")[2]} & self._trusted:
+        if self._is_trusted(request.url or ""):
             options["verify"] = False
         elif self._ca_bundle or options.get("verify") is False:
             environ = (os.environ.get(name) for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))
@@ -145,6 +144,11 @@ class IndexSession(requests.Session):
             raise
         except ValueError as error:  # a redirect to an invalid address
             raise requests.exceptions.InvalidURL from error
+
+    def _is_trusted(self, url: str) -> bool:
+        """Whether the certificate of a host is not checked: trusted with all its ports, or with this one."""
+        scheme, host = urlsplit(url).scheme, host_of(url)
+        return any(name.lower() == host or origin_of(f"{scheme}://{name}") == origin_of(url) for name in self._trusted)
 
     def files(self, project: str) -> list[DistributionPackage]:
         """All files that the index lists for a project; none if it does not have the project."""

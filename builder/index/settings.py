@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, urlsplit
 UV_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
 PYTHON_MIRROR = "UV_PYTHON_INSTALL_MIRROR"
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
+DEFAULT_PORTS = {"http": 80, "https": 443}
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
@@ -78,13 +79,20 @@ class IndexSettings:
         return variables
 
 
+def host_of(url: str) -> str:
+    """The host of an address in lower case, an IPv6 address in brackets; empty for an invalid address."""
+    host = split(url).hostname or ""
+    return f"[{host}]" if ":" in host else host
+
+
 def origin_of(url: str) -> str:
-    """Scheme, host and port of an address; empty for an invalid one."""
+    """Scheme, host and port of an address, without the default port; empty for an invalid address (RFC 6454)."""
     try:
         parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.hostname}:{parts.port or ''}"
+        port = "" if parts.port in (None, DEFAULT_PORTS.get(parts.scheme)) else f":{parts.port}"
     except ValueError:
         return ""
+    return f"{parts.scheme}://{host_of(url)}{port}" if parts.hostname else ""
 
 
 def has_credentials(url: str) -> bool:

@@ -6,11 +6,13 @@ quote or check it.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -109,6 +111,16 @@ def _namespace(value: str) -> str:
     return value
 
 
+def _valid_host(value: str) -> str:
+    """An address, after a check of its IPv6 address and its port."""
+    parts = urlsplit(value)
+    if parts.port == 0:
+        raise ValueError("expected a port from 1 to 65535")
+    if ":" in (host := parts.hostname or ""):
+        ipaddress.IPv6Address(host)
+    return value
+
+
 def _canonical(value: str) -> str:
     if canonicalize_name(value) != value:
         raise ValueError(f"expected the normalized name of a package: {canonicalize_name(value)}")
@@ -188,9 +200,10 @@ IndexName = Annotated[str, matches(r"[a-z][a-z0-9]{0,23}(-[a-z0-9]{1,24}){0,3}",
 IndexAddress = Annotated[
     str,
     matches(
-        r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~+-]+)*/?",
+        r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/([A-Za-z0-9._~+@-]|%[0-9A-Fa-f]{2})+)*/?",
         "an address such as https://python.example.com/simple, without a login (docs/matrix.md shows where it belongs)",
     ),
+    AfterValidator(_valid_host),
 ]
 NO_SNAPSHOT = "none"
 Snapshot = Annotated[

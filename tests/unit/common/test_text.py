@@ -86,6 +86,8 @@ MIRROR = "https://user:secret@mirror.example.test:8443/simple"
         ("https://a:b@other.example.test/x", "https://other.example.test/x"),
         ("https://token@other.example.test/x", "https://other.example.test/x"),
         ("https://a:b@c@other.example.test/x", "https://other.example.test/x"),
+        ("https://other.example.test/feed@view/x", "https://other.example.test/feed@view/x"),
+        ("https://a:b@other.example.test/feed@view", "https://other.example.test/feed@view"),
         ("not-mirror.example.test", "not-mirror.example.test"),
         ("mirror.example.tests", "mirror.example.tests"),
         ("mail to a@b", "mail to a@b"),
@@ -94,6 +96,15 @@ MIRROR = "https://user:secret@mirror.example.test:8443/simple"
 )
 def test_hosts_and_credentials_are_hidden(text: str, redacted: str) -> None:
     assert Redactor.for_urls([MIRROR])(text) == redacted
+
+
+@pytest.mark.parametrize("url", ["http://[2001:DB8::7]:8443/simple", "http://u:p@[2001:db8::7]/"])
+def test_an_ipv6_address_is_hidden(url: str) -> None:
+    redact = Redactor.for_urls([url])
+    assert redact("http://[2001:db8::7]/x: 2001:db8::7 is down") == "http://<mirror>/x: <mirror> is down"
+    assert redact("connect to 2001:db8::77 or 12001:db8::7") == "connect to 2001:db8::77 or 12001:db8::7"
+    if "8443" in url:
+        assert redact("http://[2001:db8::7]:8443/x") == "http://<mirror>/x"
 
 
 def test_the_longer_name_is_hidden_first() -> None:

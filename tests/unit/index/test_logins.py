@@ -50,6 +50,20 @@ def test_the_first_of_environment_netrc_and_pip(home: dict[str, str]) -> None:
     assert logins.find_login(index(), home | both) == ("c", "d")
 
 
+@pytest.mark.parametrize("url", [URL.replace("/team", ":443/team"), URL.replace("python.example", "PYTHON.Example")])
+def test_a_host_is_the_same_in_all_its_spellings(home: dict[str, str], url: str) -> None:
+    assert logins.find_login(index("netrc", url), home) == ("net", "of-netrc")
+    assert logins.find_login(index("pip", url), home) == ("p@q", "of/pip")
+
+
+@pytest.mark.parametrize("machine", ["::1", "[::1]"])
+def test_the_entry_of_an_ipv6_address(home: dict[str, str], machine: str) -> None:
+    """uv looks it up in brackets, other programs without them."""
+    Path(home["HOME"], ".netrc").write_text(f"machine {machine} login net password of-v6\n")
+    assert logins.find_login(index(url="https://[::1]:8443/simple"), home) == ("net", "of-v6")
+    assert logins.find_login(index(url="https://[::2]:8443/simple"), home) is None
+
+
 @pytest.mark.parametrize(
     ("source", "login"),
     [("environment", ("env", "of-env")), ("netrc", ("net", "of-netrc")), ("pip", ("p@q", "of/pip"))],
@@ -106,6 +120,9 @@ def test_the_keyring_is_used_only_if_the_matrix_names_it(home: dict[str, str]) -
     with pytest.raises(UsageError, match="has no login") as caught:
         logins.find_login(index("keyring"), home, run=keyring)
     assert f"keyring set {URL} __token__" in caught.value.hint
+    with pytest.raises(UsageError, match="has no login") as caught:
+        logins.find_login(index("keyring", "https://[::1]/simple"), home, run=keyring)
+    assert "keyring set 'https://[::1]/simple' __token__" in caught.value.hint
     keyring.calls.clear()
     logins.find_login(index(), home, run=keyring)
     assert keyring.calls == []
@@ -130,6 +147,8 @@ def test_a_netrc_file_for_build_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         "machine python.example.test login __token__ password one\n"
         "machine other.example.test login __token__ password two\n"
     )
+    numbered = IndexSettings().with_index("other", "https://[::1]:8443/a@b", "").of("other")
+    assert logins.netrc_of([numbered]) == "machine [::1] login __token__ password two\n", "as uv looks it up"
     same_host = IndexSettings().with_index("other", URL, "").of("other")
     with pytest.raises(UsageError, match="two indexes on one host"):
         logins.netrc_of([index(), same_host])

@@ -42,6 +42,12 @@ def session(**settings: Any) -> IndexSession:
         ({"trusted_host": f"other.test {HOST}"}, False, {}),
         ({"trusted_host": f"{HOST}:8443", "url": f"https://{HOST}:8443/simple/"}, False, {}),
         ({"trusted_host": f"{HOST}:8443"}, "/etc/another.pem", {}),
+        ({"trusted_host": f"{HOST.upper()}:443"}, False, {}),
+        ({"trusted_host": HOST, "url": f"https://{HOST}:443/simple/"}, False, {}),
+        ({"trusted_host": "[::1]", "url": "https://[::1]:8443/simple/"}, False, {}),
+        ({"trusted_host": "[::1]:8443", "url": "https://[::1]:8443/simple/"}, False, {}),
+        ({"trusted_host": "[::1]:8443", "url": "https://[::1]/simple/"}, "/etc/another.pem", {}),
+        ({"trusted_host": "[::1 e.test:x"}, "/etc/another.pem", {}),
         ({"trusted_host": "other.test", "ca_bundle": "/etc/ca.pem"}, "/etc/ca.pem", {}),
         ({"trusted_host": "example.test"}, "/etc/another.pem", {}),
         ({"proxy": "http://p.test:1"}, "/etc/another.pem", {"http": "http://p.test:1", "https": "http://p.test:1"}),
@@ -86,8 +92,12 @@ def test_only_the_trusted_host_is_trusted(wire: Wire) -> None:
     ("url", "has_login"),
     [
         (f"https://{HOST}/files/x.whl", True),
+        (f"https://{HOST.upper()}:443/files/x.whl", True),
+        (f"https://{HOST}:80/files/x.whl", False),
         # requests takes the host before the backslash, urlsplit the one after it.
         (f"https://elsewhere.test\\@{HOST}/x.whl", False),
+        (f"https://elsewhere.test/@{HOST}/x.whl", False),
+        (f"https://{HOST}@elsewhere.test/x.whl", False),
         (f"https://{HOST}:8443/files/x.whl", False),
         (f"http://{HOST}/files/x.whl", False),
         ("https://elsewhere.test/x.whl", False),
@@ -95,9 +105,10 @@ def test_only_the_trusted_host_is_trusted(wire: Wire) -> None:
 )
 def test_the_login_is_sent_to_the_index_only(wire: Wire, url: str, has_login: bool) -> None:
     """Also for links without it."""
-    session(url=LOGIN).get(url)
     login = "Basic " + base64.b64encode(b"some@one:se/cret").decode()
-    assert wire.seen[0].headers.get("Authorization") == (login if has_login else None)
+    for index in (LOGIN, LOGIN.replace(f"{HOST}/", f"{HOST}:443/")):
+        session(url=index).get(url)
+        assert (wire.seen[-1].headers.get("Authorization") == login) is has_login
 
 
 SIZE = 123_456

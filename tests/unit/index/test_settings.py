@@ -165,6 +165,29 @@ def test_an_address_has_credentials_or_is_on_the_loopback(url: str, credentials:
     assert (index.has_credentials(url), index.is_loopback(url)) == (credentials, loopback)
 
 
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("https://E.test/a@b/c%2Fd", "https://e.test"),
+        ("https://me:p@w@e.test:443/", "https://e.test"),
+        ("https://e.test:/x", "https://e.test"),
+        ("http://e.test:80", "http://e.test"),
+        ("http://e.test:443/", "http://e.test:443"),
+        ("https://e.test:80/", "https://e.test:80"),
+        ("https://[2001:DB8::1]:443/x", "https://[2001:db8::1]"),
+        ("http://[::1]:8080/x", "http://[::1]:8080"),
+        ("http://[::1:8080]/x", "http://[::1:8080]"),
+        ("file:///srv/wheels", ""),
+        ("https:e.test", ""),
+        ("https://e.test:99999/", ""),
+        ("http://[::1/", ""),
+        ("", ""),
+    ],
+)
+def test_one_origin_in_all_its_spellings(url: str, origin: str) -> None:
+    assert index.origin_of(url) == origin
+
+
 def test_main_prints_shell_lines(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -508,6 +508,21 @@ def test_all_packages_of_a_framework_have_the_index_of_its_line() -> None:
     assert cells.indexes_of_packages(matrix, cell) == dict.fromkeys(("ember", "ember-gpu", "ember-extra"), "company")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://git.example.test/api/v4/projects/group%2Fproject/packages/pypi/simple",
+        "https://feeds.example.test/team/_packaging/feed@view/pypi/simple/",
+        "http://[::1]:3141/root/pypi/+simple",
+        "https://[2001:db8::7]/simple",
+    ],
+)
+def test_an_address_of_an_index(url: str) -> None:
+    """The first is GitLab's for the path of a project, the second Azure's for a view of a feed."""
+    matrix = load(with_indexes(("https://python.example.test/simple", f'"{url}"')))
+    assert matrix.indexes["company"].url == url
+
+
 BAD_INDEXES = {
     "an unknown index of a component": (NOTEBOOK, NOTEBOOK + "    index: compny\n", "did you mean 'company'?"),
     "an unknown index of a line": (EMBER_INDEX, EMBER_INDEX + "        index: none\n", "no index 'none'"),
@@ -516,6 +531,10 @@ BAD_INDEXES = {
     "an index without packages": ("cuda: {needs: [python]}", "cuda: {needs: [python], index: company}", "no effect"),
     "an address with a login": ("company: https://", "company: https://me:pw@", "without a login"),
     "an address with a query": ("simple,", "simple?token=x,", "without a login"),
+    "an address with a login and an @ in its path": ("https://python", "https://me:pw@p/x@y", "login"),
+    "an address with half of an escape": ("simple,", "a%2,", "without a login"),
+    "an invalid IPv6 address": ("https://python.example.test/simple", '"https://[1::2::3]/"', "1::2::3"),
+    "an invalid port": ("example.test/", "example.test:99999/", "Port out of range"),
     "an address of a file": ("company: https://", "company: file://", "an address such as"),
     "an unknown place of a login": ("login: netrc", "login: vault", "'environment', 'netrc', 'keyring' or 'pip'"),
     "an unknown key": ("login: netrc", "password: x", "unknown key"),
