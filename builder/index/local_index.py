@@ -79,8 +79,13 @@ class LocalIndex:
             if kind == "simple":
                 self.absent.append(name)
             if kind == "files":
-                by_name = {f"{file.filename}.metadata": file for file in self._index.files(name)}
-                if wheel := by_name.get(unquote(file)):
+                by_name = {file.filename: file for file in self._index.files(name)}
+                if wheel := by_name.get(unquote(file).removesuffix(".metadata")):
+                    if not file.endswith(".metadata"):  # uv downloads a wheel only to compute its hash
+                        raise FetchError(
+                            f"{wheel.filename}: {self._index.session(name).settings.label} has no SHA-256 for it",
+                            hint="Use an index that has hashes.",
+                        )
                     return METADATA, self._index.metadata_text(name, wheel, whole=True)
         except BuilderError as error:
             self.failures.append(error)

@@ -123,7 +123,7 @@ class Index:
         name = canonicalize_name(name)
         wheels = [file for file in self.files(name) if file.filename.endswith(".whl") and _version(file) == version]
         if not wheels:
-            raise FetchError(f"{name} {version}: no wheel on {self._session(name).settings.label}", hint=DOCTOR)
+            raise FetchError(f"{name} {version}: no wheel on {self.session(name).settings.label}", hint=DOCTOR)
         file = min(wheels, key=lambda file: (not _is_for(PLATFORMS[self._arch], file.filename), file.filename))
         if file.url not in self._metadata:
             self._metadata[file.url] = parse_metadata(file.filename, self.metadata_text(name, file))
@@ -136,7 +136,7 @@ class Index:
         """
         from remotezip import RangeNotSupported  # noqa: PLC0415
 
-        session = self._session(name)
+        session = self.session(name)
         if file.url in self._texts:
             return self._texts[file.url]
         with fetch_errors(file.filename, session):
@@ -171,14 +171,14 @@ class Index:
 
     def files(self, name: str) -> list[DistributionPackage]:
         """All files of a package, by its canonical name. Raises FetchError."""
-        session = self._session(name)
+        session = self.session(name)
         key = session.settings.name, name
         if key not in self._files:
             with fetch_errors(name, session):
                 self._files[key] = session.files(name)
         return self._files[key]
 
-    def _session(self, name: str) -> IndexSession:
+    def session(self, name: str) -> IndexSession:
         """Requests to the index of a package."""
         index = self._indexes.get(name, "")
         with self._lock:  # `login: keyring` runs a program, which may ask

@@ -97,6 +97,20 @@ def test_the_listed_size_of_a_file_is_passed_on(serve: Callable[..., tuple[Local
     assert page(local, "acme")["files"][0]["size"] == 77
 
 
+def test_a_wheel_without_a_hash_is_named(serve: Callable[..., tuple[LocalIndex, Wire]]) -> None:
+    """uv downloads such a wheel to compute its hash. The message was that of the 404 from here."""
+    link = '<a href="/files/{0}">{0}</a>'.format("acme-1.0-py3-none-any.whl")
+    html = {"Content-Type": "text/html"}
+    local, wire = serve(lambda _: Reply(body=f"<!DOCTYPE html><html><body>{link}</body></html>".encode(), headers=html))
+    assert page(local, "acme")["files"][0]["hashes"] == {}
+    assert local.failures == []
+    assert local.answer("files/acme/acme-1.0-py3-none-any.whl") is None
+    (failure,) = local.failures
+    assert str(failure) == "acme-1.0-py3-none-any.whl: the index co has no SHA-256 for it"
+    assert failure.hint == "Use an index that has hashes."
+    assert not any("/files/" in sent.url for sent in wire.seen)
+
+
 @pytest.mark.parametrize("path", ["", "simple/none/", "files/acme/acme-9.0-py3-none-any.whl.metadata", "other/acme/"])
 def test_what_there_is_not(serve: Callable[..., tuple[LocalIndex, Wire]], path: str) -> None:
     local, _ = serve()
