@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Protocol, TypeGuard
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
 from packaging.metadata import parse_email
 from packaging.utils import InvalidWheelFilename, canonicalize_name, is_normalized_name, parse_wheel_filename
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
 LARGEST = 4 << 20  # bytes of a METADATA file; real files have less than 0.1 MB
+UPLOAD_AGAIN = "Upload the wheel to the index again, or pin another version in matrix.yaml."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,7 @@ class Index:
 
         `whole`: downloads all of the wheel if the index does not support range requests.
         """
-        from remotezip import RangeNotSupported  # noqa: PLC0415
+        from remotezip import OutOfBound  # noqa: PLC0415
 
         session = self.session(name)
         if file.url in self._texts:
@@ -148,24 +150,14 @@ class Index:
                         text += piece
                         if len(text) > LARGEST:
                             raise ValueError
-            else:  # read out of the remote wheel
-                with ExitStack() as stack:
-                    try:
-                        wheel: ZipFile = stack.enter_context(session.open_wheel(file.url))
-                    except RangeNotSupported:
-                        if not whole:
-                            raise
-                        copy_of_wheel = stack.enter_context(TemporaryFile())
-                        response = stack.enter_context(session.get(file.url, stream=True))
-                        response.raise_for_status()
-                        for piece in response.iter_content(PIECE):
-                            copy_of_wheel.write(piece)
-                        wheel = stack.enter_context(ZipFile(copy_of_wheel))
-                    infos = [info for info in wheel.infolist() if info.filename.count("/") == 1]
-                    info = next((info for info in infos if info.filename.endswith(".dist-info/METADATA")), None)
-                    if info is None or info.file_size > LARGEST:
-                        raise ValueError
-                    text += wheel.read(info)
+            else:
+                try:
+                    text += _metadata_in_wheel(session, file.url, whole=whole)
+                except (BadZipFile, zlib.error, EOFError, OutOfBound) as error:  # though all responses were complete
+                    raise FetchError(
+                        f"{file.filename}: the file on {session.settings.label} is damaged or incomplete",
+                        hint=UPLOAD_AGAIN,
+                    ) from error
         self._texts[file.url] = bytes(text)
         return self._texts[file.url]
 
@@ -204,6 +196,29 @@ def parse_metadata(file: str, text: bytes) -> Metadata:
         requires=tuple(fields.get("requires_dist", ())),
         extras=tuple(sorted(extra for extra in extras if is_normalized_name(extra))),
     )
+
+
+def _metadata_in_wheel(session: IndexSession, url: str, *, whole: bool) -> bytes:
+    """The METADATA in a remote wheel. Raises errors of requests, of zipfile and of remotezip, and ValueError."""
+    from remotezip import RangeNotSupported  # noqa: PLC0415
+
+    with ExitStack() as stack:
+        try:
+            wheel: ZipFile = stack.enter_context(session.open_wheel(url))
+        except RangeNotSupported:
+            if not whole:
+                raise
+            copy_of_wheel = stack.enter_context(TemporaryFile())
+            response = stack.enter_context(session.get(url, stream=True))
+            response.raise_for_status()
+            for piece in response.iter_content(PIECE):
+                copy_of_wheel.write(piece)
+            wheel = stack.enter_context(ZipFile(copy_of_wheel))
+        infos = [info for info in wheel.infolist() if info.filename.count("/") == 1]
+        info = next((info for info in infos if info.filename.endswith(".dist-info/METADATA")), None)
+        if info is None or info.file_size > LARGEST:
+            raise ValueError
+        return wheel.read(info)
 
 
 def _is_printable(text: str | None) -> TypeGuard[str]:

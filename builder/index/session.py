@@ -48,6 +48,9 @@ _MESSAGES: dict[type[Exception], str] = {
     requests.exceptions.TooManyRedirects: "too many redirects",
     requests.exceptions.InvalidJSONError: INVALID,
     ConnectionError: "the connection was lost",
+    # While remotezip reads a response, without requests.
+    urllib3.exceptions.ReadTimeoutError: "{} timed out",
+    urllib3.exceptions.ProtocolError: "the connection was lost",
 }
 
 
@@ -199,7 +202,7 @@ def fetch_errors(what: str, session: IndexSession) -> Iterator[None]:
     except RemoteZipError as error:  # the reason is its context
         reason = error.__context__ or error
         raise FetchError(f"{what}: {describe(reason, server)}", hint=session.hint(reason, again)) from error
-    except OSError as error:
+    except (OSError, urllib3.exceptions.HTTPError) as error:
         raise FetchError(f"{what}: {describe(error, server)}", hint=session.hint(error, again)) from error
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise FetchError(f"{what}: {INVALID.format(server)}", hint=DOCTOR) from error

@@ -30,7 +30,7 @@ from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
 from builder.index.local_index import LocalIndex, Sources, serve_index
-from builder.index.releases import Index
+from builder.index.releases import UPLOAD_AGAIN, Index
 from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
 from builder.index.wheels import ORIGIN, PLATFORMS, BuiltWheel, LockedWheel, Wheel
 from builder.lock import checks, lockfile, sources
@@ -558,4 +558,6 @@ def _hint(output: str) -> str:
         return "The index serves files that do not match its hashes. Do not use it until the reason is known."
     if _UNREACHABLE.search(output):
         return f"The package index did not respond correctly. {DOCTOR}"
+    if re.search(r"(?i)invalid package format|failed to extract archive", output):
+        return UPLOAD_AGAIN
     return "Change a version in matrix.yaml so that the requirements fit together."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import requests
@@ -160,6 +162,33 @@ def huge(sent: Sent) -> Reply:
     return part(wheel(METADATA + bytes(releases.LARGEST)), sent)
 
 
+def cut_short(sent: Sent) -> Reply:
+    """The first half, as a complete file."""
+    content = wheel()
+    return part(content[: len(content) // 2], sent)
+
+
+def cut_on_the_way(sent: Sent) -> Reply:
+    whole = part(wheel(), sent)
+    return replace(whole, body=whole.body[: len(whole.body) // 2], broken=True)
+
+
+def damaged(sent: Sent) -> Reply:
+    """One byte of the metadata is another one."""
+    content = wheel()
+    at = content.index(b"Metadata-Version")
+    return part(content[:at] + b"X" + content[at + 1 :], sent)
+
+
+def encrypted(sent: Sent) -> Reply:
+    """The flags in both headers of the entry are set."""
+    content = wheel()
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = content.rindex(mark) + flags
+        content = content[:at] + bytes([content[at] | 1]) + content[at + 1 :]
+    return part(content, sent)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -168,7 +197,8 @@ def huge(sent: Sent) -> Reply:
         (silent, "the index timed out"),
         (without_metadata, "the index sent an invalid response"),
         (no_metadata, "invalid METADATA"),
-        (no_zip, "the index sent an invalid response"),
+        (encrypted, "the index sent an invalid response"),
+        (cut_on_the_way, "the connection was lost"),
         (huge, "the index sent an invalid response"),
     ],
 )
@@ -189,13 +219,25 @@ def test_a_metadata_file_that_is_too_large(lay: Laid) -> None:
         index.metadata("tiny-pack", ONE)
 
 
-def encrypted(sent: Sent) -> Reply:
-    """The flags in both headers of the entry are set."""
-    content = wheel()
-    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        at = content.rindex(mark) + flags
-        content = content[:at] + bytes([content[at] | 1]) + content[at + 1 :]
-    return part(content, sent)
+DAMAGED = "the file on the index is damaged or incomplete"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("files", [cut_short, no_zip, damaged])
+def test_a_wheel_that_is_not_all_there(lay: Laid, files: Callable[[Sent], Reply], whole: bool) -> None:
+    """The message was that the index sent an invalid response, and the hint was `builder doctor`."""
+
+    def serve(sent: Sent) -> Reply:
+        if whole:
+            sent = replace(sent, headers={"Range": "bytes=0-"})
+            return Reply(body=files(sent).body)
+        return files(sent)
+
+    index, _ = lay(page(LINUX), serve)
+    (file,) = index.files("tiny-pack")
+    with pytest.raises(FetchError, match=f"^{re.escape(LINUX)}: {DAMAGED}$") as failed:
+        index.metadata_text("tiny-pack", file, whole=whole)
+    assert failed.value.hint == "Upload the wheel to the index again, or pin another version in matrix.yaml."
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,13 @@ OUTPUTS = {
     "error: Failed to fetch: `https://index.example.test/x/`\n  Caused by: dns error": "did not respond correctly",
     "error: operation timed out": "did not respond correctly",
     "  \u00d7 Failed to download `x==1`\n  ╰─▶ Hash mismatch for `x==1`": "do not match its hashes",
+    "  ╰─▶ Because x==1 has an invalid package format and\n  hint: The structure of `x` (v1) was invalid": (
+        "Upload the wheel to the index again"
+    ),
+    "  \u00d7 Failed to download `x==1`\n  ├─▶ Failed to extract archive: x-1-py3-none-any.whl": (
+        "Upload the wheel to the index again"
+    ),
+    "  ├─▶ Failed to extract archive: x-1-py3-none-any.whl\n  ╰─▶ connection reset": "did not respond correctly",
     "  ╰─▶ Because x==1 has no usable wheels and building from source is disabled": "pin a version that has one",
     "  ╰─▶ Because x==1 has no wheels with a matching Python version tag": "pin a version that has one",
 }
