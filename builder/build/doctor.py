@@ -182,10 +182,12 @@ def _index() -> MachineFinding:
     except UsageError as error:
         return MachineFinding(name="index", state="missing", detail=str(error))
     which = "the configured mirror" if settings.url else "PyPI"
+    session = IndexSession(settings, timeout=(TIMEOUT_S, TIMEOUT_S), retries=0)
     try:
-        files = IndexSession(settings, timeout=(TIMEOUT_S, TIMEOUT_S), retries=0).files("pip")
+        files = session.files("pip")
     except (requests.RequestException, OSError) as error:
-        return MachineFinding(name="index", state="missing", detail=f"{which} does not answer: {describe(error)}")
+        detail = f"{which} does not answer: {describe(error)}. {session.hint(error, '')}".removesuffix(". ")
+        return MachineFinding(name="index", state="missing", detail=detail)
     if not files:
         return MachineFinding(name="index", state="missing", detail=f"{which} does not have pip: check its address")
     ca = ", with a CA bundle of this machine" if settings.ca_bundle else ""

@@ -219,6 +219,17 @@ def collect(
     return results
 
 
+def causes(error: BaseException) -> list[BaseException]:
+    """An error and those in it, the outermost first: requests and urllib3 wrap the errors of Python and OpenSSL."""
+    chain: list[BaseException] = []
+    inner: BaseException | None = error
+    while inner is not None and inner not in chain:
+        chain.append(inner)
+        wrapped = [cause for cause in (getattr(inner, "reason", None), *inner.args) if isinstance(cause, BaseException)]
+        inner = wrapped[-1] if wrapped else inner.__cause__ or inner.__context__
+    return chain
+
+
 def of_file(error: OSError) -> BuilderError:
     """The error to show for an error of the file system: DiskError for a full disk, else FileError."""
     place = f" ({error.filename})" if error.filename else ""

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from builder.common.errors import FetchError, store_error
 from builder.common.tasks import RetryPolicy
-from builder.index.session import DOCTOR, PIECE, RETRIED, UNCOMPRESSED, IndexSession, describe
+from builder.index.session import DOCTOR, PIECE, RETRIED, UNCOMPRESSED, IndexSession, certificate_fault, describe
 from builder.index.settings import IndexSettings, origin_of
 from builder.index.wheels import Wheel
 
@@ -200,9 +200,10 @@ class FileFetcher(ABC, Generic[_File]):
                     hint = self._session(locked).hint(error, self.again)
                     package = self._package(locked) if hint == self.again else ""
                     raise AbsentError(f"{locked.file}: {reason}", hint=hint, package=package) from error
-                if failures > self._policy.retries:
+                if failures > self._policy.retries or certificate_fault(error):
                     kind = AbsentError if isinstance(error, _RetryError) else LostError
-                    raise kind(f"{locked.file}: {reason}", hint=f"Several attempts failed. {_KEPT}") from error
+                    hint = self._session(locked).hint(error, f"Several attempts failed. {_KEPT}")
+                    raise kind(f"{locked.file}: {reason}", hint=hint) from error
                 self._stopped.wait(self._policy.delay(failures))
                 self._check_stopped(locked)
 

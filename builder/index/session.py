@@ -6,6 +6,7 @@ It also downloads from Debian's archives, without a login.
 from __future__ import annotations
 
 import os
+import ssl
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-from builder.common.errors import FetchError
+from builder.common.errors import FetchError, causes
 from builder.index import logins
 from builder.index.settings import IndexSettings, host_of, origin_of
 
@@ -36,12 +37,14 @@ LONGEST_WAIT_S = 30  # the longest Retry-After of the index that is obeyed
 POOL = 8  # connections kept open to one host
 DOCTOR = "`builder doctor` checks the index."
 
+# X509_V_ERR_* of OpenSSL for a chain without an authority that this machine trusts, not for a wrong name or time.
+UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
 INVALID = "{} sent an invalid response"
 # The first class that matches counts: some are subclasses of later ones.
 _MESSAGES: dict[type[Exception], str] = {
     requests.exceptions.ReadTimeout: "{} timed out",
     requests.exceptions.ConnectTimeout: "the connection to {} timed out",
-    requests.exceptions.SSLError: "the certificate of {} is not trusted",
+    requests.exceptions.SSLError: "the TLS connection to {} failed",
     requests.exceptions.ProxyError: "cannot connect to {} through the proxy",
     requests.exceptions.ChunkedEncodingError: "the connection was lost",
     requests.exceptions.ConnectionError: "cannot connect to {}, or the connection was lost",
@@ -117,7 +120,9 @@ class IndexSession(requests.Session):
             request.prepare_auth(self._login)
 
     def hint(self, error: BaseException | None, otherwise: str) -> str:
-        """What to do after a failed request: how to give a login if the index demands one, else `otherwise`."""
+        """What to do after a failed request: how to give the login or the authority that is missing, or `otherwise`."""
+        if (fault := certificate_fault(error)) and fault.verify_code in UNKNOWN_AUTHORITY:
+            return authority_hint(self._ca_bundle)
         if not (self.settings.name and isinstance(error, requests.HTTPError) and error.response.status_code in REFUSED):
             return otherwise
         if origin_of(error.response.url) != self._origin:
@@ -187,6 +192,18 @@ class IndexSession(requests.Session):
         return RemoteZip(url, session=self, headers=UNCOMPRESSED)
 
 
+def certificate_fault(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """OpenSSL's error in that of a request, if the certificate of the server was not accepted."""
+    chain = causes(error) if error else []
+    return next((cause for cause in chain if isinstance(cause, ssl.SSLCertVerificationError)), None)
+
+
+def authority_hint(ca_bundle: str) -> str:
+    """How to trust the authority of a server. `ca_bundle` is the file with certificates that is set now, if any."""
+    hint = "Set SSL_CERT_FILE, or pip's `cert`, to a PEM file with the certificate of its authority."
+    return f"{hint} {ca_bundle}, which is set now, does not have it." if ca_bundle else hint
+
+
 @contextmanager
 def fetch_errors(what: str, session: IndexSession) -> Iterator[None]:
     """Turns errors of requests to an index, and of reading its responses, into a FetchError about `what`."""
@@ -213,6 +230,9 @@ def describe(error: BaseException, server: str = "the index") -> str:
     if isinstance(error, requests.HTTPError):  # without the server's own reason, which may contain anything
         status = error.response.status_code
         return f"{server} returned {status} {responses.get(status, '')}".rstrip()
+    if fault := certificate_fault(error):
+        reason = fault.verify_message.partition(",")[0]  # the rest may have the name of the host
+        return f"the certificate of {server} is not trusted ({reason})"
     for kind, message in _MESSAGES.items():
         if isinstance(error, kind):
             return message.format(server)

@@ -31,7 +31,8 @@ from builder.common.text import counted
 from builder.index.host import Host
 from builder.index.local_index import LocalIndex, Sources, serve_index
 from builder.index.releases import UPLOAD_AGAIN, Index
-from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, describe
+from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, authority_hint, describe
+from builder.index.settings import IndexSettings
 from builder.index.wheels import ORIGIN, PLATFORMS, BuiltWheel, LockedWheel, Wheel
 from builder.lock import checks, lockfile, sources
 from builder.lock.lockfile import Basis, Lock, LockedBuild, LockedComponent
@@ -368,7 +369,7 @@ class Resolver:
                 kind = UnreachableError if _UNREACHABLE.search(output) else LockError
                 lines = [re.sub(r"^[^A-Za-z`<(]+", "", line) for line in output.splitlines()]  # uv draws a tree
                 explanation = "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))
-                raise kind(f"{cell.id}: cannot be resolved to wheels\n{explanation}", hint=_hint(output))
+                raise kind(f"{cell.id}: cannot be resolved to wheels\n{explanation}", hint=_hint(output, self._index))
             if yanked := re.search(r"`([^\s`]+)` (is yanked[^\n]*)", output):
                 again = choose_again(yanked[1].partition("==")[0], [cell.id])
                 raise LockError(
@@ -551,7 +552,9 @@ def _size(cell: Cell, session: IndexSession, url: str) -> int:
         ) from error
 
 
-def _hint(output: str) -> str:
+def _hint(output: str, index: IndexSettings) -> str:
+    if "invalid peer certificate: UnknownIssuer" in output:
+        return authority_hint(index.ca_bundle)
     if re.search(r"(?i)source distribution|building from source|no usable wheels|no wheels", output):
         return "Only wheels are supported: pin a version that has one for this Python."
     if re.search(r"(?i)hash mismatch", output):

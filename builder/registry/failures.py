@@ -18,7 +18,7 @@ from typing import Any
 import requests
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
-from builder.common.errors import NoRegistryError, RegistryError
+from builder.common.errors import NoRegistryError, RegistryError, causes
 from builder.registry.auth import login_hint
 from builder.registry.transport import FOLDER
 
@@ -108,24 +108,19 @@ def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
 
     It holds no URL: a URL to which a registry redirected may be signed, and so a credential.
     """
-    causes: list[BaseException] = []  # the outermost first: requests and urllib3 wrap the errors of Python and OpenSSL
-    inner: BaseException | None = error
-    while inner is not None and inner not in causes:
-        causes.append(inner)
-        wrapped = [cause for cause in (getattr(inner, "reason", None), *inner.args) if isinstance(cause, BaseException)]
-        inner = wrapped[-1] if wrapped else inner.__cause__ or inner.__context__
+    chain = causes(error)
     is_connected = not any(
-        isinstance(cause, (NewConnectionError, ConnectTimeoutError, socket.gaierror)) for cause in causes
+        isinstance(cause, (NewConnectionError, ConnectTimeoutError, socket.gaierror)) for cause in chain
     )
     failure = "connection lost"
-    for cause in causes:
+    for cause in chain:
         if isinstance(cause, (requests.Timeout, TimeoutError)) or "Timeout" in type(cause).__name__:
             failure = "request timed out"
             break
         if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException) and cause.strerror:
             failure = cause.strerror.lower()
             break
-    for cause in causes:
+    for cause in chain:
         reason = hint = ""
         if isinstance(cause, socket.gaierror) and cause.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
             return NoRegistryError(f"{registry}: {action}: unknown host", hint="Check the name of the registry.")

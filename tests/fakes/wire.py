@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
@@ -14,7 +15,8 @@ import pytest
 import requests
 from requests.adapters import BaseAdapter, HTTPAdapter
 from urllib3 import HTTPResponse
-from urllib3.exceptions import ProtocolError
+from urllib3.exceptions import MaxRetryError, ProtocolError
+from urllib3.exceptions import SSLError as UrllibSSLError
 
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
@@ -146,6 +148,13 @@ def part(content: bytes, sent: Sent) -> Reply:
     end = min(int(last) if first and last else len(content) - 1, len(content) - 1)
     headers = {"Content-Range": f"bytes {start}-{end}/{len(content)}"}
     return Reply(status=206, body=content[start : end + 1], headers=headers)
+
+
+def untrusted(message: str = "unable to get local issuer certificate", code: int = 20) -> Exception:
+    """A certificate that OpenSSL does not accept, as requests reports it."""
+    cause = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    cause.verify_message, cause.verify_code = message, code
+    return requests.exceptions.SSLError(MaxRetryError(cast("Any", None), "/", UrllibSSLError(cause)))
 
 
 def broken() -> Exception:

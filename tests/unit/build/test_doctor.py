@@ -27,7 +27,7 @@ from builder.lock.archives import Archives
 from builder.matrix.project import Project
 from tests.fakes import locks
 from tests.fakes.engine import INFO, FakeEngine, Programs
-from tests.fakes.wire import Reply, Sent, Wire
+from tests.fakes.wire import Reply, Sent, Wire, untrusted
 
 HTTP, HTTPS = (f"{scheme}://registry.example.test:5000" for scheme in ("http", "https"))
 Edit = Callable[[str, str], Project]
@@ -124,6 +124,12 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no index": (
         {"index": requests.ReadTimeout()},
         "index", "missing", "the configured mirror does not answer: the index timed out",
+    ),
+    "an unknown authority": (
+        {"index": untrusted()},
+        "index", "missing", "the configured mirror does not answer: the certificate of the index is not trusted "
+        "(unable to get local issuer certificate). Set SSL_CERT_FILE, or pip's `cert`, to a PEM file with the "
+        "certificate of its authority. /ca.pem, which is set now, does not have it.",
     ),
     "not an index": ({"index": []}, "index", "missing", "the configured mirror does not have pip: check its address"),
     "no registry": ({}, "registry", "note", "connection lost: tried once"),

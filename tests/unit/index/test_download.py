@@ -22,7 +22,7 @@ from builder.index.download import DEFAULT_POLICY, Fetcher
 from builder.index.session import PIECE
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
-from tests.fakes.wire import QUICK, Reply, Sent, Wire, broken
+from tests.fakes.wire import QUICK, Reply, Sent, Wire, broken, untrusted
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -506,6 +506,16 @@ def test_a_disk_that_fills_up_during_a_download(setting: Setting) -> None:
         fetcher.fetch(WHEEL)
     assert str(setting.folder.parent) in str(raised.value)
     assert setting.part.read_bytes() == CONTENT[:PIECE]
+
+
+@pytest.mark.parametrize("what", ["page", "file"])
+def test_a_certificate_that_is_not_trusted_is_final(setting: Setting, what: str) -> None:
+    """It was tried five times, and the hint was to run again."""
+    setattr(setting, what, lambda _: untrusted())
+    error = setting.failure()
+    assert "the certificate of the index is not trusted (unable to get local issuer certificate)" in str(error)
+    assert error.hint.startswith("Set SSL_CERT_FILE, or pip's `cert`, to a PEM file")
+    assert setting.waited == []
 
 
 # ---- stopped

@@ -16,7 +16,7 @@ from builder.common.errors import FetchError
 from builder.index import releases
 from builder.index.releases import Index, Metadata
 from builder.index.settings import IndexSettings
-from tests.fakes.wire import Reply, Sent, Wire, part
+from tests.fakes.wire import Reply, Sent, Wire, part, untrusted
 
 HOST = "index.example.test"
 ONE = Version("1.0")
@@ -259,7 +259,8 @@ def test_unprintable_text_is_ignored(lay: Laid) -> None:
     ("pages", "message"),
     [
         (Reply(status=500), "a: the index returned 500"),
-        (requests.exceptions.SSLError(HOST), "a: the certificate of the index is not trusted"),
+        (requests.exceptions.SSLError(HOST), "a: the TLS connection to the index failed"),
+        (untrusted(), "a: the certificate of the index is not trusted (unable to get local issuer certificate)"),
         (
             Reply(body=b"{", headers={"Content-Type": "application/vnd.pypi.simple.v1+json"}),
             "a: the index sent",

@@ -15,7 +15,7 @@ from pypi_simple import PYPI_SIMPLE_ENDPOINT
 from builder.common.errors import FetchError
 from builder.index.session import IndexSession, describe, fetch_errors
 from builder.index.settings import IndexSettings
-from tests.fakes.wire import Reply, Sent, Wire, part
+from tests.fakes.wire import Reply, Sent, Wire, part, untrusted
 
 HOST = "index.example.test"
 INDEX = f"https://{HOST}/simple/"
@@ -209,11 +209,44 @@ def test_a_refused_login(wire: Wire, private: IndexSession, place: str, hint: st
 
 
 @pytest.mark.parametrize(
+    ("settings", "error", "hint"),
+    [
+        ({}, untrusted(), "Set SSL_CERT_FILE, or pip's `cert`, to a PEM file with the certificate of its authority."),
+        (
+            {"ca_bundle": "/etc/ours.pem"},
+            untrusted("self-signed certificate", 18),
+            "Set SSL_CERT_FILE, or pip's `cert`, to a PEM file with the certificate of its authority. /etc/ours.pem, "
+            "which is set now, does not have it.",
+        ),
+        ({}, untrusted("certificate has expired", 10), "Run again. `builder doctor` checks the index."),
+        ({}, untrusted("Hostname mismatch, x", 62), "Run again. `builder doctor` checks the index."),
+        ({}, requests.exceptions.SSLError(), "Run again. `builder doctor` checks the index."),
+    ],
+)
+def test_an_untrusted_certificate_names_the_setting(
+    wire: Wire, settings: dict[str, str], error: Exception, hint: str
+) -> None:
+    """The hint was to run again."""
+    wire.answers = lambda _: error
+    with pytest.raises(FetchError) as caught, fetch_errors("tiny", opened := session(**settings)):
+        opened.get(f"{INDEX}x.whl")
+    assert caught.value.hint == hint
+    with pytest.raises(FetchError) as caught, fetch_errors("tiny", opened), opened.open_wheel(f"{INDEX}x.whl"):
+        pass
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
     ("error", "message"),
     [
         (requests.ReadTimeout(), "the index timed out"),
         (requests.ConnectTimeout(), "the connection to the index timed out"),
-        (requests.exceptions.SSLError(), "the certificate of the index is not trusted"),
+        (requests.exceptions.SSLError(), "the TLS connection to the index failed"),
+        (untrusted(), "the certificate of the index is not trusted (unable to get local issuer certificate)"),
+        (
+            untrusted(f"Hostname mismatch, certificate is not valid for '{HOST}'.", 62),
+            "the certificate of the index is not trusted (Hostname mismatch)",
+        ),
         (requests.exceptions.ProxyError(), "cannot connect to the index through the proxy"),
         (requests.TooManyRedirects(), "too many redirects"),
         (requests.ConnectionError(), "cannot connect to the index, or the connection was lost"),

@@ -159,6 +159,8 @@ warning: something else
 OUTPUTS = {
     NO_SOLUTION: "Change a version in matrix.yaml",
     "error: Failed to fetch: `https://index.example.test/x/`\n  Caused by: dns error": "did not respond correctly",
+    "error: error sending request\n  Caused by: invalid peer certificate: UnknownIssuer": "Set SSL_CERT_FILE, or pip's",
+    "error: error sending request\n  Caused by: invalid peer certificate: Expired": "did not respond correctly",
     "error: operation timed out": "did not respond correctly",
     "  \u00d7 Failed to download `x==1`\n  ╰─▶ Hash mismatch for `x==1`": "do not match its hashes",
     "  ╰─▶ Because x==1 has an invalid package format and\n  hint: The structure of `x` (v1) was invalid": (

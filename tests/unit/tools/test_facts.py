@@ -179,7 +179,7 @@ def test_an_unsupported_package() -> None:
             r"^torch 2\.9\.1: the index sent an invalid",
         ),
         (broken(), "the connection was lost"),
-        (requests.exceptions.SSLError(HOST), "the certificate of the index is not trusted"),
+        (requests.exceptions.SSLError(HOST), "the TLS connection to the index failed"),
     ],
     ids=["no package", "another content type", "broken", "certificate"],
 )
