@@ -26,7 +26,7 @@ from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import EMPTY, EMPTY_TYPE, INDEX_TYPE, Digest, Size
 from builder.layers.store import Store
 from builder.registry import transfer
-from builder.registry.client import REFUSALS, Manifest, Registry
+from builder.registry.client import REFUSALS, Manifest, Registry, fallback_tag
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
@@ -34,7 +34,8 @@ TITLE = "org.opencontainers.image.title"  # with the name of its file
 COSIGN_SUFFIXES = (".sig", ".att")  # of the tags of cosign 2: signatures, signed statements
 MOST_FILES = 16  # of an artifact
 ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes `confirm_s` of the registry
-_HINT = "Delete it in the registry, then run this again."
+# Never "delete it": a registry may answer with the image itself, and deleting a manifest deletes all its tags.
+_HINT = "Another program stored it. Before you delete anything, look for other tags of the same manifest."
 
 
 class _ArtifactBlob(BaseModel, frozen=True):
@@ -228,7 +229,7 @@ def fetch_attached(registry: Registry, store: Store, subject: str) -> tuple[dict
     index, under the tag for registries without the referrers API. Raises RegistryError, VerifyError, DiskError.
     """
     listed = {artifact: registry.manifest(artifact) for artifact in sorted(attached(registry, subject))}
-    tagged = {tag: registry.manifest(tag) for tag in (f"{_tag(subject)}{suffix}" for suffix in COSIGN_SUFFIXES)}
+    tagged = {tag: registry.manifest(tag) for tag in (f"{fallback_tag(subject)}{suffix}" for suffix in COSIGN_SUFFIXES)}
     if missing := [artifact for artifact in listed if not listed[artifact]]:
         raise RegistryError(
             f"{registry.name}: artifact {missing[0]} is missing",
@@ -240,7 +241,7 @@ def fetch_attached(registry: Registry, store: Store, subject: str) -> tuple[dict
     names = {tag: _descriptor(manifest.content, manifest.media_type) for tag, manifest in tagged.items() if manifest}
     if listed:
         index = store.put(_index([_entry(manifest) for manifest in listed.values() if manifest]), INDEX_TYPE)
-        names[_tag(subject)] = index
+        names[fallback_tag(subject)] = index
         sizes[index.digest] = index.size
     return names, sizes
 
@@ -258,17 +259,13 @@ def _descriptor(content: bytes, media_type: str) -> Descriptor:
     return Descriptor(media_type=media_type, digest=digest_of_bytes(content), size=len(content))
 
 
-def _tag(subject: str) -> str:
-    """The tag of the index that lists the artifacts of an image, where there is no referrers API."""
-    return subject.replace(":", "-")
-
-
 def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
     """The entries of the index under the image's tag, as they are: other programs' fields are kept."""
-    stored = registry.manifest(_tag(subject))
-    if stored is None:
+    stored = registry.manifest(fallback_tag(subject))
+    # GitLab takes `sha256-<hex>` for the digest, and answers with the image: see oras-project/oras-go#1396.
+    if stored is None or stored.digest == subject:
         return []
-    oci.parse_document(_ArtifactList, stored.content, f"index {registry.name}:{_tag(subject)}", hint=_HINT)
+    oci.parse_document(_ArtifactList, stored.content, f"index {registry.name}:{fallback_tag(subject)}", hint=_HINT)
     return list(json.loads(stored.content)["manifests"])
 
 
@@ -297,7 +294,13 @@ def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]
         if not missing:
             return
         try:
-            registry.put_manifest_once(_tag(subject), _index([*listed, *missing]), INDEX_TYPE)
+            registry.put_manifest_once(fallback_tag(subject), _index([*listed, *missing]), INDEX_TYPE)
+            if registry.digest_of(fallback_tag(subject)) == subject:
+                raise RegistryError(
+                    f"{registry.name}: the registry has no referrers API, and its answer for the tag "
+                    f"{fallback_tag(subject)} is the image itself: nothing can be attached to images",
+                    hint="Use another registry for staging and releases, or a newer version of this one.",
+                )
         except TransientError:
             pass  # a repeated request would send the same index, which may be out of date by then: read it again first
         except RejectedError as error:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
-from builder.common.errors import RegistryError, VerifyError, of_file
+from builder.common.errors import NoRegistryError, RegistryError, VerifyError, of_file
 from builder.common.files import digest_of_bytes, is_digest, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
@@ -36,8 +36,14 @@ from builder.registry.transport import Transport
 from builder.registry.upload import Upload
 
 DOCKER_HUB = ("", "docker.io", "index.docker.io")
-NO_REFERRERS = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)  # answers of registries without this API
+# Answers of registries, and of proxies in front of them, that do not have the referrers API.
+NO_REFERRERS = (
+    HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.FOUND, HTTPStatus.SEE_OTHER, HTTPStatus.TEMPORARY_REDIRECT,
+    HTTPStatus.PERMANENT_REDIRECT, HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND,
+    HTTPStatus.METHOD_NOT_ALLOWED,
+)  # fmt: skip
 NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes of registries that do not allow deletion
+STORED = (HTTPStatus.CREATED, HTTPStatus.OK)  # the specification: 201
 PAGES = 100  # of a list, at most: a registry may name a next page without end
 CREATION_S = 120
 # docker-registry refuses some manifests while another client uploads one of their blobs again, such as the empty blob
@@ -52,6 +58,11 @@ MANIFESTS = (
 )
 INDEXES = (MANIFESTS[1], MANIFESTS[3])  # of images for several platforms, and of attachments
 _ACCEPT = {"Accept": ", ".join(MANIFESTS)}
+
+
+def fallback_tag(digest: str) -> str:
+    """The tag of the index that lists the artifacts of an image in a registry without the referrers API."""
+    return digest.replace(":", "-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +133,15 @@ class Registry:
 
     def has_blob(self, digest: str) -> bool:
         """Whether the registry reports a blob of the repository. Its content is not checked."""
-        answer = self._http.send(self._blob_request("HEAD", "checking", digest, (200, 404)))
+        answer = self._http.send(self._blob_request("HEAD", "checking", digest, (200, 404, 405)))
+        if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
+            request = self._blob_request("GET", "checking", digest, (200, 206, 404), headers={"Range": "bytes=0-0"})
+
+            def begin() -> int:
+                with self._http.open(request) as response:  # the body is not read
+                    return response.status_code
+
+            return self._http.retry(begin) != HTTPStatus.NOT_FOUND
         return answer.status == HTTPStatus.OK
 
     def mount(self, digest: str, source: str) -> bool:
@@ -207,11 +226,21 @@ class Registry:
     def referrers(self, digest: str) -> list[bytes] | None:
         """The index, in pages, of the artifacts that refer to a manifest; None if the registry has no such API.
 
-        Source: OCI distribution specification 1.1, "Listing Referrers".
+        If the API fails after all retries, e.g. because of a limit of requests, and the registry has a list under the
+        fallback tag, it is None too. Source: OCI distribution specification 1.1, "Listing Referrers".
         """
-        expect = (200, *NO_REFERRERS)
-        pages = self._pages(f"listing what refers to {short_digest(digest)}", f"/referrers/{digest}", expect)
-        return None if pages[0].status in NO_REFERRERS else [page.body for page in pages]
+        action, path = f"listing what refers to {short_digest(digest)}", f"/referrers/{digest}"
+        try:
+            pages = self._pages(action, path, (200, *NO_REFERRERS), stays=True)
+        except (RejectedError, StoppedError, NoRegistryError):
+            raise
+        except RegistryError:
+            if self.digest_of(fallback_tag(digest)) in (None, digest):
+                raise
+            return None
+        # Some registries answer every unknown address with their web page.
+        is_list = pages[0].status == HTTPStatus.OK and "html" not in pages[0].headers.get("Content-Type", "")
+        return [page.body for page in pages] if is_list else None
 
     def list_tags(self) -> list[str]:
         """All tags; none for a repository that does not exist. Raises RegistryError for an invalid answer."""
@@ -224,12 +253,12 @@ class Registry:
                     raise RegistryError(f"{self._http.registry}: {page.request.action}: invalid answer") from error
         return names
 
-    def _pages(self, action: str, path: str, expect: tuple[int, ...]) -> list[Answer]:
-        """A list, as the pages that the registry answers with."""
+    def _pages(self, action: str, path: str, expect: tuple[int, ...], *, stays: bool = False) -> list[Answer]:
+        """A list, as the pages that the registry answers with; `stays` is as in `Request`."""
         pages: list[Answer] = []
         url = f"{self._http.url}{path}"
         while url and len(pages) < PAGES:
-            answer = self._http.send(Request(action=action, method="GET", url=url, expect=expect))
+            answer = self._http.send(Request(action=action, method="GET", url=url, expect=expect, stays=stays))
             pages.append(answer)
             url = self._http.next_page(answer)
         if url:
@@ -275,7 +304,7 @@ class Registry:
     def put_manifest_once(self, reference: str, content: bytes, media_type: str) -> None:
         """Stores a manifest without another attempt after a failure. Raises TransientError."""
         options = {"headers": {"Content-Type": media_type}, "body": content}
-        self._http.send_once(self._manifest_request("PUT", "writing", reference, (201,), **options))
+        self._http.send_once(self._manifest_request("PUT", "writing", reference, STORED, **options))
 
     def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
         """Stores a manifest under a tag or its digest; returns its digest.
@@ -284,7 +313,7 @@ class Registry:
         """
         digest = digest_of_bytes(content)
         options = {"headers": {"Content-Type": media_type}, "body": content}
-        request = self._manifest_request("PUT", "writing", reference, (201,), **options)
+        request = self._manifest_request("PUT", "writing", reference, STORED, **options)
         refusals = count(1)
 
         def put() -> str:
@@ -306,13 +335,13 @@ class Registry:
         return digest
 
     def _digest_of(self, reference: str, send: Callable[[Request], Answer]) -> str | None:
-        answer = send(self._manifest_request("HEAD", "reading", reference, (200, 404), headers=_ACCEPT))
+        answer = send(self._manifest_request("HEAD", "reading", reference, (200, 404, 405), headers=_ACCEPT))
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
         digest = answer.headers.get("Docker-Content-Digest", "")
-        if is_digest(digest):
+        if is_digest(digest) and answer.status == HTTPStatus.OK:
             return digest
-        manifest = self._manifest(reference, send)  # the header is optional
+        manifest = self._manifest(reference, send)  # the header is optional, and some registries have no HEAD
         return manifest.digest if manifest else None
 
     def _manifest(self, reference: str, send: Callable[[Request], Answer]) -> Manifest | None:

@@ -99,7 +99,9 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
     elif code == BLOB_UNKNOWN:
         hint = "If this happens again, look for what the registry lost: builder registry check"
     elif status == HTTPStatus.NOT_FOUND and code in ("NAME_UNKNOWN", "NAME_INVALID"):
-        hint = "Create the repository on the registry first, or set `create_repository` in matrix.yaml."
+        # Registries also answer 404 to a login that may not see the repository.
+        hint = "Create the repository on the registry first, or set `create_repository` in matrix.yaml. If it exists: "
+        hint += login_hint(registry)
     return RejectedError(message, hint=hint, status=status, code=code)
 
 

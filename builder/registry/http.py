@@ -35,7 +35,8 @@ _Result = TypeVar("_Result")
 class Request:
     """One request. `action` is what it does, for messages; a status that is not in `expect` is an error.
 
-    `scope` is what its token must allow, `read_s` its read timeout; empty and 0 for the connection's own.
+    `scope` is what its token must allow, `read_s` its read timeout; empty and 0 for the connection's own. With `stays`,
+    a redirect to another host is not followed: it is the answer.
     """
 
     action: str
@@ -46,6 +47,7 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: Body = field(default=None, repr=False)
     read_s: float = 0
+    stays: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +207,8 @@ class Connection:
         for _ in range(REDIRECTS):
             response = self._send(request, authorization if _origin(request.url) == self._origin else "")
             if request.method not in ("GET", "HEAD") or not response.is_redirect:
+                return response
+            if request.stays and _origin(urljoin(request.url, response.headers["Location"])) != self._origin:
                 return response
             response.close()
             request = replace(request, url=self._safe_url(request.action, request.url, response.headers["Location"]))

@@ -21,7 +21,10 @@ PIECE = 64 * 1024  # one write to a connection, which must complete within `conn
 # At most this much is lost with a connection, where the registry can resume. Some proxies end at 100 MB.
 CHUNK = 64 * 1024 * 1024
 # How a registry rejects chunks, or chunks of this size: ghcr.io accepts 4 MiB, Google's none at all.
-NO_CHUNKS = (HTTPStatus.BAD_REQUEST, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+NO_CHUNKS = (
+    HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED,
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+)  # fmt: skip
 # The registry's position differs from ours, or the upload is gone. docker-registry 2.8 returns 404 after half a chunk.
 LOST = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})", re.ASCII)
@@ -90,7 +93,7 @@ class Upload:
 
     def _is_complete(self) -> bool:
         """Whether the blob arrived despite a failure. If not, sets the position to resume at."""
-        blob = self._send("HEAD", f"{self.http.url}/blobs/{self.digest}", expect=(200, 404))
+        blob = self._send("HEAD", f"{self.http.url}/blobs/{self.digest}", expect=(200, 404, 405))
         if blob.status == HTTPStatus.OK:
             return True
         if self._location:
@@ -124,7 +127,7 @@ class Upload:
                 if is_last:
                     url += f"{'&' if '?' in url else '?'}{urlencode({'digest': self.digest})}"
                     commit_s = self.http.policy.commit_s
-                    self._send("PUT", url, expect=(201, 204), headers=headers, body=body, read_s=commit_s)
+                    self._send("PUT", url, expect=(200, 201, 204), headers=headers, body=body, read_s=commit_s)
                     return
                 answer = self._send("PATCH", url, expect=(202, 204), headers=headers, body=body)
             except RejectedError as error:

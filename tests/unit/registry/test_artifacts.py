@@ -84,6 +84,40 @@ def test_an_attachment_that_is_listed_but_missing_is_not_left_out(registry: Memo
         artifacts.fetch_attached(registry, store, SUBJECT.digest)
 
 
+def image_at_its_fallback_tag(registry: MemoryRegistry) -> Descriptor:
+    """An index of images, which the registry also returns for the fallback tag, as GitLab does."""
+    digest = registry.add_index(amd64=registry.add_image({}))
+    registry.tags[digest.replace(":", "-")] = digest
+    return Descriptor(media_type=INDEX_TYPE, digest=digest, size=1)
+
+
+def test_the_image_itself_is_no_list_of_attachments(registry: MemoryRegistry) -> None:
+    """The error was "invalid index", with the hint to delete it, which would have deleted the image."""
+    subject = image_at_its_fallback_tag(registry)
+    assert artifacts.attached(registry, subject.digest) == []
+    artifacts.attach(registry, subject, TYPE, {TYPE: b"x"})
+    assert len(artifacts.attached(registry, subject.digest, TYPE)) == 1
+    assert subject.digest in registry.contents
+
+
+def test_a_registry_that_keeps_no_list_of_attachments_is_named(
+    registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = image_at_its_fallback_tag(registry)
+    monkeypatch.setattr(registry, "put_manifest_once", lambda *_: None)
+    with pytest.raises(RegistryError, match="nothing can be attached to images") as caught:
+        artifacts.attach(registry, subject, TYPE, {TYPE: b"x"})
+    assert "elete" not in caught.value.hint
+
+
+def test_a_manifest_that_is_no_list_may_be_an_image(registry: MemoryRegistry) -> None:
+    """The hint was to delete it."""
+    registry.tags[TAG] = registry.add_image({})
+    with pytest.raises(VerifyError, match=f"index registry.example.test/a/b:{TAG}") as caught:
+        artifacts.attached(registry, SUBJECT.digest)
+    assert caught.value.hint.startswith("Another program stored it. Before you delete anything")
+
+
 def test_attaching_it_again_writes_nothing(registry: MemoryRegistry) -> None:
     attach(registry, "first")
     registry.calls.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -108,6 +109,15 @@ def test_an_invalid_configuration(configure: Configure, config: object) -> None:
     assert "config.json" in caught.value.hint
 
 
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff"])
+def test_a_configuration_that_is_not_json_is_named(docker_config: Path, content: bytes) -> None:
+    """It counted as no login."""
+    docker_config.write_bytes(content)
+    with pytest.raises(RegistryError, match=re.escape(f"cannot read Docker's configuration {docker_config}")) as caught:
+        credentials(HOST)
+    assert caught.value.hint.endswith(f"docker login {HOST}")
+
+
 def helper(monkeypatch: pytest.MonkeyPatch, answer: Callable[[list[str], bytes], bytes]) -> None:
     """A credential helper that is not run."""
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
@@ -130,7 +140,7 @@ def test_credential_helpers(configure: Configure, monkeypatch: pytest.MonkeyPatc
 def test_a_helper_that_fails(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     configure({"credsStore": "test"})
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(RegistryError, match="StoreError"):
+    with pytest.raises(RegistryError, match=r"docker-credential-test, which .*config\.json names \(StoreError\)"):
         credentials(HOST)
 
     def broken(command: list[str], _: bytes) -> bytes:

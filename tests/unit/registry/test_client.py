@@ -471,10 +471,76 @@ def test_a_list_without_an_end(lay: Lay) -> None:
         connect().list_tags()
 
 
-@pytest.mark.parametrize("status", [404, 405])
-def test_a_registry_without_the_referrers_api(lay: Lay, status: int) -> None:
-    lay(lambda _: Reply(status=status))
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(Reply(status=status) for status in (400, 403, 404, 405)),
+        Reply(status=302, headers={"Location": "https://pages.example.test/"}),
+        Reply(body=b"<html>", headers={"Content-Type": "text/html; charset=utf-8"}),
+    ],
+    ids=lambda reply: str(reply.status),
+)
+def test_a_registry_without_the_referrers_api(lay: Lay, reply: Reply) -> None:
+    wire = lay(lambda _: reply)
     assert connect().referrers(DIGEST) is None
+    assert wire.lines == [f"GET /v2/a/b/referrers/{DIGEST}"], "a redirect to another host is not followed"
+
+
+def test_a_redirect_within_the_registry_is_followed(lay: Lay) -> None:
+    def answer(sent: Sent) -> Reply:
+        return Reply(body=b"{}") if sent.path.endswith("/") else Reply(status=301, headers={"Location": f"{sent.url}/"})
+
+    lay(answer)
+    assert connect().referrers(DIGEST) == [b"{}"]
+
+
+@pytest.mark.parametrize("has_list", [True, False])
+def test_a_limit_of_requests_for_the_referrers_api(lay: Lay, has_list: bool) -> None:
+    """The list under the fallback tag is used if there is one; else an image would look as if nothing were attached."""
+
+    def answer(sent: Sent) -> Reply:
+        if "/referrers/" in sent.path:
+            return Reply(status=429)
+        assert sent.path.endswith(DIGEST.replace(":", "-"))
+        return Reply(headers={"Docker-Content-Digest": digest_of_bytes(b"list")}) if has_list else Reply(status=404)
+
+    lay(answer)
+    if has_list:
+        assert connect().referrers(DIGEST) is None
+    else:
+        with pytest.raises(RegistryError, match="429 Too Many Requests"):
+            connect().referrers(DIGEST)
+
+
+def test_a_registry_without_head_requests(lay: Lay) -> None:
+    """Some proxies answer 405."""
+
+    def answer(sent: Sent) -> Reply:
+        if sent.method == "HEAD":
+            return Reply(status=405)
+        return Reply(body=CONTENT, headers={"Content-Type": IMAGE}) if sent.path.endswith(DIGEST) else Reply(status=404)
+
+    wire = lay(answer)
+    other = digest_of_bytes(b"other")
+    assert [connect().has_blob(DIGEST), connect().has_blob(other)] == [True, False]
+    assert {sent.headers["Range"] for sent in wire.seen if sent.method == "GET"} == {"bytes=0-0"}
+    assert [connect().digest_of(DIGEST), connect().digest_of(other)] == [DIGEST, None]
+
+
+def test_a_manifest_that_was_stored_with_status_200(lay: Lay) -> None:
+    """Not 201, as the specification has it."""
+    wire = lay(lambda _: Reply(status=200))
+    assert connect().put_manifest("tag", CONTENT, IMAGE) == DIGEST
+    connect().put_manifest_once("tag", CONTENT, IMAGE)
+    assert wire.lines == ["PUT /v2/a/b/manifests/tag"] * 2
+
+
+def test_a_repository_that_a_registry_hides_may_need_a_login(lay: Lay) -> None:
+    lay(lambda _: Reply(status=404, body=b'{"errors": [{"code": "NAME_UNKNOWN"}]}'))
+    with pytest.raises(RegistryError) as caught:
+        connect().put_manifest("tag", CONTENT, IMAGE)
+    assert "`create_repository`" in caught.value.hint
+    assert f"docker login {HOST}" in caught.value.hint
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"tags": 1}', b"{}", b"[" * 100_000])

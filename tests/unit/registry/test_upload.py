@@ -209,7 +209,15 @@ def test_a_later_chunk_that_is_invalid_ends_the_upload(lay: Lay, blob: Path) -> 
         upload(blob)
 
 
-@pytest.mark.parametrize("status", [400, 405, 416])
+def test_an_upload_that_ends_with_status_200(lay: Lay, blob: Path) -> None:
+    uploads = Uploads()
+    uploads.before = lambda sent: Reply(status=200) if sent.method == "PUT" else None
+    wire = lay(uploads)
+    upload(blob)
+    assert methods(wire).count("PUT") == 1
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 416])
 def test_a_registry_without_chunks_gets_the_blob_in_one_request(lay: Lay, blob: Path, status: int) -> None:
     uploads = Uploads()
     uploads.before = lambda sent: Reply(status=status) if sent.method == "PATCH" else None
