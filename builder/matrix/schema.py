@@ -1,7 +1,7 @@
 """matrix.yaml as typed models. `builder.matrix.reader` reads them.
 
 The patterns here restrict every value that is used in a Dockerfile, a shell or a path, so that no other module has to
-quote or check it.
+quote or check it. Only values of environment variables are any printable text: `builder.plan.render` quotes them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ AMD64: Arch = "amd64"
 ARM64: Arch = "arm64"
 OTHERS = "*"  # in a mapping by CUDA version: all others
 SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
+LONGEST_VARIABLE = 4096  # characters; more than any flags need, and easily read
 PATH_OF_CHECKOUT = r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}"  # never through `..`
 _PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}"
 _DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
@@ -72,6 +73,12 @@ def _requirement(value: str) -> str:
 def _constraint(value: str) -> str:
     if Requirement(_requirement(value)).extras:
         raise ValueError("expected a constraint such as numpy<2, without extras")
+    return value
+
+
+def _variable(value: str) -> str:
+    if not value.isprintable() or len(value) > LONGEST_VARIABLE:
+        raise ValueError(f"expected one line of printable characters, at most {LONGEST_VARIABLE}")
     return value
 
 
@@ -167,6 +174,7 @@ Argument = Annotated[str, matches(r"[^\x00-\x1f\x7f]{1,300}", "one line of 1 to 
 EnvName = Annotated[  # LD_PRELOAD and LD_AUDIT would load a library into every program, also into those of root
     str, matches(r"(?!LD_(PRELOAD|AUDIT)$)[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS")
 ]
+EnvValue = Annotated[str, AfterValidator(_variable)]  # may be empty: CUDA_VISIBLE_DEVICES="" hides all GPUs
 _CLOSED = r"([^{}\[\]]|\{[^{}]*\}|\[!?[^\]{}]+\])*"  # nested braces are not supported
 Pattern = Annotated[
     str,
@@ -263,7 +271,7 @@ class Cuda(StrictModel):
     """
 
     toolkit: Release | None = None
-    env: dict[EnvName, Word] = {}
+    env: dict[EnvName, EnvValue] = {}
     after_support: Reason = ""
 
 
@@ -328,7 +336,7 @@ class Component(StrictModel):
     apt: list[AptPackage] = []
     packages: list[PackageName] = []
     index: IndexName | None = None
-    env: dict[EnvName, Word] = {}
+    env: dict[EnvName, EnvValue] = {}
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     command: list[Word] = []
     healthcheck: list[Word] = []
@@ -346,7 +354,7 @@ class PackageSource(StrictModel):
     folder: File | None = None
     needs: list[Name] = []
     requires: list[PackageName] = []
-    env: dict[EnvName, Argument] = {}
+    env: dict[EnvName, EnvValue] = {}
 
     @model_validator(mode="after")
     def _has_one_place(self) -> Self:

@@ -6,6 +6,7 @@ A rendered Dockerfile is the readable specification of its image and builds with
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,13 +27,13 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(root / "templates"),
         undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701  Dockerfiles, not HTML; builder.matrix restricts every value
+        autoescape=False,  # noqa: S701  Dockerfiles, not HTML; builder.matrix restricts values, and `quoted` quotes
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     environment.filters["argv"] = lambda words: json.dumps(list(words))
-    environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)  # same escapes
+    environment.filters["quoted"] = _quoted
     files: dict[str, str] = {}
     for image in plan.images:
         context = vars(image) | {
@@ -55,6 +56,11 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
             head = [f"# index: {matrix.indexes[wheel_list.index].url}\n"] if wheel_list.index else []
             files[wheel_list.path] = "".join([*head, *lines])
     return files
+
+
+def _quoted(text: str) -> str:
+    """A printable text as a value of ENV or LABEL. Source: Dockerfile reference, "Environment replacement"."""
+    return '"' + re.sub(r'["\\$]', r"\\\g<0>", text) + '"'
 
 
 def _template_place(error: Exception) -> str:

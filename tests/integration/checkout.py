@@ -56,7 +56,8 @@ components:
   python: {{needs: [base], packages: [pip, nvidia-ml-py]}}
   cuda: {{needs: [python]}}
   tiny: {{needs: [cuda]}}
-  extra: {{needs: [python], packages: [tinyextra=={release}]}}
+  extra: {{needs: [python], packages: [tinyextra=={release}],
+          env: {{TINY_EMPTY: "", TINY_FLAGS: '--list=a,b --home=$HOME ${{HOME}} #"x" \\$PATH \\'}}}}
 variants:
   plain: []
   extra: [extra]

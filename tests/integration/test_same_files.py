@@ -55,5 +55,7 @@ def test_every_path_is_the_same(both: Mapping[str, Mapping[str, str]], suffix: s
 def test_the_configuration_is_the_same(both: Mapping[str, Mapping[str, str]], suffix: str) -> None:
     assembled, built = (inspect(both[method][suffix]) for method in ("assemble", "dockerfile"))
     assert assembled["Entrypoint"]
+    if suffix:
+        assert {"TINY_EMPTY=", 'TINY_FLAGS=--list=a,b --home=$HOME ${HOME} #"x" \\$PATH \\'} <= {*assembled["Env"]}
     assert assembled["Labels"]
     assert assembled == built

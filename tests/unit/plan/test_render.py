@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -237,21 +236,44 @@ def test_another_variant_adds_its_dockerfile_and_changes_no_file(tiny: Project, 
 
 
 def instructions(text: str, word: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith(f"{word} ")]
+    return [line for line in text.replace(" \\\n", " ").splitlines() if line.startswith(f"{word} ")]
+
+
+def pairs(text: str, word: str) -> dict[str, str]:
+    """The names and values of ENV or LABEL, read as BuildKit reads them.
+
+    In double quotes, a backslash escapes a double quote, a backslash and a dollar sign; any other dollar sign begins a
+    variable. Source: Dockerfile reference, "Environment replacement".
+    """
+    [line] = instructions(text, word)
+    pair = r' +([\w.-]+)="((?:[^"\\$]|\\["\\$])*)"'
+    assert re.fullmatch(f"{word}(?:{pair})+", line)
+    return {name: re.sub(r"\\(.)", r"\1", value) for name, value in re.findall(pair, line)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "", "compute,utility", "--a=1 --b=2", " x ", "$HOME ${HOME} $$", "it's \"here\"", "a\\", '\\"', "\\$x",
+        "#x # y", "`id` $(id)", "<<EOF", "a=b;c&d|e>f", "{{ x }}", "é 中", "\\n",
+    ],
+)  # fmt: skip
+def test_a_variable_of_an_image_has_exactly_its_value(edit: Edit, value: str) -> None:
+    """A Dockerfile would otherwise replace or split it."""
+    project = edit("EMBER_HOME: /workspace", f"EMBER_HOME: {json.dumps(value, ensure_ascii=False)}, EMBER_B: b")
+    [image] = plan.make_locked_plan(project, project.select([CELL])).images
+    assert image.settings.env["EMBER_HOME"] == value
+    assert pairs(rendered(project, CELL)[DOCKERFILES[CELL]], "ENV") == image.settings.env
 
 
 @pytest.mark.parametrize("cell", [CELL, PLAIN])
 def test_the_dockerfile_equals_the_configuration_of_an_assembled_image(tiny: Project, cell: str) -> None:
-    text = rendered(tiny, cell)[DOCKERFILES[cell]].replace(" \\\n", " ")
+    text = rendered(tiny, cell)[DOCKERFILES[cell]]
     [image] = plan.make_locked_plan(tiny, tiny.select([cell])).images
     config = json.loads(oci.config(image.settings, (), (), created="", labels={}))["config"]
 
-    def pairs(word: str) -> dict[str, str]:
-        [line] = instructions(text, word)
-        return dict(pair.split("=", 1) for pair in shlex.split(line)[1:])
-
-    assert [f"{name}={value}" for name, value in pairs("ENV").items()] == config["Env"]
-    assert list(pairs("LABEL").items()) == list(config["Labels"].items())
+    assert [f"{name}={value}" for name, value in pairs(text, "ENV").items()] == config["Env"]
+    assert list(pairs(text, "LABEL").items()) == list(config["Labels"].items())
     assert instructions(text, "USER") == [f"USER {config['User']}"]
     assert instructions(text, "WORKDIR") == [f"WORKDIR {config['WorkingDir']}"]
     assert instructions(text, "EXPOSE") == [f"EXPOSE {port[:-4]}" for port in config.get("ExposedPorts", ())]
