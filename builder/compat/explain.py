@@ -33,8 +33,10 @@ SHOWN = 3  # neighbours
 TRIED = 6  # neighbours that are resolved at most: each takes a second or more
 Resolve = Callable[[Matrix, Cell], str]  # why the matrix's cell does not resolve; empty if it does
 _NUMBERS = r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}"
+_SUFFIX = r"(?:(?:a|b|rc)[0-9]{1,4})?(?:\.post[0-9]{1,4})?(?:\.dev[0-9]{1,10})?"  # as in PUBLIC_VERSION
 _COMBINATION = re.compile(
-    rf"([a-z]+)-({_NUMBERS})-(cu[0-9]{{2,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))??(?:-(arm64))?", re.ASCII
+    rf"([a-z]+)-({_NUMBERS})({_SUFFIX})-(cu[0-9]{{2,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))??(?:-(arm64))?",
+    re.ASCII,
 )
 _OLDEST = 60  # CUDA 6.0; no framework has wheels for an older CUDA
 # torch==2.9.1 depends on nvidia-nccl-cu12{platform_machine == 'x86_64'}==2.27.5
@@ -68,7 +70,8 @@ def cell_of_combination(matrix: Matrix, text: str) -> Cell:
         raise UsageError(
             f"invalid combination {text!r}", hint="Use e.g. pt-2.9-cu128-py311, or tf-2.20.0-cpu-py313-jupyter."
         )
-    short, version, cuda_tag, major, minor, variant, arch = match.groups()
+    short, numbers, suffix, cuda_tag, major, minor, variant, arch = match.groups()
+    version = numbers + suffix
     names = {framework.short: name for name, framework in matrix.frameworks.items()}
     if short not in names:
         known = ", ".join(f"{short} ({name})" for short, name in names.items())
@@ -82,7 +85,7 @@ def cell_of_combination(matrix: Matrix, text: str) -> Cell:
         framework=names[short],
         short=short,
         line=line or version,
-        release=versions[line].release if line else "",
+        release=versions[line].release if line else version if suffix else "",
         cuda=_cuda_of_tag(matrix, text, cuda_tag),
         python=f"{major}.{minor}",
         variant=variant,
@@ -120,12 +123,16 @@ class Explainer:
         indexes = cells.indexes_of_packages(self.matrix, asked)
         own = Requirement(self.matrix.frameworks[asked.framework].package).name
         package = self.catalogue.with_indexes(indexes, asked.arch).package(own)
-        prefix = Version(asked.release or asked.line).release
-        releases = [item for item in package.releases if item.version.release[: len(prefix)] == prefix]
-        stable = [item for item in releases if item.is_stable]
-        if not stable:
+        if asked.release:  # exactly this one, also if it is a pre-release
+            releases = [item for item in package.releases if Version(item.version.public) == Version(asked.release)]
+            usable = [item for item in releases if not item.is_yanked]
+        else:
+            prefix = Version(asked.line).release
+            releases = [item for item in package.releases if item.version.release[: len(prefix)] == prefix]
+            usable = [item for item in releases if item.is_stable]
+        if not usable:
             return self._no_release(asked, package, releases)
-        cell = replace(asked, release=asked.release or stable[-1].version.public)
+        cell = replace(asked, release=asked.release or usable[-1].version.public)
         # uv takes seconds: it runs only if no other check refuses the cell, or if a wheel is missing, since uv explains
         # that best.
         reasons = self._faults(cell)
@@ -155,17 +162,17 @@ class Explainer:
 
     def _no_release(self, asked: Cell, package: ListedPackage, unstable: Sequence[ListedRelease]) -> Explanation:
         """Why there is no release to install; `unstable` are pre-releases and yanked ones of the line."""
+        version = asked.release or asked.line
         # The newest first: `sorted` keeps this order for releases at the same distance.
         stable = [release.version for release in reversed(package.releases) if release.is_stable]
         nearest = sorted(stable, key=lambda version: alternatives.release_distance(Version(asked.line), version))
         if unstable:
             names = ", ".join(f"{item.version}{' (yanked)' if item.is_yanked else ''}" for item in unstable[-SHOWN:])
-            reason = f"{package.name} {asked.line} has only pre-releases or yanked releases: {names}"
+            reason = f"{package.name} {version} has only pre-releases or yanked releases: {names}"
         elif stable:
             names = ", ".join(map(str, nearest[:SHOWN]))
             reason = (
-                f"{package.name} has no release {asked.line} on the index: nearest are {names}; "
-                f"the newest is {stable[0]}"
+                f"{package.name} has no release {version} on the index: nearest are {names}; the newest is {stable[0]}"
             )
         else:
             reason = f"the index has no stable release of {package.name}"
@@ -273,7 +280,7 @@ class Explainer:
         if cell.line in self.matrix.frameworks[cell.framework].versions:
             yield f'  under include: - {{cell: {cell.id}, reason: "<why>"}}'
             return
-        line = ".".join(cell.line.split(".")[:3])  # the most that matrix.yaml allows
+        line = ".".join(map(str, Version(cell.line).release[:3]))  # the most that matrix.yaml allows
         yield f"  under frameworks.{cell.framework}.versions: {matrix_line(line, release.entry())}"
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from packaging.version import Version
-
 from builder.common.errors import LockError, MatrixError, join
 from builder.index.wheels import LockedWheel, is_cuda_wheel
 from builder.lock.os_lock import OsLock
@@ -39,14 +37,6 @@ def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[s
                 hint=f"Name a CPU package in frameworks.{cell.framework}.package_on, or remove `cpu` from this line.",
             )
         )
-    faults += [
-        LockError(
-            f"{cell.id}: {wheel.name} {wheel.version} is a pre-release",
-            hint="Pin a release that has wheels for this Python, or remove this Python.",
-        )
-        for wheel in wheels
-        if Version(wheel.version).is_prerelease and wheel.is_of_index
-    ]
     faults += [
         LockError(
             f"{cell.id}: {violation}",

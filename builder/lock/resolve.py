@@ -332,7 +332,7 @@ class Resolver:
             command = [
                 uv_program(), "pip", "compile", str(here / "in.txt"), "-o", str(out),
                 "--no-header", "--no-config",
-                "--only-binary", ":all:", "--prerelease", "disallow", "--no-annotate", "--color", "never",
+                "--only-binary", ":all:", "--prerelease", "explicit", "--no-annotate", "--color", "never",
                 "--python-version", cell.python, "--no-sources", "--no-python-downloads",
                 "--python-platform", f"{PLATFORMS[cell.arch]}-manylinux_{self._glibc(cell).replace('.', '_')}",
                 "--constraint", str(here / "bounds.txt"),
@@ -557,6 +557,11 @@ def _hint(output: str, index: IndexSettings) -> str:
         return authority_hint(index.ca_bundle)
     if re.search(r"(?i)source distribution|building from source|no usable wheels|no wheels", output):
         return "Only wheels are supported: pin a version that has one for this Python."
+    if "but pre-releases weren't enabled" in output:
+        return (
+            "No pre-release is taken that matrix.yaml does not name. To take it, add it to the `packages` of the "
+            "framework's line, such as triton==3.6.0rc1."
+        )
     if re.search(r"(?i)hash mismatch", output):
         return "The index serves files that do not match its hashes. Do not use it until the reason is known."
     if _UNREACHABLE.search(output):

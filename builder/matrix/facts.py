@@ -16,7 +16,7 @@ from builder.common import strict_yaml, validation
 from builder.common.errors import FileError
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import AMD64, Matrix, StrictModel, cuda_major, required_name
+from builder.matrix.schema import AMD64, PUBLIC_VERSION, Matrix, StrictModel, cuda_major, required_name
 
 FILE = Path(__file__).with_name("facts.yaml")
 
@@ -48,7 +48,7 @@ Minor = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$")]
 Capability = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]?\.[0-9]$")]
 Architecture = Annotated[str, StringConstraints(pattern=r"^(sm|compute)_[1-9][0-9]{1,2}[af]?$")]
 Package = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{1,60}(-[a-z0-9]{1,60}){0,9}$")]
-Release = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){1,3}(\+[a-z0-9.]{1,20})?$")]
+Release = Annotated[str, StringConstraints(pattern=rf"^{PUBLIC_VERSION}(\+[a-z0-9.]{{1,20}})?$")]
 GpuName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]{0,60}$")]
 Specifier = Annotated[str, AfterValidator(_specifier), StringConstraints(pattern=r"^[0-9.,<>=!~*]{0,60}$")]
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]

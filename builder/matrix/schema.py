@@ -160,6 +160,12 @@ NormalizedName = Annotated[
 ImageName = Annotated[str, matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda")]
 Bytes = Annotated[str, matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB")]
 Release = Annotated[str, matches(rf"{_LONG}(\.{_LONG}){{1,3}}", 'a full version such as "2.9.1"')]
+# A normalized public version of PEP 440: with a suffix for a pre-release, a post-release or one of development.
+PUBLIC_VERSION = rf"{_LONG}(\.{_LONG}){{1,3}}((a|b|rc){_LONG})?(\.post{_LONG})?(\.dev(0|[1-9][0-9]{{0,9}}))?"
+PublicVersion = Annotated[
+    str,
+    matches(PUBLIC_VERSION, 'a full version such as "2.9.1" or "2.10.0rc1", without a local version such as +cu128'),
+]
 AptPackage = Annotated[str, matches(r"[a-z0-9][a-z0-9+.-]{1,99}", "the name of a Debian package")]
 File = Annotated[str, matches(PATH_OF_CHECKOUT, "a file of the checkout such as keys/ci.pub")]
 Address = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9@:/._~+-]{3,299}", "an address such as https://example.com")]
@@ -289,7 +295,7 @@ class FrameworkVersion(StrictModel):
     by CUDA version. `arch` has the architectures, by CUDA version if they differ.
     """
 
-    release: Release
+    release: PublicVersion
     cuda: list[CudaName] = Field(min_length=1)
     python: list[Minor] = Field(min_length=1)
     packages: list[PackageName] = []

@@ -99,10 +99,11 @@ def stamp_order(stamp: str) -> tuple[str, int]:
 def is_tag_of(tag: str, full: str) -> bool:
     """Whether an image with this full tag may have a tag without a stamp: the full tag, or an alias."""
     version, *axes = full.split("-")
+    numbers = re.split(r"\.?[a-z]", version)[0]  # 2.10.0 of 2.10.0rc1, whose line may be 2.10.0
     start, *rest = tag.split("-")
     cuda, python, suffix = axes[:1], axes[1:2], axes[2:]
     choices = ([*cuda, *python, *suffix], [*cuda, *suffix], [*python, *suffix], suffix)
-    return f"{version}.".startswith(f"{start}.") and rest in choices
+    return (start == version or f"{numbers}.".startswith(f"{start}.")) and rest in choices
 
 
 def cells_by_short_name(matrix: Matrix, cells: Iterable[Cell]) -> dict[str, Cell]:

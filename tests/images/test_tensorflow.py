@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from packaging.version import Version
 from testinfra.host import Host
 
 from tests.images import examples
@@ -116,7 +117,8 @@ def answer(ask: Callable[[Mapping[str, str]], Answer]) -> Answer:
 
 
 def test_version_is_that_of_the_cell(subject: Any, answer: Answer) -> None:
-    assert answer("version") == subject.cell["release"]
+    """TensorFlow names the pre-release 2.22.0rc0 `2.22.0-rc0`."""
+    assert Version(answer("version")) == Version(subject.cell["release"])
 
 
 def test_build_info_agrees_with_the_labels(subject: Any, answer: Answer, attributes: dict[str, Any]) -> None:

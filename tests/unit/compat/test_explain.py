@@ -622,13 +622,39 @@ def test_a_summary_of_a_reason_of_uv(reason: str, lines: list[str]) -> None:
     assert explain.summarize(reason) == lines
 
 
+class WithCandidate(Stored):
+    """tensorflow 2.22.0rc0, which requires what 2.21.0 does."""
+
+    def metadata(self, name: str, version: Version) -> Metadata:
+        return super().metadata(name, Version("2.21.0") if str(version) == "2.22.0rc0" else version)
+
+
+def test_a_pre_release_works_if_it_is_named() -> None:
+    explanation = explained("tf-2.22.0rc0-cu128-py313", catalogue=WithCandidate())
+    assert explanation.works, explanation.lines
+    # The key is a version that matrix.yaml allows.
+    line = explanation.add[-1].strip().removeprefix("under frameworks.tensorflow.versions: ")
+    assert line.startswith('"2.22.0": {release: 2.22.0rc0, ')
+    versions = f'versions:\n      {line}\n      "2.20": {{release: 2.20.0'
+    with_it = MATRIX.replace('versions:\n      "2.20": {release: 2.20.0', versions)
+    matrix = reader.check_matrix(strict_yaml.parse_yaml(with_it.encode(), "matrix.yaml"))
+    listed = explained("tf-2.22.0-cu128-py313", matrix=matrix, known=cells.expand(matrix), catalogue=WithCandidate())
+    assert listed.lines[1:] == ["it is in matrix.yaml"], listed.lines
+
+
+def test_a_pre_release_that_does_not_exist() -> None:
+    explanation = explained("tf-2.22.0rc5-cu128-py313")
+    assert explanation.because[0].startswith("tensorflow has no release 2.22.0rc5 on the index: nearest are 2.21.0, ")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("pt", "invalid combination 'pt'"),
         ("pt-2.9-cu128-py311-", "invalid combination"),
         ("pt-2.9-cu128-py311\n", "invalid combination"),
-        ("pt-2.9rc1-cu128-py311", "invalid combination"),
+        ("pt-2.9-rc1-cu128-py311", "invalid combination"),
+        ("pt-2.9.1+cu128-cu128-py311", "invalid combination"),
         ("xx-2.9-cu128-py311", "unknown framework 'xx'"),
         ("pt-2.15-cu13-py311", "cu13 lacks the minor version of CUDA"),
         ("pt-2.9-cu128-py311-jupiter", "unknown variant 'jupiter'; did you mean 'jupyter'?"),

@@ -162,6 +162,8 @@ OUTPUTS = {
     "error: error sending request\n  Caused by: invalid peer certificate: UnknownIssuer": "Set SSL_CERT_FILE, or pip's",
     "error: error sending request\n  Caused by: invalid peer certificate: Expired": "did not respond correctly",
     "error: operation timed out": "did not respond correctly",
+    "hint: `x` was requested with a pre-release marker (e.g., x==1rc1), but pre-releases weren't enabled (try: "
+    "`--prerelease=allow`)": "add it to the `packages` of the framework's line",
     "  \u00d7 Failed to download `x==1`\n  ╰─▶ Hash mismatch for `x==1`": "do not match its hashes",
     "  ╰─▶ Because x==1 has an invalid package format and\n  hint: The structure of `x` (v1) was invalid": (
         "Upload the wheel to the index again"
@@ -751,6 +753,13 @@ def test_hints(tiny: Project, uv: Uv, output: str, hint: str) -> None:
     with pytest.raises(LockError) as caught:
         uv.resolve(tiny, GROUP)
     assert hint in caught.value.hint
+
+
+def test_uv_takes_only_pre_releases_that_matrix_yaml_names(edit: Edit, uv: Uv) -> None:
+    """Its `explicit` takes those that a requirement or a constraint names, and none that only a package requires."""
+    lock = uv.resolve(edit("release: 0.5.3", "release: 0.6.0rc1"), NO_TOOLKIT)
+    assert lock.versions["quartz"] == "0.6.0rc1"
+    assert {command[command.index("--prerelease") + 1] for command in uv.commands} == {"explicit"}
 
 
 def test_uv_uses_the_main_index_alone(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,17 @@ def test_hostile_values(old: str, new: str, message: str) -> None:
     assert "\n" not in str(error), "one fault, one line"
 
 
+@pytest.mark.parametrize("release", ["0.6.0rc1", "0.6.0a2", "0.5.3.post1", "0.6.0b1.post2.dev3", "0.6.0.dev20261101"])
+def test_pre_releases_and_post_releases(release: str) -> None:
+    matrix = load(TINY.replace("release: 0.5.3", f"release: {release}"))
+    assert matrix.frameworks["quartz"].versions["0.5"].release == release
+
+
+@pytest.mark.parametrize("release", ["0.6.0-rc1", "0.6.0.rc1", "0.6.0RC1", "0.6.0c1", "0.6.0rc01", "0.5.3-1"])
+def test_releases_that_indexes_write_otherwise(release: str) -> None:
+    assert "expected a full version" in str(refusal("release: 0.5.3", f"release: {release}"))
+
+
 UNQUOTED = {
     "in a list": ('cuda: ["12.10", "12.9"]', "cuda: [12.10, 12.9]", "12.10 is read as the number 12.1", '"12.10"'),
     "as a value": ('glibc: "2.31"', "glibc: 2.30", "2.30 is read as the number 2.3", '"2.30"'),
@@ -544,7 +555,7 @@ BAD_INDEXES = {
     "an address of a file": ("company: https://", "company: file://", "an address such as"),
     "an unknown place of a login": ("login: netrc", "login: vault", "'environment', 'netrc', 'keyring' or 'pip'"),
     "an unknown key": ("login: netrc", "password: x", "unknown key"),
-    "a local version as a release": ("release: 0.5.3", "release: 0.5.3+cpu", "expected a full version"),
+    "a local version as a release": ("release: 0.5.3", "release: 0.5.3+cpu", "without a local version"),
 }  # fmt: skip
 
 

@@ -88,7 +88,12 @@ def test_without_a_registry(edit: Callable[[str, str], Project]) -> None:
     assert str(computed["em-1.9-cu129-py39"][-1]) == "team/ember-cuda:1.9"
 
 
-def test_every_tag_of_an_image_is_recognized(tiny: Project) -> None:
+@pytest.mark.parametrize(
+    ("line", "release"), [("0.5", "0.5.3"), ("0.5", "0.5.0rc1"), ("0.5.0", "0.5.0rc1"), ("0.5.3", "0.5.3.post1")]
+)
+def test_every_tag_of_an_image_is_recognized(edit: Callable[[str, str], Project], line: str, release: str) -> None:
+    edit("{cell: qz-0.5-", f"{{cell: qz-{line}-")
+    tiny = edit('"0.5": {release: 0.5.3', f'"{line}": {{release: {release}')
     for full, *aliases in tags.compute(tiny.matrix, tiny.cells).values():
         for name in (full, *aliases):
             assert tags.is_tag_of(name.tag, full.tag)
