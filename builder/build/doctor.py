@@ -17,7 +17,7 @@ import requests
 
 from builder.build import disk, images, operating_systems
 from builder.common import machine
-from builder.common.errors import BuilderError, EngineError, LockError, UsageError
+from builder.common.errors import BuilderError, EngineError, FileError, LockError, UsageError
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.common.text import counted, listed, size
@@ -227,7 +227,7 @@ def _debian_locks(
     """How old the locks of Debian packages are, and for each release how many packages its archives no longer have."""
     locks: dict[str, list[OsLock]] = {}
     for request in dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in project.cells):
-        with suppress(LockError):  # a damaged lock; `builder lock --check` names it
+        with suppress(LockError, FileError):  # a damaged lock, or a newer one; `builder lock --check` names it
             if lock := os_lock.read_os_lock(project.root, request):
                 locks.setdefault(lock.debian, []).append(lock)
     if not locks:

@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as model
 
-from builder.common.errors import LockError, StaleError
+from builder.common.errors import FileError, LockError, StaleError
 from builder.common.validation import message_of
 from builder.index.wheels import PLATFORMS, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
@@ -328,7 +328,10 @@ def read_lock_text(file: Path, hint: str) -> str | None:
 
 
 def validate_lock(adapter: TypeAdapter[_Lock], text: str, name: str, expected: int, hint: str) -> _Lock:
-    """A lock of the format `expected` from its text, `name` in messages. Raises LockError."""
+    """A lock of the format `expected` from its text, `name` in messages. Raises LockError if it is damaged.
+
+    Raises FileError if a newer builder wrote it: a damaged lock may be made again, but not this one.
+    """
     try:
         return adapter.validate_json(text)
     except ValidationError as error:
@@ -336,10 +339,11 @@ def validate_lock(adapter: TypeAdapter[_Lock], text: str, name: str, expected: i
             version = json.loads(text).get("format")
         except (ValueError, AttributeError, RecursionError):
             version = None
-        if version not in (None, expected):
-            raise LockError(
-                f"{name} has lock format {version}; this builder reads format {expected}", hint=hint
-            ) from error
+        if type(version) is int and version != expected:  # a truth value is an int too
+            message = f"{name} has lock format {version}; this builder reads format {expected}"
+            if version > expected:
+                raise FileError(message, hint="A newer builder wrote this file: update this builder.") from error
+            raise LockError(message, hint=hint) from error
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "file"
         raise LockError(f"{name} is damaged: {place}: {message_of(first)}", hint=hint) from error

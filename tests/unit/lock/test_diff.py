@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from builder.cli import compare
 from builder.cli.context import Context
-from builder.common.errors import BuilderError, LockError, MatrixError, UsageError, VerifyError
+from builder.common.errors import BuilderError, FileError, MatrixError, UsageError, VerifyError
 from builder.common.files import digest_of_bytes, digest_of_data
 from builder.index.host import Host
 from builder.index.wheels import LockedWheel, Wheel
@@ -428,7 +428,7 @@ def test_a_lock_that_this_builder_cannot_read(desk: DiffCommand) -> None:
     desk.revisions["old"][path] = before.replace('"format": 2', '"format": 9')
     assert desk.revisions["old"][path] != before
     error = desk.refusal("old", "new")
-    assert isinstance(error, LockError)
+    assert isinstance(error, FileError)
     assert f"old:{path} has lock format 9; this builder reads format 2" in str(error)
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from builder.common.errors import LockError, StaleError
+from builder.common.errors import FileError, LockError, StaleError
 from builder.index.wheels import is_cuda_wheel
-from builder.lock import lockfile
+from builder.layers.known_layers import KnownLayers
+from builder.lock import lockfile, os_lock, python_lock
+from builder.lock.os_lock import OsRequest
 from builder.matrix.project import Project
 from tests.fakes import locks
 
 Edit = Callable[[str, str], Project]
 GROUP = "em-1.10-cu1210-py311"
 CELL = f"{GROUP}-jupyter"
+REQUEST = OsRequest(debian="newbird", packages=("python3", "tini"))
 
 
 @pytest.mark.parametrize("group", locks.GROUPS)
@@ -43,6 +48,34 @@ def test_a_lock_of_another_format(tiny: Project) -> None:
     text = lockfile.dump(locks.locks(tiny)[GROUP]).replace('"format": 2', '"format": 1')
     with pytest.raises(LockError, match=r"^HEAD~9:locks/x\.json has lock format 1; this builder reads format 2$"):
         lockfile.parse_lock(text, "HEAD~9:locks/x.json", "x")
+
+
+NEWER: dict[str, Callable[[Path], object]] = {
+    f"locks/{GROUP}.json": lambda root: lockfile.read_lock(root, GROUP),
+    REQUEST.path: lambda root: os_lock.read_os_lock(root, REQUEST),
+    python_lock.lock_path("3.12.1"): lambda root: python_lock.read_python_lock(root, "3.12.1"),
+    lockfile.KNOWN_LAYERS: KnownLayers,
+}
+
+
+@pytest.mark.parametrize(("name", "read"), NEWER.items(), ids=["wheels", "os", "python", "layers"])
+def test_a_file_of_a_newer_builder(tiny: Project, name: str, read: Callable[[Path], object]) -> None:
+    """No LockError: a damaged lock is made again, and this one must not be."""
+    (tiny.root / name).write_text('{"format": 99, "unknown": {}}')
+    message = rf"^{re.escape(name)} has lock format 99; this builder reads format \d$"
+    with pytest.raises(FileError, match=message) as caught:
+        read(tiny.root)
+    assert caught.value.hint == "A newer builder wrote this file: update this builder."
+
+
+@pytest.mark.parametrize(
+    "text", ['{"format": "99"}', '{"format": "\\u001b[2J"}', '{"format": true}', '{"format": [9]}']
+)
+def test_a_format_that_is_no_number_is_damage(tiny: Project, text: str) -> None:
+    lockfile.path(tiny.root, GROUP).write_text(text)
+    with pytest.raises(LockError, match=r"\.json is damaged: ") as caught:
+        lockfile.read_lock(tiny.root, GROUP)
+    assert str(caught.value).isprintable()
 
 
 def test_a_lock_that_cannot_be_read_is_named(tiny: Project) -> None:

@@ -127,7 +127,7 @@ def test_a_list_that_cannot_be_read(status: int, output: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('"format": 1', '"format": 2'),
+        ('"format": 1', '"format": 0'),
         (SHA256, SHA256[:-1]),
         ('"release": "3.12.12"', '"release": "3.12.13"'),
         ("cpython-3.12.12+", "cpython-3.12.11+"),
