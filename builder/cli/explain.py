@@ -101,7 +101,7 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         if (python := project.matrix.python.get(cell.python)) and python.not_built:
             click.echo(f"not built yet: {python.not_built}")
     if not explanation.works:
-        raise RefusedError(f"{explanation.id} does not work")
+        raise RefusedError(explanation.verdict)
 
 
 def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str) -> None:

@@ -27,7 +27,7 @@ from builder.lock import resolve
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
-from builder.matrix.schema import AMD64, ARM64, CPU, OTHERS, Cuda, FrameworkVersion, Matrix, Python
+from builder.matrix.schema import AMD64, ARM64, CPU, OTHERS, Cuda, FrameworkVersion, Matrix, Python, required_name
 
 SHOWN = 3  # neighbours
 TRIED = 6  # neighbours that are resolved at most: each takes a second or more
@@ -46,7 +46,10 @@ _DEPENDS = re.compile(rf"(\S+) depends on ([A-Za-z0-9._-]+)(?:\[[^\]]*\])?(?:\{{
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """`because` are the reasons, a line each; `add` are the lines for matrix.yaml if the cell is not in it."""
+    """`because` are the reasons, a line each; `add` are the lines for matrix.yaml that make the cell work.
+
+    A cell that does not work has such lines if only the index of its project has its build of the framework.
+    """
 
     id: str
     works: bool
@@ -55,9 +58,13 @@ class Explanation:
     add: tuple[str, ...] = ()
 
     @property
+    def verdict(self) -> str:
+        return f"{self.id} {'works' if self.works else 'is not on the default index' if self.add else 'does not work'}"
+
+    @property
     def lines(self) -> list[str]:
         first, *rest = self.because
-        lines = [f"{self.id} {'works' if self.works else 'does not work'}: {first}", *rest, *self.add]
+        lines = [f"{self.verdict}: {first}", *rest, *self.add]
         if not self.works:
             lines.append("nearest that work: " + ("; ".join(map(str, self.near)) or "none of this framework"))
         return lines
@@ -135,7 +142,7 @@ class Explainer:
         cell = replace(asked, release=asked.release or usable[-1].version.public)
         # uv takes seconds: it runs only if no other check refuses the cell, or if a wheel is missing, since uv explains
         # that best.
-        reasons = self._faults(cell)
+        fault, reasons = self.release(cell).fault(), self._faults(cell)
         is_new_python = cell.python not in self.matrix.python
         conflict = [] if (reasons or is_new_python) and self._has_wheel(cell) else self._conflict(cell)
         if is_new_python and not conflict:
@@ -145,7 +152,8 @@ class Explainer:
                 f'"{cell.python}": {{debian: {self._debian(cell.python)}, uv: <full version>}}'
             )
         if conflict or reasons:
-            return self._refused(cell, [*conflict, *reasons], self._others(cell))
+            refusal = self._refused(cell, [*conflict, *reasons], self._others(cell))
+            return refusal if conflict or reasons != [fault] else replace(refusal, add=tuple(self._from_project(cell)))
         because = f"resolves for Python {cell.python}; {self.release(cell).evidence()}"
         return Explanation(id=cell.id, works=True, because=(because,), add=tuple(self._to_add(cell)))
 
@@ -267,6 +275,42 @@ class Explainer:
         others = [replace(cell, cuda=cuda, python=python) for cuda, python in pairs]
         return [other for other in others if other.id not in listed]
 
+    def _from_project(self, cell: Cell) -> Iterator[str]:
+        """The lines for matrix.yaml with which a cell gets its framework from the index of the framework's project.
+
+        Nothing if that has no build for the cell, or if matrix.yaml already names an index.
+        """
+        framework, release = self.matrix.frameworks[cell.framework], self.release(cell)
+        package, version = required_name(framework.package_for(cell.cuda)), Version(cell.release)
+        project, line = self.facts.project_indexes.get(package), f"{version.major}.{version.minor}"
+        is_named = package in cells.indexes_of_packages(self.matrix, cell)
+        if not project or cell.cuda not in project.builds.get(line, ()) or cell.arch != AMD64 or is_named:
+            return
+        build, index = "the CPU" if cell.is_cpu else f"CUDA {cell.cuda}", f"{cell.framework}-{cell.cuda_tag}"
+        entry = release.entry()
+        arch = {**entry.arch, cell.cuda: [*entry.arch_on(cell.cuda), cell.arch]}
+        changed = entry.model_copy(
+            update={
+                "cuda": list(dict.fromkeys([*entry.cuda, cell.cuda])),
+                "index_on": {**entry.index_on, cell.cuda: index},
+                "arch": entry.arch if cell.arch in entry.arch_on(cell.cuda) else arch,
+            }
+        )
+        yield f"the project's own index has {package} {line} for {build} ({project.source}); add:"
+        yield f"  under indexes: {index}: <its address for {build}, from the project's installation page>"
+        yield from self._cuda_to_add(cell)
+        if cell.is_cpu and not framework.cpu_image:
+            yield f"  under frameworks.{cell.framework}: cpu_image: {cell.short}-cpu"
+        instead = ", instead of that line" if cell.line in framework.versions else ""
+        yield f"  under frameworks.{cell.framework}.versions{instead}: {matrix_line(_line_of(cell), changed)}"
+        yield f"  to its `packages`: all other packages that are compiled for {build}, such as torchvision"
+
+    def _cuda_to_add(self, cell: Cell) -> Iterator[str]:
+        if cell.cuda not in self.matrix.cuda:
+            toolkit = "" if cell.is_cpu else self.release(cell).toolkit()
+            key = cell.cuda if cell.is_cpu else f'"{cell.cuda}"'
+            yield f"  under cuda: {key}: {{{f'toolkit: {toolkit}' if toolkit else ''}}}"
+
     def _to_add(self, cell: Cell) -> Iterator[str]:
         """The lines for matrix.yaml."""
         if cell.id in {known.id for known in self.known}:
@@ -274,14 +318,16 @@ class Explainer:
             return
         release = self.release(cell)
         yield "it is not in matrix.yaml; add:"
-        if cell.cuda not in self.matrix.cuda:
-            toolkit = release.toolkit()
-            yield f'  under cuda: "{cell.cuda}": {{{f"toolkit: {toolkit}" if toolkit else ""}}}'
+        yield from self._cuda_to_add(cell)
         if cell.line in self.matrix.frameworks[cell.framework].versions:
             yield f'  under include: - {{cell: {cell.id}, reason: "<why>"}}'
             return
-        line = ".".join(map(str, Version(cell.line).release[:3]))  # the most that matrix.yaml allows
-        yield f"  under frameworks.{cell.framework}.versions: {matrix_line(line, release.entry())}"
+        yield f"  under frameworks.{cell.framework}.versions: {matrix_line(_line_of(cell), release.entry())}"
+
+
+def _line_of(cell: Cell) -> str:
+    """The line of a cell that matrix.yaml need not have, as a key there: at most three numbers."""
+    return ".".join(map(str, Version(cell.line).release[:3]))
 
 
 def matrix_line(line: str, entry: FrameworkVersion) -> str:

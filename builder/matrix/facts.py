@@ -16,7 +16,7 @@ from builder.common import strict_yaml, validation
 from builder.common.errors import FileError
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import AMD64, PUBLIC_VERSION, Matrix, StrictModel, cuda_major, required_name
+from builder.matrix.schema import AMD64, PUBLIC_VERSION, CudaName, Matrix, StrictModel, cuda_major, required_name
 
 FILE = Path(__file__).with_name("facts.yaml")
 
@@ -94,6 +94,13 @@ class Generation(StrictModel):
     source: Line
 
 
+class ProjectIndex(StrictModel):
+    """The index of a project: CUDA versions of its `builds` for amd64, and `cpu`, by line of the package."""
+
+    builds: dict[Minor, Annotated[list[CudaName], Field(min_length=1)]]
+    source: Line
+
+
 class VersionConflict(StrictModel):
     """Versions `affected` of `package` need versions `wants` of `other`, which no metadata has.
 
@@ -147,12 +154,14 @@ class Facts(StrictModel):
     """The whole file: `drivers` by CUDA major, `builds` by package and release, `gpus` by compute capability.
 
     `plugins` names the package with the GPU code of a framework where it is not the framework's own, by CUDA major.
+    `project_indexes` are by package.
     """
 
     drivers: dict[Major, Driver]
     toolkits: Toolkits
     plugins: dict[Package, dict[Major, Package]]
     builds: dict[Package, dict[Release, Build]]
+    project_indexes: dict[Package, ProjectIndex]
     gpus: dict[Capability, Generation]
     traps: list[VersionConflict]
     caveats: list[Caveat]

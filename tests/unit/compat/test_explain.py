@@ -6,6 +6,7 @@ metadata/ has releases, names of wheels, Requires-Python and the Requires-Dist t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import date
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -171,14 +173,13 @@ FAULTS = {
     "tf-2.22-cu128-py313": "tensorflow 2.22 has only pre-releases or yanked releases: 2.22.0rc0",
     "jax-0.4.32-cu128-py311": "jax 0.4.32 has only pre-releases or yanked releases: 0.4.32 (yanked)",
     "pt-2.15-cu128-py313": "torch 2.15.0 requires cuda-toolkit==13.2.2 (CUDA 13.2), not CUDA 12.8",
-    "pt-2.9-cu126-py311": f"{RUNTIME_12}, not CUDA 12.6",
+    "pt-2.9-cu124-py311": f"{RUNTIME_12}, not CUDA 12.4",
     "tf-2.20-cu124-py311": f"{TF_RANGE}, not CUDA 12.4",
     "tf-2.20-cu132-py313": f"tensorflow 2.20.0 has no extra for CUDA 13.2: with [and-cuda], {TF_RANGE}",
     "jax-0.12-cu118-py313": f"jax 0.12.0.1 has no extra for CUDA 11.8: with [cuda], {PLUGIN_12}; with [cuda13], "
     f"{PLUGIN_13}",
     "jax-0.4.30-cu132-py311": "jax 0.4.30 has no extra cuda13 (it has cuda, cuda12, cuda12-local, cuda12-pip): it "
     "would be CPU only",
-    "pt-2.9-cpu-py311": f"torch 2.9.1 has no CPU wheel on the index: {RUNTIME_12}",
     "tf-2.14-cu118-py311": "tensorflow 2.14.1 has CUDA 11.8 only with its extra and-cuda: set "
     'frameworks.tensorflow.package_on."11" to tensorflow[and-cuda]',
     "tf-2.9-cu132-py39": "tensorflow 2.9.3 requires no CUDA wheels and was compiled for CUDA 11.2 "
@@ -197,6 +198,56 @@ def test_the_constraint_that_fails(text: str) -> None:
     assert not explanation.works
     assert explanation.because == (FAULTS[text],)
     assert explanation.lines[0] == f"{text} does not work: {FAULTS[text]}"
+
+
+SOURCE = 'PyTorch, RELEASE.md, "Release Compatibility Matrix"'
+PAGE = "from the project's installation page>"
+ON_ITS_OWN_INDEX = {
+    "pt-2.9-cu130-py311": [
+        f"pt-2.9-cu130-py311 is not on the default index: {RUNTIME_12}, not CUDA 13.0",
+        f"the project's own index has torch 2.9 for CUDA 13.0 ({SOURCE}); add:",
+        f"  under indexes: pytorch-cu130: <its address for CUDA 13.0, {PAGE}",
+        '  under cuda: "13.0": {toolkit: 13.0.3.0}',
+        '  under frameworks.pytorch.versions, instead of that line: "2.9": {release: 2.9.1, cuda: ["12.8", "13.0"], '
+        'python: ["3.11", "3.13"], index_on: {"13.0": pytorch-cu130}}',
+        "  to its `packages`: all other packages that are compiled for CUDA 13.0, such as torchvision",
+    ],
+    "pt-2.8-cpu-py313-jupyter": [
+        "pt-2.8-cpu-py313-jupyter is not on the default index: torch 2.8.0 has no CPU wheel on the index: torch 2.8.0 "
+        "requires nvidia-cuda-runtime-cu12==12.8.90 (CUDA 12.8)",
+        f"the project's own index has torch 2.8 for the CPU ({SOURCE}); add:",
+        f"  under indexes: pytorch-cpu: <its address for the CPU, {PAGE}",
+        "  under frameworks.pytorch: cpu_image: pt-cpu",
+        '  under frameworks.pytorch.versions: "2.8": {release: 2.8.0, cuda: [cpu], python: ["3.13"], '
+        "index_on: {cpu: pytorch-cpu}}",
+        "  to its `packages`: all other packages that are compiled for the CPU, such as torchvision",
+    ],
+}
+
+
+@pytest.mark.parametrize("text", ON_ITS_OWN_INDEX)
+def test_a_build_on_the_index_of_its_project(text: str) -> None:
+    """It said that torch 2.9 does not work with CUDA 13.0; matrix.yaml with the lines that are printed has the cell."""
+    explanation = explained(text)
+    assert not explanation.works
+    assert explanation.lines[:-1] == ON_ITS_OWN_INDEX[text]
+    edited = yaml.safe_load(MATRIX)
+    for line in explanation.add[1:-1]:
+        place, _, setting = line.removeprefix("  under ").partition(": ")
+        part = edited
+        for key in place.removesuffix(", instead of that line").split("."):
+            part = part.setdefault(key, {})
+        part |= yaml.safe_load("{" + re.sub("<.*>", "https://wheels.example.test/x", setting) + "}")
+    read = reader.check_matrix(strict_yaml.parse_yaml(yaml.safe_dump(edited).encode(), "matrix.yaml"))
+    [cell] = [cell for cell in cells.expand(read) if cell.id == text]
+    assert cells.indexes_of_packages(read, cell)["torch"].startswith("pytorch-c")
+
+
+@pytest.mark.parametrize("text", ["pt-2.9-cu124-py311", "pt-2.9-cu128-py311-arm64", "pt-2.15-cu128-py311"])
+def test_a_build_that_no_index_has(text: str) -> None:
+    """The index of its project does not have it either, or nobody knows whether it does."""
+    catalogue = OnArm() if "arm64" in text else Stored()
+    assert explained(text, catalogue=catalogue).lines[0].startswith(f"{text} does not work: ")
 
 
 def test_a_wheel_for_arm64_that_is_for_the_cpu_alone() -> None:
@@ -730,7 +781,7 @@ def test_a_combination_that_was_not_built_yet_is_explained_with_the_reason(
 
 
 def test_a_refusal_has_an_exit_code_of_its_own(run: Callable[..., Result]) -> None:
-    result = run("pt-2.9-cu126-py311")
+    result = run("pt-2.9-cu124-py311")
     assert isinstance(result.exception, RefusedError)
     assert result.exception.exit_code not in (0, 1, UsageError.exit_code)
     assert len(result.output.splitlines()) == 2
