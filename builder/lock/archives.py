@@ -104,7 +104,7 @@ class Archives:
         self._with_default = with_default
         self._lock = threading.RLock()
         self._in_container: Apt | None = None  # the archives that apt in a container of Debian uses
-        self._own: Apt | None = None
+        self._sources: dict[str, tuple[AptSource, ...]] = {}  # by Debian release
         self._slots: dict[str, threading.Semaphore] = {}
         self.faults: dict[str, str] = {}  # why a place is not used any more
         self._sizes: dict[str, int | None] = {}  # by address, of the files that were looked up; None: no such file
@@ -125,21 +125,19 @@ class Archives:
             yield Place.of(DEFAULT_SNAPSHOT, dated)
 
     def sources(self, release: str) -> tuple[AptSource, ...]:
-        """The archives of this machine's apt. Those that it lacks are Debian's own, as mmdebstrap has them, or apt in a
-        container of Debian; none if neither can run.
+        """The archives of this machine's apt. Those that it lacks are Debian's own, as mmdebstrap has them for this
+        release, or apt in a container of Debian; none if neither can run.
         """
         with self._lock:
-            if self._own is None:
-                own = self._host.apt
-                if not {"main", "security"} <= {source.kind for source in own.sources}:
-                    others: tuple[AptSource, ...] = ()
-                    if mmdebstrap.is_installed():
-                        others = mmdebstrap.sources(release)
+            if release not in self._sources:
+                sources = self._host.apt.sources
+                kinds = {source.kind for source in sources}
+                if not {"main", "security"} <= kinds:
+                    others = mmdebstrap.sources(release) if mmdebstrap.is_installed() else ()
                     others = others or self._container().sources
-                    kinds = {source.kind for source in own.sources}
-                    own = replace(own, sources=(*own.sources, *(each for each in others if each.kind not in kinds)))
-                self._own = own
-            return self._own.sources
+                    sources = (*sources, *(each for each in others if each.kind not in kinds))
+                self._sources[release] = sources
+            return self._sources[release]
 
     def _snapshots(self) -> tuple[AptSource, ...]:
         """The snapshot archives that apt has by default: from version 2.7.1 on, which is in Debian 13."""
