@@ -21,6 +21,7 @@ from builder.build.programs import Program, Programs
 from builder.build.work import LoadedImage, RunContext
 from builder.common import errors
 from builder.common.errors import ImageTestError
+from builder.common.text import one_line
 from builder.compat import gpu_support, gpus
 from builder.compat.gpus import Gpu
 from builder.matrix import facts
@@ -316,7 +317,7 @@ def read_results(report: Path, status: int, files: Sequence[Path], root: Path) -
     for entry in _lines(report):
         seconds[entry["test"]] = entry.get("seconds", 0.0)
         if reason := entry.get("reason"):
-            reasons.setdefault(entry["test"], reason)
+            reasons.setdefault(entry["test"], one_line(reason))  # it may quote the output of an image
         if entry["outcome"] == NOT_APPLICABLE:
             not_applicable.append(entry["test"])
         else:

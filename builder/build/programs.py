@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from builder.common.text import printable
+
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
@@ -31,8 +33,8 @@ class Programs:
     def run(self, program: Program, on_line: Callable[[str], str]) -> int:
         """Runs a program and returns its exit status, negative if a signal ended it.
 
-        `on_line` gets each line of its output and returns what the log is to have. Kills the program after its time,
-        when all are stopped, or if `on_line` raises an exception.
+        `on_line` gets each line of its output, as `printable` text, and returns the line for the log. Kills the program
+        after its time, when all are stopped, or if `on_line` raises an exception.
         """
         program.log.parent.mkdir(parents=True, exist_ok=True)
         # The log is opened first: if that fails, nothing is started, and no timer keeps the builder from ending.
@@ -50,7 +52,7 @@ class Programs:
             try:
                 assert child.stdout is not None
                 for line in child.stdout:
-                    log.write(on_line(line))
+                    log.write(on_line(printable(line)))
                 return child.wait()
             finally:
                 timer.cancel()

@@ -20,6 +20,7 @@ import click
 from builder.cli.options import Size, debug_option
 from builder.common import errors
 from builder.common.errors import BuilderError, BuilderWarning, Terminated
+from builder.common.text import printable
 
 if TYPE_CHECKING:
     from builder.cli.context import Context
@@ -145,7 +146,7 @@ def _format_warning(
 ) -> str:
     """The text of a warning, with its place in the code if Python or a library raised it."""
     place = "" if issubclass(category, BuilderWarning) else f"{filename}:{lineno}: {category.__name__}: "
-    return f"{place or 'warning: '}{message}\n"
+    return f"{place or 'warning: '}{printable(str(message))}\n"
 
 
 def main(command: click.Command = cli, obj: Context | None = None) -> None:
@@ -190,11 +191,13 @@ def report(error: BaseException, *, debug: bool) -> int:
             error.show()
             return error.exit_code
         case BuilderError():
-            console.print(Text(f"{error.title}: ", style="bold red"), Text(str(error)), sep="", soft_wrap=True)
+            # Messages quote indexes, registries and the output of programs.
+            message = printable(str(error))
+            console.print(Text(f"{error.title}: ", style="bold red"), Text(message), sep="", soft_wrap=True)
             if error.hint:
-                console.print(Text(f"  -> {error.hint}"), soft_wrap=True)
+                console.print(Text(printable(f"  -> {error.hint}")), soft_wrap=True)
         case _ if not debug:
-            message = f"internal error: {type(error).__name__}: {error}"
+            message = printable(f"internal error: {type(error).__name__}: {error}")
             console.print(Text(message, style="bold red"), soft_wrap=True)
             console.print("  -> Run again with --debug to see the traceback, and report it.")
     if debug:

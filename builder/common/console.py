@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from builder.common.text import duration, size
+from builder.common.text import duration, printable, size
 
 _STYLES = {"done": "green", "failed": "bold red", "waiting": "dim"}
 
@@ -61,7 +61,7 @@ class View:
     def say(self, text: str) -> None:
         """Prints a line above the table."""
         with self._lock:
-            self.console.print(Text(text), highlight=False, soft_wrap=True)
+            self.console.print(Text(printable(text)), highlight=False, soft_wrap=True)
 
     def begin(self, image: str, state: str) -> None:
         """Sets the state of the image, and starts to count its time."""
@@ -121,7 +121,7 @@ class View:
                     continue  # `end` printed a line of its own
                 elapsed = duration(time.monotonic() - row.began) if row.began else ""
                 state = Text(row.state, style=_STYLES.get(row.state, "cyan"))
-                table.add_row(Text(image, style="bold"), state, elapsed, row.note)
+                table.add_row(Text(image, style="bold"), state, elapsed, Text(printable(row.note)))
         return table
 
 

@@ -1,4 +1,6 @@
-"""Text for people: bytes, seconds and counts, and the redaction of host names and credentials. Pure."""
+"""Text for people: bytes, seconds and counts, the output of programs without control characters, and the redaction of
+host names and credentials. Pure.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +50,34 @@ def listed(names: Sequence[str], most: int) -> str:
     """a, b and 3 more: at most this many names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+# ---- the output of programs
+
+# Escape sequences of ECMA-48, which begin with ESC or, some of them, with one character of their own.
+_ESCAPES = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
+    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)"  # titles, links, the clipboard
+    "|\x1b[ -/]*[0-~]"
+)
+
+
+def printable(text: str) -> str:
+    """Foreign text that controls no terminal: without escape sequences, and with U+FFFD for what cannot be printed.
+
+    Keeps ends of lines and tabs; any other white space is a space.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else " " if letter.isspace() else "\ufffd"
+        for letter in _ESCAPES.sub("", text)
+    )
+
+
+def one_line(text: str) -> str:
+    """The start of a foreign text, `printable` and on one line."""
+    return re.sub("[\\n\\t]", " ", printable(text))[:300]
 
 
 # ---- host names and credentials

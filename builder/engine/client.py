@@ -30,6 +30,7 @@ from docker.types import DeviceRequest, LogConfig
 from builder.common import strict_yaml
 from builder.common.errors import EngineError, MatrixError, NoEngineError
 from builder.common.reference import ImageRef
+from builder.common.text import printable
 from builder.engine.address import EngineAddress, engine_address
 from builder.engine.model import CDI_KIND, EngineInfo, ImageInfo, is_forbidden, reported, translated
 from builder.matrix.tags import PLAN_LABEL
@@ -250,8 +251,9 @@ class Engine:
     ) -> int:
         """Runs a command in a new container that has the files of a tar, and returns its exit status.
 
-        Calls `on_line` with each line of its output. If the status is 0, writes the file `result` of the container to
-        `out`; raises EngineError if that has more than `most_bytes`. Kills the container after `timeout_s` seconds.
+        Calls `on_line` with each line of its output, as `printable` text. If the status is 0, writes the file `result`
+        of the container to `out`; raises EngineError if that has more than `most_bytes`. Kills the container after
+        `timeout_s` seconds.
         Raises EngineError if `stopped` was set before it starts.
         `settings` are those of docker-py's `containers.create`.
         """
@@ -270,16 +272,18 @@ class Engine:
                 _unpack(files, container)
                 container.start()
                 timer.start()
-                decoder, line = codecs.getincrementaldecoder("utf-8")("replace"), ""
+                # A carriage return ends a line, as for a program of this machine: progress is written with it.
+                decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+                line = ""
                 for chunk in container.logs(stream=True, follow=True):
                     *complete, line = (line + decoder.decode(chunk)).split("\n")
                     for text in complete:
-                        on_line(f"{text}\n")
+                        on_line(printable(f"{text}\n"))
                     if len(line) > LONGEST_LINE:
-                        on_line(f"{line}\n")
+                        on_line(printable(f"{line}\n"))
                         line = ""
                 if line:
-                    on_line(f"{line}\n")
+                    on_line(printable(f"{line}\n"))
                 status = int(container.wait(timeout=SILENCE_S)["StatusCode"])
                 if status == 0:
                     chunks = container.get_archive(result, chunk_size=1 << 20)[0]

@@ -26,10 +26,10 @@ from builder.common.errors import NoRegistryError, RegistryError, VerifyError, o
 from builder.common.files import digest_of_bytes, is_digest, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
+from builder.common.text import one_line
 from builder.index.host import Host
 from builder.index.wheels import arch_of
 from builder.layers import oci
-from builder.registry import failures
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TooLongError, TransientError
 from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request
 from builder.registry.transport import Transport
@@ -127,7 +127,7 @@ class Registry:
             return
         if (reason := run_creation(command)) and not self.exists():
             raise RegistryError(
-                f"{self._http.registry}: creating {self._repository}: {failures.one_line(self._host.hide(reason))}",
+                f"{self._http.registry}: creating {self._repository}: {one_line(self._host.hide(reason))}",
                 hint="Check `create_repository` in matrix.yaml, and whether this machine may create repositories.",
             )
 

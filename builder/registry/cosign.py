@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from builder.common.errors import BuilderWarning, SigningError
+from builder.common.text import one_line
 from builder.matrix import pins
-from builder.registry.failures import one_line
 
 TIMEOUT_S = 300
 RELEASES = "https://github.com/sigstore/cosign/releases"
@@ -118,5 +118,5 @@ def run_cosign(*arguments: str) -> str:
                 hint="Check the connection to the registry and, without a key, to Sigstore.",
             )
         lines = [line for line in result.stderr.splitlines() if line and not line.startswith(_WARNING)]
-        raise CosignError(f"cosign {arguments[0]}: {one_line(lines[0])[:300] if lines else 'failed'}")
+        raise CosignError(f"cosign {arguments[0]}: {one_line(lines[0]) if lines else 'failed'}")
     return result.stdout

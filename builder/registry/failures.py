@@ -19,6 +19,7 @@ import requests
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from builder.common.errors import NoRegistryError, RegistryError, causes
+from builder.common.text import one_line
 from builder.registry.auth import login_hint
 from builder.registry.transport import FOLDER
 
@@ -166,8 +167,3 @@ def retry_after(header: str, now: float) -> float:
         return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
     except (ValueError, TypeError, OverflowError):
         return 0.0
-
-
-def one_line(text: str) -> str:
-    """The start of a foreign text, without characters that control a terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:300]

@@ -22,7 +22,7 @@ from pydantic import AliasPath, BaseModel, Field, StrictInt, StringConstraints
 from builder.common.console import View
 from builder.common.errors import BuilderError, NoRegistryError, RefusedError, SigningError, UsageError, VerifyError
 from builder.common.files import digest_of_bytes
-from builder.common.text import Redactor, duration
+from builder.common.text import Redactor, duration, one_line, printable
 from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import Descriptor
@@ -34,7 +34,7 @@ from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, publish, sbom_and_provenance, signing
 from builder.registry.artifacts import Attachments
 from builder.registry.client import Registry
-from builder.registry.failures import RejectedError, one_line
+from builder.registry.failures import RejectedError
 from builder.registry.parallel import CHECKS, look_up
 from builder.registry.signing import Signer, Trust
 
@@ -122,7 +122,7 @@ class Scanner:
                         hint="Install the scanner, or correct `scan.command` in matrix.yaml.",
                     ) from error
             printed = output.read_bytes()
-            text = Redactor()(b"\n".join([printed, messages.read_bytes()]).decode(errors="replace"))
+            text = Redactor()(printable(b"\n".join([printed, messages.read_bytes()]).decode(errors="replace")))
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(text, encoding="utf-8")
         last = [f"  | {one_line(line)}" for line in text.splitlines() if line.strip()][-SHOWN_LINES:]

@@ -36,8 +36,9 @@ LOADED = LoadedImage(id=ID, digest="sha256:" + "d" * 64)
 Lines = list[tuple[str, str]]
 
 
-# What a report has for a test that did not pass, and for one that did.
-DETAILS = ({"seconds": 2.5, "reason": "assert 1 == 2"}, {"seconds": 1.5, "reason": ""})
+# What a report has for a test that did not pass, and for one that did. A reason may quote the output of an image: with
+# an escape sequence of a terminal, it was refused as evidence, and the run ended with an internal error.
+DETAILS = ({"seconds": 2.5, "reason": "assert \x1b[31m1\x1b[0m == 2"}, {"seconds": 1.5, "reason": ""})
 
 
 def report(path: Path, lines: Lines) -> Path:

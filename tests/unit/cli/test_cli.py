@@ -119,6 +119,13 @@ def test_an_error_has_an_exit_code_a_title_and_a_hint(
     assert ("Traceback" in result.err) is debug
 
 
+@pytest.mark.parametrize("kind", [BuilderError, RuntimeError])
+def test_an_error_controls_no_terminal(run: Run, failing: Fail, kind: type[Exception]) -> None:
+    """It may quote a registry, an index or the output of a build."""
+    failing(kind("it is \x1b]0;owned\x07\x1b[31mwrong\x1b[0m\n  and\x08"))
+    assert "it is wrong\n  and\ufffd\n" in run("plan", CELL).err
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError("oh"), OSError("oh")])
 @pytest.mark.parametrize("debug", [False, True])
 def test_an_internal_error_shows_a_traceback_only_with_debug(

@@ -66,6 +66,18 @@ def test_the_table_on_a_terminal() -> None:
     assert "12 tests passed" in console.text
 
 
+def test_notes_are_neither_markup_nor_escape_sequences() -> None:
+    """A step of buildx begins with its stage in brackets, which the table left out; `[/x]` ended the run."""
+    console, terminal = MemoryConsole(), MemoryConsole(terminal=True)
+    for output in (console, terminal):
+        view = View(output)
+        view.note("a", "[image 2/9] RUN [/x] \x1b[2Jhere")
+        table = MemoryConsole()
+        table.print(view._table())
+        assert table.text.split() == ["a", "waiting", "[image", "2/9]", "RUN", "[/x]", "here"]
+    assert console.text == "a: [image 2/9] RUN [/x] here\n"
+
+
 class Clock:
     """Stands in for time.monotonic."""
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builder.common.text import Redactor, counted, duration, parse_size, size
+from builder.common.text import Redactor, counted, duration, one_line, parse_size, printable, size
 
 
 @pytest.mark.parametrize(
@@ -123,3 +123,31 @@ def test_invalid_urls_are_ignored(url: str) -> None:
 def test_the_host_is_never_left(before: str, after: str) -> None:
     redacted = Redactor.for_urls([MIRROR])(f"{before} mirror.example.test{after}")
     assert "mirror.example.test" not in redacted
+
+
+# ---- the output of programs
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain text, é 中 🙂\n\tx\n", "plain text, é 中 🙂\n\tx\n"),
+        ("\x1b[1;38;5;196mred\x1b[0m \x1b[2K\x1b[1A\x1b[?25lend", "red end"),
+        ("\x9b31mred\x9b0m", "red"),
+        ("\x1b]0;title\x07a\x1b]8;;https://example.test\x1b\\link\x1b]8;;\x1b\\ \x9dx\x9cb", "alink b"),
+        ("\x1b]52;c;never ended", "52;c;never ended"),
+        ("\x1bP1$r\x1b\\a\x1b(B\x1b7\x1bcb", "ab"),
+        ("\x1b\x1b[31m[31mred", "\ufffd[31mred"),
+        ("a\x08\x07\x00b\x7f", "a\ufffd\ufffd\ufffdb\ufffd"),
+        ("right \u202eleft\u2028line\xa0space\r\x85", "right \ufffdleft line space  "),
+    ],
+)
+def test_foreign_text_controls_no_terminal(text: str, expected: str) -> None:
+    assert printable(text) == expected
+
+
+@given(st.text(alphabet=st.sampled_from("\x1b\x9b\x9c\x9d\x07[]0;mPab \n\\") | st.characters(), max_size=30))
+def test_what_is_printable_stays_so(text: str) -> None:
+    assert all(letter.isprintable() or letter in "\n\t" for letter in printable(text))
+    assert printable(printable(text)) == printable(text)
+    assert one_line(text).isprintable()

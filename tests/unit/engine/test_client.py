@@ -444,6 +444,13 @@ def test_a_line_without_an_end_is_not_kept_in_memory() -> None:
     assert [len(line) for line in lines] == [80_001, 80_001]
 
 
+def test_the_output_of_a_container_controls_no_terminal() -> None:
+    container = FakeContainer()
+    chunks = [b"\x1b[3", b"1mred\x1b[0m 10%\r", b"\n20%\r30%\n", b"\x1b]0;title\x07end\x9b"]
+    container.logs = lambda **_: iter(chunks)  # type: ignore[method-assign]
+    assert container.run_to_file()[2] == ["red 10%\n", "20%\n", "30%\n", "end\ufffd\n"]
+
+
 class FakeRunning:
     """A container in which each program gives `answer`: status, output, errors."""
 

@@ -96,7 +96,7 @@ def test_no_command_is_run_for_a_repository_that_exists_or_without_the_setting(
 
 
 FAILURES = [
-    ((254, "\n\x1b[31mdenied by http://me:pw@mirror.example.test/x\nmore"), "254:  [31mdenied by http://<mirror>/x"),
+    ((254, "\n\x1b[31mdenied by http://me:pw@mirror.example.test/x\nmore"), "254: denied by http://<mirror>/x"),
     ((1, "no \udcff"), "aws: exit status 1: no \ufffd"),
     ((-9, ""), "aws: exit status -9: no message"),
     (subprocess.TimeoutExpired("x", 1), "aws timed out after 120 s"),

@@ -118,7 +118,7 @@ def test_a_refused_image_is_recorded_and_the_end_of_the_output_is_shown(desk: De
     assert isinstance(refused.error, RefusedError)
     first, *lines = str(refused.error).splitlines()
     assert re.fullmatch(rf"{CELL}: refused by \S+ \(exit status 2\)", first)
-    assert lines == [*(f"  | CVE-{number}" for number in range(86, 100)), "  |  [2Jat https://example.test/"]
+    assert lines == [*(f"  | CVE-{number}" for number in range(86, 100)), "  | at https://example.test/"]
     log = desk.project.logs / f"{CELL}.scan.log"
     assert refused.error.hint.endswith(f"Full output: {log}")
     assert len(log.read_text("utf-8").split()) == 102
