@@ -172,12 +172,25 @@ class Trouble:
     meanwhile: Callable[[], object] = lambda: None
 
 
+class Habit(Enum):
+    """What another registry does all the time."""
+
+    # GitLab: a tag `sha256-<hex>` that does not exist is the manifest with this digest.
+    TAG_IS_DIGEST = auto()
+    # To `builder`, not to cosign: no HEAD requests, no chunks, a redirect to a web page instead of the referrers API,
+    # and 200 for what was stored.
+    ODD_ANSWERS = auto()
+
+
 class Proxy:
-    """A proxy for a registry. `troubles` can change while it runs; `got` counts the bytes of bodies by method."""
+    """A proxy for a registry. `troubles` and `habits` can change while it runs; `got` counts the bytes of bodies by
+    method.
+    """
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.troubles: list[Trouble] = []
+        self.habits: set[Habit] = set()
         self.requests: list[str] = []
         self.got: Counter[str] = Counter()
         self.stalled, self.released = threading.Event(), threading.Event()
@@ -202,8 +215,9 @@ class Proxy:
             thread.join(10)
 
     def heal(self) -> None:
-        """Removes all troubles, resets the counts, and ends waiting requests."""
+        """Removes all troubles and habits, resets the counts, and ends waiting requests."""
         self.troubles.clear()
+        self.habits.clear()
         self.requests.clear()
         self.got.clear()
         self.released.set()
@@ -257,8 +271,16 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault is Fault.CUT_BEFORE_A_PROXY:
             proxy.took(self.command, len(self.rfile.read(size // 2)))
             self.close_connection = True
+        elif self._is_odd(proxy) and self.command in ("HEAD", "PATCH"):
+            proxy.took(self.command, len(self.rfile.read(size)))
+            self._answer(405 if self.command == "HEAD" else 404, [], b"{}")
+        elif self._is_odd(proxy) and "/referrers/" in self.path:
+            self._answer(302, [("Location", "https://pages.example.test/")], b"")
         else:
             self._forward(proxy, size, trouble)
+
+    def _is_odd(self, proxy: Proxy) -> bool:
+        return Habit.ODD_ANSWERS in proxy.habits and self.headers["User-Agent"] == "builder"
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815  the names are the base class's
 
@@ -280,6 +302,11 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             answer = registry.getresponse()
             body = answer.read()
+            digest = re.sub(r"/manifests/sha256-(?=[0-9a-f]{64}$)", "/manifests/sha256:", self.path)
+            if Habit.TAG_IS_DIGEST in proxy.habits and answer.status == 404 and digest != self.path:
+                registry.request(self.command, digest, headers=dict(self.headers))
+                answer = registry.getresponse()
+                body = answer.read()
         finally:
             registry.close()
         if trouble:
@@ -289,7 +316,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         dropped = ("transfer-encoding", "connection") + (() if self.command == "HEAD" else ("content-length",))
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in dropped]
-        self._answer(answer.status, headers, body)
+        status = 200 if answer.status == 201 and self._is_odd(proxy) else answer.status
+        self._answer(status, headers, body)
 
     def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.send_response_only(status)
