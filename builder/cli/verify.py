@@ -71,7 +71,8 @@ def verify_command(  # noqa: PLR0913  the options of the command
     """Check the signature and contents of IMAGE against its plan.
 
     IMAGE is a cell id or a tag of an image in the store, or an image in a registry: ghcr.io/org/pt-cuda:2.9. An image
-    in a registry is downloaded; with --fast, only its manifest, configuration and attachments are.
+    in a registry is downloaded; with --fast, only its manifest, configuration and attachments, and the end of each
+    layer of wheels.
 
     Checks the hash of every blob, and rebuilds the wheel layers from the package index. In a checkout, compares the
     configuration and the layer of plain files with its plan, and the other layers with locks/layers.json and with those

@@ -183,6 +183,22 @@ class Registry:
             raise self._damaged(answer.request.action)
         return answer.body
 
+    def read_range(self, digest: str, start: int, end: int) -> bytes:
+        """The bytes of a blob from `start` to before `end`, which are not checked.
+
+        Raises RejectedError if the registry would send the whole blob instead.
+        """
+        headers = {"Range": f"bytes={start}-{end - 1}"}
+        request = self._blob_request("GET", "reading a part of", digest, (200, 206), headers=headers)
+
+        def read() -> bytes:
+            with self._http.open(request) as response:
+                if response.status_code == HTTPStatus.OK:
+                    raise RejectedError(f"{self._http.registry}: {request.action}: range requests are not supported")
+                return b"".join(self._http.pieces(request.action, response, end - start))
+
+        return self._http.retry(read)
+
     def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
         """Downloads a blob; returns whether it matches digest and size. Calls `read` with numbers of bytes."""
         return self._download(digest, size, None, read)

@@ -8,11 +8,11 @@ the image.
 
 from __future__ import annotations
 
+import io
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -52,12 +52,14 @@ class ImageSource:
 
     `index` is the digest of the index that names it, empty without one. `open_layer` returns a blob of this digest and
     size as a file, None if its bytes do not match them. It calls its last argument with numbers of bytes read.
+    `open_unchecked` returns a blob without reading it; from a registry, it downloads only the parts that are read.
     """
 
     manifest: bytes
     read_blob: Callable[[str], bytes]
     has_blob: Callable[[str], bool]
     open_layer: Callable[[str, int, Callable[[int], None]], BinaryIO | None]
+    open_unchecked: Callable[[str, int], BinaryIO]
     index: str = ""
 
 
@@ -122,26 +124,23 @@ def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
             if not source.has_blob(layer.digest):
                 yield _finding(check, line[:40], layer.digest, "different", "its blob is missing")
                 continue
-            with ExitStack() as stack:
-                file = None
-                if not check.fast:
-                    file = source.open_layer(layer.digest, layer.size, check.read)
-                    if file is None:
-                        reason = "its blob is damaged: the bytes do not match the digest"
-                        yield _finding(check, line[:40], layer.digest, "different", reason)
-                        continue
-                    stack.enter_context(file)
+            if check.fast:
+                blob: BinaryIO | None = source.open_unchecked(layer.digest, layer.size)
+            else:
+                blob = source.open_layer(layer.digest, layer.size, check.read)
+            if blob is None:
+                reason = "its blob is damaged: the bytes do not match the digest"
+                yield _finding(check, line[:40], layer.digest, "different", reason)
+                continue
+            with blob:
                 name = listed([file.split("-")[0] for file, _ in of.wheels], SHOWN) if of else line
-                if of:
-                    planned = check.expected.image.layers[number : number + 1] if check.expected else ()
-                    result = _rebuild(layer, of, downloads, file, planned[0].prefetch if planned else None)
-                else:
-                    result = _compare(layer, known.get(number))
-                if file and layer.toc and result[0] not in ("derived", "different"):
+                result = _rebuild(layer, of, downloads, blob) if of else _compare(layer, known.get(number))
+                if not check.fast and layer.toc and result[0] not in ("derived", "different"):
                     # A node with a snapshotter mounts the files that the table of contents describes, not those of the
                     # tar. A layer with the bytes of its wheels has their table.
+                    blob.seek(0)
                     try:
-                        estargz.check_layer(file, layer.toc)
+                        estargz.check_layer(blob, layer.toc)
                     except VerifyError as error:
                         result = "different", _plain(str(error))
                 yield _finding(check, name, layer.digest, *result)
@@ -197,39 +196,29 @@ def _compare(layer: Layer, expected_layer: tuple[Layer, How] | None) -> tuple[St
     return "derived" if how == "derived" else "known", ""
 
 
-def _rebuild(
-    layer: Layer,
-    of: WheelsOf,
-    downloads: Mapping[str, Future[Path]],
-    blob: BinaryIO | None,
-    prefetch: Collection[str] | None,
-) -> tuple[State, str]:
-    """State and detail of a layer of wheels.
+def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]], blob: BinaryIO) -> tuple[State, str]:
+    """State and detail of a layer of wheels. Reads the table of contents at the end of `blob`.
 
-    The order of its files is read from `blob`; without one, it follows from `prefetch`, those of the plan if there is
-    one. The order does not change what an image does.
+    The history does not have the order of the files, which depends on those that are prefetched; the table has it.
+    With the order, the wheels determine every byte of the layer.
     """
     if of.format != LAYER_FORMAT:
         return "failed", f"layer format {of.format} is not supported: this builder writes {LAYER_FORMAT}"
     try:
+        prefetch = estargz.prefetched(blob)
+    except VerifyError:  # its bytes are compared anyway
+        prefetch = frozenset()
+    except RejectedError as error:
+        return "failed", f"{error}: run this without --fast"
+    try:
         files = [(file, downloads[sha256].result()) for file, sha256 in of.wheels]
-        if blob:
-            with suppress(VerifyError):  # its bytes are compared anyway
-                prefetch = estargz.prefetched(blob)
-            blob.seek(0)
         with Path(os.devnull).open("wb") as discarded:
-            entries = stored_layers.wheel_entries(files, of.python, prefetch or ())
-            derived = splice.write_layer(entries, discarded)
+            derived = splice.write_layer(stored_layers.wheel_entries(files, of.python, prefetch), discarded)
     except (WheelError, SpliceError) as error:
         return "different", str(error)
     except (FetchError, FileNotFoundError) as error:  # another builder may have removed it from the store
         return "failed", str(error)
     if (derived.digest, derived.diff_id) != (layer.digest, layer.diff_id):
-        if prefetch is None:
-            return (
-                "failed",
-                "its wheels produce other bytes; with --fast, the order of files is unknown: run this without --fast",
-            )
         return "different", f"its wheels produce {short_digest(derived.digest)}"
     if derived.toc != layer.toc:
         return "different", OTHER_TOC
@@ -245,6 +234,7 @@ def source_in_store(store: Store, manifest: str) -> ImageSource:
         open_layer=lambda blob, size, read: (
             store.path(blob).open("rb") if store.has(blob, size) and store.matches(blob, read) else None
         ),
+        open_unchecked=lambda blob, _: store.path(blob).open("rb"),
     )
 
 
@@ -292,8 +282,29 @@ def _source(registry: Registry, manifest: Manifest, folder: Path, index: str = "
         read_blob=cache(registry.read_blob),
         has_blob=registry.has_blob,
         open_layer=open_layer,
+        open_unchecked=lambda digest, size: cast("BinaryIO", _RemoteBlob(registry, digest, size)),
         index=index,
     )
+
+
+class _RemoteBlob(io.RawIOBase):
+    """A blob of a registry as a file. Each read is a request for these bytes, which are not checked."""
+
+    def __init__(self, registry: Registry, digest: str, size: int) -> None:
+        self._registry, self._digest, self._size = registry, digest, size
+        self._position = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        end = self._size if size < 0 else min(self._position + size, self._size)
+        content = b""
+        if self._position < end:
+            content = self._registry.read_range(self._digest, self._position, end)
+        self._position += len(content)
+        return content
 
 
 def failure(image: str, findings: Sequence[Finding], *, allow_unknown: bool) -> BuilderError | None:

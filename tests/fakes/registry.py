@@ -78,6 +78,10 @@ class MemoryRegistry(Registry):
             raise RejectedError("no such blob", status=404)
         return self.contents[digest]
 
+    def read_range(self, digest: str, start: int, end: int) -> bytes:
+        self.calls.append(f"read {end - start} bytes")
+        return self.read_blob(digest)[start:end]
+
     def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
         content = self.read_blob(digest)
         assert len(content) == size

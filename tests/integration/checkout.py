@@ -351,4 +351,7 @@ def make(root: Path, *, namespace: str, release: str, index: Index, environ: Map
         root=root, namespace=namespace, release=release, index=index, environ={**environ, "TMPDIR": str(temporary)}
     )
     new.write_tests(TESTS)
+    prefetch = root / "templates/extra/prefetch.txt"  # the history of an image does not have this order of files
+    prefetch.parent.mkdir()
+    prefetch.write_text("opt/venv/lib/python*/site-packages/tinyextra/__init__.py\n", encoding="utf-8")
     return new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
@@ -151,7 +152,7 @@ def states(output: str) -> list[tuple[str, str]]:
     return rows
 
 
-def test_verify_compares_all_parts_of_an_image_with_the_plan(released: Checkout, proxy: Proxy) -> None:
+def test_verify_compares_all_parts_of_an_image_with_the_plan(released: Checkout, proxy: Proxy, tmp_path: Path) -> None:
     push(released, proxy, EXTRA)
     reference = f"{proxy.address}/{released.references('-extra')[0]}"
     proxy.heal()
@@ -169,7 +170,11 @@ def test_verify_compares_all_parts_of_an_image_with_the_plan(released: Checkout,
     assert stores.leftovers(released.store) == []
     proxy.heal()
     assert "blobs were not hashed" in released.builder("verify", "--fast", reference)
-    assert proxy.count("GET", "/blobs/") == 1, "only the configuration is read"
+    assert proxy.count("GET", "/blobs/") == 1 + 2 * 3, "the configuration, and footer and table of three layers"
+
+    elsewhere = dataclasses.replace(released, root=tmp_path)
+    output = elsewhere.builder("--store", str(tmp_path / "another"), "verify", "--fast", reference, code=15)
+    assert {name for state, name in states(output) if state == "derived"} == set(wheels)
 
 
 def test_verify_on_a_machine_that_did_not_build_the_image(released: Checkout, proxy: Proxy, tmp_path: Path) -> None:

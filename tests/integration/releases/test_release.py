@@ -140,6 +140,7 @@ def test_a_released_image_is_verified_without_a_checkout(ours: Checkout, proxy: 
     assert re.search(r"test results  \([0-9]+ passed, gpu: not run", output)
     assert parts["os"] == parts["configuration"] == "signed"
     assert "derived" in parts.values()
+    assert "3 derived" in consumer.builder("verify", extra, "--fast", "--key", str(keys / "ours.pub"))
 
     assert "no trusted signer signed it as cell" in consumer.builder(
         "verify", extra, "--fast", "--key", str(keys / "theirs.pub"), code=15

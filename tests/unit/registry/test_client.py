@@ -316,6 +316,28 @@ def test_a_download_is_checked(lay: Lay, content: bytes) -> None:
     assert not connect().blob_matches(DIGEST, len(CONTENT), lambda _: None)
 
 
+def test_a_part_of_a_blob_is_read(lay: Lay) -> None:
+    replies = iter([Reply(status=206, body=CONTENT[10:15], broken=True), Reply(status=206, body=CONTENT[10:20])])
+    wire = lay(lambda _: next(replies))
+    assert connect().read_range(DIGEST, 10, 20) == CONTENT[10:20]
+    assert [sent.headers["Range"] for sent in wire.seen] == ["bytes=10-19"] * 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (Reply(body=CONTENT), "reading a part of blob .* range requests are not supported"),
+        (Reply(status=206, body=CONTENT), "longer than 10 bytes"),
+        (Reply(status=416), "answered 416"),
+    ],
+    ids=["the whole blob", "longer", "not satisfiable"],
+)
+def test_an_answer_that_is_not_the_requested_part_is_refused(lay: Lay, reply: Reply, message: str) -> None:
+    lay(lambda _: reply)
+    with pytest.raises(RejectedError, match=message):
+        connect().read_range(DIGEST, 10, 20)
+
+
 def test_nothing_is_decompressed(lay: Lay) -> None:
     wire = lay(lambda _: Reply(body=CONTENT, headers={"Content-Encoding": "gzip"}))
     assert connect().read_blob(DIGEST) == CONTENT

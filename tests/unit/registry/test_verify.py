@@ -17,16 +17,18 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from builder.common.errors import DiskError, FetchError, VerifyError
-from builder.common.files import short_digest
+from builder.common.files import digest_of_bytes, short_digest
 from builder.index.download import Fetcher
 from builder.index.wheels import Wheel
 from builder.layers import estargz, oci, splice, wheel
+from builder.layers.blobs import MANIFEST_TYPE
 from builder.layers.splice import Entry
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.plan.plan import PlannedImage
 from builder.registry import verify
 from builder.registry.expected import PlannedDigests
 from builder.registry.verify import Check, Finding, ImageSource
+from tests.fakes.registry import MemoryRegistry
 from tests.unit.layers import test_wheel
 from tests.unit.layers.test_estargz import replace_toc
 from tests.unit.layers.test_wheel import pack
@@ -39,6 +41,11 @@ NO_RECORD = "neither locks/layers.json nor this store has a record of it"
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def sha256_of_number(number: int) -> bytes:
+    """Bytes that cannot be compressed."""
+    return hashlib.sha256(str(number).encode()).digest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +115,7 @@ def source(
         read_blob=lambda _: config,
         has_blob=lambda blob: blob not in {layer.digest for layer in missing},
         open_layer=open_layer,
+        open_unchecked=lambda blob, _: io.BytesIO(contents.get(blob, b"not read")),
     )
 
 
@@ -290,12 +298,47 @@ def test_a_missing_blob(fetcher: MemoryFetcher) -> None:
     assert findings[1].detail == "its blob is missing"
 
 
-def test_the_order_of_files_is_that_of_the_layer(fetcher: MemoryFetcher) -> None:
-    """Which files are prefetched is not in the history, and without the layer it is unknown."""
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_order_of_files_is_that_of_the_layer(fetcher: MemoryFetcher, fast: bool) -> None:
+    """Which files are prefetched is not in the history: `--fast` refused such layers without a checkout."""
     ordered = image(of_wheels(TINY, prefetch=["opt/venv/lib/python*/site-packages/tiny/a.py"]))
-    assert [finding.state for finding in run(ordered, fetcher)] == ["derived"]
-    [finding] = run(ordered, fetcher, fast=True)
-    assert (finding.state, "without --fast" in finding.detail) == ("failed", True)
+    assert [finding.state for finding in run(ordered, fetcher, fast=fast)] == ["derived"]
+
+
+def in_registry(layer: Layer) -> MemoryRegistry:
+    """A registry with an image of this layer, whose tag is `1`."""
+    data = documents(layer)
+    config = json.dumps(data["configuration"]).encode()
+    data["manifest"]["config"] = {"digest": digest_of_bytes(config), "size": len(config)}
+    data["manifest"]["layers"][0]["size"] = len(layer.content)
+    registry = MemoryRegistry()
+    registry.contents |= {digest_of_bytes(config): config, layer.digest: layer.content}
+    registry.put_manifest("1", json.dumps(data["manifest"]).encode(), MANIFEST_TYPE)
+    registry.calls.clear()
+    return registry
+
+
+def test_fast_downloads_only_the_table_of_contents_of_a_layer(tmp_path: Path) -> None:
+    large = pack({"tiny/a.py": b"".join(map(sha256_of_number, range(3000)))})
+    layer = of_wheels(large, prefetch=["opt/venv/lib/python*/site-packages/tiny/a.py"])
+    registry = in_registry(layer)
+    [source] = verify.sources_in_registry(registry, "1", tmp_path, "amd64")
+    [finding] = run(source, MemoryFetcher(tmp_path, large), fast=True)
+    assert finding.state == "derived"
+    footer, table = (int(call.split()[1]) for call in registry.calls)
+    assert footer == estargz.FOOTER
+    assert table < 2000
+    assert len(layer.content) > 90_000
+
+
+def test_a_registry_that_cannot_send_the_end_of_a_layer(tmp_path: Path, fetcher: MemoryFetcher) -> None:
+    registry = in_registry(of_wheels(TINY))
+    del registry.contents[of_wheels(TINY).digest]
+    registry.has.add(of_wheels(TINY).digest)
+    [source] = verify.sources_in_registry(registry, "1", tmp_path / "other", "amd64")
+    assert run(source, fetcher, fast=True)[0] == Finding(
+        layer="tiny_pkg", digest=of_wheels(TINY).digest, state="failed", detail="no such blob: run this without --fast"
+    )
 
 
 def test_every_blob_is_hashed_unless_fast(fetcher: MemoryFetcher) -> None:
