@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import platform
-from collections import ChainMap, Counter
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import get_args
 
 import click
+from pydantic import TypeAdapter, ValidationError
 from rich.text import Text
 
 from builder.build.layer_lookup import LayerLookup
@@ -20,13 +21,13 @@ from builder.common import errors
 from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, StaleError, UsageError
 from builder.common.files import short_digest
+from builder.common.validation import message_of
 from builder.index.download import Fetcher
 from builder.index.wheels import arch_of
 from builder.layers import images, oci
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
-from builder.matrix.cells import indexes_of_packages
-from builder.matrix.schema import Arch, Trusted
+from builder.matrix.schema import Arch, IndexAddress, IndexName, Trusted
 from builder.plan import plan
 from builder.registry import attestations, expected, verify
 from builder.registry.attestations import Attestations
@@ -35,7 +36,16 @@ from builder.registry.expected import PlannedDigests
 from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, ImageSource
 
+_INDEXES = TypeAdapter(dict[IndexName, IndexAddress])
 _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  # others are green
+
+
+def _parse_indexes(context: click.Context, option: click.Parameter, values: Sequence[str]) -> Mapping[str, str]:
+    try:
+        return _INDEXES.validate_python(dict(value.partition("=")[::2] for value in values))
+    except ValidationError as error:  # its input may have a password: not shown
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise click.BadParameter(f"expected NAME=URL: {message_of(first)}") from None
 
 
 @click.command(name="verify")
@@ -62,11 +72,20 @@ _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  
     show_default="that of this machine",
     help="If IMAGE names images for several architectures in a registry: the one to check.",
 )
+@click.option(
+    "--index",
+    "indexes",
+    multiple=True,
+    metavar="NAME=URL",
+    callback=_parse_indexes,
+    help="The address of a package index that the SBOM of IMAGE names. Repeat it for several. The login is read "
+    "from UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD, netrc, or pip's settings.",
+)
 @format_option("json: print the results to standard output.")
 @click.pass_obj
 def verify_command(  # noqa: PLR0913  the options of the command
     context: Context, /, image: str, fast: bool, allow_unknown: bool, keys: Sequence[str], identity: str, issuer: str,
-    arch: str, form: str
+    arch: str, indexes: Mapping[str, str], form: str
 ) -> None:  # fmt: skip
     """Check the signature and contents of IMAGE against its plan.
 
@@ -74,7 +93,7 @@ def verify_command(  # noqa: PLR0913  the options of the command
     in a registry is downloaded; with --fast, only its manifest, configuration and attachments, and the end of each
     layer of wheels.
 
-    Checks the hash of every blob, and rebuilds the wheel layers from the package index. In a checkout, compares the
+    Checks the hash of every blob, and rebuilds the wheel layers from the package indexes. In a checkout, compares the
     configuration and the layer of plain files with its plan, and the other layers with locks/layers.json and with those
     that were built here.
 
@@ -86,6 +105,9 @@ def verify_command(  # noqa: PLR0913  the options of the command
       SBOM          is signed; lists exactly the packages that the image's files record (not checked with --fast)
       provenance    is signed; is for the plan of this image
     Works without a checkout: parts that cannot be compared on this machine are accepted if the image is signed.
+
+    Downloads a wheel only from the index that the plan or the signed SBOM names. Without the address of that index, see
+    --index, the layer is not rebuilt.
 
     Results: same (the configuration of the plan), derived (rebuilt with the same bytes), known (in locks/layers.json,
     or built here), signed (by a trusted signer). Any other result is a failure: unknown (nothing to compare it with),
@@ -107,6 +129,9 @@ def verify_command(  # noqa: PLR0913  the options of the command
         with suppress(UsageError):  # without a checkout, no signers are trusted
             trust = Trust.of(context.project)
 
+    settings = context.host.index
+    for name, url in indexes.items():
+        settings = settings.with_index(name, url, "")
     store, view = context.store, View(context.err)
     findings: list[Finding] = []
     failures: list[BuilderError] = []
@@ -119,16 +144,14 @@ def verify_command(  # noqa: PLR0913  the options of the command
             )
             check = Check(
                 fetcher=Fetcher(
-                    context.host.index,
+                    settings,
                     store.downloads,
                     progress=Meter(view, "wheels", "fetched", 0).add,
                     built=lookup.built_wheel if lookup else None,
                 ),
                 expected=planned,
-                built={wheel.sha256: wheel for wheel in planned.image.wheels if wheel.source} if planned else {},
                 fast=fast,
                 read=Meter(view, "blobs", "hashed", 0).add,
-                indexes=_indexes(context, source),
             )
             image_claims = None
             if registry and trust.signers:
@@ -177,20 +200,6 @@ def _expected(context: Context, store: Store, image: ImageSource) -> PlannedDige
     if not planned:
         return None
     return expected.of_plan(project.root, store, planned[0])
-
-
-def _indexes(context: Context, image: ImageSource) -> dict[str, str]:
-    """The named indexes of packages for the cell of an image; those of all cells if matrix.yaml does not have it.
-
-    No request for a private package goes to the default index, even if the wheel then cannot be fetched.
-    """
-    try:
-        project = context.project
-    except UsageError:
-        return {}
-    cell = verify.cell_of(image)
-    of_cells = [each for each in project.cells if each.id == cell] or [each[0] for each in project.groups.values()]
-    return dict(ChainMap(*(indexes_of_packages(project.matrix, each) for each in of_cells)))
 
 
 def find_images(context: Context, store: Store, name: str, arch: str) -> tuple[list[ImageSource], Registry | None]:

@@ -290,6 +290,10 @@ class Fetcher(FileFetcher[Wheel]):
         self._pages: dict[tuple[str, str], Mapping[str, DistributionPackage]] = {}
         self._page_locks: dict[tuple[str, str], threading.Lock] = {}
 
+    def has_index(self, name: str) -> bool:
+        """Whether this machine has the address of a named index."""
+        return name in self._settings.named
+
     def path(self, wheel: Wheel) -> Path:
         return self._folder / f"{wheel.sha256}.whl"
 

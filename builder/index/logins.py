@@ -68,7 +68,7 @@ def find_login(
             if not settings.url.startswith("https://") and not is_loopback(settings.url):
                 raise UsageError(
                     f"the login of the index {settings.name} would be sent unencrypted",
-                    hint=f"Write its address with https:// in matrix.yaml: indexes.{settings.name}",
+                    hint="Use its address with https://, in `indexes` of matrix.yaml or with --index.",
                 )
             return login
     if settings.login_from:

@@ -7,8 +7,10 @@ record.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import BinaryIO, Literal
 
 from packageurl import PackageURL
@@ -37,11 +39,31 @@ class _Property(BaseModel, frozen=True):
     value: str = Field("", max_length=10_000)
 
 
+class _Hash(BaseModel, frozen=True):
+    alg: str = Field("", max_length=100)
+    content: str = Field("", max_length=1000)
+
+
 class _SbomComponent(BaseModel, frozen=True):
     purl: str = Field("", max_length=1000, pattern=r"^pkg:[a-z]+/")
     name: str = Field(max_length=300)
     version: str = Field(max_length=300)
+    hashes: tuple[_Hash, ...] = ()
     properties: tuple[_Property, ...] = ()
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The properties by name."""
+        return {each.name: each.value for each in self.properties}
+
+    @property
+    def sha256(self) -> str:
+        return next((each.content for each in self.hashes if each.alg == "SHA-256"), "")
+
+    @property
+    def is_of_index(self) -> bool:
+        """Whether it is a wheel that an index has, and that was not built from source."""
+        return self.purl.startswith("pkg:pypi/") and sbom_and_provenance.SOURCE_PROPERTY not in self.values
 
 
 class _SbomPackages(BaseModel, frozen=True):
@@ -87,6 +109,24 @@ class Attestations:
             return Finding(layer=part, digest=digest, state="signed", detail=f"by {signer}")
         return Finding(layer=part, digest=digest, state="different", detail=detail)
 
+    @cached_property
+    def _sboms(self) -> list[bytes]:
+        return signing.statements_of_image(self.registry, self._digest, sbom_and_provenance.SBOM, self.trust)
+
+    def indexes(self) -> dict[str, str]:
+        """The names of the indexes of wheels, by SHA-256, from the signed SBOMs; empty for the default index.
+
+        A name in any of them takes precedence: SBOMs of earlier versions of builder have none.
+        """
+        indexes: dict[str, str] = {}
+        for sbom in self._sboms:
+            with suppress(VerifyError):  # the finding about the SBOM reports it
+                for component in _components(sbom):
+                    if component.is_of_index and component.sha256:
+                        name = component.values.get(sbom_and_provenance.INDEX_PROPERTY, "")
+                        indexes[component.sha256] = name or indexes.get(component.sha256, "")
+        return indexes
+
     def recording_source(self, source: ImageSource) -> ImageSource:
         """The image's source, which also reads the packages in layers that are opened. Open them in their order."""
 
@@ -102,10 +142,11 @@ class Attestations:
     def attachments(self, *, has_read_layers: bool) -> Iterator[Finding]:
         """Test results, SBOM, provenance. `has_read_layers`: the SBOM is compared with the layers."""
         yield self._test_results()
-        yield self._statement(
-            "SBOM", sbom_and_provenance.SBOM, self._check_sbom if has_read_layers else _count_packages
+        yield self._statement("SBOM", self._sboms, self._check_sbom if has_read_layers else _count_packages)
+        provenance = signing.statements_of_image(
+            self.registry, self._digest, sbom_and_provenance.PROVENANCE, self.trust
         )
-        yield self._statement("provenance", sbom_and_provenance.PROVENANCE, self._check_provenance)
+        yield self._statement("provenance", provenance, self._check_provenance)
 
     @property
     def _digest(self) -> str:
@@ -125,9 +166,8 @@ class Attestations:
             return self._finding("test results", str(error).removeprefix(f"{cell}: "))
         return self._finding("test results", f"{coverage.tests_status}, gpu: {coverage.gpu_status}", "signed")
 
-    def _statement(self, name: str, kind: str, check: Callable[[bytes], str]) -> Finding:
+    def _statement(self, name: str, contents: Sequence[bytes], check: Callable[[bytes], str]) -> Finding:
         """A finding for the signed statements of one kind; `check` returns the detail, or raises VerifyError."""
-        contents = signing.statements_of_image(self.registry, self._digest, kind, self.trust)
         # A later release may have attached a corrected one.
         reason = "no statement of a trusted signer"
         for content in contents:
@@ -174,7 +214,7 @@ def findings(source: ImageSource, check: Check, claims: Attestations | None) -> 
             return
     if not check.fast:
         source = claims.recording_source(source)
-    yield from verify.verify_image(source, dataclasses.replace(check, is_signed=True))
+    yield from verify.verify_image(source, dataclasses.replace(check, is_signed=True, indexes=claims.indexes()))
     yield from claims.attachments(has_read_layers=not check.fast)
 
 
@@ -191,8 +231,12 @@ def _count_packages(sbom: bytes) -> str:
 
 def _packages(sbom: bytes) -> set[InstalledPackage]:
     """The components with records in an image. Debian itself and uv's Python have none. Raises VerifyError."""
-    components = oci.parse_document(_SbomPackages, sbom, "SBOM", hint="").components
-    return {_package(component) for component in components if component.purl.startswith(("pkg:deb/", "pkg:pypi/"))}
+    return {_package(each) for each in _components(sbom) if each.purl.startswith(("pkg:deb/", "pkg:pypi/"))}
+
+
+def _components(sbom: bytes) -> tuple[_SbomComponent, ...]:
+    """Raises VerifyError."""
+    return oci.parse_document(_SbomPackages, sbom, "SBOM", hint="").components
 
 
 def _package(component: _SbomComponent) -> InstalledPackage:
@@ -211,9 +255,8 @@ def _package(component: _SbomComponent) -> InstalledPackage:
         of_purl = package._replace(name=purl.name, version=purl.version or "")
     if package != of_purl:
         raise VerifyError(f"invalid SBOM: {component.purl} is {name} {version}")
-    stated = {each.name: each.value for each in component.properties}
     if any(
-        stated.get(each, value) != value
+        component.values.get(each, value) != value
         for each, value in zip(sbom_and_provenance.SOURCE_NAMES, package.source, strict=True)
     ):
         raise VerifyError(f"invalid SBOM: {component.purl} has properties of another source package")

@@ -83,8 +83,8 @@ class Check:
     """How an image is checked.
 
     `expected` is the image of the plan, None without a plan. `is_signed`: a trusted signer signed the image. `fast`
-    hashes no blobs. `indexes` are the named indexes of packages, which the history of an image does not have, and
-    `built` the wheels, by SHA-256, that no index has.
+    hashes no blobs. `indexes` are the names of the indexes of wheels, by SHA-256, from a signed SBOM; empty for the
+    default index.
     """
 
     fetcher: Fetcher
@@ -93,13 +93,13 @@ class Check:
     fast: bool = False
     read: Callable[[int], None] = lambda _: None
     indexes: Mapping[str, str] = field(default_factory=dict)
-    built: Mapping[str, Wheel] = field(default_factory=dict)
 
 
 def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
     """Findings for the configuration and for each layer, lowest first.
 
-    Raises VerifyError for an invalid image.
+    Without a plan and a trusted signature, only for the configuration: that is a failure already, and an unknown author
+    would choose what this machine downloads. Raises VerifyError for an invalid image.
     """
     image = oci.read_image(source.manifest, source.read_blob)
     history = [_plain(line) for line in image.history]
@@ -107,20 +107,32 @@ def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
         contents = [oci.parse_history(line) for line in history]
     except ValueError as error:
         raise VerifyError(f"its history cannot be read: {error}") from error
-    files = {sha256: file for of in contents if of for file, sha256 in of.wheels}
-    wheels = [check.built.get(sha256) or _wheel(file, sha256, check.indexes) for sha256, file in files.items()]
+    wheels = _wheels(contents, check)
+    obstacles = [_obstacle(of, wheels, check.fetcher) if of else "" for of in contents]
+    needed = {
+        sha256
+        for of, obstacle in zip(contents, obstacles, strict=True)
+        if of and not obstacle
+        for _, sha256 in of.wheels
+    }
 
     config, state, lines = source.read_blob(image.config.digest), "unknown", ["this checkout has no plan for it"]
     if check.expected is not None:
         lines = expected.differences(check.expected, source.manifest, config)
         state = "different" if lines else "same"
     yield _finding(check, CONFIGURATION, digest_of_bytes(config), cast("State", state), _plain("; ".join(lines)))
+    if check.expected is None and not check.is_signed:
+        return
 
     known = check.expected.layers if check.expected else {}
     pool = ThreadPoolExecutor(CONNECTIONS)  # wheels are fetched while the layers below are checked
-    downloads = {wheel.sha256: pool.submit(check.fetcher.fetch, wheel) for wheel in wheels}
+    downloads = {
+        sha256: pool.submit(check.fetcher.fetch, wheel) for sha256, wheel in wheels.items() if sha256 in needed
+    }
     try:
-        for number, (layer, line, of) in enumerate(zip(image.layers, history, contents, strict=True)):
+        for number, (layer, line, of, obstacle) in enumerate(
+            zip(image.layers, history, contents, obstacles, strict=True)
+        ):
             if not source.has_blob(layer.digest):
                 yield _finding(check, line[:40], layer.digest, "different", "its blob is missing")
                 continue
@@ -134,7 +146,11 @@ def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
                 continue
             with blob:
                 name = listed([file.split("-")[0] for file, _ in of.wheels], SHOWN) if of else line
-                result = _rebuild(layer, of, downloads, blob) if of else _compare(layer, known.get(number))
+                result: tuple[State, str]
+                if obstacle:
+                    result = "signed" if check.is_signed else "unknown", obstacle
+                else:
+                    result = _rebuild(layer, of, downloads, blob) if of else _compare(layer, known.get(number))
                 if not check.fast and layer.toc and result[0] not in ("derived", "different"):
                     # A node with a snapshotter mounts the files that the table of contents describes, not those of the
                     # tar. A layer with the bytes of its wheels has their table.
@@ -147,7 +163,7 @@ def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
     finally:
         check.fetcher.stop()
         pool.shutdown(wait=False, cancel_futures=True)
-        for wheel in wheels:
+        for wheel in wheels.values():
             check.fetcher.drop(wheel)
 
 
@@ -168,12 +184,37 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
-def _wheel(file: str, sha256: str, indexes: Mapping[str, str]) -> Wheel:
+def _wheels(contents: Sequence[WheelsOf | None], check: Check) -> dict[str, Wheel]:
+    """The wheels of an image, by SHA-256, whose index is in the plan or in a signed SBOM.
+
+    The others are not looked up: anyone can publish a package on the default index with the name of a private one.
+    Raises VerifyError for an invalid name.
+    """
+    planned = {wheel.sha256: wheel for wheel in check.expected.image.wheels} if check.expected else {}
+    wheels: dict[str, Wheel] = {}
+    for file, sha256 in (wheel for of in contents if of for wheel in of.wheels):
+        checked = _wheel(file, sha256, check.indexes.get(sha256, ""))
+        if sha256 in planned or sha256 in check.indexes:
+            wheels[sha256] = planned.get(sha256, checked)
+    return wheels
+
+
+def _obstacle(of: WheelsOf, wheels: Mapping[str, Wheel], fetcher: Fetcher) -> str:
+    """Why the wheels of a layer cannot be fetched on this machine; empty if they can."""
+    if unlisted := [file for file, sha256 in of.wheels if sha256 not in wheels]:
+        return f"not rebuilt: built from source, or in neither the plan nor a signed SBOM: {listed(unlisted, SHOWN)}"
+    indexes = {wheels[sha256].index for _, sha256 in of.wheels if not wheels[sha256].source}
+    if unknown := sorted(index for index in indexes if index and not fetcher.has_index(index)):
+        options = " ".join(f"--index {index}=URL" for index in unknown)
+        return f"not rebuilt without the address of the index {', '.join(unknown)}: add {options}"
+    return ""
+
+
+def _wheel(file: str, sha256: str, index: str) -> Wheel:
     try:
         if len(file) > LONGEST:
             raise InvalidWheelFilename(f"{len(file)} characters")
         name, version, _, _ = parse_wheel_filename(file)
-        index = indexes.get(name, "")
         checked = LockedWheel(name=name, version=str(version), file=file, size=0, sha256=sha256, index=index)
         return Wheel(component="none", **checked.__dict__)
     except (InvalidWheelFilename, ValueError) as error:
@@ -216,7 +257,9 @@ def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]], 
             derived = splice.write_layer(stored_layers.wheel_entries(files, of.python, prefetch), discarded)
     except (WheelError, SpliceError) as error:
         return "different", str(error)
-    except (FetchError, FileNotFoundError) as error:  # another builder may have removed it from the store
+    except FetchError as error:
+        return "failed", f"{error}. {error.hint}" if error.hint else str(error)
+    except FileNotFoundError as error:  # another builder may have removed it from the store
         return "failed", str(error)
     if (derived.digest, derived.diff_id) != (layer.digest, layer.diff_id):
         return "different", f"its wheels produce {short_digest(derived.digest)}"
@@ -333,6 +376,6 @@ def failure(image: str, findings: Sequence[Finding], *, allow_unknown: bool) -> 
             f"{image}: {count} of {len(findings)} parts cannot be checked on this machine",
             hint="Build the image here with `builder build`, or accept these parts with --allow-unknown.",
         )
-    if not counts["derived"]:
+    if not counts["derived"] and not counts["signed"]:
         return VerifyError(f"{image}: no layer could be rebuilt", hint="Check that `builder` built this image.")
     return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
 import secrets
+import shutil
 import subprocess
 import threading
 import time
@@ -16,10 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration import registry as registries
 from tests.integration import stores, wheels
 from tests.integration.checkout import EXTRA, SHORT, Checkout, docker
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index
+from tests.integration.registry import Server
 
 CPU, CPU_EXTRA = "ty-1.0-cpu-py311", "ty-1.0-cpu-py311-extra"
 PRIVATE = ("tinyextra", "tinyinner")
@@ -63,7 +67,9 @@ def company(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Iterator
         index.publish(wheels.extra("99.0"), wheels.wheel("tinyinner", "99.0", {"tinyinner.py": b""}))
         for place in (private, storage):
             place.publish(
-                wheels.wheel("tinyextra", f"{release}+co", {"tinyextra/__init__.py": b""}, requires=["tinyinner"]),
+                wheels.wheel(
+                    "tinyextra", f"{release}+co", {"tinyextra/__init__.py": b'VERSION = "1"\n'}, requires=["tinyinner"]
+                ),
                 wheels.wheel("tinyinner", "1.0", {"tinyinner.py": b""}),
                 wheels.framework(f"{release}+cpu", requires=["tinyinner"]),
                 # Packages of the default index must not come from here either.
@@ -160,6 +166,42 @@ def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Compan
     # The history names the wheels, with their local versions and without their index.
     assert "3 derived" in checkout.builder("verify", CPU_EXTRA), "two layers of wheels, and that of plain files"
     assert company.asked_in_public() == []
+
+
+def test_a_released_image_is_verified_without_a_checkout(company: Company, keys: Path, tmp_path: Path) -> None:
+    """The default index got the names of private packages, as the history of an image has no index."""
+    checkout = company.checkout
+    registries.install()
+    with Server(folder=tmp_path / "registry").serving() as server:
+        (checkout.root / "keys").mkdir()
+        shutil.copy2(keys / "ours.pub", checkout.root / "keys/ours.pub")
+        trusted = f'registry: ""\nstaging: {server.address}/staging\nevidence: [{{key: keys/ours.pub}}]'
+        checkout.edit("matrix.yaml", 'registry: ""', trusted)
+        for command in (["lock"], ["render"], ["images"], ["stage", "--sign", f"{keys}/ours.key"]):
+            checkout.builder(*command, EXTRA)
+        checkout.builder("release", "--to", server.address, "--allow-untested-gpu", "--sign", f"{keys}/ours.key")
+
+        away = dataclasses.replace(
+            checkout, root=tmp_path, environ={**checkout.environ, "GPU_IMAGES_STORE": str(tmp_path / "store")}
+        )
+        command = ["verify", f"{server.address}/{checkout.references('-extra')[0]}", f"--key={keys}/ours.pub"]
+        output = away.builder(*command)
+        assert re.search(
+            r"^signed .* tinyextra, tinyinner  \(not rebuilt without the address of the index company: "
+            r"add --index company=URL\)$",
+            output,
+            re.MULTILINE,
+        )
+        output += away.builder(*command, "--fast", "--index", f"company={company.index.url}")
+        assert re.search(r"^derived .* tinyextra, tinyinner$", output, re.MULTILINE)
+        output += away.builder(
+            *command, "--fast", "--index", f"company={company.index.url}", code=13, UV_INDEX_COMPANY_PASSWORD=""
+        )
+        hint = "Give a login: set UV_INDEX_COMPANY_USERNAME and UV_INDEX_COMPANY_PASSWORD"
+        assert hint in " ".join(output.split()), "long lines are folded"
+        assert not company.has_password(output.encode())
+        assert company.asked_in_public() == []
+        assert company.storage.authorized == []
 
 
 def test_the_login_is_demanded_and_the_message_says_how_to_give_it(company: Company) -> None:

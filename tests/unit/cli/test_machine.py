@@ -15,7 +15,7 @@ from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.registry import verify
-from builder.registry.verify import Finding, ImageSource, State
+from builder.registry.verify import Check, Finding, ImageSource, State
 from tests.unit.cli.conftest import CELL, Run, store_of
 
 
@@ -138,6 +138,34 @@ def test_the_result_of_verify_is_printed_as_json(run: Run, findings: list[Findin
     error = "example/image:1: 1 of 1 parts are not as expected" if code else None
     part = {"layer": "x", "digest": "sha256:0", "state": state, "detail": "why"}
     assert json.loads(result.out) == {"image": "example/image:1", "hashed": False, "parts": [part], "error": error}
+
+
+@pytest.mark.usefixtures("findings")
+def test_the_address_of_an_index_is_used(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[Check] = []
+
+    def verify_image(_: ImageSource, check: Check) -> Iterator[Finding]:
+        checks.append(check)
+        yield Finding(layer="x", digest="sha256:0", state="derived")
+
+    monkeypatch.setattr("builder.registry.verify.verify_image", verify_image)
+    assert run("verify", "example/image:1", "--index", "company=https://python.example.test/simple").code == 0
+    assert [checks[0].fetcher.has_index(name) for name in ("company", "other")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("https://user:secret@python.example.test/simple", "expected NAME=URL: expected a name such as"),
+        ("company=https://user:secret@python.example.test/simple", "expected NAME=URL: expected an address such as"),
+        ("secret/../x=https://python.example.test", "expected NAME=URL: expected a name such as"),
+    ],
+)
+def test_an_invalid_address_of_an_index_is_not_shown(run: Run, value: str, message: str) -> None:
+    result = run("verify", "example/image:1", "--index", value)
+    assert result.code == 2
+    assert message in result.err
+    assert "secret" not in result.err
 
 
 def test_an_unknown_configuration_is_never_accepted(run: Run, findings: list[Finding]) -> None:

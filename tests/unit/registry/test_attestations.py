@@ -98,17 +98,18 @@ class ClaimsDesk:
     earlier: Sequence[object] = ()  # statements of every kind that an earlier release attached
     signed_index: str = ""
 
+    def claims(self, tag: str = "2.9", index: str = "") -> Attestations:
+        reference = ImageRef(registry="registry.example", repository="org/pt-cuda", tag=tag)
+        trust = Trust(signers=[Trusted(key="ours")], root=self.folder)
+        return Attestations(registry=self.store, reference=reference, image=self.store.image, trust=trust, index=index)
+
     def findings(
         self, tag: str = "2.9", *, fast: bool = False, named: str = "", arch: str = "amd64"
     ) -> dict[str, Finding]:
-        reference = ImageRef(registry="registry.example", repository="org/pt-cuda", tag=tag)
-        trust = Trust(signers=[Trusted(key="ours")], root=self.folder)
         [source] = verify.sources_in_registry(self.store, named or self.store.image.manifest.digest, self.folder, arch)
-        image_claims = Attestations(
-            registry=self.store, reference=reference, image=self.store.image, trust=trust, index=source.index
-        )
         check = Check(fetcher=NoWheels(), fast=fast)
-        return {finding.layer: finding for finding in attestations.findings(source, check, image_claims)}
+        claims = self.claims(tag, source.index)
+        return {finding.layer: finding for finding in attestations.findings(source, check, claims)}
 
 
 class NoWheels(Fetcher):
@@ -309,3 +310,35 @@ def test_a_corrected_statement_counts(desk: ClaimsDesk) -> None:
     desk.store.report()
     desk.earlier = [{}]
     assert {finding.state for finding in desk.findings().values()} == {"signed"}
+
+
+def wheel_of(name: str, sha256: str, kind: str = "pypi", **properties: str) -> dict[str, Any]:
+    """A wheel of an SBOM; `properties` are those with the prefix of builder."""
+    return {
+        "purl": f"pkg:{kind}/{name}@1",
+        "name": name,
+        "version": "1",
+        "hashes": [{"alg": "SHA-256", "content": sha256}],
+        "properties": [{"name": f"gpu-images:{key}", "value": value} for key, value in properties.items()],
+    }
+
+
+def test_the_signed_sbom_has_the_index_of_each_wheel(desk: ClaimsDesk) -> None:
+    """A wheel that was built from source is in no index."""
+    wheels = [
+        wheel_of("public", "a" * 64),
+        wheel_of("private", "b" * 64, index="company"),
+        wheel_of("built", "c" * 64, source=f"built-1.tar.gz#sha256={'0' * 64}", index="company"),
+        wheel_of("committed", "d" * 64, kind="generic", source="git+https://git.example.test/a/b@" + "0" * 40),
+    ]
+    desk.statements = {"cyclonedx": {"components": [*SBOM["components"], *wheels]}}
+    assert desk.claims().indexes() == {"a" * 64: "", "b" * 64: "company"}
+
+
+def test_no_statement_takes_back_the_index_of_a_private_package(desk: ClaimsDesk) -> None:
+    """An SBOM of an earlier builder has no indexes; one that is invalid is reported with the other findings."""
+    private, default = wheel_of("private", "b" * 64, index="company"), wheel_of("private", "b" * 64)
+    for earlier, later in ((private, default), (default, private)):
+        desk.earlier = [{"components": [earlier]}, {}]
+        desk.statements = {"cyclonedx": {"components": [later]}}
+        assert desk.claims().indexes() == {"b" * 64: "company"}

@@ -89,6 +89,15 @@ def test_the_sbom_says_what_a_wheel_was_built_from(planned: PlannedImage) -> Non
     assert "properties" not in components["quartz"]
 
 
+def test_the_sbom_has_the_name_of_the_index_of_a_wheel(planned: PlannedImage) -> None:
+    """`builder verify` takes it from there: the default index must not get the name of a private package."""
+    wheels = tuple(replace(wheel, index="company" if wheel.name == "board" else "") for wheel in planned.wheels)
+    components = json.loads(sbom_and_provenance.sbom(replace(planned, wheels=wheels), NAME, IMAGE))["components"]
+    properties = {each["name"]: each.get("properties") for each in components if each["purl"].startswith("pkg:pypi/")}
+    assert properties.pop("board") == [{"name": "gpu-images:index", "value": "company"}]
+    assert set(properties.values()) == {None}
+
+
 def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedImage, system: OsLock) -> None:
     """Debian's advisories are by source package. grype reads the purl, trivy the properties."""
     first, second, third = (

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 
 import pytest
-from packaging.utils import canonicalize_name
 
 from builder.common.errors import DiskError, FetchError, VerifyError
 from builder.common.files import digest_of_bytes, short_digest
@@ -36,6 +36,7 @@ from tests.unit.layers.test_wheel import pack
 TINY = pack({"tiny/a.py": b"tiny = 1\n"})
 OTHER = pack({"other.py": b""}, name="other-2.0-py3-none-any.whl", info="other-2.0.dist-info")
 SHA256, SECOND = "sha256:" + "5" * 64, "sha256:" + "6" * 64
+PLANNED = PlannedDigests(image=cast("PlannedImage", SimpleNamespace(wheels=())), layers={})
 NO_RECORD = "neither locks/layers.json nor this store has a record of it"
 
 
@@ -124,7 +125,10 @@ def image(*layers: Layer) -> ImageSource:
 
 
 class MemoryFetcher(Fetcher):
-    """Has these wheels; `broken` are the errors for wheels, by SHA-256; `indexes` are those of fetched packages."""
+    """Has these wheels, and the addresses of the `named` indexes; `broken` are the errors for wheels, by SHA-256.
+
+    `indexes` are those of fetched wheels, by file name.
+    """
 
     def __init__(self, folder: Path, *packed: test_wheel.Wheel) -> None:
         self._folder = folder
@@ -132,10 +136,11 @@ class MemoryFetcher(Fetcher):
         self.broken: dict[str, Exception] = {}
         self.stopped, self.is_open = 0, True
         self.indexes: dict[str, str] = {}
+        self.named: set[str] = set()
         self._lock = threading.Lock()
 
     def fetch(self, wheel: Wheel) -> Path:
-        self.indexes[wheel.name] = wheel.index
+        self.indexes[wheel.file] = wheel.index
         if wheel.sha256 in self.broken:
             raise self.broken[wheel.sha256]
         with self._lock:
@@ -144,10 +149,19 @@ class MemoryFetcher(Fetcher):
             self.path(wheel).write_bytes(self.contents[wheel.sha256])
         return self.path(wheel)
 
+    def has_index(self, name: str) -> bool:
+        return name in self.named
+
     def stop(self) -> None:
         with self._lock:
             self.stopped += 1
             self.is_open = False
+
+
+@pytest.fixture(autouse=True)
+def same_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The images are of no real plan; how their configurations are compared: test_expected.py."""
+    monkeypatch.setattr("builder.registry.expected.differences", lambda *_: [])
 
 
 @pytest.fixture
@@ -155,12 +169,17 @@ def fetcher(tmp_path: Path) -> MemoryFetcher:
     return MemoryFetcher(tmp_path, TINY, OTHER)
 
 
+def check_of(fetcher: MemoryFetcher, **options: Any) -> Check:
+    """A check with a plan without layers, where all wheels of the fetcher are from the default index."""
+    return Check(**{"fetcher": fetcher, "expected": PLANNED, "indexes": dict.fromkeys(fetcher.contents, ""), **options})
+
+
 def run(image: ImageSource, fetcher: MemoryFetcher, *, fast: bool = False) -> list[Finding]:
     """Findings for the layers. Checks that no wheel is left."""
     fetcher.is_open = True
     try:
-        configuration, *findings = verify.verify_image(image, Check(fetcher=fetcher, fast=fast))
-        assert (configuration.layer, configuration.state) == ("configuration", "unknown")
+        configuration, *findings = verify.verify_image(image, check_of(fetcher, fast=fast))
+        assert (configuration.layer, configuration.state) == ("configuration", "same")
         return findings
     finally:
         assert list(fetcher._folder.iterdir()) == []
@@ -244,8 +263,7 @@ def test_the_configuration_is_compared_with_the_plan(
     fetcher: MemoryFetcher, monkeypatch: pytest.MonkeyPatch, lines: list[str], state: str
 ) -> None:
     monkeypatch.setattr("builder.registry.expected.differences", lambda *_: lines)
-    plan = PlannedDigests(image=cast("PlannedImage", None), layers={})
-    finding = next(verify.verify_image(image(Layer(line="os")), Check(fetcher=fetcher, expected=plan)))
+    finding = next(verify.verify_image(image(Layer(line="os")), check_of(fetcher)))
     assert (finding.layer, finding.state) == ("configuration", state)
     assert finding.detail == "".join(lines).replace("\x1b", "\ufffd")
 
@@ -276,11 +294,10 @@ def test_the_table_of_contents_of_a_layer_that_is_not_rebuilt_is_compared_with_i
     assert {finding.state for finding in run(checked, fetcher, fast=True)} == {"unknown"}
 
     # Also one that locks/layers.json lists: whoever wrote that file may have been wrong.
-    monkeypatch.setattr("builder.registry.expected.differences", lambda *_: [])
     known = oci.Layer(digest=wrong.digest, diff_id=wrong.diff_id, size=7, toc=wrong.toc)
-    plan = PlannedDigests(image=cast("PlannedImage", None), layers={0: (known, "known")})
+    plan = replace(PLANNED, layers={0: (known, "known")})
     one = source(documents(wrong), contents=contents)
-    findings = list(verify.verify_image(one, Check(fetcher=fetcher, expected=plan)))
+    findings = list(verify.verify_image(one, check_of(fetcher, expected=plan)))
     assert (findings[1].state, findings[1].detail) == ("different", detail)
 
 
@@ -370,6 +387,12 @@ def test_a_failed_download_is_no_difference(fetcher: MemoryFetcher, error: Excep
     assert [(finding.state, finding.detail) for finding in findings] == [("failed", str(error)), ("derived", "")]
 
 
+def test_the_hint_of_a_failed_download_is_shown(fetcher: MemoryFetcher) -> None:
+    """An index without its login: the hint has the variables to set."""
+    fetcher.broken[OF_TINY] = FetchError("the index company returned 401", hint="Give a login: set A.")
+    assert only(image(of_wheels(TINY)), fetcher) == ("failed", "the index company returned 401. Give a login: set A.")
+
+
 def test_a_forged_table_of_contents_is_refused_if_its_wheels_cannot_be_downloaded(fetcher: MemoryFetcher) -> None:
     layer = of_wheels(TINY)
     forged, toc = replace_toc(layer.content, lambda entries: entries.pop(0))
@@ -394,18 +417,77 @@ def test_a_full_disk_is_no_finding(fetcher: MemoryFetcher) -> None:
 
 
 def test_downloads_end_when_no_more_findings_are_read(fetcher: MemoryFetcher) -> None:
-    findings = verify.verify_image(image(of_wheels(TINY), of_wheels(OTHER)), Check(fetcher=fetcher))
-    assert [next(findings).state, next(findings).state] == ["unknown", "derived"]
+    findings = verify.verify_image(image(of_wheels(TINY), of_wheels(OTHER)), check_of(fetcher))
+    assert [next(findings).state, next(findings).state] == ["same", "derived"]
     findings.close()  # type: ignore[attr-defined]
     assert fetcher.stopped == 1
 
 
-def test_wheels_are_fetched_from_the_indexes_of_their_packages(fetcher: MemoryFetcher) -> None:
-    """The history has no index: without the matrix, the name of a private package would go to the default one."""
-    names = [canonicalize_name(wheel.name.split("-")[0]) for wheel in (TINY, OTHER)]
-    check = Check(fetcher=fetcher, indexes={names[0]: "company"})
-    assert [finding.state for finding in verify.verify_image(image(of_wheels(TINY), of_wheels(OTHER)), check)][1:]
-    assert fetcher.indexes == {names[0]: "company", names[1]: ""}
+# ---- named indexes
+
+
+OF_TINY, OF_OTHER = sha256(TINY.content), sha256(OTHER.content)
+NO_ADDRESS = "not rebuilt without the address of the index company: add --index company=URL"
+UNLISTED = f"not rebuilt: built from source, or in neither the plan nor a signed SBOM: {OTHER.name}"
+
+
+def test_wheels_are_fetched_from_the_indexes_that_the_sbom_names(fetcher: MemoryFetcher) -> None:
+    fetcher.named = {"company"}
+    check = check_of(fetcher, indexes={OF_TINY: "company", OF_OTHER: ""})
+    findings = verify.verify_image(image(of_wheels(TINY, OTHER)), check)
+    assert [finding.state for finding in findings] == ["same", "derived"]
+    assert fetcher.indexes == {TINY.name: "company", OTHER.name: ""}
+
+
+def test_wheels_are_fetched_from_the_indexes_of_the_plan(fetcher: MemoryFetcher) -> None:
+    """Also if an SBOM names another one, or none."""
+    fetcher.named = {"company"}
+    wheels = [
+        Wheel(
+            component="x", name="x", version="1", file=each.name, size=1, sha256=sha256(each.content), index="company"
+        )
+        for each in (TINY, OTHER)
+    ]
+    plan = replace(PLANNED, image=cast("PlannedImage", SimpleNamespace(wheels=wheels)))
+    check = check_of(fetcher, expected=plan, indexes={OF_TINY: ""})
+    findings = verify.verify_image(image(of_wheels(TINY, OTHER)), check)
+    assert [finding.state for finding in findings] == ["same", "derived"]
+    assert fetcher.indexes == {TINY.name: "company", OTHER.name: "company"}
+
+
+@pytest.mark.parametrize(
+    ("indexes", "reason"),
+    [({OF_TINY: "", OF_OTHER: "company"}, NO_ADDRESS), ({OF_TINY: ""}, UNLISTED)],
+    ids=["no address", "not listed"],
+)
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_no_index_is_asked_for_the_wheels_of_another_one(
+    fetcher: MemoryFetcher, indexes: dict[str, str], reason: str, is_signed: bool
+) -> None:
+    """The default index got the names of private packages."""
+    layers = [of_wheels(TINY), of_wheels(OTHER), of_wheels(TINY, OTHER)]
+    findings = list(verify.verify_image(image(*layers), check_of(fetcher, indexes=indexes, is_signed=is_signed)))
+    state = "signed" if is_signed else "unknown"
+    assert [(finding.state, finding.detail) for finding in findings[1:]] == [
+        ("derived", ""), (state, reason), (state, reason),
+    ]  # fmt: skip
+    assert fetcher.indexes == {TINY.name: ""}
+
+
+def test_a_forged_table_of_contents_is_refused_if_its_wheels_are_not_fetched(fetcher: MemoryFetcher) -> None:
+    layer = of_wheels(OTHER)
+    forged, toc = replace_toc(layer.content, lambda entries: entries.pop(0))
+    wrong = replace(layer, digest=f"sha256:{sha256(forged)}", toc=toc, content=forged)
+    [_, finding] = verify.verify_image(image(wrong), check_of(fetcher, indexes={}, is_signed=True))
+    assert (finding.state, finding.detail) == ("different", "the table of contents has wrong data about 'opt/'")
+
+
+def test_nothing_is_downloaded_without_a_plan_and_a_signature(fetcher: MemoryFetcher) -> None:
+    """An unknown author would choose the names that the index gets."""
+    layer = of_wheels(TINY)
+    [finding] = verify.verify_image(source(documents(layer), damaged=[layer]), check_of(fetcher, expected=None))
+    assert (finding.layer, finding.state) == ("configuration", "unknown")
+    assert fetcher.indexes == {}
 
 
 # ---- invalid images
