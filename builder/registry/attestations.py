@@ -61,9 +61,13 @@ class _SbomComponent(BaseModel, frozen=True):
         return next((each.content for each in self.hashes if each.alg == "SHA-256"), "")
 
     @property
-    def is_of_index(self) -> bool:
-        """Whether it is a wheel that an index has, and that was not built from source."""
-        return self.purl.startswith("pkg:pypi/") and sbom_and_provenance.SOURCE_PROPERTY not in self.values
+    def is_built(self) -> bool:
+        """Whether it is a wheel that was built from source. Its purl has the type `generic`, or `pypi` for an sdist."""
+        return sbom_and_provenance.SOURCE_PROPERTY in self.values
+
+    @property
+    def is_python_package(self) -> bool:
+        return self.purl.startswith("pkg:pypi/") or self.is_built
 
 
 class _SbomPackages(BaseModel, frozen=True):
@@ -122,7 +126,7 @@ class Attestations:
         for sbom in self._sboms:
             with suppress(VerifyError):  # the finding about the SBOM reports it
                 for component in _components(sbom):
-                    if component.is_of_index and component.sha256:
+                    if component.is_python_package and not component.is_built and component.sha256:
                         name = component.values.get(sbom_and_provenance.INDEX_PROPERTY, "")
                         indexes[component.sha256] = name or indexes.get(component.sha256, "")
         return indexes
@@ -231,7 +235,7 @@ def _count_packages(sbom: bytes) -> str:
 
 def _packages(sbom: bytes) -> set[InstalledPackage]:
     """The components with records in an image. Debian itself and uv's Python have none. Raises VerifyError."""
-    return {_package(each) for each in _components(sbom) if each.purl.startswith(("pkg:deb/", "pkg:pypi/"))}
+    return {_package(each) for each in _components(sbom) if each.is_python_package or each.purl.startswith("pkg:deb/")}
 
 
 def _components(sbom: bytes) -> tuple[_SbomComponent, ...]:
@@ -246,7 +250,7 @@ def _package(component: _SbomComponent) -> InstalledPackage:
         purl = PackageURL.from_string(component.purl)
     except ValueError as error:
         raise VerifyError(f"invalid SBOM: {error}") from error
-    if purl.type == "pypi":
+    if component.is_python_package:
         package, of_purl = python_package(name, version), python_package(purl.name, purl.version or "")
     else:
         package = InstalledPackage(

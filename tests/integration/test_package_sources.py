@@ -5,10 +5,12 @@ The sdists come from an index with a login. They are built by a small backend, w
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
 import secrets
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -270,13 +272,29 @@ def test_a_dockerfile_installs_the_wheels_without_an_index(sources: Sources) -> 
     assert asked == {"tinybackend"}
 
 
-def test_another_machine_takes_the_wheels_from_the_registry(sources: Sources, tmp_path: Path) -> None:
+def test_another_machine_takes_the_wheels_from_the_registry(sources: Sources, keys: Path, tmp_path: Path) -> None:
     checkout = sources.checkout
     registries.install()
     with Server(folder=tmp_path / "registry").serving() as server:
-        checkout.edit("matrix.yaml", 'registry: ""', f'registry: ""\nstaging: {server.address}/staging')
+        (checkout.root / "keys").mkdir()
+        shutil.copy2(keys / "ours.pub", checkout.root / "keys/ours.pub")
+        trusted = f'registry: ""\nstaging: {server.address}/staging\nevidence: [{{key: keys/ours.pub}}]'
+        checkout.edit("matrix.yaml", 'registry: ""', trusted)
         checkout.builder("images", NATIVE)
-        checkout.builder("stage", NATIVE)
+        checkout.builder("stage", NATIVE, "--sign", f"{keys}/ours.key")
+        checkout.builder("release", "--to", server.address, "--allow-untested-gpu", "--sign", f"{keys}/ours.key")
+
+        # Without the checkout, no index is asked for packages that none has.
+        requests = len(sources.index.answered)
+        away = dataclasses.replace(
+            checkout, root=tmp_path, environ={**checkout.environ, "GPU_IMAGES_STORE": str(tmp_path / "store")}
+        )
+        reference = f"{server.address}/{checkout.references('-native')[0]}"
+        output = away.builder("verify", reference, f"--key={keys}/ours.pub")
+        assert re.search(r"^signed .* tinygit, .*\(not rebuilt: built from source, or in neither", output, re.MULTILINE)
+        assert "the same as in the files of the image" in output
+        assert len(sources.index.answered) == requests
+
         checkout.take_store()
         requests = len(sources.index.answered)
         checkout.builder("build", NATIVE)

@@ -342,3 +342,21 @@ def test_no_statement_takes_back_the_index_of_a_private_package(desk: ClaimsDesk
         desk.earlier = [{"components": [earlier]}, {}]
         desk.statements = {"cyclonedx": {"components": [later]}}
         assert desk.claims().indexes() == {"b" * 64: "company"}
+
+
+@pytest.mark.parametrize("source", ["git+https://git.example.test/a/b@" + "0" * 40, f"./b#sha256={'0' * 64}"])
+def test_a_package_from_a_commit_or_a_folder_is_in_image_and_sbom(desk: ClaimsDesk, source: str) -> None:
+    """Its purl has no type of packages, so it was missing from the SBOM, and no such image was valid."""
+    records = {
+        f"{SITE}/a-1.dist-info/METADATA": metadata("a", "1.0"),
+        f"{SITE}/b-1.dist-info/METADATA": metadata("b", "1"),
+    }
+    desk.store = Store(layer(records).getvalue())
+    built = wheel_of("b", "b" * 64, kind="generic", source=source)
+    for components, detail in (
+        ([SBOM["components"][1], built], "2 packages, the same as in the files of the image"),
+        ([SBOM["components"][1], {**built, "name": "c"}], "invalid SBOM: pkg:generic/b@1 is c 1"),
+        ([SBOM["components"][1]], "not in the SBOM: b 1"),
+    ):
+        desk.statements = {"cyclonedx": {"components": components}}
+        assert desk.findings()["SBOM"].detail == detail
