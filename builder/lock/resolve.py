@@ -50,7 +50,12 @@ TIMEOUT_S = 900
 OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
 LOGINS = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")  # uv needs none: see builder.index.local_index
 UV_NEWEST_GLIBC = 40  # uv 0.13 has platforms up to manylinux_2_40; newer C libraries run what older ones do
-_UNREACHABLE = re.compile(r"(?i)failed to fetch|connect|timed? ?out|error sending request|dns")
+# Lines of uv 0.13. Words such as "dns" also occur in names of packages. A failed request is "Failed to fetch:",
+# whatever its cause. Where an index refuses a login, uv only adds a hint to "No solution found".
+_UNREACHABLE = re.compile(
+    r"(?m)^(error| +cause): (Failed to fetch: |error sending request|error decoding response body)"
+    r"|^error: (Unsupported|Missing) `Content-Type`|^hint: An index (URL )?\("
+)
 _LIBC = ctypes.CDLL(None)
 _Closure = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0 if none is listed, and its address
 
@@ -367,7 +372,7 @@ class Resolver:
                         hint="Publish it there, or correct `index` or the name of the package in matrix.yaml.",
                     )
                 kind = UnreachableError if _UNREACHABLE.search(output) else LockError
-                lines = [re.sub(r"^[^A-Za-z`<(]+", "", line) for line in output.splitlines()]  # uv draws a tree
+                lines = [re.sub(r"^ *(error: |cause: )?", "", line) for line in output.splitlines()]
                 explanation = "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))
                 raise kind(f"{cell.id}: cannot be resolved to wheels\n{explanation}", hint=_hint(output, self._index))
             if yanked := re.search(r"`([^\s`]+)` (is yanked[^\n]*)", output):
@@ -555,6 +560,8 @@ def _size(cell: Cell, session: IndexSession, url: str) -> int:
 def _hint(output: str, index: IndexSettings) -> str:
     if "invalid peer certificate: UnknownIssuer" in output:
         return authority_hint(index.ca_bundle)
+    if _UNREACHABLE.search(output):
+        return f"The package index did not respond correctly. {DOCTOR}"
     if re.search(r"(?i)source distribution|building from source|no usable wheels|no wheels", output):
         return "Only wheels are supported: pin a version that has one for this Python."
     if "but pre-releases weren't enabled" in output:
@@ -564,8 +571,6 @@ def _hint(output: str, index: IndexSettings) -> str:
         )
     if re.search(r"(?i)hash mismatch", output):
         return "The index serves files that do not match its hashes. Do not use it until the reason is known."
-    if _UNREACHABLE.search(output):
-        return f"The package index did not respond correctly. {DOCTOR}"
     if re.search(r"(?i)invalid package format|failed to extract archive", output):
         return UPLOAD_AGAIN
     return "Change a version in matrix.yaml so that the requirements fit together."

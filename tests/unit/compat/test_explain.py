@@ -311,8 +311,7 @@ REPORTED = {
 
 def reports(reason: str) -> Resolve:
     return lambda _, cell: (
-        f"{cell.id}: cannot be resolved to wheels\n  error: No solution found when resolving dependencies\n  "
-        f"cause: {reason}"
+        f"{cell.id}: cannot be resolved to wheels\n  No solution found when resolving dependencies\n  {reason}"
     )
 
 

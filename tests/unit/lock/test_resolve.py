@@ -153,27 +153,51 @@ def test_one_file_listed_twice_is_no_conflict() -> None:
 
 NO_SOLUTION = """\
 warning: something else
-  \u00d7 No solution found when resolving dependencies:
-  ╰─▶ Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.
+error: No solution found when resolving dependencies
+  cause: Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.
 """
 OUTPUTS = {
     NO_SOLUTION: "Change a version in matrix.yaml",
-    "error: Failed to fetch: `https://index.example.test/x/`\n  Caused by: dns error": "did not respond correctly",
-    "error: error sending request\n  Caused by: invalid peer certificate: UnknownIssuer": "Set SSL_CERT_FILE, or pip's",
-    "error: error sending request\n  Caused by: invalid peer certificate: Expired": "did not respond correctly",
-    "error: operation timed out": "did not respond correctly",
+    "error: error sending request\n  cause: invalid peer certificate: UnknownIssuer": "Set SSL_CERT_FILE, or pip's",
+    "error: error sending request\n  cause: invalid peer certificate: Expired": "did not respond correctly",
     "hint: `x` was requested with a pre-release marker (e.g., x==1rc1), but pre-releases weren't enabled (try: "
     "`--prerelease=allow`)": "add it to the `packages` of the framework's line",
-    "  \u00d7 Failed to download `x==1`\n  ╰─▶ Hash mismatch for `x==1`": "do not match its hashes",
-    "  ╰─▶ Because x==1 has an invalid package format and\n  hint: The structure of `x` (v1) was invalid": (
+    "error: Failed to download `x==1`\n  cause: Hash mismatch for `x==1`": "do not match its hashes",
+    "  cause: Because x==1 has an invalid package format and\n\nhint: The structure of `x` (v1) was invalid": (
         "Upload the wheel to the index again"
     ),
-    "  \u00d7 Failed to download `x==1`\n  ├─▶ Failed to extract archive: x-1-py3-none-any.whl": (
+    "error: Failed to download `x==1`\n  cause: Failed to extract archive: x-1-py3-none-any.whl": (
         "Upload the wheel to the index again"
     ),
-    "  ├─▶ Failed to extract archive: x-1-py3-none-any.whl\n  ╰─▶ connection reset": "did not respond correctly",
-    "  ╰─▶ Because x==1 has no usable wheels and building from source is disabled": "pin a version that has one",
-    "  ╰─▶ Because x==1 has no wheels with a matching Python version tag": "pin a version that has one",
+    "  cause: Failed to extract archive: x-1-py3-none-any.whl\n  cause: error decoding response body": (
+        "did not respond correctly"
+    ),
+    "  cause: Because x==1 has no usable wheels and you require x==1": "pin a version that has one",
+    "  cause: Because x==1 has no wheels with a matching Python version tag": "pin a version that has one",
+}
+# As uv 0.13.8 prints them.
+_CONFLICT = "error: No solution found when resolving dependencies\n  cause: Because {}, we can conclude that ..."
+CONFLICTS = [
+    _CONFLICT.format("aiohttp==3.8.1 depends on async-timeout>=4.0.0a3,<5.0 and you require async-timeout==5.0.1"),
+    _CONFLICT.format("you require dnspython==2.6.1 and dnspython<2"),
+    _CONFLICT.format("there is no version of connectorx==99 and you require connectorx==99"),
+    _CONFLICT.format("failed-to-fetch was not found in the package registry and you require failed-to-fetch"),
+]
+_FETCH = "Failed to fetch: http://127.0.0.1:8000/simple/x/"
+_REQUEST = f"  cause: {_FETCH}\n  cause: error sending request for url (http://127.0.0.1:8000/simple/x/)"
+_REFUSED = "  cause: client error (Connect)\n  cause: tcp connect error\n  cause: Connection refused (os error 111)"
+INDEX_FAILURES = {
+    "closed port": f"error: Request failed after 3 retries in 4.7s\n{_REQUEST}\n{_REFUSED}",
+    "unknown host": f"error: Request failed after 3 retries in 9.5s\n{_REQUEST}\n  cause: dns error",
+    "stalled": f"error: Request failed after 3 retries in 15.3s\n{_REQUEST}\n  cause: operation timed out",
+    "status": f"error: {_FETCH}\n  cause: HTTP status server error (503 Service Unavailable) for url (http://...)",
+    "a page for people": 'error: Unsupported `Content-Type` "text/plain" for `http://127.0.0.1:8000/simple/x/`.',
+    "no type": "error: Missing `Content-Type` header for `http://127.0.0.1:8000/simple/x/`",
+    "no login": _CONFLICT.format("x was not found in the package registry and you require x")
+    + "\n\nhint: An index URL (http://127.0.0.1:8000/simple) could not be queried due to a lack of valid "
+    "authentication credentials (401 Unauthorized)",
+    "no permission": _CONFLICT.format("x was not found in the package registry and you require x")
+    + "\n\nhint: An index (http://127.0.0.1:8000/simple) returned a 403 Forbidden error.",
 }
 
 
@@ -689,7 +713,7 @@ def test_the_setting_that_causes_a_conflict_is_named(
 # ---- errors
 
 
-UNREACHABLE = (2, "error: Failed to fetch: `https://index.example.test/simple/ember/`")
+UNREACHABLE = (2, "error: Failed to fetch: https://index.example.test/simple/ember/")
 
 
 def test_an_unreachable_index_is_not_a_reason(tiny: Project, uv: Uv) -> None:
@@ -698,6 +722,24 @@ def test_an_unreachable_index_is_not_a_reason(tiny: Project, uv: Uv) -> None:
         uv.resolver(tiny).reason(tiny.cells[0])
     with pytest.raises(UnreachableError):
         uv.resolve(tiny, GROUP)
+
+
+@pytest.mark.parametrize("output", INDEX_FAILURES.values(), ids=INDEX_FAILURES.keys())
+def test_a_failed_request_is_a_failure_of_the_index(tiny: Project, uv: Uv, output: str) -> None:
+    uv.result = 2, output
+    with pytest.raises(UnreachableError) as caught:
+        uv.resolve(tiny, GROUP)
+    assert caught.value.hint == "The package index did not respond correctly. `builder doctor` checks the index."
+
+
+@pytest.mark.parametrize("output", CONFLICTS)
+def test_a_name_with_a_word_of_networks_is_not_a_failure_of_the_index(tiny: Project, uv: Uv, output: str) -> None:
+    uv.result = 1, output
+    reason = uv.resolver(tiny).reason(tiny.cells[0])
+    assert output.splitlines()[-1].strip().removeprefix("cause: ") in reason
+    with pytest.raises(LockError) as caught:
+        uv.resolve(tiny, GROUP)
+    assert caught.value.hint.startswith("Change a version in matrix.yaml")
 
 
 def test_an_unreachable_index_is_not_a_conflict(tiny: Project, edit: Edit, uv: Uv) -> None:
@@ -742,7 +784,7 @@ def test_uv_in_its_own_words_without_decoration(tiny: Project, uv: Uv) -> None:
         uv.resolve(tiny, GROUP)
     assert str(caught.value).splitlines() == [
         f"{GROUP}: cannot be resolved to wheels",
-        "  No solution found when resolving dependencies:",
+        "  No solution found when resolving dependencies",
         "  Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.",
     ]
 
@@ -771,11 +813,11 @@ def test_uv_uses_the_main_index_alone(tiny: Project, uv: Uv, monkeypatch: pytest
 
 
 def test_the_mirror_is_not_named(tiny: Project, uv: Uv) -> None:
-    uv.result = 2, "error: Failed to fetch: `https://me:pw@mirror.example.test/simple/x/`"
+    uv.result = 2, "error: Failed to fetch: https://me:pw@mirror.example.test/simple/x/"
     index = IndexSettings(url="https://me:pw@mirror.example.test/simple")
     with pytest.raises(LockError) as caught:
         uv.resolver(tiny, index).resolve(tiny.groups[GROUP], None, {})
-    assert "Failed to fetch: `https://<mirror>/simple/x/`" in str(caught.value)
+    assert "Failed to fetch: https://<mirror>/simple/x/" in str(caught.value)
     assert "pw" not in str(caught.value)
 
 
