@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from builder.build import images
 from builder.build.layer_lookup import KnownImages, LayerLookup
+from builder.build.wheel_builds import SourceBuilder
 from builder.cli import machine
 from builder.cli.context import SHOWN, Context, new_table
 from builder.cli.images import gpu_option, make_selected
@@ -241,8 +243,12 @@ def refresh_command(
         before = ci.plan_digests(project, revision, context.say)
     else:
         before = {image.id: image.digest for image in plan.make_plan(project, project.cells).images}
-    with context.locked(project, "refresh"):
-        updated = locking.update(project, chosen, context.host, upgrade=False, refresh=True, say=context.say)
+    with context.locked(project, "refresh"), project.scratch() as scratch:
+        # For groups whose lock is missing or out of date.
+        builder = SourceBuilder(project, context.host, View(context.err), context.store, Path(scratch))
+        updated = locking.update(
+            project, chosen, context.host, upgrade=False, refresh=True, say=context.say, builder=builder
+        )
     context.say_support(project, chosen)
     context.say_written(updated.written)
     failures = [updated.error] if updated.error else []

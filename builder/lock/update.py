@@ -106,9 +106,9 @@ def update(  # noqa: PLR0913  the options of the command
     upgrade: bool,
     refresh: bool,
     say: Callable[[str], None],
+    builder: WheelBuilder | None,
     packages: Collection[str] = (),
     builds: PythonBuilds | None = None,
-    builder: WheelBuilder | None = None,
 ) -> Updated:
     """Locks the wheels, the operating systems and uv's Pythons of `chosen` that have no current lock.
 

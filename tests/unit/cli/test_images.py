@@ -17,10 +17,11 @@ from builder.build import disk, images
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options, Outcome
+from builder.build.wheel_builds import SourceBuilder
 from builder.build.work import ImageProvider, LoadedImage
 from builder.cli.context import Context
 from builder.common import git
-from builder.common.errors import DiskError, ImageTestError, NoEngineError
+from builder.common.errors import DiskError, ImageTestError, LockError, NoEngineError
 from builder.common.files import digest_of_bytes
 from builder.engine import setup
 from builder.engine.client import Engine
@@ -29,6 +30,7 @@ from builder.layers.store import Store
 from builder.lock import apt, lockfile
 from builder.lock.archives import Archives, Kept, PackageLocations
 from builder.lock.os_lock import OsLock
+from builder.lock.resolve import Resolver
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan
@@ -420,6 +422,22 @@ def test_a_refresh_that_can_lock_nothing_fails_as_lock_does(
     updates.broken = "oldbird"
     assert run("refresh", "oldbird").code == 4
     assert calls == []
+
+
+def test_a_refresh_can_build_packages_from_source(
+    run: Run, updates: locks.FakeArchive, locked: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It resolves the groups whose lock is missing, as `builder lock` does."""
+    lockfile.path(locked.root, CELL).unlink()
+    builders: list[object] = []
+
+    def resolve(resolver: Resolver, *_: object) -> NoReturn:
+        builders.append(resolver._builder)
+        raise LockError("nothing is resolved in this test")
+
+    monkeypatch.setattr(Resolver, "resolve", resolve)
+    run("refresh", CELL)
+    assert [type(builder) for builder in builders] == [SourceBuilder]
 
 
 def test_a_refresh_leaves_out_cells_that_could_not_be_locked_at_all(

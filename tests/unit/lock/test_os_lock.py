@@ -188,7 +188,9 @@ def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[s
 
 def update_all(project: Project, *names: str, refresh: bool = False) -> None:
     """Updates wheels and systems; raises the error for what failed."""
-    updated = locking.update(project, project.select(names), Host(), upgrade=False, refresh=refresh, say=lambda _: None)
+    updated = locking.update(
+        project, project.select(names), Host(), upgrade=False, refresh=refresh, say=lambda _: None, builder=None
+    )
     if updated.error:
         raise updated.error
 
@@ -321,7 +323,9 @@ def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: locks.Fa
     with pytest.raises(LockError):
         update_all(project, CELL, refresh=True)
     assert (project.root / path).exists(), "undoing the edit needs it again"
-    changed = locking.update(project, [], Host(), upgrade=False, refresh=False, say=lambda _: None).written
+    changed = locking.update(
+        project, [], Host(), upgrade=False, refresh=False, say=lambda _: None, builder=None
+    ).written
     assert f"{path} (removed: no cell needs it)" in changed
     assert not (project.root / path).exists()
 

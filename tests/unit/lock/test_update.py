@@ -99,7 +99,7 @@ def update(
 ) -> list[str]:
     """The changed paths; raises the error for what failed."""
     updated = locking.update(
-        project, project.select(names), Host(), upgrade=upgrade, refresh=False, packages=packages, say=say
+        project, project.select(names), Host(), upgrade=upgrade, refresh=False, packages=packages, say=say, builder=None
     )
     if updated.error:
         raise updated.error
@@ -454,7 +454,7 @@ PYTHON_LOCK = "locks/python-3.11.15.json"
 def update_pythons(project: Project, unknown: str = "") -> locking.Updated:
     builds = locks.FakeBuilds(unknown)
     return locking.update(
-        project, project.cells, Host(), upgrade=False, refresh=False, say=lambda _: None, builds=builds
+        project, project.cells, Host(), upgrade=False, refresh=False, say=lambda _: None, builder=None, builds=builds
     )
 
 
