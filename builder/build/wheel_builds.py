@@ -130,7 +130,7 @@ class SourceBuilder:
         log.parent.mkdir(parents=True, exist_ok=True)
         archive, inputs, result = self._archive(build), self._scratch / "inputs.tar", self._scratch / "result.tar"
         with store.used():
-            fetcher = self._new_fetcher(work.host.index, store.downloads)
+            fetcher = self._new_fetcher(work.host.index, store.downloads, built=self._lookup.built_wheel)
             shutil.copyfile(archive, inputs)
             with tarfile.open(inputs, "a") as tar:
                 for wheel in (Wheel(component="", **vars(each)) for each in wheels):

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -68,7 +69,7 @@ class LockedBuild:
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class Lock:
-    """The lock of a group. `builds` are those of the wheels with a `source`."""
+    """The lock of a group. `builds` are those of the wheels with a `source`, also if only another build needs them."""
 
     group: str
     basis: Basis
@@ -80,6 +81,14 @@ class Lock:
     @property
     def versions(self) -> dict[str, str]:
         return {wheel.name: wheel.version for wheel in self.wheels}
+
+    @cached_property
+    def built(self) -> dict[str, LockedWheel]:
+        """The wheels with a `source` by name, each after those that its build needs. Raises CycleError."""
+        every = {wheel.name: wheel for build in self.builds for wheel in build.wheels}
+        every |= {wheel.name: wheel for wheel in self.wheels}
+        needs = {build.name: [wheel.name for wheel in build.wheels if wheel.source] for build in self.builds}
+        return {name: every[name] for name in TopologicalSorter(needs).static_order() if name in every}
 
     @cached_property
     def by_component(self) -> dict[tuple[str, bool], list[Wheel]]:
@@ -180,10 +189,15 @@ def _other_index(matrix: Matrix, lock: Lock, cell: Cell) -> str:
     return ""
 
 
-def other_source(matrix: Matrix, lock: Lock) -> str:
-    """The first wheel that matrix.yaml takes from another source, or builds in another way; empty if there is none."""
+def other_source(matrix: Matrix, lock: Lock, wheels: Iterable[LockedWheel] | None = None) -> str:
+    """The first wheel that matrix.yaml takes from another source, or builds in another way; empty if there is none.
+
+    Looks at `wheels` of the lock, by default at all, with those of its builds.
+    """
     recipes = {build.name: build.recipe for build in lock.builds}
-    for wheel in lock.wheels:
+    if wheels is None:
+        wheels = [*lock.wheels, *(wheel for build in lock.builds for wheel in build.wheels)]
+    for wheel in wheels:
         if (wheel.name in matrix.sources) != bool(wheel.source):
             ways = ("built from source", "a wheel of the index")
             is_built = wheel.name in matrix.sources
@@ -291,8 +305,17 @@ def _faults(lock: Lock) -> Iterator[str]:
         platforms = parts[-1].removesuffix(".whl").split(".")
         if not any(platform == "any" or platform.endswith(f"_{lock.basis.platform}") for platform in platforms):
             yield f"{wheel.file} is not for {lock.basis.platform}"
-    if [wheel.name for wheel in lock.wheels if wheel.source] != [build.name for build in lock.builds]:
+    every = [*lock.wheels, *(wheel for build in lock.builds for wheel in build.wheels)]
+    built = {wheel.name: wheel for wheel in every if wheel.source}
+    if sorted(built) != [build.name for build in lock.builds]:
         yield "the builds are not those of the wheels with a source"
+    elif other := next((wheel.name for wheel in every if wheel.source and wheel != built[wheel.name]), ""):
+        yield f"two wheels of {other} were built from source"
+    else:
+        try:
+            lock.built  # noqa: B018  computed
+        except CycleError as error:
+            yield f"builds need each other: {' -> '.join(error.args[1])}"
     needed = {name for part in lock.components.values() for name in part.wheels}
     for name in sorted(needed ^ set(names)):
         yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"

@@ -173,15 +173,32 @@ class Resolver:
                 added |= {name: wheel for name, wheel in closure.items() if name not in wheels}
             wheels |= self._with_sizes(cell, added)
         self._check(cell, {component: part.wheels for component, part in parts.items()}, wheels)
-        builds = {build.name: build for build in (present.builds if present else ())}
-        builds |= {wheel.name: self._builds[wheel.sha256] for wheel in wheels.values() if wheel.sha256 in self._builds}
         return Lock(
             group=cell.group,
             basis=basis,
             components={component: parts[component] for component in needs},
             wheels=tuple(wheels[name] for name in sorted(wheels)),
-            builds=tuple(builds[name] for name in sorted(wheels) if wheels[name].source),
+            builds=self._all_builds(cell, wheels.values()),
         )
+
+    def _all_builds(self, cell: Cell, wheels: Iterable[LockedWheel]) -> tuple[LockedBuild, ...]:
+        """The builds of wheels, and those of the wheels that these builds needed, sorted by name. Raises LockError."""
+        earlier = {build.name: build for build in (self._present.builds if self._present else ())}
+        builds: dict[str, LockedBuild] = {}
+        built: dict[str, LockedWheel] = {}
+        left = [wheel for wheel in wheels if wheel.source]
+        while left:
+            wheel = left.pop()
+            if (other := built.setdefault(wheel.name, wheel)) != wheel:
+                versions = " and ".join(sorted(f"{each.version} ({each.sha256[:12]}...)" for each in (wheel, other)))
+                raise LockError(
+                    f"{cell.group}: images and builds need two wheels of {wheel.name} from source: {versions}",
+                    hint=f"Pin one version in matrix.yaml. If one is pinned: {choose_again(wheel.name, [cell.id])}",
+                )
+            if wheel.name not in builds:
+                build = builds[wheel.name] = self._builds.get(wheel.sha256) or earlier[wheel.name]
+                left += [each for each in build.wheels if each.source]
+        return tuple(builds[name] for name in sorted(builds))
 
     def reason(self, cell: Cell) -> str:
         """Why a cell, in the matrix or not, does not resolve to wheels; empty if it does.
@@ -309,7 +326,7 @@ class Resolver:
             if not unbuilt:
                 return text
             for (name, file), sdist in unbuilt.items():
-                self._built[name, file] = self._build(cell, name, sdist)
+                self._built[name, file] = self._build(cell, name, self._source(name, sdist))
 
     def _run_uv(
         self,
@@ -383,17 +400,22 @@ class Resolver:
                 )
             return out.read_text(encoding="utf-8"), {}
 
-    def _build(self, cell: Cell, name: str, sdist: DistributionPackage | None) -> BuiltWheel:
+    def _source(self, name: str, sdist: DistributionPackage | None) -> str:
+        """The source of a package, see ORIGIN. Raises MatrixError."""
+        if not sdist:
+            return self._matrix.origin(name)
+        source = f"{sdist.filename}#sha256={sdist.digests.get('sha256', '')}"
+        if not re.fullmatch(ORIGIN, source):
+            where = self._matrix.where("sources", name, key=True)
+            raise MatrixError(
+                f"{where}: the index has no SHA-256 for an sdist of {name}", hint="Use an index that has hashes."
+            )
+        return source
+
+    def _build(self, cell: Cell, name: str, source: str) -> BuiltWheel:
         """The wheel of a package from source: the locked one if it is kept, or else a new one. Raises MatrixError."""
         matrix, group = self._matrix, cell.group
         where, index = matrix.where("sources", name, key=True), cells.indexes_of_packages(matrix, cell).get(name, "")
-        source = matrix.origin(name)
-        if sdist:
-            source = f"{sdist.filename}#sha256={sdist.digests.get('sha256', '')}"
-            if not re.fullmatch(ORIGIN, source):
-                raise MatrixError(
-                    f"{where}: the index has no SHA-256 for an sdist of {name}", hint="Use an index that has hashes."
-                )
         if not self._images or not self._builder:
             raise MatrixError(
                 f"{where}: {name} is built from source, and a package of {cell.id} requires it",
@@ -401,31 +423,56 @@ class Resolver:
             )
         if name in self._building:
             raise MatrixError(f"{where}: {name} is needed for its own build: {' -> '.join([*self._building, name])}")
-        lock, images = self._images
-        recipe, image_cell = matrix.sources[name], sources.cell_to_build_in(matrix, name, group, images)
-        image = lockfile.of_cell(matrix, image_cell, lock).wheels
-        image_digest = digest_of_data([[wheel.name, wheel.sha256] for wheel in image])
-        # What was compiled with another framework may not work with this one, so the image must be the same too.
-        present = self._present
-        locked = next((each for each in (present.builds if present else ()) if each.name == name), None)
-        wheel = next((each for each in (present.wheels if present else ()) if each.name == name), None)
-        if (wheel and wheel.source != source) or (locked and (locked.recipe, locked.image) != (recipe, image_digest)):
-            wheel = locked = None
+        lock, _ = self._images
+        image_cell, image = self._image(name, group)
+        wheel = self._present.built.get(name) if self._present else None
+        locked = self._locked_build(name, group) if wheel and wheel.source == source else None
         built = self._builder.built(wheel, group) if wheel and locked else None
         if built is None:
+            recipe = matrix.sources[name]
             build = WheelBuild(name=name, source=source, index=index, recipe=recipe, lock=lock, cell=image_cell)
             self._building.append(name)
             try:
-                wheels = locked.wheels if locked else self._build_wheels(build, image)
+                wheels = locked.wheels if locked else ()
+                # Those from source may have to be built again first, and may then be others than the locked ones.
+                needed = [each for each in wheels if each.source]
+                if not locked or any(self._build(cell, each.name, each.source).wheel != each for each in needed):
+                    wheels = self._build_wheels(build, image)
                 self._say(f"{group}: building {name} from {source.partition('#')[0]}, in the image of {image_cell.id}")
                 built = self._builder.build(build, wheels)
             finally:
                 self._building.pop()
-            locked = LockedBuild(name=name, recipe=recipe, cell=image_cell.id, image=image_digest, wheels=wheels)
+            digest = _digest_of_image(image)
+            locked = LockedBuild(name=name, recipe=recipe, cell=image_cell.id, image=digest, wheels=wheels)
         assert locked
         self._builds[built.wheel.sha256] = locked
         self._sizes[built.wheel.sha256] = built.wheel.size
         return built
+
+    def _image(self, name: str, group: str) -> tuple[Cell, Sequence[Wheel]]:
+        """The cell in whose image a package is built, and its wheels. Raises MatrixError if there is none."""
+        assert self._images
+        lock, images = self._images
+        cell = sources.cell_to_build_in(self._matrix, name, group, images)
+        return cell, lockfile.of_cell(self._matrix, cell, lock).wheels
+
+    def _locked_build(self, name: str, group: str) -> LockedBuild | None:
+        """The build of a package in the present lock, if it would have the same inputs now.
+
+        What was compiled with another framework may not work with this one, so the image must be the same too; and so
+        must the builds of the packages from source that it needs.
+        """
+        present = self._present
+        build = next((each for each in (present.builds if present else ()) if each.name == name), None)
+        if (
+            not present
+            or not build
+            or lockfile.other_source(self._matrix, present, [present.built[name], *build.wheels])
+            or build.image != _digest_of_image(self._image(name, group)[1])
+            or not all(self._locked_build(each.name, group) for each in build.wheels if each.source)
+        ):
+            return None
+        return build
 
     def _build_wheels(self, build: WheelBuild, image: Sequence[Wheel]) -> tuple[LockedWheel, ...]:
         """The wheels that a build needs besides those of its image, whose framework and CUDA must stay as they are."""
@@ -453,6 +500,10 @@ class Resolver:
                 sizes = pool.map(lambda item: _size(cell, sessions[item[0].index], item[1]), unknown.values())
                 self._sizes |= dict(zip(unknown, sizes, strict=True))
         return {name: replace(wheel, size=self._sizes[wheel.sha256]) for name, (wheel, _) in closure.items()}
+
+
+def _digest_of_image(wheels: Iterable[Wheel]) -> str:
+    return digest_of_data([[wheel.name, wheel.sha256] for wheel in wheels])
 
 
 def _part(lock: Lock, components: Iterable[str]) -> Lock:

@@ -182,10 +182,17 @@ def rebuild(
         lock = lockfile.read_lock(project.root, group)
         assert lock
         images = [cell for cell in project.groups[group] if not lockfile.packages_from_source(project.matrix, cell)]
-        for wheel, locked in zip([wheel for wheel in lock.wheels if wheel.source], lock.builds, strict=True):
-            if wheel.name not in chosen_names:
+        builds = {build.name: build for build in lock.builds}
+        needed = chosen_names & builds.keys()
+        unknown -= needed
+        for name in reversed(lock.built):  # those that a build needs are built too, if no place has them any more
+            if name in needed:
+                needs = (wheel for wheel in builds[name].wheels if wheel.source)
+                needed |= {wheel.name for wheel in needs if not builder.built(wheel, group)}
+        for wheel in lock.built.values():
+            if wheel.name not in needed:
                 continue
-            unknown.discard(wheel.name)
+            locked = builds[wheel.name]
             say(f"{group}: building {wheel.file} again")
             build = WheelBuild(
                 name=wheel.name, source=wheel.source, index=wheel.index, recipe=locked.recipe, lock=lock, locked=wheel,

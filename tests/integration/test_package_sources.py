@@ -40,6 +40,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     about = json.loads(pathlib.Path("about.json").read_text())
     if about.get("url"):
         urllib.request.urlopen(about["url"])
+    if about.get("needs"):
+        __import__(about["needs"])
     print("environment:", dict(os.environ))
     name, version, tag = about["name"], about["version"], "py3-none-any"
     files = {path.name: path.read_bytes() for path in pathlib.Path().glob("*.py")}
@@ -59,7 +61,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
             archive.writestr(zipfile.ZipInfo(path, time.gmtime()[:6]), content)
     return file
 """
-PYPROJECT = '[build-system]\nrequires = ["tinybackend"]\nbuild-backend = "tinybackend"\n'
+PYPROJECT = '[build-system]\nrequires = {}\nbuild-backend = "tinybackend"\n'
 EXTENSION = """\
 #include <Python.h>
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "tinynative", 0, -1, 0};
@@ -79,7 +81,8 @@ def test_all_are_there(host):
 def source(name: str, version: str, files: Mapping[str, str], **about: str) -> dict[str, str]:
     """The files of a package."""
     settings = {"name": name, "version": version, **about}
-    return {"pyproject.toml": PYPROJECT, "about.json": json.dumps(settings), **files}
+    requires = json.dumps(["tinybackend", *([about["needs"]] if "needs" in about else [])])
+    return {"pyproject.toml": PYPROJECT.format(requires), "about.json": json.dumps(settings), **files}
 
 
 def sdist(name: str, version: str, files: Mapping[str, str], **about: str) -> Distribution:
@@ -139,7 +142,9 @@ def sources(new_checkout: NewCheckout, served: Index, tmp_path_factory: pytest.T
         folder.mkdir(parents=True)
         for name, text in source("tinylocal", "1.0.dev1", {"tinylocal.py": "NAME = 'local'"}).items():
             (folder / name).write_text(text, encoding="utf-8")
-        commit = committed(folder.parents[2] / "repository", source("tinygit", "2.0", {"tinygit.py": ""}))
+        commit = committed(
+            folder.parents[2] / "repository", source("tinygit", "2.0", {"tinygit.py": ""}, needs="tinylocal")
+        )
         settings = folder.parents[2] / "gitconfig"
         settings.write_text(f'[url "file://{folder.parents[2]}/repository"]\n insteadOf = {REPOSITORY}\n')
         checkout.environ["GIT_CONFIG_GLOBAL"] = str(settings)
@@ -180,6 +185,8 @@ def test_the_lock_has_the_wheels_by_hash_and_their_sources(sources: Sources) -> 
         "tinygit": GROUP, "tinylocal": GROUP, "tinynative": f"{GROUP}-compiler", "tinypure": GROUP
     }  # fmt: skip
     assert [wheel["file"] for wheel in builds["tinypure"]["wheels"]] == ["tinybackend-1.0-py3-none-any.whl"]
+    needed = [wheel for wheel in builds["tinygit"]["wheels"] if "source" in wheel]
+    assert needed == [built["tinylocal"]], "its build imports the package from the folder"
     for name, wheel in built.items():
         assert stores.path(checkout.store, wheel["sha256"]).stat().st_size == wheel["size"], name
     assert "all locks unchanged" in checkout.builder("lock")

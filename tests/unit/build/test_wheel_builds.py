@@ -6,7 +6,7 @@ import gzip
 import io
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -122,6 +122,8 @@ class SdistFetcher(Fetcher):
     content = b""
 
     def fetch(self, wheel: Wheel) -> Path:
+        if wheel.source:
+            return super().fetch(wheel)
         self.path(wheel).write_bytes(self.content)
         return self.path(wheel)
 
@@ -234,14 +236,20 @@ class BuilderInImage(SourceBuilder):
         return "the image"
 
 
-def built(project: Project, tmp_path: Path, engine: ResultEngine, locked: LockedWheel | None = None) -> LockedWheel:
+def built(
+    project: Project,
+    tmp_path: Path,
+    engine: ResultEngine,
+    locked: LockedWheel | None = None,
+    wheels: Sequence[LockedWheel] = (),
+) -> LockedWheel:
     ready, build = build_of(project, tmp_path, {"setup.py": ""})
     (project.root / "templates").mkdir(exist_ok=True)
     builder = BuilderInImage(
         project, Host(), View(MemoryConsole()), ready._store, tmp_path / "scratch",
         connect=lambda: cast("Engine", engine), new_fetcher=ready._new_fetcher,
     )  # fmt: skip
-    return builder.build(replace(build, locked=locked), []).wheel
+    return builder.build(replace(build, locked=locked), wheels).wheel
 
 
 GOOD = result_of("a-1.0-py3-none-any.whl", wheel_of("a", "1.0"))
@@ -258,6 +266,21 @@ def test_a_built_wheel_is_named_in_the_store(tiny: Project, tmp_path: Path) -> N
     settings = engine.given
     assert (settings["network_mode"], settings["cap_drop"]) == ("none", ["ALL"])
     assert settings["environment"]["SOURCE_DATE_EPOCH"] == "946684800"
+
+
+def test_a_build_gets_the_wheels_from_source_that_it_needs_from_the_store(tiny: Project, tmp_path: Path) -> None:
+    """The builder looked for them on the index."""
+    content = wheel_of("inner", "1.0")
+    with Store(tmp_path / "store").used():
+        digest = Store(tmp_path / "store").put(content, "application/octet-stream").digest
+    source = f"inner-1.0.tar.gz#sha256={'0' * 64}"
+    entry = locks.entry("inner", "1.0", len(content))
+    engine = ResultEngine(GOOD)
+    built(tiny, tmp_path, engine, wheels=[replace(entry, sha256=digest.removeprefix("sha256:"), source=source)])
+    with tarfile.open(tmp_path / "scratch/inputs.tar") as tar:
+        file = tar.extractfile(f"mnt/build/wheels/{entry.file}")
+        assert file
+        assert file.read() == content
 
 
 @pytest.mark.parametrize(
