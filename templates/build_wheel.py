@@ -4,20 +4,85 @@ The source and the wheels that the build needs are in INPUTS. The wheel is writt
 bytes: its entries are sorted and have no times. It is the only member of the tar RESULT.
 """
 
+from __future__ import annotations
+
 import csv
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 INPUTS, WORK = Path("/mnt/build"), Path("/tmp/build")
 CUDA = Path("/opt/nvidia/nvidia")
 RESULT = WORK / "result.tar"
 TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can store
+CHECK_S = 5
+IDLE_S = 600
+IDLE_TICKS = os.sysconf("SC_CLK_TCK") * CHECK_S // 100  # 1 % of a processor: programs that wait may poll
+
+
+class Process(NamedTuple):
+    """A running process. `ticks` are the processor time that it has used."""
+
+    pid: int
+    parent: int
+    ticks: int
+    name: str
+
+
+def other_processes(proc: Path = Path("/proc")) -> list[Process]:
+    """All other processes of the container that have not ended. Source: proc(5)."""
+    result = []
+    for path in proc.glob("[0-9]*/stat"):
+        try:
+            head, _, rest = path.read_text().rpartition(") ")
+        except OSError:  # it has ended
+            continue
+        pid, _, name = head.partition(" (")
+        state, parent, *_, user, system = rest.split()[:13]
+        if state != "Z" and int(pid) != os.getpid():
+            result.append(Process(int(pid), int(parent), int(user) + int(system), name))
+    return result
+
+
+def wait(
+    pip: subprocess.Popen[bytes],
+    processes: Callable[[], list[Process]] = other_processes,
+    kill: Callable[[int, int], None] = os.kill,
+) -> None:
+    """Waits for pip, and ends a build that does nothing. Raises CalledProcessError if the build fails."""
+    used = idle_s = 0
+    while True:
+        try:
+            status = pip.wait(CHECK_S)
+            break
+        except subprocess.TimeoutExpired:
+            running = processes()
+        # pip reads the output of the build backend until its end. A program that the backend has left behind keeps the
+        # output open: with a `sleep 45` in setup.py, pip waited twice for 45 s. Its parent is now this program.
+        if not any(each.parent == pip.pid for each in running):
+            for each in running:
+                if each.parent == os.getpid() and each.pid != pip.pid:
+                    print(f"ending {each.name}, which the build left running", flush=True)
+                    kill(each.pid, signal.SIGKILL)
+        now = sum(each.ticks for each in running)  # less than before if a process has ended
+        idle_s = idle_s + CHECK_S if used <= now <= used + IDLE_TICKS else 0
+        used = now
+        if idle_s >= IDLE_S:
+            names = ", ".join(each.name for each in running)
+            print(f"the build used no processor time for {IDLE_S // 60} minutes; running: {names}", flush=True)
+            pip.kill()
+            status = 1
+            break
+    if status:
+        raise subprocess.CalledProcessError(status, "pip")
 
 
 def canonical(built: Path, path: Path) -> None:
@@ -72,7 +137,7 @@ def main() -> None:
         out,
         source,
     ]
-    subprocess.run(command, env=environment, check=True)
+    wait(subprocess.Popen(command, env=environment))
     (built,) = Path(out).iterdir()
     canonical(built, WORK / built.name)
     with tarfile.open(RESULT, "w") as tar:

@@ -159,6 +159,7 @@ class SourceBuilder:
                     timeout_s=TIMEOUT_S,
                     most_bytes=MOST_BYTES,
                     network_mode="none",
+                    healthcheck={"test": ["NONE"]},  # that of the image would count as work of the build
                     pids_limit=MOST_PROCESSES,
                     cap_drop=["ALL"],
                     security_opt=["no-new-privileges"],

@@ -265,6 +265,7 @@ def test_a_built_wheel_is_named_in_the_store(tiny: Project, tmp_path: Path) -> N
     assert garbage.find_garbage(store).blobs == {}
     settings = engine.given
     assert (settings["network_mode"], settings["cap_drop"]) == ("none", ["ALL"])
+    assert settings["healthcheck"] == {"test": ["NONE"]}, "that of the image would be work, and no build idle"
     assert settings["environment"]["SOURCE_DATE_EPOCH"] == "946684800"
 
 
