@@ -228,7 +228,7 @@ def _is_printable(text: str | None) -> TypeGuard[str]:
 
 def _is_build_of(version: Version, release: Version) -> bool:
     """Whether `==release` admits a version: one without a local version admits all."""
-    return version == release or (not release.local and version.local is not None and version.public == str(release))
+    return version == release or (not release.local and Version(version.public) == release)
 
 
 def _version(file: DistributionPackage) -> Version | None:

@@ -229,11 +229,12 @@ class _WheelInstaller:
         yield Entry(path=f"{info}/RECORD", mode=mode, content=out.getvalue().encode())
 
     def _is_own(self, project: str, version: str) -> bool:
-        """Whether a name and a version match the wheel's file name, except for a local version."""
+        """Whether a name and a version match the wheel's file name, except for a local version. 1.0 is 1.0.0."""
         try:
-            return canonicalize_name(project) == self._project and Version(version).public == self._version.public
+            public, own = (Version(Version(str(each)).public) for each in (version, self._version))
         except InvalidVersion:
             return False
+        return canonicalize_name(project) == self._project and public == own
 
     def _text(self, part: str) -> str | None:
         """A text of .dist-info; None if the wheel lacks it."""

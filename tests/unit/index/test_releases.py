@@ -91,6 +91,13 @@ def test_releases_in_the_order_of_versions(lay: Laid) -> None:
     assert len(wire.seen) == 1  # each page once
 
 
+def test_a_local_version_is_a_build_of_another_spelling_of_its_release(lay: Laid) -> None:
+    package = lay(page("a-2.9.0+cu128-py3-none-any.whl", "a-2.10+cu128-py3-none-any.whl"))[0].package("a")
+    assert package.release(Version("2.9")) is package.releases[0]
+    assert package.release(Version("2.10.0+cu128")) is package.releases[1]
+    assert package.release(Version("2.10+cpu")) is None
+
+
 def test_attributes_of_a_link(lay: Laid) -> None:
     attributes = 'data-requires-python="&gt;=3.9" data-yanked="broken"'
     release = lay(page("a-1.0-py3-none-any.whl", attributes=attributes))[0].package("a").releases[0]

@@ -815,6 +815,13 @@ def test_a_wheel_with_metadata_of_another_one(metadata: str) -> None:
     assert "METADATA is of another project or version" in refusal(pack(parts={"METADATA": metadata.encode()}))
 
 
+@pytest.mark.parametrize("version", ["1", "1.0.0", "v1.0", "1.0+cu128"])
+def test_another_spelling_of_the_version_is_the_same_version(version: str) -> None:
+    """uv and pip install tiny_pkg-1.0-py3-none-any.whl with tiny_pkg-1.0.0.dist-info."""
+    packed = pack({"x.py": b""}, info=f"tiny_pkg-{version}.dist-info")
+    assert f"{SITE}/x.py" in installed(packed)
+
+
 def test_a_wheel_that_unpacks_to_a_thousand_times_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel_zip, "MAX_UNPACKED", 1_000_000)
     assert entries(pack({"tiny/data": bytes(900_000)}))
