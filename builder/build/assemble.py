@@ -228,11 +228,12 @@ class Assembler(ImageProvider):
 
         # The paths of bytecode follow from those of its modules.
         contents = [
-            (planned.name, stored_layers.read_toc(store, built))
+            (planned, stored_layers.read_toc(store, built))
             for planned, built in zip(image.layers, stack, strict=True)
             if planned.kind != "os" and not planned.compiled
         ]
-        stored_layers.check_paths(image.id, contents, set(system.taken))
+        for warning in stored_layers.check_paths(image.id, contents, set(system.taken)):
+            self._work.view.say_once(warning)
         sizes = [(planned.name, built.size, built.unpacked) for planned, built in zip(image.layers, stack, strict=True)]
         budget.check_built(self._work.project.matrix, image.cell, sizes)
         assembled = stored_images.write_image(store, image, system, stack)
@@ -279,7 +280,8 @@ class Assembler(ImageProvider):
             while built is None:
                 try:
                     paths = [fetcher.path(wheel) for wheel in layer.wheels]
-                    built = stored_layers.store_wheels(self._store, layer, paths, self._lookup.known.get(layer))
+                    known, warn = self._lookup.known.get(layer), self._work.view.say_once
+                    built = stored_layers.store_wheels(self._store, layer, paths, known, warn)
                 except FileNotFoundError:
                     # Another builder that shares the store may make the layer first, and then removes the wheels.
                     attempts -= 1
@@ -333,7 +335,7 @@ class Assembler(ImageProvider):
             try:
                 with tarfile.open(tar_path, mode="w") as tar:
                     _add(tar, _PROGRAM, self._program)
-                    for wheels in wheel_layers:
+                    for wheels in wheel_layers:  # of two files with one path, the later one stays
                         files = stored_layers.read_toc(store, wheels)
                         with store.path(wheels.digest).open("rb") as blob:
                             for file in files:

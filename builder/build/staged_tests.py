@@ -148,15 +148,16 @@ class StagedImages(ImageProvider):
         reports.attach_evidence(project, registry, self._images[image.id].manifest, own, self._signer)
 
     def _check_paths(self, image: PlannedImage, stored: Image) -> None:
-        """Raises BuildError if layers have different files for one path.
+        """Warns of layers that have different files for one path, or raises BuildError: see `check_paths`.
 
         `stage --untested` cannot check it: it has neither the wheels nor the layers.
         """
         self._work.view.begin(image.id, "comparing the files of layers")
         layers = [
-            (planned.name, stored_layers.read_toc(self._store, layer))
+            (planned, stored_layers.read_toc(self._store, layer))
             for planned, layer in zip(image.layers, stored.layers, strict=True)
             if planned.kind != "os" and not planned.compiled  # the paths of bytecode follow from those of its modules
         ]
         system = self._known.system(image.os_inputs)
-        stored_layers.check_paths(image.id, layers, system.taken if system else ())
+        for warning in stored_layers.check_paths(image.id, layers, system.taken if system else ()):
+            self._work.view.say_once(warning)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 
@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from builder.common.errors import BuildError, DamagedError, FetchError, VerifyError
 from builder.common.files import files_below
+from builder.common.text import listed
 from builder.layers import estargz, known_layers, splice, wheel
 from builder.layers.blobs import CHUNK, REPAIR
 from builder.layers.estargz import TocEntry
@@ -18,13 +19,14 @@ from builder.layers.oci import Layer
 from builder.layers.splice import Entry, SpliceError
 from builder.layers.store import Store
 from builder.layers.wheel import InstallScheme
-from builder.layers.wheel_zip import WheelError
+from builder.layers.wheel_zip import OverlapError, WheelError
 from builder.matrix.cells import CUDA
 from builder.plan import settings
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 
 _LAYER = TypeAdapter(Layer)
+_INCOMPATIBLE = "Two of their wheels are incompatible: pin other versions in matrix.yaml."
 
 
 def stored_layer(store: Store, planned: PlannedLayer, known: Layer | None) -> Layer | None:
@@ -51,27 +53,42 @@ def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], k
     return layer
 
 
-def store_wheels(store: Store, planned: PlannedLayer, paths: Sequence[Path], known: Layer | None = None) -> Layer:
+def store_wheels(
+    store: Store,
+    planned: PlannedLayer,
+    paths: Sequence[Path],
+    known: Layer | None = None,
+    warn: Callable[[str], object] = lambda _: None,
+) -> Layer:
     """Stores a layer of wheels; `paths` are in the order of the layer's wheels.
 
-    Raises FetchError, DiskError, FileNotFoundError, and BuildError if it is not the `known` one.
+    Calls `warn` for wheels with different files for one path. Raises BuildError if these are not allowed, or if it is
+    not the `known` layer; FetchError, DiskError, FileNotFoundError.
     """
     wheels = [(file.file, path) for file, path in zip(planned.wheels, paths, strict=True)]
+    entries = wheel_entries(wheels, planned.python, planned.prefetch, warn if planned.may_overlap else None)
     try:
-        return store_layer(store, planned, wheel_entries(wheels, planned.python, planned.prefetch), known)
+        return store_layer(store, planned, entries, known)
+    except OverlapError as error:
+        raise BuildError(f"{planned.name}: {error}", hint=_INCOMPATIBLE) from error
     except (WheelError, SpliceError) as error:
         raise FetchError(str(error), hint="The wheel itself is invalid: pin another version.") from error
 
 
-def wheel_entries(wheels: Iterable[tuple[str, Path]], python: str, prefetch: Collection[str] = ()) -> Iterator[Entry]:
+def wheel_entries(
+    wheels: Iterable[tuple[str, Path]],
+    python: str,
+    prefetch: Collection[str] = (),
+    warn: Callable[[str], object] | None = None,
+) -> Iterator[Entry]:
     """The entries of a layer of wheels (file name, path), in this order; `python` is empty for CUDA wheels.
 
-    `prefetch` are the paths that come first, see `estargz.prefetch_order`. Raises WheelError, SpliceError,
-    FileNotFoundError.
+    `prefetch` are the paths that come first, see `estargz.prefetch_order`; `warn` is as for `wheel.layer_entries`.
+    Raises WheelError, SpliceError, FileNotFoundError.
     """
     with ExitStack() as stack:
         files = [(name, stack.enter_context(path.open("rb", buffering=CHUNK))) for name, path in wheels]
-        entries = wheel.layer_entries(files, wheel.environment(python) if python else wheel.CUDA)
+        entries = wheel.layer_entries(files, wheel.environment(python) if python else wheel.CUDA, warn)
         yield from splice.prefetched_first(entries, prefetch)
 
 
@@ -90,28 +107,33 @@ def read_toc(store: Store, layer: Layer) -> tuple[TocEntry, ...]:
         raise DamagedError(f"{store.path(layer.digest)}: {error}", hint=REPAIR, blob=layer.digest) from error
 
 
-def check_paths(image_id: str, layers: Iterable[tuple[str, Iterable[TocEntry]]], taken: Collection[str]) -> None:
-    """Raises BuildError if two layers, each with its name and files, have different files for one path.
+def check_paths(
+    image_id: str, layers: Iterable[tuple[PlannedLayer, Iterable[TocEntry]]], taken: Collection[str]
+) -> list[str]:
+    """Compares the paths of layers, lowest first, each with its files; returns warnings.
 
-    Their order would decide which file is used. `taken` are paths of the operating system in folders that wheels use.
-    Wheels of one namespace may share a file.
+    Of different files for one path, that of the higher layer is used. Raises BuildError if that is not allowed: see
+    `PlannedLayer.may_overlap`. `taken` are paths of the operating system in folders that wheels use. Wheels of one
+    namespace may share a file.
     """
-    files: dict[str, tuple[str, tuple[object, ...]]] = {}
+    files: dict[str, tuple[PlannedLayer, tuple[object, ...]]] = {}
+    overlaps: dict[tuple[str, str], list[str]] = {}
     for layer, entries in layers:
         for entry in entries:
             path, file = entry.name, (entry.mode, entry.size, entry.digest, entry.link)
             if entry.type in ("dir", "chunk") or path in estargz.RESERVED:
                 continue
-            first_name, first = files.setdefault(path, (layer, file))
             if path in taken:
-                raise BuildError(f"{image_id}: /{path} is in the os layer and in {layer}")
+                raise BuildError(f"{image_id}: /{path} is in the os layer and in {layer.name}")
+            lower, first = files.get(path, (layer, file))
+            files[path] = layer, file
             if first != file:
-                raise BuildError(
-                    f"{image_id}: {first_name} and {layer} have different files for /{path}",
-                    hint="Two of their wheels are incompatible: pin other versions in matrix.yaml.",
-                )
+                if not (lower.may_overlap and layer.may_overlap):
+                    message = f"{image_id}: {lower.name} and {layer.name} have different files for /{path}"
+                    raise BuildError(message, hint=_INCOMPATIBLE)
+                overlaps.setdefault((lower.name, layer.name), []).append(f"/{path}")
     # A path that is a folder in one layer and a file in another: the higher one would replace all that is below it.
-    names = {path: name for path, (name, _) in files.items()} | dict.fromkeys(taken, "the os layer")
+    names = {path: layer.name for path, (layer, _) in files.items()} | dict.fromkeys(taken, "the os layer")
     folders: dict[str, str] = {}
     for path, name in names.items():
         folder = path.rpartition("/")[0]
@@ -120,6 +142,10 @@ def check_paths(image_id: str, layers: Iterable[tuple[str, Iterable[TocEntry]]],
             folder = folder.rpartition("/")[0]
     for path in sorted(folders.keys() & names.keys()):
         raise BuildError(f"{image_id}: /{path} is a folder in {folders[path]} and something else in {names[path]}")
+    return [
+        f"{image_id}: {lower} and {higher} have different files for {listed(paths, 3)}; those of {higher} are used"
+        for (lower, higher), paths in overlaps.items()
+    ]
 
 
 # ---- plain files of an image's components, and the link to the CUDA libraries

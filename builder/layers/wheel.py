@@ -15,7 +15,7 @@ import io
 import os
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -24,9 +24,10 @@ from typing import BinaryIO
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from builder.common.text import listed
 from builder.layers import splice
 from builder.layers.splice import Entry, SpliceError, Zipped
-from builder.layers.wheel_zip import WheelError, read_items, zipped
+from builder.layers.wheel_zip import OverlapError, WheelError, read_items, zipped
 
 FILE_MODE, PROGRAM_MODE, FOLDER_MODE = 0o644, 0o755, 0o755
 MAX_METADATA = 64 << 20  # bytes of a text that is read into memory; the longest known RECORD (torch) has 2 MB
@@ -82,37 +83,49 @@ def environment(python: str) -> InstallScheme:
     )
 
 
-def layer_entries(wheels: Iterable[tuple[str, BinaryIO]], place: InstallScheme) -> Iterator[Entry]:
+def layer_entries(
+    wheels: Iterable[tuple[str, BinaryIO]], place: InstallScheme, warn: Callable[[str], object] | None = None
+) -> list[Entry]:
     """Entries of a layer of several wheels (file name, file), each folder before its contents.
 
-    Raises WheelError if two wheels have different files for one path, or if a wheel is invalid.
+    Wheels of one namespace may share a file. Of different files for one path, the later wheel's is taken, as it would
+    be after installing the wheels in this order, and `warn` is called; without `warn`, raises OverlapError. Raises
+    WheelError for an invalid wheel.
     """
-    seen: dict[str, tuple[Entry, str]] = {}
+    entries: dict[str, Entry] = {}
+    owners: dict[str, str] = {}  # of files: wheels
+    overlaps: dict[tuple[str, str], list[str]] = {}
     folders: set[str] = set()
     for name, file in wheels:
         for entry in install(name, file, place):
-            if entry.path in seen:  # wheels of one namespace may share a file
-                first, first_name = seen[entry.path]
-                both = f"{first_name} and {name} both have /{entry.path}"
-                if first.mode != entry.mode:
-                    raise WheelError(f"{both}, with different modes")
-                try:
-                    is_same = first.size == entry.size and (
-                        splice.sha256(first.content or b"") == splice.sha256(entry.content or b"")
-                    )
-                except SpliceError as error:
-                    raise WheelError(str(error)) from error
-                if not is_same:
-                    raise WheelError(f"{both}, with different bytes")
-                continue
-            if entry.path in folders:
-                raise WheelError(f"{name}: /{entry.path} is a file, and a folder in this or an earlier wheel")
-            for folder in new_folders(entry.path, folders):
-                if folder.path in seen:
-                    raise WheelError(f"{name}: /{folder.path} is a folder, and a file in {seen[folder.path][1]}")
-                yield folder
-            seen[entry.path] = (entry, name)
-            yield entry
+            path = entry.path
+            if path in folders:
+                raise OverlapError(f"{name}: /{path} is a file, and a folder in this or an earlier wheel")
+            if path in owners:
+                if _is_same(entries[path], entry):
+                    continue
+                overlaps.setdefault((owners[path], name), []).append(f"/{path}")
+            for folder in new_folders(path, folders):
+                if folder.path in owners:
+                    raise OverlapError(f"{name}: /{folder.path} is a folder, and a file in {owners[folder.path]}")
+                entries[folder.path] = folder
+            entries[path], owners[path] = entry, name
+    for (first, second), paths in overlaps.items():
+        message = f"{first} and {second} have different files for {listed(paths, 3)}"
+        if warn is None:
+            raise OverlapError(message)
+        warn(f"{message}; the later wheel's are used")
+    return list(entries.values())
+
+
+def _is_same(first: Entry, second: Entry) -> bool:
+    """Compares two files or links. Raises WheelError for damaged content."""
+    if (first.mode, first.link, first.size) != (second.mode, second.link, second.size):
+        return False
+    try:
+        return splice.sha256(first.content or b"") == splice.sha256(second.content or b"")
+    except SpliceError as error:
+        raise WheelError(str(error)) from error
 
 
 def new_folders(path: str, folders: set[str]) -> Iterator[Entry]:

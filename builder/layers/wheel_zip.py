@@ -19,7 +19,11 @@ MAX_GROWTH, MAX_UNPACKED = 50, 100_000_000
 
 
 class WheelError(ValueError):
-    """A wheel that must not be installed: damaged, hostile, or in conflict with another one."""
+    """A wheel that must not be installed: it is damaged, or hostile."""
+
+
+class OverlapError(WheelError):
+    """A wheel that must not be installed together with another one."""
 
 
 def read_items(wheel: str, file: BinaryIO) -> dict[str, zipfile.ZipInfo]:

@@ -11,7 +11,7 @@ them on disk.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
@@ -43,7 +43,8 @@ class PlannedLayer:
 
     `python` is empty for CUDA wheels, which do not depend on it. `compiled` are the `inputs` of the wheel layers whose
     bytecode is in this layer; `component` is the owner of the files; `debian` are the bytes of Debian's packages;
-    `prefetch` are the paths that come first, see `builder.layers.estargz.prefetch_order`.
+    `prefetch` are the paths that come first, see `builder.layers.estargz.prefetch_order`. `is_foundation` is for layers
+    below the operating system, which all images of the group have.
     """
 
     kind: LayerKind
@@ -55,6 +56,15 @@ class PlannedLayer:
     compiled: tuple[str, ...] = ()
     debian: int = 0
     prefetch: tuple[str, ...] = ()
+    is_foundation: bool = False
+
+    @property
+    def may_overlap(self) -> bool:
+        """Allows different files for one path, in its wheels and in other such layers: the highest one is used.
+
+        Files of the framework and of CUDA are not replaced.
+        """
+        return self.kind == "wheels" and bool(self.python) and not self.is_foundation
 
     @property
     def bytes(self) -> int:
@@ -75,7 +85,8 @@ def foundation(
     to prefetch by component.
     """
     below = [wheel for wheel in wheels if (wheel.component == CUDA if wheel.is_cuda else wheel.component in components)]
-    return tuple(_wheel_layers(below, cell.python, compiler, prefetch, cuda_name=CUDA, name=cell.framework))
+    layers = _wheel_layers(below, cell.python, compiler, prefetch, cuda_name=CUDA, name=cell.framework)
+    return tuple(replace(layer, is_foundation=True) for layer in layers)
 
 
 def stack(

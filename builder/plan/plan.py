@@ -55,7 +55,8 @@ _OVERRIDE_HINT = "!=0+to.override.unset.PIP_CONSTRAINT"
 # Of images with uv's build of Python only: all other operating systems stay as they are.
 UV_PYTHON_SCRIPT = f"{STEPS}/uv-python.sh"
 UV_PYTHON_INPUTS = (UV_LOCK, "templates/os-uv.j2", UV_PYTHON_SCRIPT, COMPILER)
-COMMON_INPUTS = (*OS_INPUTS, UV_PYTHON_SCRIPT, f"{STEPS}/uv.sh", f"{STEPS}/wheels.sh", COMPILER, UV_LOCK)
+WHEEL_SCRIPTS = (f"{STEPS}/uv.sh", f"{STEPS}/wheels.sh", f"{STEPS}/overlaps.py", COMPILER)
+COMMON_INPUTS = (*OS_INPUTS, UV_PYTHON_SCRIPT, *WHEEL_SCRIPTS, UV_LOCK)
 
 
 @dataclass(frozen=True, kw_only=True)

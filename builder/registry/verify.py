@@ -254,7 +254,8 @@ def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]], 
     try:
         files = [(file, downloads[sha256].result()) for file, sha256 in of.wheels]
         with Path(os.devnull).open("wb") as discarded:
-            derived = splice.write_layer(stored_layers.wheel_entries(files, of.python, prefetch), discarded)
+            entries = stored_layers.wheel_entries(files, of.python, prefetch, warn=lambda _: None)
+            derived = splice.write_layer(entries, discarded)
     except (WheelError, SpliceError) as error:
         return "different", str(error)
     except FetchError as error:

@@ -30,6 +30,7 @@ else
     rm -f /opt/venv/.lock
     "$python" -B /mnt/steps/compile.py
 fi
+"$python" -B /mnt/steps/overlaps.py "$target"
 if [ -n "${UV_FIND_LINKS-}" ]; then
     # uv notes the time of a wheel from a folder.
     for note in "$target"/*.dist-info/uv_cache.json; do

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.checkout import EXTRA, METHODS, PLAIN, Checkout
+from tests.integration import wheels
+from tests.integration.checkout import EXTRA, METHODS, PLAIN, Checkout, docker
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index
 
@@ -103,6 +104,26 @@ def test_one_image_that_fails_does_not_stop_the_other(fresh: Checkout, index: In
     index.heal()
     assert "1 image built, tested and tagged. 1 image up to date" in fresh.builder("images", "--method", method)
     assert set(fresh.tags()) == {*fresh.references(), *fresh.references("-extra")}
+
+
+def test_two_wheels_with_different_files_for_one_path(fresh: Checkout, index: Index) -> None:
+    """uv installs them in any order; an assembled image has the file of the later one, and its bytecode."""
+    for name in ("tinyone", "tinytwo"):
+        index.publish(wheels.wheel(name, "1.0", {"shared.py": f"NAME = '{name}'\n".encode(), f"{name}.py": b""}))
+    fresh.edit("matrix.yaml", f"packages: [tinyextra=={fresh.release}]", "packages: [tinyextra, tinyone, tinytwo]")
+    fresh.builder("lock")
+    fresh.builder("render")
+    path = "/opt/venv/lib/python3.11/site-packages/shared.py"
+    output = fresh.builder("build", EXTRA)
+    both = "tinyone-1.0-py3-none-any.whl and tinytwo-1.0-py3-none-any.whl"
+    assert f"{both} have different files for {path}; the later wheel's are used" in output
+    [image] = fresh.image_ids()
+    program = "import shared; print(open(shared.__file__).read(), shared.NAME, open(shared.__cached__, 'rb').read())"
+    shown = docker("run", "--rm", image, "python", "-c", program)  # the bytecode is not compared with its source
+    assert ("tinyone" in shown, shown.count("tinytwo")) == (False, 3)
+    output = fresh.builder("build", "--method", "dockerfile", EXTRA, code=7)
+    assert f"tinyone-1.0 and tinytwo-1.0 have different files for {path}" in output
+    assert "without `--method dockerfile`" in output
 
 
 def test_a_debian_package_that_does_not_exist_is_not_locked(checkout: Checkout) -> None:

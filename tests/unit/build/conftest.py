@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,11 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     machines: list[AssemblyBench] = []
     make_layer = stored_layers.store_wheels
 
-    def splice(store: Store, layer: PlannedLayer, paths: Sequence[Path], known: oci.Layer | None = None) -> oci.Layer:
+    def splice(store: Store, layer: PlannedLayer, paths: Sequence[Path], *more: Any) -> oci.Layer:
         world = machines[-1].world
         world.spliced.append(layer.name)
         world.before_splice(layer, paths)
-        return make_layer(store, layer, paths, known)
+        return make_layer(store, layer, paths, *more)
 
     def bench() -> AssemblyBench:
         machines.append(AssemblyBench(tiny, tmp_path / f"store{len(machines)}"))

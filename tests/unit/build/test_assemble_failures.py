@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from builder.build import disk
 from builder.common.errors import BuildError, DamagedError, DiskError, EngineError, FetchError
 from builder.index.download import CONNECTIONS
 from builder.matrix.project import Project
+from builder.plan import layer_order
 from tests.fakes import locks
 from tests.fakes.engine import INFO
 from tests.unit.build.assembling import BOARD, EMBER, JUPYTER, NOTEBOOK, NOTHING, QUARTZ, AssemblyBench
@@ -77,6 +79,18 @@ def test_different_files_for_one_path_are_an_error(bench: AssemblyBench) -> None
         assembler.build(images[0])
     assert "pin other versions" in caught.value.hint
     assert assembler.build(images[1])
+
+
+@pytest.mark.parametrize("large", [10**9, 1], ids=["one layer", "two layers"])
+def test_different_files_for_one_path_in_a_variant_are_a_warning(
+    bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    """mcap and mcap-protobuf-support both have tests/test_writer.py, which nobody needs."""
+    monkeypatch.setattr(layer_order, "LARGE", large)
+    bench.world.more = {"board": {"tests/test_writer.py": b"one"}, NOTEBOOK: {"tests/test_writer.py": b"other"}}
+    assert bench.run(JUPYTER)
+    path = "/opt/venv/lib/python3.11/site-packages/tests/test_writer.py"
+    assert re.search(rf"board\S* and {NOTEBOOK}\S* have different files for {path}; ", bench.console.text)
 
 
 def test_two_layers_may_have_the_same_file(bench: AssemblyBench) -> None:

@@ -131,7 +131,7 @@ def test_an_image_that_nobody_tested_is_checked_for_files_of_the_same_path(
         NOTEBOOK: {"shared/module.py": b"another"},
     }
     with monkeypatch.context() as unchecked:
-        unchecked.setattr(stored_layers, "check_paths", lambda *_: None)
+        unchecked.setattr(stored_layers, "check_paths", lambda *_: [])
         machine.assemble()
     with pytest.raises(BuildError, match=f"^{JUPYTER}: .* have different files for /opt/venv/.*/shared/module.py$"):
         machine.method().build(machine.planned)

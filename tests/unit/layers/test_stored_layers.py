@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,12 @@ from tests.unit.layers.test_wheel import NAME, pack
 Make = Callable[[str, Mapping[str, str]], PlannedLayer]
 
 
+def planned(name: str, **fields: Any) -> PlannedLayer:
+    """A layer of CUDA wheels, unless it has a `python`."""
+    inputs = f"sha256:{zlib.crc32(name.encode()):064x}"
+    return PlannedLayer(**{"kind": "wheels", "name": name, "component": "x", "inputs": inputs, **fields})
+
+
 @pytest.fixture
 def make(store: Store) -> Make:
     """A layer with these files, given as content, or as an arrow and the target of a link."""
@@ -40,8 +47,7 @@ def make(store: Store) -> Make:
             else Entry(path=path, mode=0o755 if text.startswith("#!") else 0o644, content=text.encode())
             for path, text in files.items()
         ]
-        inputs = f"sha256:{zlib.crc32(name.encode()):064x}"
-        layer = PlannedLayer(kind="wheels", name=name, component="x", inputs=inputs)
+        layer = planned(name)
         stored_layers.store_layer(store, layer, entries)
         return layer
 
@@ -65,17 +71,17 @@ def test_layers_conflict_if_a_path_has_two_files_or_is_a_file_and_a_folder(
         or any(path.startswith(f"{other}/") for path in paths for other in paths)
     )
     layers = [
-        (name, [TocEntry(name=path, type="reg", mode=mode, size=size) for path, (mode, size) in files.items()])
+        (planned(name), [TocEntry(name=path, type="reg", mode=mode, size=size) for path, (mode, size) in files.items()])
         for name, files in (("1", first), ("2", second))
     ]
     with pytest.raises(BuildError) if is_conflict else nullcontext():
         stored_layers.check_paths("image", layers, taken)
 
 
-def contents(store: Store, *layers: PlannedLayer) -> list[tuple[str, tuple[TocEntry, ...]]]:
-    """Name and files of each layer, as the store has them."""
-    made = [(layer.name, stored_layers.stored_layer(store, layer, None)) for layer in layers]
-    return [(name, stored_layers.read_toc(store, layer)) for name, layer in made if layer]
+def contents(store: Store, *layers: PlannedLayer) -> list[tuple[PlannedLayer, tuple[TocEntry, ...]]]:
+    """Each layer and its files, as the store has them."""
+    stored = [(layer, stored_layers.stored_layer(store, layer, None)) for layer in layers]
+    return [(layer, stored_layers.read_toc(store, each)) for layer, each in stored if each]
 
 
 def test_layers_may_share_equal_files_and_links(store: Store, make: Make) -> None:
@@ -91,6 +97,62 @@ def test_large_files_of_two_layers_are_compared(store: Store, make: Make, size: 
     one, two = make("one", {"a": "a" * size}), make("two", {"a": "a" * (size - 1) + "b"})
     with pytest.raises(BuildError, match="one and two have different files for /a"):
         stored_layers.check_paths("image", contents(store, one, two), ())
+
+
+def test_of_two_layers_of_a_variant_the_higher_one_has_the_file(store: Store, make: Make) -> None:
+    """`mcap` and `mcap-protobuf-support` both have tests/test_writer.py: installers take the later one."""
+    files = {f"tests/{name}.py": "other" for name in "abcd"}
+    layers = contents(store, make("one", dict.fromkeys(files, "first")), make("two", files), make("three", {"x": "1"}))
+    of_variant = [(replace(layer, python="3.11"), toc) for layer, toc in layers]
+    assert stored_layers.check_paths("image", of_variant, ()) == [
+        "image: one and two have different files for /tests/a.py, /tests/b.py, /tests/c.py and 1 more; "
+        "those of two are used"
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"python": ""}, {"is_foundation": True}, {"kind": "files"}],
+    ids=["CUDA", "the framework", "the launcher"],
+)
+@pytest.mark.parametrize("number", [0, 1])
+def test_files_of_the_framework_the_launcher_and_cuda_are_not_replaced(
+    store: Store, make: Make, other: dict[str, Any], number: int
+) -> None:
+    layers = contents(store, make("one", {"x": "1"}), make("two", {"x": "2"}))
+    layers = [(replace(layer, python="3.11"), toc) for layer, toc in layers]
+    layers[number] = replace(layers[number][0], **other), layers[number][1]
+    with pytest.raises(BuildError, match="one and two have different files for /x"):
+        stored_layers.check_paths("image", layers, ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_allowed"),
+    [({}, True), ({"is_foundation": True}, False), ({"python": ""}, False)],
+    ids=["a variant", "the framework", "CUDA"],
+)
+def test_two_wheels_with_one_path_in_one_layer(
+    store: Store, tmp_path: Path, fields: dict[str, Any], is_allowed: bool
+) -> None:
+    packed = [pack({"t.py": b"1"}), pack({"t.py": b"2"}, name="other-2.0-py3-none-any.whl", info="other-2.0.dist-info")]
+    wheels = []
+    for each in packed:
+        (tmp_path / each.name).write_bytes(each.content)
+        name, _, _ = each.name.partition("-")
+        wheels.append(Wheel(component="x", name=name, version="2.0", file=each.name, size=1, sha256="0" * 64))
+    paths = [tmp_path / each.name for each in packed]
+    layer = planned("small", **{"python": "3.11", "wheels": tuple(wheels), **fields})
+    warnings: list[str] = []
+    if not is_allowed:
+        with pytest.raises(BuildError, match=f"^small: {NAME} and other-2.0-py3-none-any.whl have different") as raised:
+            stored_layers.store_wheels(store, layer, paths, None, warnings.append)
+        assert raised.value.hint == "Two of their wheels are incompatible: pin other versions in matrix.yaml."
+        return
+    stored_layers.store_wheels(store, layer, paths, None, warnings.append)
+    assert warnings == [
+        f"{NAME} and other-2.0-py3-none-any.whl have different files for /opt/venv/lib/python3.11/site-packages/t.py; "
+        "the later wheel's are used"
+    ]
 
 
 @pytest.mark.parametrize("damage", ["missing", "without its end"])

@@ -707,7 +707,7 @@ def other(files: Mapping[str, bytes], **more: Any) -> Wheel:
 
 
 def layer(*packed: Wheel) -> list[Entry]:
-    return list(wheel.layer_entries([item.open() for item in packed], PLACE))
+    return wheel.layer_entries([item.open() for item in packed], PLACE)
 
 
 def test_every_folder_occurs_once_and_before_its_contents() -> None:
@@ -735,7 +735,7 @@ def test_large_files_of_two_wheels_are_compared_in_chunks(monkeypatch: pytest.Mo
     reads: list[int] = []
     large = random.Random(1).randbytes(100_000)
     packed = [pack({"ns/x.so": large}, method=method), other({"ns/x.so": large}, method=method)]
-    result = list(wheel.layer_entries([(item.name, Watched(item.content)) for item in packed], PLACE))
+    result = wheel.layer_entries([(item.name, Watched(item.content)) for item in packed], PLACE)
     assert [entry.path for entry in result].count(f"{SITE}/ns/x.so") == 1
     assert sum(reads) > 2 * len(large)
     assert max(reads) < 10_000
@@ -744,12 +744,39 @@ def test_large_files_of_two_wheels_are_compared_in_chunks(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("content", [b"not the same", b"Same", b""])
 def test_different_files_of_two_wheels(content: bytes) -> None:
     error = refusal(pack({"ns/x.py": b"same"}), other({"ns/x.py": content}))
-    assert error == f"{NAME} and other-2.0-py3-none-any.whl both have /{SITE}/ns/x.py, with different bytes"
+    assert error == f"{NAME} and other-2.0-py3-none-any.whl have different files for /{SITE}/ns/x.py"
+
+
+def test_the_later_of_two_wheels_has_the_file() -> None:
+    """As after an installation, each RECORD has the row of its own wheel: to uninstall either removes the file."""
+    files = {"ns/x.py": b"first", "tests/t.py": b"same"}
+    packed = [pack(files), other({**files, "ns/x.py": b"later"})]
+    warnings: list[str] = []
+    result = wheel.layer_entries([item.open() for item in packed], PLACE, warnings.append)
+    paths = [entry.path for entry in result]
+    assert len(set(paths)) == len(paths)
+    contents = {entry.path: read(entry) for entry in result if entry.content is not None}
+    assert contents[f"{SITE}/ns/x.py"] == b"later"
+    assert b"ns/x.py,sha256=" in contents[f"{SITE}/{INFO}/RECORD"]
+    assert row("ns/x.py", b"first")[1].encode() in contents[f"{SITE}/{INFO}/RECORD"]
+    assert row("ns/x.py", b"later")[1].encode() in contents[f"{SITE}/other-2.0.dist-info/RECORD"]
+    both = f"{NAME} and other-2.0-py3-none-any.whl"
+    assert warnings == [f"{both} have different files for /{SITE}/ns/x.py; the later wheel's are used"]
+    splice.write_layer(result, io.BytesIO())
+
+
+def test_the_last_of_three_wheels_has_the_file() -> None:
+    third = pack({"x": b"3"}, name="third-3.0-py3-none-any.whl", info="third-3.0.dist-info")
+    packed = [pack({"x": b"1"}), other({"x": b"2"}), third]
+    warnings: list[str] = []
+    result = wheel.layer_entries([item.open() for item in packed], PLACE, warnings.append)
+    assert [read(entry) for entry in result if entry.path == f"{SITE}/x"] == [b"3"]
+    assert len(warnings) == 2
 
 
 def test_one_file_with_two_modes() -> None:
     error = refusal(pack({"x": b""}), other({"x": b""}, modes={"x": 0o755}))
-    assert error == f"{NAME} and other-2.0-py3-none-any.whl both have /{SITE}/x, with different modes"
+    assert error == f"{NAME} and other-2.0-py3-none-any.whl have different files for /{SITE}/x"
 
 
 @pytest.mark.parametrize("points", [("", "[console_scripts]\nrun = b:c\n"), ("[console_scripts]\nrun = a:b\n",) * 2])
@@ -759,7 +786,7 @@ def test_scripts_of_two_wheels_with_one_name(points: tuple[str, str]) -> None:
     if points[0]:
         assert len([entry for entry in layer(first, second) if entry.path == "opt/venv/bin/run"]) == 1
     else:
-        assert "/opt/venv/bin/run, with different bytes" in refusal(first, second)
+        assert "have different files for /opt/venv/bin/run" in refusal(first, second)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def of_wheels(*packed: test_wheel.Wheel, python: str = "3.11", prefetch: Sequenc
     """The layer that is built from these wheels."""
     place = wheel.environment(python) if python else wheel.CUDA
     out = io.BytesIO()
-    entries = wheel.layer_entries([each.open() for each in packed], place)
+    entries = wheel.layer_entries([each.open() for each in packed], place, lambda _: None)
     written = splice.write_layer(splice.prefetched_first(entries, prefetch), out)
     wheels = tuple(
         Wheel(component="x", name="x", version="1", file=each.name, size=1, sha256=sha256(each.content))
@@ -211,6 +211,13 @@ def test_a_rebuilt_layer_has_the_same_digest(fetcher: MemoryFetcher) -> None:
         Finding(layer="", digest=SHA256, state="unknown", detail=NO_RECORD),
     ]
     assert fetcher.stopped == 1
+
+
+def test_a_layer_of_wheels_with_different_files_for_one_path_is_rebuilt(fetcher: MemoryFetcher) -> None:
+    names = [(f"x{number}-1-py3-none-any.whl", f"x{number}-1.dist-info") for number in range(2)]
+    wheels = [pack({"tests/t.py": name.encode()}, name=name, info=info) for name, info in names]
+    fetcher.contents = {sha256(each.content): each.content for each in wheels}
+    assert only(image(of_wheels(*wheels)), fetcher) == ("derived", "")
 
 
 def test_a_long_list_of_wheels_is_cut(fetcher: MemoryFetcher) -> None:
