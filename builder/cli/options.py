@@ -84,7 +84,9 @@ skip_incomplete_option = click.option(
     help="Leave out images that are not ready, name them, and end with exit code 18. Default: fail and change nothing.",
 )
 roll_back_option = click.option(
-    "--roll-back", is_flag=True, help="Allow tags to move to an older release or older Debian packages."
+    "--roll-back",
+    is_flag=True,
+    help="Allow tags to move to an older release or older Debian packages, and away from images that cannot be read.",
 )
 missing_arch_option = click.option(
     "--allow-missing-arch",

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from builder.common import errors
 from builder.common.console import Meter, View
-from builder.common.errors import BuilderError, DamagedError, ImageTestError, RegistryError, UsageError
+from builder.common.errors import BuilderError, DamagedError, ImageTestError, RegistryError, UsageError, VerifyError
 from builder.common.reference import ImageRef
 from builder.common.text import size
 from builder.index.host import Host
@@ -30,6 +30,7 @@ from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, tagging, transfer
 from builder.registry.client import Manifest, Registry
 from builder.registry.evidence import Coverage, Requirement
+from builder.registry.failures import RejectedError
 from builder.registry.parallel import pipeline
 from builder.registry.suite import Suite
 from builder.registry.tagging import TagChange
@@ -352,26 +353,34 @@ class Publisher:
             tagging.confirm(registry, [change for change in changes if change.name == registry.name])
 
     def _check_tags(self, publications: Sequence[_Publication]) -> None:
-        """Raises RegistryError if a tag would move to an older release or older Debian packages, or would have no image
-        for an architecture of the matrix, or for one that it has now.
+        """Raises RegistryError if a tag would move to an older release or older Debian packages, or may, because its
+        image cannot be read; or if it would have no image for an architecture of the matrix, or for one that it has
+        now.
         """
-        older: list[str] = []
+        backward: list[str] = []
         missing: list[str] = []
         for each in publications:
             images = {target.arch: target.stored.labels for target in each.targets}
-            others = {before for before in each.moving.values() if before and before != each.manifest.digest}
-            named = {before: tagging.named_images(each.registry, before) for before in others}
+            named: dict[str, dict[str, dict[str, str]]] = {}
             for tag, before in each.moving.items():
-                if before in named and (reason := tagging.backward(named[before], images)):
-                    older.append(f"{each.registry.name}:{tag} would move back {reason}")
+                if not before or before == each.manifest.digest:
+                    continue
+                name = f"{each.registry.name}:{tag}"
+                try:
+                    named[before] = named.get(before) or tagging.named_images(each.registry, before)
+                except (VerifyError, RejectedError) as error:
+                    backward.append(f"{name} names an image that cannot be read: {error}")
+                    continue
+                if reason := tagging.backward(named[before], images):
+                    backward.append(f"{name} would move back {reason}")
             needed = {arch for of_tag in (each.targets[0].cells, *named.values()) for arch in of_tag}
             for arch in sorted(needed - images.keys()):
                 missing.append(f"{each.targets[0].references[0]} would have no image for {arch}")
-        if older and not self.roll_back:
+        if backward and not self.roll_back:
             raise RegistryError(
-                "nothing was pushed: these tags would move to an older release, or to older Debian packages\n"
-                + "\n".join(f"  {line}" for line in older),
-                hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags back.",
+                "nothing was pushed: these tags would move to an older release, or to older Debian packages, or may\n"
+                + "\n".join(f"  {line}" for line in backward),
+                hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags anyway.",
             )
         if missing and self.allow_missing_arch:
             for line in missing:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from builder.common.errors import ImageTestError, RegistryError, SigningError, VerifyError
 from builder.index.host import Host
 from builder.layers import images as stored_images
+from builder.layers import oci
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, publish, reports, scan, signing, staging, tagging
+from builder.registry import evidence, publish, reports, scan, signing, staging
 from builder.registry.client import Registry
 from builder.registry.evidence import OWN, Coverage, Requirement
 from builder.registry.failures import RejectedError
@@ -181,8 +183,11 @@ def unreleased(
 
 def _is_of_plan(registry: Registry, reference: str, planned: PlannedImage) -> bool:
     """Whether a tag or digest names an image of this plan, by its labels."""
-    labels = tagging.named_images(registry, reference).get(planned.cell.arch, {})
-    return labels.get(PLAN_LABEL) == planned.digest
+    with suppress(VerifyError, RejectedError):
+        if manifest := registry.image_manifest(reference, planned.cell.arch):
+            arch, labels = oci.read_labels(manifest.content, registry.read_blob)
+            return arch == planned.cell.arch and labels.get(PLAN_LABEL) == planned.digest
+    return False
 
 
 def _passed(coverage: Coverage) -> _Tests:

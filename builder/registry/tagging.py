@@ -7,7 +7,6 @@ again at the end.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +17,6 @@ from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.matrix.tags import OCI
 from builder.registry.client import INDEXES, Manifest, Registry
-from builder.registry.failures import RejectedError
 
 State = Literal["set", "moved", "unchanged"]
 
@@ -62,18 +60,19 @@ def backward(named: Mapping[str, Mapping[str, str]], images: Mapping[str, Mappin
 def named_images(registry: Registry, reference: str) -> dict[str, dict[str, str]]:
     """The labels of each image that a tag or digest names, by architecture: of an index, those of all its entries.
 
-    An entry that cannot be read has no labels. Empty if the tag does not exist or cannot be read.
+    Empty if there is no such manifest. Raises VerifyError or RejectedError if an image cannot be read.
     """
+    manifest = registry.manifest(reference)
+    if manifest is None:
+        return {}
+    if manifest.media_type not in INDEXES:
+        return dict([oci.read_labels(manifest.content, registry.read_blob)])
     images: dict[str, dict[str, str]] = {}
-    with suppress(VerifyError, RejectedError):
-        manifest = registry.manifest(reference)
-        if manifest and manifest.media_type not in INDEXES:
-            return dict([oci.read_labels(manifest.content, registry.read_blob)])
-        for arch, digest in (oci.read_platforms(manifest.content) if manifest else {}).items():
-            images[arch] = {}
-            with suppress(VerifyError, RejectedError):
-                if entry := registry.manifest(digest):
-                    _, images[arch] = oci.read_labels(entry.content, registry.read_blob)
+    for arch, digest in oci.read_platforms(manifest.content).items():
+        entry = registry.manifest(digest)
+        if entry is None:
+            raise VerifyError(f"the manifest {digest} is missing")
+        _, images[arch] = oci.read_labels(entry.content, registry.read_blob)
     return images
 
 

@@ -58,7 +58,7 @@ GATES = (
     Gate("labels and configuration", "expected.py", "    lines = differences(expected, manifest, config)\n", "    lines: list[str] = []\n"),
     Gate("files and known layers", "expected.py", "elif expected_layer and (layer.digest, layer.diff_id) != (", "elif False and (layer.digest, layer.diff_id) != ("),
     Gate("a newer release", "release.py", "            self._check_newest(candidates)\n", "            pass\n"),
-    Gate("tags never move back", "publish.py", "if older and not self.roll_back:", "if False:"),
+    Gate("tags never move back", "publish.py", "if backward and not self.roll_back:", "if False:"),
     Gate("tags never lose an architecture", "publish.py", "        elif missing:\n", "        elif False:\n"),
     Gate("all architectures of a tag", "release.py", "                if not self.allow_missing_arch:\n", "                if False:\n"),
     Gate("a run on a real machine", "release.py", "            if not self.allow_not_run:\n", "            if False:\n"),

@@ -91,11 +91,9 @@ class PublishBench:
     def _make(self, image: PlannedImage) -> Image:
         blob = self.store.put(f"layer of {image.id}".encode(), LAYER_TYPE)
         layer = Layer(digest=blob.digest, diff_id="", size=blob.size)
-        return Image(
-            config=self.store.put(f"config of {image.id}".encode(), CONFIG_TYPE),
-            manifest=self.store.put(f"manifest of {image.id}".encode(), MANIFEST_TYPE),
-            layers=(layer, layer),
-        )
+        config = self.store.put(json.dumps({"architecture": image.cell.arch, "author": image.id}).encode(), CONFIG_TYPE)
+        manifest = json.dumps({"config": config.as_data(), "layers": []}).encode()
+        return Image(config=config, manifest=self.store.put(manifest, MANIFEST_TYPE), layers=(layer, layer))
 
     def prove(self, image: PlannedImage, **changes: Any) -> None:
         """Writes evidence of a pass, with changes."""
@@ -167,6 +165,8 @@ class PublishBench:
         self.fetches.append(fetch)
         if cell in self.broken:
             raise self.broken[cell]
+        config = self.stored[cell].config.digest
+        to.contents[config] = self.store.read(config)
         return self.answer
 
 
@@ -494,6 +494,22 @@ def test_tags_move_back_only_with_roll_back(bench: PublishBench) -> None:
     assert (bench.calls, registry.tags) == ([], before)
     [moved] = [change for change in bench.publish(roll_back=True).tags if change.tag == alias]
     assert (moved.state, moved.before) == ("moved", before[alias])
+
+
+@pytest.mark.parametrize("lost", ["the manifest", "the configuration"])
+def test_a_tag_of_an_image_that_cannot_be_read_moves_only_with_roll_back(bench: PublishBench, lost: str) -> None:
+    """Its age is unknown: the tag moved to older images without a message."""
+    alias = bench.tags(EMBER)[-1]
+    registry = older(bench, alias)
+    before = registry.tags[alias]
+    config = json.loads(registry.contents[before])["config"]["digest"]
+    registry.contents[config if lost == "the configuration" else before] = b"damaged"
+    with pytest.raises(RegistryError, match=f":{alias} names an image that cannot be read: ") as caught:
+        bench.publish()
+    assert "--roll-back" in caught.value.hint
+    assert bench.calls == []
+    [moved] = [change for change in bench.publish(roll_back=True).tags if change.tag == alias]
+    assert (moved.state, moved.before) == ("moved", before)
 
 
 def test_the_loser_of_two_pushes_may_end_first(bench: PublishBench) -> None:

@@ -11,6 +11,7 @@ from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
 from builder.registry import tagging
 from builder.registry.client import Manifest, Registry
+from builder.registry.failures import RejectedError
 from builder.registry.tagging import TagChange
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.registry.test_push import CONTENT, DIGEST, IMAGE, MANIFEST, OTHERS
@@ -125,28 +126,37 @@ def test_each_image_of_an_index_is_compared_with_that_for_its_architecture() -> 
     registry = MemoryRegistry()
     old, newer = config("2.9.0", "2026-11-01T00:00:00Z"), config("2.9.10", "2026-11-01T00:00:00Z")
     amd64, arm64 = registry.add_image(old), registry.add_image(newer | {"architecture": "arm64"})
-    named = tagging.named_images(registry, registry.add_index(amd64=amd64, arm64=arm64))
+    index = registry.add_index(amd64=amd64, arm64=arm64)
+    named = tagging.named_images(registry, index)
     assert named == {"amd64": old["config"]["Labels"], "arm64": newer["config"]["Labels"]}
     assert tagging.backward(named, {"amd64": NEW}) == ""
     assert tagging.backward(named, {"amd64": NEW, "arm64": NEW}) == "from release 2.9.10 to 2.9.1"
     nested = registry.add_index(amd64=amd64, arm64=registry.add_index(arm64=arm64))
-    assert tagging.named_images(registry, nested) == {"amd64": old["config"]["Labels"], "arm64": {}}, "it has both"
+    with pytest.raises(VerifyError):
+        tagging.named_images(registry, nested)
+    del registry.contents[arm64]
+    with pytest.raises(VerifyError, match=f"the manifest {arm64} is missing"):
+        tagging.named_images(registry, index)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"{}", b"[", b"[" * 100_000, EMPTY, EMPTY | {"config": {"Labels": None}}],
-    ids=lambda content: str(content)[:20],
-)
+@pytest.mark.parametrize("content", [EMPTY, EMPTY | {"config": {"Labels": None}}])
 def test_an_image_without_an_age_does_not_keep_its_tag(content: object) -> None:
     registry = MemoryRegistry()
     assert tagging.backward(tagging.named_images(registry, registry.add_image(content)), {"amd64": NEW}) == ""
 
 
+@pytest.mark.parametrize("content", [b"{}", b"[", b"[" * 100_000], ids=lambda content: str(content)[:20])
+def test_an_image_with_an_invalid_configuration_cannot_be_read(content: bytes) -> None:
+    registry = MemoryRegistry()
+    with pytest.raises(VerifyError):
+        tagging.named_images(registry, registry.add_image(content))
+
+
 @pytest.mark.parametrize("config_digest", ["", "x", None, "sha256:" + "0" * 64])
-def test_an_image_that_cannot_be_read_does_not_keep_its_tag(config_digest: str | None) -> None:
-    """Every push failed if the tagged image had no configuration in the registry."""
+def test_an_image_without_its_configuration_cannot_be_read(config_digest: str | None) -> None:
+    """It was taken for an image of unknown age, which any other may replace."""
     registry = MemoryRegistry()
     manifest = json.dumps({"config": {"digest": config_digest, "size": 1}, "layers": []}).encode()
     registry.contents = {digest_of_bytes(manifest): manifest}
-    assert tagging.named_images(registry, digest_of_bytes(manifest)) == {}
+    with pytest.raises((VerifyError, RejectedError)):
+        tagging.named_images(registry, digest_of_bytes(manifest))
