@@ -18,17 +18,21 @@ from builder.matrix import pins
 
 TIMEOUT_S = 300
 RELEASES = "https://github.com/sigstore/cosign/releases"
-_WARNING = "WARNING: "
 _NUMBER = re.compile(r"(?:[0-9]+:)?v?([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})(?![0-9])", re.ASCII)
-# Messages of cosign and of Go's standard library.
-_UNREACHABLE = re.compile(
-    r"dial tcp|no such host|connection (refused|reset)|deadline exceeded|i/o timeout|unexpected EOF|tls: |x509: "
-    r"|status code (401|403|429|5[0-9]{2})|UNAUTHORIZED|DENIED|TOOMANYREQUESTS"
+# Messages of cosign, its client for registries (go-containerregistry) and Go's standard library. A failed request has
+# its method and URL: `GET https://...: DENIED: ...`, `Get "https://...": EOF`.
+_FAILED_REQUEST = re.compile(
+    r"\b(GET|HEAD|PUT|POST|PATCH|DELETE|Get|Head|Put|Post|Patch|Delete) \"?https?://"
+    r"|dial tcp|no such host|connection (refused|reset)|deadline exceeded|i/o timeout|unexpected EOF|tls: |x509: "
 )
+_DENIED = re.compile(r": (UNAUTHORIZED|DENIED)\b|: unexpected status code 40[13]\b")
+_REPETITION = "\nerror during command execution: "
+_SUBJECT = re.compile(r"^signing \S+: ")  # a long name, or that of a temporary file
+_QUERY = re.compile(r"\?[^\s\"]*[^\s\":]")  # of a URL: that of a signed URL is a credential
 
 
 class CosignError(SigningError):
-    """cosign ended with an error."""
+    """cosign ended with an error that is not about a server: of `verify`, that there is no such signature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,10 @@ def warn_of_vulnerabilities(path: str) -> None:
 
 
 def run_cosign(*arguments: str) -> str:
-    """Runs cosign; returns its output. Raises CosignError if it ends with an error, without the names of keys."""
+    """Runs cosign; returns its output. Raises SigningError with its error, in which KEY stands for the key.
+
+    It is a CosignError unless a request to a server failed, such as the registry.
+    """
     path = shutil.which("cosign")
     if not path:
         raise SigningError(
@@ -112,11 +119,22 @@ def run_cosign(*arguments: str) -> str:
     if result.returncode < 0:
         raise SigningError(f"cosign {arguments[0]} was ended by signal {-result.returncode}")
     if result.returncode:
-        if _UNREACHABLE.search(result.stderr):
-            raise SigningError(
-                f"cosign {arguments[0]}: a server does not answer",
-                hint="Check the connection to the registry and, without a key, to Sigstore.",
-            )
-        lines = [line for line in result.stderr.splitlines() if line and not line.startswith(_WARNING)]
-        raise CosignError(f"cosign {arguments[0]}: {one_line(lines[0]) if lines else 'failed'}")
+        reason = _error(result.stderr)
+        for key in (word.removeprefix("--key=") for word in arguments if word.startswith("--key=")):
+            reason = reason.replace(key, "KEY")
+        message = f"cosign {arguments[0]}: {one_line(reason)}"
+        if not _FAILED_REQUEST.search(reason):
+            hint = "Set COSIGN_PASSWORD to the password of the key." if "decryption failed" in reason else ""
+            raise CosignError(message, hint=hint)
+        if _DENIED.search(reason):
+            hint = "Run `docker login` for this registry as a user with access, also to write if the command signs."
+        else:
+            hint = "Check the connection to the registry and, without a key, to Sigstore. Then run this again."
+        raise SigningError(message, hint=hint)
     return result.stdout
+
+
+def _error(stderr: str) -> str:
+    """The error in the output of cosign, without progress, warnings, and the repetition of the error."""
+    _, _, error = f"\n{stderr.partition(_REPETITION)[0]}".rpartition("\nError: ")
+    return _QUERY.sub("", _SUBJECT.sub("", error.strip())) or "failed"

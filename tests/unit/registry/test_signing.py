@@ -20,7 +20,7 @@ from builder.index.settings import IndexSettings
 from builder.matrix.schema import Trusted
 from builder.registry import signing, transport
 from builder.registry.client import Registry
-from builder.registry.cosign import warn_of_vulnerabilities
+from builder.registry.cosign import CosignError, warn_of_vulnerabilities
 from builder.registry.failures import StoppedError
 from builder.registry.signing import Signer, Trust
 from tests.fakes.engine import Programs
@@ -167,11 +167,35 @@ def test_without_cosign(cosign: Cosign, monkeypatch: pytest.MonkeyPatch) -> None
         Signer(key="key").sign(b"{}")
 
 
-def test_the_first_line_of_an_error(cosign: Cosign) -> None:
-    cosign.accepts = "nothing"
-    with pytest.raises(SigningError) as caught:
+# Printed by cosign 2.5, here and below, except for names and addresses.
+SIGNATURE_URL = f"https://registry.example.test:5000/v2/a/b/manifests/sha256-{'a' * 64}.sig"
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (
+            "Using payload from: /tmp/x/document\n"
+            "Error: signing /tmp/x/document: reading key: open secret-key: no such file or directory",
+            "reading key: open KEY: no such file or directory",
+        ),
+        ("Using payload from: x\nError: signing x: reading key: decrypt: encrypted: decryption failed",
+         "reading key: decrypt: encrypted: decryption failed"),
+        (f"Pushing signature to: r.test/a\nError: signing [r.test/a@sha256:{'a' * 64}]: accessing image: not found",
+         "accessing image: not found"),
+        ("WARNING: insecure\nError: no matching signatures:\ninvalid\x1b[2J\n", "no matching signatures: invalid"),
+        ("panic: runtime error", "panic: runtime error"),
+        ("", "failed"),
+    ],
+)  # fmt: skip
+def test_the_error_of_cosign_is_shown(cosign: Cosign, printed: str, expected: str) -> None:
+    """The first line was shown: `Using payload from: ...`."""
+    repetition = f"\nerror during command execution: {printed.partition('Error: ')[2]}"
+    cosign.programs.answer = lambda command: (0, "", "") if command[-1] == "--help" else (1, "", printed + repetition)
+    with pytest.raises(CosignError) as caught:
         Signer(key="secret-key").sign(b"{}")
-    assert str(caught.value) == "cosign sign-blob: Error: no matching signatures"
+    assert str(caught.value) == f"cosign sign-blob: {expected}"
+    assert ("COSIGN_PASSWORD" in caught.value.hint) == ("decryption failed" in printed)
     assert "secret-key" not in repr(Signer(key="secret-key"))
 
 
@@ -387,11 +411,40 @@ def test_cosign_is_not_started_after_a_stop(cosign: Cosign) -> None:
     assert cosign.programs.calls == []
 
 
-@pytest.mark.parametrize("message", ["dial tcp: lookup x: no such host", "context deadline exceeded"])
-def test_a_server_that_does_not_answer_is_not_a_missing_signature(cosign: Cosign, message: str) -> None:
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        (f"GET {SIGNATURE_URL}: DENIED: requested access to the resource is denied", "docker login"),
+        (f"GET {SIGNATURE_URL}: UNAUTHORIZED: authentication required", "docker login"),
+        (f"GET {SIGNATURE_URL}: unexpected status code 403 Forbidden: <html>no</html>", "docker login"),
+        (f"GET {SIGNATURE_URL}: unexpected status code 503 Service Unavailable", "Check the connection"),
+        (f"GET {SIGNATURE_URL}: TOOMANYREQUESTS: slow down", "Check the connection"),
+        (f'Get "{SIGNATURE_URL}": EOF', "Check the connection"),
+        ("dial tcp: lookup x: no such host", "Check the connection"),
+        ("context deadline exceeded", "Check the connection"),
+    ],
+)
+def test_a_request_that_fails_is_not_a_missing_signature(cosign: Cosign, message: str, hint: str) -> None:
+    """A denied one was shown as "a server does not answer"; one that ended with EOF or 503 as a missing signature."""
     cosign.programs.answer = lambda _: (1, "", f"Error: {message}")
-    with pytest.raises(SigningError, match="a server does not answer"):
+    with pytest.raises(SigningError) as caught:
         cosign.signer(OLD, KEY)
+    assert str(caught.value) == f"cosign verify-blob: {message}"
+    assert hint in caught.value.hint
+
+
+def test_the_query_of_a_url_is_not_shown(cosign: Cosign) -> None:
+    """A registry may redirect to a signed URL, which is a credential."""
+    cosign.programs.answer = lambda _: (1, "", 'Error: Get "https://s.example.test/blob?X-Signature=abc": EOF')
+    with pytest.raises(SigningError, match=r'Get "https://s\.example\.test/blob": EOF$'):
+        cosign.signer(OLD, KEY)
+
+
+def test_a_name_in_a_certificate_is_not_a_failed_request(cosign: Cosign) -> None:
+    """The signer chooses it: an untrusted signature must not end a release."""
+    subject = "https://github.com/DENIED/403/.github/workflows/x.yml@refs/heads/main"
+    cosign.programs.answer = lambda _: (1, "", f"Error: none of the expected identities matched, got [{subject}]")
+    assert cosign.signer(OLD, KEY) == ""
 
 
 def test_cosign_reaches_a_registry_as_the_client_does(
