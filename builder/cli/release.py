@@ -43,13 +43,14 @@ from builder.matrix import support, tags
 from builder.matrix.cells import Cell
 from builder.plan import ci, plan, render
 from builder.plan.plan import Plan
-from builder.registry import publish, scan, status
+from builder.registry import publish, scan, status, tagging
+from builder.registry.client import Registry
 from builder.registry.evidence import OWN
 from builder.registry.publish import NotBuiltError, Published, Publisher
 from builder.registry.release import Releaser
 from builder.registry.signing import Signer
 from builder.registry.stager import stage_images
-from builder.registry.staging import StagingArea
+from builder.registry.staging import INDEX, StagingArea
 from builder.registry.status import Status, StatusReader
 
 
@@ -91,11 +92,16 @@ def push_command(
         chosen = publish.targets(project, store, images, registry)
         stage, release = f"builder stage{given('patterns')}", f"builder release{given('registry')} --allow-not-run"
         publish.require_run(chosen, hint=f"{stage} && {release} (the release records it)")
+        stamp = ""
+        if chosen:
+            stamp = tagging.first_stamp(
+                Registry(chosen[0].references[0], host=context.host, write=False), context.today
+            )
         result = Publisher(
             host=context.host,
             view=View(context.err),
             store=store,
-            stamps=tags.stamps(_stamp(context)),
+            stamps=tags.stamps(stamp),
             roll_back=roll_back,
             allow_missing_arch=allow_missing_arch,
         ).publish(chosen)
@@ -123,11 +129,6 @@ def _require_all(left_out: Sequence[BuilderError], action: str) -> None:
     if left_out:
         lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in left_out]
         raise IncompleteError("\n".join([f"{counted(len(left_out), 'image')} not {action}:", *lines]))
-
-
-def _stamp(context: Context) -> str:
-    """The stamp of a release today."""
-    return context.today.strftime("%Y%m%d")
 
 
 @click.command(name="stage", epilog=CELLS_HELP)
@@ -177,6 +178,7 @@ def stage_command(
         context.say(
             f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested', 'skip_incomplete')} --sign KEY"
         )
+    day = tagging.first_stamp(staging_place.open(INDEX), context.today) if planned.images else ""
     store, view = context.store, View(context.err)
     assembler = None
     if untested:
@@ -185,12 +187,12 @@ def stage_command(
     with store.used():
         staged = stage_images(
             project, store, view, staging_place, planned,
-            signer=signer, assembler=assembler, listed_on=_stamp(context) if images_only and planned.images else "",
+            signer=signer, assembler=assembler, listed_on=day if images_only else "",
             skip_incomplete=skip_incomplete,
         )  # fmt: skip
     stamp = ""
     if staged.images and not images_only:  # built-in sets may be empty; an empty release would be the newest one
-        stamp = staging_place.write(project, _stamp(context), git.state(project.root), staged.images, signer).stamp
+        stamp = staging_place.write(project, day, git.state(project.root), staged.images, signer).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
         context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
@@ -204,6 +206,10 @@ def stage_command(
             f"release {stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
             f"({duration(time.monotonic() - began)})"
         )
+        if stamp.partition(".")[0] > day:
+            context.say(
+                "the registry has a release of a later day than today: the stamp follows it, so that this is newer"
+            )
         context.say(f"  -> builder release {stamp}{given('place', 'signer')}")
     if form == "github":  # also if images were left out: later jobs go on with the others
         ids = {image.cell for image in staged.images}

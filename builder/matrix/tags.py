@@ -78,11 +78,11 @@ def stamped(reference: ImageRef, stamp: str) -> ImageRef:
         raise MatrixError(f"{reference} with the stamp {stamp}: {error}") from error
 
 
-def stamps(day: str) -> Iterator[str]:
-    """The stamps of a day, in order: `20261122`, then `20261122.1` for a second release."""
-    yield day
-    for number in count(1):
-        yield f"{day}.{number}"
+def stamps(first: str) -> Iterator[str]:
+    """A stamp and the later ones of its day, in order: `20261122`, then `20261122.1` for a second release."""
+    day, number = stamp_order(first)
+    for each in count(number):
+        yield f"{day}.{each}" if each else day
 
 
 def is_stamp(text: str) -> bool:

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cache
 from http import HTTPStatus
 from itertools import count
@@ -116,6 +118,14 @@ class Registry:
         """Whether the repository exists."""
         action, url = f"looking for {self._repository}", f"{self._http.url}/tags/list?n=1"
         return self._http.send(Request(action=action, method="GET", url=url, expect=(200, 404))).status == HTTPStatus.OK
+
+    def clock(self) -> datetime | None:
+        """The time by the registry: the Date header (RFC 9110, 6.6.1) of the answer for a manifest; None without it."""
+        answer = self._http.send(self._manifest_request("GET", "reading", "latest", (200, 404), headers=_ACCEPT))
+        with suppress(ValueError, TypeError):
+            now = parsedate_to_datetime(answer.headers.get("Date", ""))
+            return now if now.tzinfo else now.replace(tzinfo=UTC)
+        return None
 
     def create_missing(self) -> None:
         """Creates a repository that does not exist, with the command in matrix.yaml if there is one.

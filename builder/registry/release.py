@@ -6,10 +6,9 @@ tag, as an artifact with the tag `released-<stamp>`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from itertools import dropwhile
 from pathlib import Path
 
 from builder.common import errors, git
@@ -237,7 +236,7 @@ class Releaser:
             host=host,
             view=view,
             store=store,
-            stamps=_stamps(self.release.stamp),
+            stamps=tags.stamps(self.release.stamp),  # the later ones if another release has taken the tags with it
             roll_back=self.roll_back,
             allow_missing_arch=self.allow_missing_arch,
             documents=self,
@@ -342,12 +341,6 @@ class Releaser:
 
         is_same = staged.registry == target.references[0].registry
         return replace(target, source=staged.repository if is_same else "", fetch=fetch)
-
-
-def _stamps(stamp: str) -> Iterator[str]:
-    """This stamp and the later stamps of its day, in case another release has taken the tags with this stamp."""
-    day = stamp.partition(".")[0]
-    return dropwhile(lambda other: other != stamp, tags.stamps(day))
 
 
 def _signers(coverage: Coverage) -> str:

@@ -145,8 +145,9 @@ class StagingArea:
         """The stamps of all staged releases, the newest first."""
         return self._stamps(PREFIX)
 
-    def _stamps(self, prefix: str) -> list[str]:
-        names = [tag.removeprefix(prefix) for tag in self.open(INDEX).list_tags() if tag.startswith(prefix)]
+    def _stamps(self, *prefixes: str) -> list[str]:
+        listed = self.open(INDEX).list_tags()
+        names = {tag.removeprefix(prefix) for prefix in prefixes for tag in listed if tag.startswith(prefix)}
         return sorted(filter(tags.is_stamp, names), key=tags.stamp_order, reverse=True)
 
     def read(self, stamp: str = "") -> Release:
@@ -224,15 +225,16 @@ class StagingArea:
     ) -> Release:
         """Writes a release under the next stamp of the day, unless an equal release is staged; returns it.
 
-        Signs it, and records that this checkout wrote it, see `require_signed`.
+        If the registry has a stamp of a later day, the release gets the next stamp of that day: otherwise, `release`
+        would take the other one for newer. Signs it, and records that this checkout wrote it, see `require_signed`.
         """
         registry = self.open(INDEX, write=True)
-        newest = next((stamp for stamp in self.stamps() if stamp.startswith(day)), "")
-        for stamp in tags.stamps(day):
+        newest = next(iter(self._stamps(PREFIX, RELEASED)), "")
+        for stamp in tags.stamps(max(day, newest.partition(".")[0])):
             release = Release(stamp=stamp, revision=revision, images=tuple(images))
             content, tag = release.model_dump_json().encode(), f"{PREFIX}{stamp}"
             is_present = registry.digest_of(tag) is not None
-            if not is_present and tags.stamp_order(stamp) < tags.stamp_order(newest):
+            if not is_present and tags.stamp_order(stamp) <= tags.stamp_order(newest):
                 continue  # the stamp of a deleted release: with it, this release would be older than the newest one
             present: dict[str, bytes] = {}
             with suppress(VerifyError):  # builder did not write it: the next stamp is used

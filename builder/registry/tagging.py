@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal
 
 from packaging.version import InvalidVersion, Version
@@ -19,6 +20,7 @@ from builder.matrix.tags import OCI
 from builder.registry.client import INDEXES, Manifest, Registry
 
 State = Literal["set", "moved", "unchanged"]
+AHEAD = timedelta(hours=1)  # that a machine's clock may be ahead of the registry's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,18 @@ class TagChange:
         """For `--format json`."""
         reference = f"{self.name}:{self.tag}"
         return {"reference": reference, "before": self.before, "after": self.digest, "state": self.state}
+
+
+def first_stamp(registry: Registry, day: date) -> str:
+    """The first stamp of a day. Raises RegistryError if the day has not begun by the registry's clock."""
+    now = registry.clock()
+    if now and datetime.combine(day, time.min, UTC) > now + AHEAD:
+        raise RegistryError(
+            f"a release of {day} would be in the future: the clock of {registry.name} has "
+            f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+            hint="Correct the clock of this machine, or that of the registry, then run this again.",
+        )
+    return f"{day:%Y%m%d}"
 
 
 def read_tags(registry: Registry, names: Iterable[str]) -> dict[str, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +20,8 @@ class MemoryRegistry(Registry):
     """A repository in memory; `calls` are the changes, in order.
 
     `has` are blobs without contents, `others` those of other repositories by name. `api` is what its referrers API
-    answers, None without one. `before_put` are called before the next manifests under a fallback tag are stored.
+    answers, None without one. `now` is the time by its clock, if it has one. `before_put` are called before the next
+    manifests under a fallback tag are stored.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class MemoryRegistry(Registry):
         self.before_put: list[Callable[[], object]] = []
         self.on_upload: Callable[[str], None] = lambda _: None
         self.on_put: Callable[[str], None] = lambda _: None
+        self.now: datetime | None = None
         self.stop = threading.Event()
         self.running = self.most = 0
         self._lock = threading.Lock()
@@ -44,6 +47,9 @@ class MemoryRegistry(Registry):
     def stoppable(self, stop: threading.Event) -> Registry:
         self.stop = stop
         return self
+
+    def clock(self) -> datetime | None:
+        return self.now
 
     def create_missing(self) -> None:
         """It exists."""

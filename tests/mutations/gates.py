@@ -64,6 +64,7 @@ GATES = (
     Gate("a run on a real machine", "release.py", "            if not self.allow_not_run:\n", "            if False:\n"),
     Gate("the signature of an index", "attestations.py", "        if self.index:\n", "        if False:\n"),
     Gate("moving tags come last", "parallel.py", "return errors.collect(lambda future: future.result(), finishing)", "return [future.result() for future in finishing if not future.exception()]"),
+    Gate("stamps from the future", "tagging.py", "if now and datetime.combine(day, time.min, UTC) > now + AHEAD:", "if False:"),
     Gate("tags that another push set", "tagging.py", "if now not in (was, manifest.digest):", "if False:"),
     Gate("the record before the tags", "publish.py", "            self.documents.record()\n", "            pass\n"),
     Gate("the bytes of a blob", "client.py", "return position == size and f\"sha256:{hasher.hexdigest()}\" == digest", "return position == size"),

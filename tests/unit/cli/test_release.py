@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from builder.common import git
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.registry import staging, transfer
+from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Result, Run
 from tests.unit.registry import test_release, test_stager
 from tests.unit.registry.test_publish import EMBER, PublishBench
@@ -49,10 +51,9 @@ def stage(rendered: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ru
     monkeypatch.setattr(transfer, "push_image", test_stager.PUSH)
     monkeypatch.setattr(staging, "Registry", yard.open)
 
-    def call(*arguments: str) -> Result:
-        return run("--store", str(yard.bench.store.root), "stage", *arguments, "--staging", PLACE)
+    def call(*arguments: str, **options: Any) -> Result:
+        return run("--store", str(yard.bench.store.root), "stage", *arguments, "--staging", PLACE, **options)
 
-    monkeypatch.setattr(staging.StagingArea, "stamps", lambda _: [])
     monkeypatch.setattr(git, "state", lambda _: "abc")
     return call
 
@@ -115,6 +116,23 @@ def test_stage_prints_outputs_of_a_github_step_also_if_it_leaves_out_images(stag
         cells.split()
     )
     assert f"incomplete: 1 image not staged:\n{CELL}: not built\n  -> builder images {CELL}\n" in result.err
+
+
+@pytest.mark.parametrize("option", [[], ["--images-only"]], ids=str)
+def test_nothing_is_staged_by_a_machine_whose_clock_is_ahead(
+    stage: Run, monkeypatch: pytest.MonkeyPatch, option: list[str]
+) -> None:
+    monkeypatch.setattr(MemoryRegistry, "clock", lambda _: datetime(2026, 11, 22, 12, tzinfo=UTC))
+    monkeypatch.setattr(transfer, "push_image", None)
+    result = stage(EMBER, *option, today=date(2026, 11, 23))
+    assert result.code == 14
+    assert "a release of 2026-11-23 would be in the future: the clock of " in result.err
+
+
+def test_a_stamp_of_a_later_day_than_today_is_explained(stage: Run, tiny: Project) -> None:
+    assert "later day" not in stage(EMBER, today=date(2026, 11, 23)).err
+    result = stage(EMBER, today=date(2026, 11, 22))
+    assert "the registry has a release of a later day than today" in result.err
 
 
 @pytest.mark.parametrize("option", [[], ["--images-only"]], ids=str)

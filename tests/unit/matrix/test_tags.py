@@ -136,6 +136,7 @@ def test_stamps_of_a_day_are_in_order(count: int, random: Random) -> None:
     ordered = ["20261121.9", *stamps]
     assert sorted(random.sample(ordered, len(ordered)), key=tags.stamp_order) == ordered
     assert len(set(stamps)) == count
+    assert list(itertools.islice(tags.stamps(stamps[-1]), 2)) == [stamps[-1], f"20261122.{count}"]
 
 
 @given(st.text("0123456789.-T", max_size=12) | st.from_regex(r"[0-9]{7,9}(\.[0-9]{0,5})?", fullmatch=True))

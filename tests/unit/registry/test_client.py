@@ -11,6 +11,7 @@ import ssl
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -473,6 +474,21 @@ def test_stopped_during_a_download(lay: Lay, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(StoppedError):
         connect().stoppable(stop).blob_matches(DIGEST, len(CONTENT), count)
     assert read == [100]
+
+
+@pytest.mark.parametrize("status", [200, 404])
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("Sun, 22 Nov 2026 13:00:01 GMT", datetime(2026, 11, 22, 13, 0, 1, tzinfo=UTC)),
+        ("Sun, 22 Nov 2026 13:00:01 -0000", datetime(2026, 11, 22, 13, 0, 1, tzinfo=UTC)),
+        ("", None),
+        ("yesterday", None),
+    ],
+)
+def test_the_clock_of_a_registry(lay: Lay, status: int, header: str, expected: datetime | None) -> None:
+    lay(lambda _: Reply(status=status, headers={"Date": header} if header else {}))
+    assert connect().clock() == expected
 
 
 def test_referrers_and_tags_are_read_page_by_page(lay: Lay) -> None:

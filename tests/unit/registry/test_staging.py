@@ -72,9 +72,21 @@ def test_the_stamp_of_a_deleted_release_is_not_used_again(
     """It would be older than the newest release."""
     for revision in ("abc", "def"):
         place.write(tiny, "20261122", revision, [IMAGE])
-    place.write(tiny, "20261123", "abc", [IMAGE])
     del registry.tags["release-20261122"]
     assert place.write(tiny, "20261122", "ghi", [IMAGE]).stamp == "20261122.2"
+
+
+def test_a_release_follows_a_stamp_of_a_later_day(tiny: Project, place: StagingArea, registry: MemoryRegistry) -> None:
+    """A machine whose clock was a day ahead had staged: until then, its images stayed the newest release."""
+    other = IMAGE.model_copy(update={"cell": "d"})
+    place.write(tiny, "20261201", "abc", [IMAGE])
+    newer = place.write(tiny, "20261122", "def", [other])
+    assert newer.stamp == "20261201.1"
+    assert place.read() == newer
+    # Deleted in staging, but published: its tags are taken.
+    place.record(Released(stamp="20261203.2", revision="abc", images=()))
+    assert place.write(tiny, "20261122", "ghi", [IMAGE]).stamp == "20261203.3"
+    assert place.write(tiny, "20261204", "ghi", [IMAGE]).stamp == "20261204"
 
 
 def test_a_list_that_nobody_trusted_signed_is_signed_again(
