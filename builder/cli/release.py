@@ -441,10 +441,12 @@ def status_command(
     """Show how far each cell is on its way to a release.
 
     TESTED, TIME and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED shows
-    whether the full tag names that image. SIGNATURE shows whether the image has a signature, which `builder verify`
-    checks. SCAN is the newest scan of the released image for vulnerabilities. PACKAGES is the age of the locked Debian
-    packages; `builder doctor` shows which of them the archives no longer have. Below the table are the ends of support
-    that are over or at most 60 days away, and the cells that were not built yet.
+    whether the full tag names that image, and which of its other tags name another image or are missing. SIGNATURE
+    shows whether a signer that `evidence` in matrix.yaml lists signed it for its cell and tag: `untrusted` if only
+    others did, `listed` if matrix.yaml has no signers to check it with. SCAN is the newest scan of the released image
+    for vulnerabilities. PACKAGES is the age of the locked Debian packages; `builder doctor` shows which of them the
+    archives no longer have. Below the table are the ends of support that are over or at most 60 days away, and the
+    cells that were not built yet.
     """
     project = context.project
     selected = project.select(patterns or ("*",))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from builder.common.errors import ImageTestError, RegistryError, SigningError, VerifyError
+from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers import images as stored_images
 from builder.layers import oci
@@ -16,16 +17,17 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, publish, reports, scan, signing, staging
+from builder.registry import evidence, publish, reports, scan, signing, staging, tagging
 from builder.registry.client import Registry
 from builder.registry.evidence import OWN, Coverage, Requirement
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import look_up
 from builder.registry.signing import Trust
-from builder.registry.staging import Release, StagedImage, StagingArea
+from builder.registry.staging import Release, StagedImage, StagingArea, name_of
 from builder.registry.suite import Suite
 
 NO, YES, NONE = "no", "yes", "-"
+LISTED, UNTRUSTED = "listed", "untrusted"  # signatures: not checked without trusted signers, or not of any of them
 OF_REGISTRY = ("staged", "released", "signature", "scan")  # fields of a status
 _Tests = tuple[str, float | None, str]  # the fields `tested`, `seconds` and `gpu` of a status
 
@@ -35,11 +37,12 @@ class Status:
     """The state of one cell; `-` for what does not apply, or was not looked up.
 
     `tested` is the number of tests that passed, or why the image does not count as tested: of the staged image, else of
-    the one built here. `seconds` is how long these tests took. `gpu` is the state of its GPU
-    tests. `staged` is a stamp; `released` is whether the full tag names that image, with the checks that its release
-    left out, and whether it relies on unsigned results of one machine; `signature` is whether that image has one, which
-    is not checked; `scan` is the newest scan of it. `packages` is the age of the lock of its Debian
-    packages in days, None if it is not locked. `support` is the last day of support of all its parts, if known.
+    the one built here. `seconds` is how long these tests took. `gpu` is the state of its GPU tests. `staged` is a
+    stamp. `released` is whether the full tag names that image, with the checks that its release left out, whether it
+    relies on unsigned results of one machine, and the other tags that name another image or are missing. `signature` is
+    whether a trusted signer signed it for this cell and tag; UNTRUSTED if only others did, LISTED if matrix.yaml lists
+    no signers to check its signature with. `scan` is the newest scan of it. `packages` is the age of the lock of its
+    Debian packages in days, None if it is not locked. `support` is the last day of support of all its parts, if known.
     """
 
     cell: str
@@ -141,29 +144,51 @@ class StatusReader:
             return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), None, NONE
 
     def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str, str]:
-        """Whether the full tag names the image `expected`; whether what it names has a signature, and its scan.
+        """Whether the full tag names the image `expected`, and the other tags the same; the state of its signature, and
+        its scan.
 
         If `expected` is empty, because neither staging nor the store has the image, compares the plan in its labels.
         """
-        full = publish.references(planned, self.registry)[0]
+        full, *others = publish.references(planned, self.registry)
         if self.here or not full.registry:
             return NONE, NONE, NONE
         registry = self.new_registry(full, host=self.host, write=False)
+        tagged = registry.digest_of(full.tag)
         try:
-            manifest = registry.image_manifest(full.tag, planned.cell.arch)
+            manifest = registry.image_manifest(tagged, planned.cell.arch) if tagged else None
         except VerifyError:
             return "invalid index", NONE, NONE
-        if manifest is None:
+        if tagged is None or manifest is None:
             return NO, NONE, NONE
         digest = manifest.digest
         notes = self._notes.get(digest, "") + self._unreadable
-        try:
-            signature = YES if signing.has_signature(registry, digest) else NO
-        except (VerifyError, RejectedError):
-            signature = "invalid list"
+        for tag, current in tagging.read_tags(registry, [other.tag for other in others]).items():
+            if current != tagged:
+                notes += f", {tag} {'names another image' if current else 'missing'}"
+        # As a release signs them: the image as its cell, an index as the cell without an architecture.
+        cell = planned.cell
+        signature = self._signature(registry, full, {tagged: f"{cell.axes}{cell.suffix}", digest: cell.id})
         scanned = scan.newest_scan(self.project, registry, digest)
         is_expected = digest == expected if expected else _is_of_plan(registry, digest, planned)
         return (YES if is_expected else "another image") + notes, signature, scanned
+
+    def _signature(self, registry: Registry, full: ImageRef, cells: Mapping[str, str]) -> str:
+        """Whether one of the trusted signers signed all of these digests, as the cells, for the full tag."""
+        try:
+            if not all(signing.has_signature(registry, digest) for digest in cells):
+                return NO
+            if not self._trust.signers:
+                return LISTED
+            for digest, cell in cells.items():
+                annotations = {"cell": cell, "image": name_of(full), "tag": full.tag}
+                signer, _ = signing.signer_of_image(registry, digest, annotations, self._trust)
+                if not signer:
+                    return UNTRUSTED
+        except (VerifyError, RejectedError):
+            return "invalid list"
+        except SigningError as error:
+            return f"not checked: {error}"
+        return YES
 
 
 def unreleased(

@@ -46,6 +46,7 @@ GATES = (
     Gate("a signature that is a path", "signing.py", "if not (isinstance(signature, str) and", "if not (isinstance(signature, str) or"),
     Gate("the signature of an image", "attestations.py", 'if signature.state != "signed":', "if False:"),
     Gate("the tag of a signature", "attestations.py", "if not any(_is_for(", "if False and not any(_is_for("),
+    Gate("the signature that status shows", "status.py", "                if not signer:\n", "                if False:\n"),
     Gate("the SBOM of an image", "attestations.py", "        if lines:\n            raise VerifyError(", "        if False:\n            raise VerifyError("),
     Gate("the stamp of a tag", "attestations.py", 'return signature.get("release") == tag', "return True"),
     Gate("the cell of a signature", "signing.py", "return [notes for notes in texts if annotations.items() <= notes.items()]", "return texts"),

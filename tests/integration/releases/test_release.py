@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
 import re
 import shlex
 import shutil
@@ -15,11 +16,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packageurl import PackageURL
 
+from builder.common.files import digest_of_bytes
 from builder.registry import artifacts, reports, sbom_and_provenance, scan
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
@@ -166,22 +167,35 @@ def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_p
     stage(ours, PLAIN)
     other = elsewhere(ours, tmp_path / "other")
 
-    def status(checkout: Checkout) -> dict[str, dict[str, Any]]:
-        output = checkout.builder("status", "--to", proxy.address, "--format", "json")
-        return {row["cell"]: row for row in json.loads(output)}
-
-    assert status(ours)[EXTRA]["staged"] == "-"
-    plain = status(ours)[PLAIN]
+    assert status(ours, proxy)[EXTRA]["staged"] == "-"
+    plain = status(ours, proxy)[PLAIN]
     assert (plain["built"], plain["gpu"], plain["staged"], plain["released"]) == ("yes", "not run", today(), "no")
     assert plain["tested"].endswith(" passed")
     assert plain["seconds"] > 0
-    plain = status(other)[PLAIN]
+    plain = status(other, proxy)[PLAIN]
     assert (plain["built"], plain["tested"]) == ("no", "no valid test results")
     release(ours, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
-    plain = status(other)[PLAIN]
+    plain = status(other, proxy)[PLAIN]
     assert plain["released"] == "yes, untested-gpu allowed, own results, unsigned"
     assert plain["signature"] == "yes"
     assert plain["packages"] == 0 or plain["packages"] == 1
+
+    # Whoever can push moves a tag to another image, which a key that is not trusted signs.
+    full, *others = (reference.rpartition(":")[2] for reference in ours.references())
+    there = public(ours, proxy)
+    image = there.manifest(full)
+    assert image
+    forged = json.dumps(json.loads(image.content) | {"annotations": {"forged": "yes"}}).encode()
+    there.put_manifest(others[0], forged, image.media_type)
+    plain = status(other, proxy)[PLAIN]
+    assert plain["released"].endswith(f", own results, unsigned, {others[0]} names another image")
+    assert plain["signature"] == "yes"
+    there.put_manifest(full, forged, image.media_type)
+    command = ["cosign", "sign", "--yes", f"--key={keys}/theirs.key", "--tlog-upload=false", "--allow-http-registry"]
+    target = f"{there.name}@{digest_of_bytes(forged)}"
+    subprocess.run([*command, target], env={**os.environ, "COSIGN_PASSWORD": ""}, capture_output=True, check=True)
+    plain = status(other, proxy)[PLAIN]
+    assert (plain["released"].partition(",")[0], plain["signature"]) == ("another image", "untrusted")
 
 
 def test_results_of_another_machine_are_attached(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
