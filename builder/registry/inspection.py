@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.reference import ImageRef
+from builder.common.tasks import thread_pool
 from builder.index.host import Host
 from builder.layers import oci
 from builder.matrix import tags
@@ -15,8 +16,8 @@ from builder.matrix.project import Project
 from builder.registry import artifacts
 from builder.registry.client import INDEXES, Registry
 from builder.registry.failures import RejectedError
-from builder.registry.parallel import look_up
-from builder.registry.staging import INDEX, StagingArea, name_of
+from builder.registry.parallel import LOOKUPS, TRANSFERS, look_up
+from builder.registry.staging import INDEX, StagedImage, StagingArea, name_of
 
 
 def references(project: Project, registry: str) -> dict[ImageRef, set[str]]:
@@ -34,11 +35,16 @@ def staged_images(place: StagingArea) -> dict[str, set[str]]:
 
     Leaves out releases that cannot be read: `RepositoryCheck` reports them.
     """
-    digests: dict[str, set[str]] = {}
-    for stamp in place.stamps():
+
+    def read_images(stamp: str) -> tuple[StagedImage, ...]:
         with suppress(RejectedError, VerifyError):
-            for image in place.read(stamp).images:
-                digests.setdefault(place.open(image.repository).name, set()).add(image.digest)
+            return place.read(stamp).images
+        return ()
+
+    digests: dict[str, set[str]] = {}
+    for _, images in look_up(read_images, place.stamps()):
+        for image in images:
+            digests.setdefault(place.repository(image.repository).name, set()).add(image.digest)
     return digests
 
 
@@ -87,8 +93,8 @@ def recorded_tags(place: StagingArea) -> set[tuple[str, str, str]]:
     """The full tag, day and digest of each tag of the recorded releases. Raises RegistryError, VerifyError."""
     return {
         (image.references[0], stamp.partition(".")[0], image.tagged or image.digest)
-        for stamp in place.released_stamps()
-        if (released := place.released(stamp))
+        for stamp, released in look_up(place.released, place.released_stamps())
+        if released
         for image in released.images
     }
 
@@ -134,13 +140,23 @@ def repositories(project: Project, host: Host, place: StagingArea | None, regist
     return [Registry(reference, host=host, write=False) for reference in dict.fromkeys(named)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Manifest:
+    """The fault of a manifest, empty without one, the sizes of its blobs, and the names of the manifests that it leads
+    to, for messages; both by digest.
+    """
+
+    fault: str = ""
+    blobs: Mapping[str, int] = field(default_factory=dict)
+    manifests: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(kw_only=True)
 class RepositoryCheck:
     """Reads everything reachable from the tags of a repository, and from the digests `also`, with what is attached.
 
-    `read` is called with numbers of bytes.
-
-    Unless `fast`, the hash of every blob is compared. `manifests` and `blobs` are what was checked.
+    Many tags may name one image: each manifest and each blob is read once, several at a time. `read` is called with
+    numbers of bytes. Unless `fast`, the hash of every blob is compared. `manifests` and `blobs` are what was checked.
     """
 
     registry: Registry
@@ -152,41 +168,62 @@ class RepositoryCheck:
 
     def faults(self) -> Iterator[str]:
         """A line for each fault. Raises RegistryError for a registry that does not respond."""
-        for tag in self.registry.list_tags():
-            yield from self._manifest(tag, f"{self.registry.name}:{tag}")
+        # The manifests to read by digest, each with the first name that leads to it: first those of tags.
+        names: dict[str, str] = {}
+        for tag, digest in look_up(self._digest_of, self.registry.list_tags()):
+            names.setdefault(digest, f"{self.registry.name}:{tag}")
         for digest in self.also:
-            yield from self._manifest(digest, f"{self.registry.name}@{digest}")
+            names.setdefault(digest, f"{self.registry.name}@{digest}")
+        blobs: dict[str, tuple[int, str]] = {}
+        while names:
+            self.manifests |= names.keys()
+            below: dict[str, str] = {}
+            for (_, name), manifest in look_up(self._read_manifest, names.items()):
+                if manifest.fault:
+                    yield manifest.fault
+                for digest, size in manifest.blobs.items():
+                    blobs.setdefault(digest, (size, name))
+                for digest, described in manifest.manifests.items():
+                    below.setdefault(digest, described)
+            names = {digest: name for digest, name in below.items() if digest not in self.manifests}
+        self.blobs |= blobs.keys()
+        with thread_pool(LOOKUPS if self.fast else TRANSFERS, "check") as pool:
+            yield from filter(None, pool.map(self._blob_fault, blobs.items()))
 
-    def _manifest(self, reference: str, name: str) -> Iterator[str]:
-        if reference in self.manifests:
-            return
+    def _digest_of(self, tag: str) -> str:
+        """The digest that a tag names; the tag if there is none: reading its manifest then has the same fault."""
+        with suppress(RejectedError):
+            return self.registry.digest_of(tag) or tag
+        return tag
+
+    def _read_manifest(self, named: tuple[str, str]) -> _Manifest:
+        reference, name = named
+        blobs: Mapping[str, int] = {}
+        manifests: dict[str, str] = {}
         try:
             manifest = self.registry.manifest(reference)
             if manifest is None:
-                yield f"{name}: the manifest is missing"
-                return
-            self.manifests |= {reference, manifest.digest}
-            if manifest.media_type in INDEXES:
-                for entry in artifacts.entries(manifest.content, name):
-                    yield from self._manifest(entry, f"{name}, {entry}")
-                if not oci.read_platforms(manifest.content):
-                    return  # a list of attachments, which has none itself
+                return _Manifest(fault=f"{name}: the manifest is missing")
+            is_index = manifest.media_type in INDEXES
+            if is_index:
+                manifests = {entry: f"{name}, {entry}" for entry in artifacts.entries(manifest.content, name)}
             else:
-                for digest, size in oci.read_blobs(manifest.content).items():
-                    yield from self._blob(digest, size, name)
-            for digest in artifacts.attached(self.registry, manifest.digest):
-                yield from self._manifest(digest, f"{name}, attached {digest}")
+                blobs = oci.read_blobs(manifest.content)
+            if not is_index or oci.read_platforms(manifest.content):  # a list of attachments has none itself
+                # Registries without this API list what is attached under a tag, which is read as every tag is.
+                for page in self.registry.referrers(manifest.digest) or ():
+                    manifests |= {entry: f"{name}, attached {entry}" for entry in artifacts.entries(page, name)}
         except (RejectedError, VerifyError) as error:
-            yield f"{name}: {error}"
+            return _Manifest(fault=f"{name}: {error}", blobs=blobs, manifests=manifests)
+        return _Manifest(blobs=blobs, manifests=manifests)
 
-    def _blob(self, digest: str, size: int, name: str) -> Iterator[str]:
-        if digest in self.blobs:
-            return
-        self.blobs.add(digest)
+    def _blob_fault(self, blob: tuple[str, tuple[int, str]]) -> str:
+        digest, (size, name) = blob
         try:
             if self.fast and not self.registry.has_blob(digest):
-                yield f"{name}: blob {digest} is missing"
-            elif not (self.fast or self.registry.blob_matches(digest, size, self.read)):
-                yield f"{name}: blob {digest} is damaged"
+                return f"{name}: blob {digest} is missing"
+            if not (self.fast or self.registry.blob_matches(digest, size, self.read)):
+                return f"{name}: blob {digest} is damaged"
         except RejectedError as error:
-            yield f"{name}: blob {digest}: {error}"
+            return f"{name}: blob {digest}: {error}"
+        return ""

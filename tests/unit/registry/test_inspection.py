@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from threading import Barrier
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,6 +59,38 @@ def test_a_registry_without_faults(registry: MemoryRegistry) -> None:
     assert list(check.faults()) == []
     assert check.blobs == {digest_of_bytes(blob) for blob in (b"config", b"layer", b"{}", b"report")}
     assert sum(read) == len(b"configlayer{}report"), "each blob once"
+
+
+def test_an_image_with_many_tags_is_read_once(registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check of 2,000 tags read each image, and looked for what is attached to it, once for each of its tags."""
+    registry.tags |= {f"1.0-2026112{number}": registry.tags["1.0"] for number in range(3, 10)}
+    for method in ("manifest", "referrers"):
+        monkeypatch.setattr(registry, method, Mock(wraps=getattr(registry, method)))
+    assert faults(registry) == []
+    for method in ("manifest", "referrers"):
+        read = [call.args[0] for call in getattr(registry, method).call_args_list]
+        assert sorted(read) == sorted(set(read))
+        assert registry.tags["1.0"] in read
+
+
+def _meet(barrier: Barrier, calls: Iterator[int], method: Callable[..., Any], *arguments: Any) -> Any:
+    if next(calls) < barrier.parties:
+        barrier.wait()
+    return method(*arguments)
+
+
+def test_manifests_and_blobs_are_read_several_at_a_time(
+    registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first read waits for the second one to begin."""
+    other = {"digest": digest_of_bytes(b"other"), "size": 5}
+    registry.contents[digest_of_bytes(b"other")] = b"other"
+    registry.put_manifest("2.0", json.dumps({"config": other, "layers": []}).encode(), MANIFEST_TYPE)
+    for method in ("digest_of", "manifest", "blob_matches"):
+        monkeypatch.setattr(
+            registry, method, partial(_meet, Barrier(2, timeout=10), count(), getattr(registry, method))
+        )
+    assert faults(registry) == []
 
 
 def test_what_an_index_names_and_what_is_attached_to_it_is_checked(registry: MemoryRegistry) -> None:
