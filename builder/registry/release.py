@@ -96,6 +96,7 @@ class Releaser:
         self.left_out: tuple[BuilderError, ...] = ()
         self._candidates: dict[str, Candidate] = {}  # that are published, by cell
         self._trust, self._suite = Trust.of(self.project), Suite.of(self.project.root)
+        self.signer = replace(self.signer, trust=self._trust) if self.signer else None
         self._known = KnownLayers(self.project.root)
         self._scanner = Scanner(self.project) if self.project.matrix.scan else None
 

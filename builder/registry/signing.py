@@ -12,7 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,9 +62,14 @@ class Trust:
 
 @dataclass(frozen=True, kw_only=True)
 class Signer:
-    """`key` is a private key as cosign names it (a file or the address of a KMS), or KEYLESS."""
+    """`key` is a private key as cosign names it (a file or the address of a KMS), or KEYLESS.
+
+    With KEYLESS, the identity of the CI job is known only after it has signed: what any identity of `trust` has signed
+    is not signed again.
+    """
 
     key: str = field(repr=False)
+    trust: Trust | None = None
 
     def sign(self, content: bytes) -> bytes:
         """A bundle with the signature of a document. Raises SigningError."""
@@ -81,10 +86,10 @@ class Signer:
         """
         notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
         for _ in range(ATTEMPTS):
-            if _signatures(self._verified(registry, digest, "verify") or "[]", annotations):
+            if any(_signatures(printed, annotations) for printed in self._verified(registry, digest, "verify")):
                 return
             _cosign_image(registry, digest, "sign", "--yes", *self._options, *notes)
-            if self.key == KEYLESS:  # `_verified` has no key to check with
+            if self.key == KEYLESS:  # `trust` need not have its identity
                 return
         raise _missing(registry, digest, "the signature of")
 
@@ -95,7 +100,7 @@ class Signer:
         statements: Mapping[str, bytes],
         is_same: Callable[[Any, Any], bool] = operator.eq,
     ) -> None:
-        """Attaches the statements, by kind, that our key has not signed yet. Raises SigningError.
+        """Attaches the statements, by kind, that are not signed yet. Raises SigningError.
 
         Checks and repeats: cosign loses statements that several jobs attach at the same time, and cosign 3 hides those
         of cosign 2.
@@ -103,8 +108,9 @@ class Signer:
         for _ in range(ATTEMPTS):
             missing: dict[str, bytes] = {}
             for kind, predicate in statements.items():
-                printed = self._verified(registry, digest, "verify-attestation", f"--type={kind}")
-                if not any(is_same(json.loads(predicate), other) for other in _predicates(printed)):
+                outputs = self._verified(registry, digest, "verify-attestation", f"--type={kind}")
+                present = [other for printed in outputs for other in _predicates(printed)]
+                if not any(is_same(json.loads(predicate), other) for other in present):
                     missing[kind] = predicate
             for kind, predicate in missing.items():
                 with TemporaryDirectory() as folder:
@@ -116,15 +122,18 @@ class Signer:
                 return
         raise _missing(registry, digest, "a statement about")
 
-    def _verified(self, registry: Registry, digest: str, command: str, *options: str) -> str:
-        """The output of cosign if the image has a signature or a statement of our key; empty if not."""
+    def _verified(self, registry: Registry, digest: str, command: str, *options: str) -> list[str]:
+        """The outputs of cosign if the image has signatures or statements of our key or, for KEYLESS, of identities."""
         if self.key == KEYLESS:
-            return ""
+            if self.trust is None:
+                return []
+            identities = replace(self.trust, signers=[who for who in self.trust.signers if who.identity])
+            return [printed for _, printed in _verified(identities, registry, digest, command, *options)]
         with TemporaryDirectory() as folder, suppress(CosignError):
             public = Path(folder) / "key.pub"
             public.write_text(self._public_key, encoding="utf-8")
-            return _cosign_image(registry, digest, command, f"--key={public}", _OFFLINE, *options)
-        return ""
+            return [_cosign_image(registry, digest, command, f"--key={public}", _OFFLINE, *options)]
+        return []
 
     @cached_property
     def _public_key(self) -> str:

@@ -354,6 +354,21 @@ def test_without_a_key_statements_are_attached_once(cosign: Cosign) -> None:
     assert statements.attached == [SBOM, PROVENANCE]
 
 
+def test_without_a_key_nothing_is_signed_twice(cosign: Cosign) -> None:
+    """Each run of a release added a signature and two statements: the identity of a job is in no file."""
+    signer = Signer(key="keyless", trust=Trust(signers=[KEY, IDENTITY], root=cosign.root))
+    statements = Statements(cosign)
+    for _ in range(2):
+        signer.attest(repository(AWAY), DIGEST, BOTH)
+    assert statements.attached == [SBOM, PROVENANCE]
+    signatures = Signatures(cosign)
+    for tag in ("2.9.1", "2.9.1", "2.9.2"):
+        signer.sign_image(repository(AWAY), DIGEST, {"tag": tag})
+    assert signatures.present == [{"tag": "2.9.1"}, {"tag": "2.9.2"}]
+    checks = [command for command in cosign.programs.calls if command[1].startswith("verify")]
+    assert all(f"--certificate-identity={IDENTITY.identity}" in command for command in checks), "no key signs as a job"
+
+
 @pytest.mark.parametrize("address", ["10.1.2.3:5000", "192.168.0.1", "registry.local", "registry.localhost:443"])
 def test_cosign_never_sends_a_login_over_plain_http(
     cosign: Cosign, monkeypatch: pytest.MonkeyPatch, address: str
