@@ -54,10 +54,11 @@ def listed(names: Sequence[str], most: int) -> str:
 
 # ---- the output of programs
 
-# Escape sequences of ECMA-48, which begin with ESC or, some of them, with one character of their own.
+# Escape sequences of ECMA-48, which begin with ESC or, some of them, with one character of their own. None contains the
+# beginning of another one: without this, the time would be the square of the length.
 _ESCAPES = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
-    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)"  # titles, links, the clipboard
+    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\\\|\x9c)"  # titles, links
     "|\x1b[ -/]*[0-~]"
 )
 
@@ -77,7 +78,7 @@ def printable(text: str) -> str:
 
 def one_line(text: str) -> str:
     """The start of a foreign text, `printable` and on one line."""
-    return re.sub("[\\n\\t]", " ", printable(text))[:300]
+    return re.sub("[\\n\\t]", " ", printable(text[:1200]))[:300]
 
 
 # ---- host names and credentials

@@ -146,6 +146,12 @@ def test_foreign_text_controls_no_terminal(text: str, expected: str) -> None:
     assert printable(text) == expected
 
 
+@pytest.mark.parametrize("part", ["\x90", "\x9b", "\x1b]", "\x1b[", "\x9d0;"])
+def test_long_foreign_text_takes_no_more_than_its_length(part: str) -> None:
+    """A million characters took hours: each introducer was looked for an end in all that follows."""
+    assert printable(part * 1_000_000).isprintable()
+
+
 @given(st.text(alphabet=st.sampled_from("\x1b\x9b\x9c\x9d\x07[]0;mPab \n\\") | st.characters(), max_size=30))
 def test_what_is_printable_stays_so(text: str) -> None:
     assert all(letter.isprintable() or letter in "\n\t" for letter in printable(text))
