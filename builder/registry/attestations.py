@@ -120,14 +120,16 @@ class Attestations:
     def indexes(self) -> dict[str, str]:
         """The names of the indexes of wheels, by SHA-256, from the signed SBOMs; empty for the default index.
 
-        A name in any of them takes precedence: SBOMs of earlier versions of builder have none.
+        A name in any of them takes precedence. Wheels of an SBOM that an earlier builder wrote are left out: it named
+        no indexes, and the default one must not be asked for a private package.
         """
         indexes: dict[str, str] = {}
         for sbom in self._sboms:
             with suppress(VerifyError):  # the finding about the SBOM reports it
                 for component in _components(sbom):
-                    if component.is_python_package and not component.is_built and component.sha256:
-                        name = component.values.get(sbom_and_provenance.INDEX_PROPERTY, "")
+                    name = component.values.get(sbom_and_provenance.INDEX_PROPERTY)
+                    if name and component.is_python_package and not component.is_built and component.sha256:
+                        name = "" if name == sbom_and_provenance.DEFAULT_INDEX else name
                         indexes[component.sha256] = name or indexes.get(component.sha256, "")
         return indexes
 

@@ -29,7 +29,8 @@ SBOM_TYPE = "application/vnd.cyclonedx+json"
 SBOM, PROVENANCE = "cyclonedx", "slsaprovenance1"
 BUILD_TYPE = "urn:gpu-images:assemble:1"
 BUILDER = "urn:gpu-images:builder"
-INDEX_PROPERTY = "gpu-images:index"  # the name of the index of a wheel, unless it is the default one
+INDEX_PROPERTY = "gpu-images:index"  # the name of the index of a wheel
+DEFAULT_INDEX = "-"  # in place of a name, and no valid one: without it, an earlier SBOM would look like one
 SOURCE_PROPERTY = "gpu-images:source"  # of a wheel that was built from source: see builder.index.wheels.ORIGIN
 # The qualifier of a purl that names the source package, as syft writes it and grype reads it: NAME or NAME@VERSION.
 _UPSTREAM = "upstream"
@@ -85,8 +86,8 @@ def _wheels(planned: PlannedImage) -> Iterator[Component]:
         # A commit or a folder has nothing to do with a package of this name on PyPI.
         kind = "pypi" if wheel.is_of_index else "generic"
         qualifiers = {"vcs_url": wheel.source} if wheel.source.startswith("git+") else {}
-        values = {INDEX_PROPERTY: wheel.index, SOURCE_PROPERTY: wheel.source}
-        properties = [Property(name=name, value=value) for name, value in values.items() if value]
+        values = {SOURCE_PROPERTY: wheel.source} if wheel.source else {INDEX_PROPERTY: wheel.index or DEFAULT_INDEX}
+        properties = [Property(name=name, value=value) for name, value in values.items()]
         yield _component(PackageURL(kind, None, wheel.name, wheel.version, qualifiers), sha256, properties)
 
 

@@ -202,7 +202,7 @@ def _wheels(contents: Sequence[WheelsOf | None], check: Check) -> dict[str, Whee
 def _obstacle(of: WheelsOf, wheels: Mapping[str, Wheel], fetcher: Fetcher) -> str:
     """Why the wheels of a layer cannot be fetched on this machine; empty if they can."""
     if unlisted := [file for file, sha256 in of.wheels if sha256 not in wheels]:
-        return f"not rebuilt: built from source, or in neither the plan nor a signed SBOM: {listed(unlisted, SHOWN)}"
+        return f"not rebuilt: neither the plan nor a signed SBOM has the index of {listed(unlisted, SHOWN)}"
     indexes = {wheels[sha256].index for _, sha256 in of.wheels if not wheels[sha256].source}
     if unknown := sorted(index for index in indexes if index and not fetcher.has_index(index)):
         options = " ".join(f"--index {index}=URL" for index in unknown)

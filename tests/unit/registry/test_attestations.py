@@ -326,7 +326,8 @@ def wheel_of(name: str, sha256: str, kind: str = "pypi", **properties: str) -> d
 def test_the_signed_sbom_has_the_index_of_each_wheel(desk: ClaimsDesk) -> None:
     """A wheel that was built from source is in no index."""
     wheels = [
-        wheel_of("public", "a" * 64),
+        wheel_of("public", "a" * 64, index="-"),
+        wheel_of("of-an-earlier-builder", "e" * 64),  # it may be private
         wheel_of("private", "b" * 64, index="company"),
         wheel_of("built", "c" * 64, source=f"built-1.tar.gz#sha256={'0' * 64}", index="company"),
         wheel_of("committed", "d" * 64, kind="generic", source="git+https://git.example.test/a/b@" + "0" * 40),
@@ -336,8 +337,8 @@ def test_the_signed_sbom_has_the_index_of_each_wheel(desk: ClaimsDesk) -> None:
 
 
 def test_no_statement_takes_back_the_index_of_a_private_package(desk: ClaimsDesk) -> None:
-    """An SBOM of an earlier builder has no indexes; one that is invalid is reported with the other findings."""
-    private, default = wheel_of("private", "b" * 64, index="company"), wheel_of("private", "b" * 64)
+    """A statement that is invalid is reported with the other findings."""
+    private, default = wheel_of("private", "b" * 64, index="company"), wheel_of("private", "b" * 64, index="-")
     for earlier, later in ((private, default), (default, private)):
         desk.earlier = [{"components": [earlier]}, {}]
         desk.statements = {"cyclonedx": {"components": [later]}}
