@@ -17,6 +17,7 @@ LOOKUPS = 8  # small requests, which mostly wait for the registry
 CHECKS = 4  # of images, each with programs of its own: cosign, a scanner
 TRANSFERS = 4  # of blobs
 FINISHES = 4  # finishing an image is mostly waiting for the registry
+NOTICE_S = 1  # until an interrupt is noticed, at the latest
 GRACE_S = 5  # seconds for requests that wait for a response when the command is interrupted
 _Input = TypeVar("_Input")
 _Begun = TypeVar("_Begun")
@@ -56,7 +57,9 @@ def transfer(
     with thread_pool(parallel, "transfer") as pool:
         try:
             futures = [pool.submit(run, each) for each in inputs]
-            wait(futures)
+            # A signal that arrives just before a wait begins is noticed when the wait ends.
+            while wait(futures, timeout=NOTICE_S).not_done:
+                pass
         finally:
             stop.set()
     if failures:
