@@ -67,6 +67,13 @@ def engine_address(environ: Mapping[str, str]) -> EngineAddress:
         ) from error
     certificates = folder / "contexts" / "tls" / key / "docker"
     has_tls = certificates.is_dir()
+    if has_tls and (
+        missing := [file for file in ("ca.pem", "cert.pem", "key.pem") if not (certificates / file).exists()]
+    ):
+        raise EngineError(
+            f"the Docker context {name!r} has no {', '.join(missing)}",
+            hint="builder needs the certificates of a client. Create the context again with ca, cert and key.",
+        )
     is_verified = has_tls and not endpoint.get("SkipTLSVerify")
     variables = {
         "DOCKER_HOST": host,

@@ -73,11 +73,22 @@ def test_the_certificates_of_a_context_are_used(
 ) -> None:
     certificates = write_context(tmp_path, "remote", REMOTE, **endpoint)
     certificates.mkdir(parents=True)
+    for file in ("ca.pem", "cert.pem", "key.pem"):
+        (certificates / file).touch()
     others = {"DOCKER_CERT_PATH": "/other", "DOCKER_TLS_VERIFY": "1"}
     variables = engine_address({"DOCKER_CONFIG": str(tmp_path), "DOCKER_CONTEXT": "remote", **others}).variables
     assert (variables["DOCKER_CERT_PATH"], variables["DOCKER_TLS"], variables["DOCKER_TLS_VERIFY"]) == (
         str(certificates), tls, tls_verify,
     )  # fmt: skip
+
+
+def test_a_context_without_the_certificate_of_a_client(tmp_path: Path) -> None:
+    """docker-py needs it; its error was that no engine answers."""
+    certificates = write_context(tmp_path, "remote", REMOTE)
+    certificates.mkdir(parents=True)
+    (certificates / "ca.pem").touch()
+    with pytest.raises(EngineError, match=r"the Docker context 'remote' has no cert\.pem, key\.pem"):
+        engine_address({"DOCKER_CONFIG": str(tmp_path), "DOCKER_CONTEXT": "remote"})
 
 
 def test_a_context_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
