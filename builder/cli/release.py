@@ -94,9 +94,7 @@ def push_command(
         publish.require_run(chosen, hint=f"{stage} && {release} (the release records it)")
         stamp = ""
         if chosen:
-            stamp = tagging.first_stamp(
-                Registry(chosen[0].references[0], host=context.host, write=False), context.today
-            )
+            stamp = tagging.first_stamp(Registry(chosen[0].references[0], host=context.host, write=True), context.today)
         result = Publisher(
             host=context.host,
             view=View(context.err),

@@ -202,7 +202,8 @@ class FileFetcher(ABC, Generic[_File]):
                     raise AbsentError(f"{locked.file}: {reason}", hint=hint, package=package) from error
                 if failures > self._policy.retries or certificate_fault(error):
                     kind = AbsentError if isinstance(error, _RetryError) else LostError
-                    hint = self._session(locked).hint(error, f"Several attempts failed. {_KEPT}")
+                    otherwise = DOCTOR if certificate_fault(error) else f"Several attempts failed. {_KEPT}"
+                    hint = self._session(locked).hint(error, otherwise)
                     raise kind(f"{locked.file}: {reason}", hint=hint) from error
                 self._stopped.wait(self._policy.delay(failures))
                 self._check_stopped(locked)

@@ -80,7 +80,7 @@ class IndexSettings:
 
 
 def host_of(url: str) -> str:
-    """The host of an address in lower case, an IPv6 address in brackets; empty for an invalid address."""
+    """The host of an address in lower case, an IPv6 address in brackets; empty for an address without one."""
     host = split(url).hostname or ""
     return f"[{host}]" if ":" in host else host
 

@@ -63,7 +63,8 @@ def credentials(registry: str) -> Credentials | None:
     path = str(find_config_file() or "")  # mypy: its type is that of any file
     try:
         # docker-py ignores a file that is not JSON: the registry would refuse a push as one without a login.
-        names = json.loads(Path(path).read_bytes()) if path else {}
+        content = Path(path).read_bytes() if path else b""
+        names = json.loads(content) if content.strip() else {}  # the docker command accepts an empty file
     except (OSError, ValueError) as error:
         raise RegistryError(
             f"{registry}: cannot read Docker's configuration {path}: {error}",

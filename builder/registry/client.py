@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
-from builder.common.errors import NoRegistryError, RegistryError, VerifyError, of_file
+from builder.common.errors import RegistryError, VerifyError, of_file
 from builder.common.files import digest_of_bytes, is_digest, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
@@ -120,11 +120,17 @@ class Registry:
         return self._http.send(Request(action=action, method="GET", url=url, expect=(200, 404))).status == HTTPStatus.OK
 
     def clock(self) -> datetime | None:
-        """The time by the registry: the Date header (RFC 9110, 6.6.1) of the answer for a manifest; None without it."""
-        answer = self._http.send(self._manifest_request("GET", "reading", "latest", (200, 404), headers=_ACCEPT))
-        with suppress(ValueError, TypeError):
-            now = parsedate_to_datetime(answer.headers.get("Date", ""))
-            return now if now.tzinfo else now.replace(tzinfo=UTC)
+        """The time by the registry: the Date header (RFC 9110, 6.6.1) of the answer for a manifest.
+
+        None without it, if the answer is from a cache, and if the registry refuses the request: a repository that does
+        not exist yet may be hidden.
+        """
+        request = self._manifest_request("HEAD", "reading", "latest", (200, 404, 405), headers=_ACCEPT)
+        with suppress(ValueError, TypeError, RejectedError):
+            headers = self._http.send(request).headers
+            if "Age" not in headers:
+                now = parsedate_to_datetime(headers.get("Date", ""))
+                return now if now.tzinfo else now.replace(tzinfo=UTC)
         return None
 
     def create_missing(self) -> None:
@@ -137,7 +143,7 @@ class Registry:
             return
         if (reason := run_creation(command)) and not self.exists():
             raise RegistryError(
-                f"{self._http.registry}: creating {self._repository}: {one_line(self._host.hide(reason))}",
+                f"{self._http.registry}: creating {self._repository}: {self._host.hide(one_line(reason))}",
                 hint="Check `create_repository` in matrix.yaml, and whether this machine may create repositories.",
             )
 
@@ -252,16 +258,16 @@ class Registry:
     def referrers(self, digest: str) -> list[bytes] | None:
         """The index, in pages, of the artifacts that refer to a manifest; None if the registry has no such API.
 
-        If the API fails after all retries, e.g. because of a limit of requests, and the registry has a list under the
-        fallback tag, it is None too. Source: OCI distribution specification 1.1, "Listing Referrers".
+        Also None if a limit of requests is exceeded after all retries, and the registry has a list under the fallback
+        tag. Source: OCI distribution specification 1.1, "Listing Referrers".
         """
         action, path = f"listing what refers to {short_digest(digest)}", f"/referrers/{digest}"
         try:
             pages = self._pages(action, path, (200, *NO_REFERRERS), stays=True)
-        except (RejectedError, StoppedError, NoRegistryError):
-            raise
-        except RegistryError:
-            if self.digest_of(fallback_tag(digest)) in (None, digest):
+        except RegistryError as error:
+            cause = error.__cause__
+            is_limit = isinstance(cause, TransientError) and cause.status == HTTPStatus.TOO_MANY_REQUESTS
+            if not is_limit or self.digest_of(fallback_tag(digest)) in (None, digest):
                 raise
             return None
         # Some registries answer every unknown address with their web page.

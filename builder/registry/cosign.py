@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"(?:[0-9]+:)?v?([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})(?![0-9])"
 # its method and URL: `GET https://...: DENIED: ...`, `Get "https://...": EOF`.
 _FAILED_REQUEST = re.compile(
     r"\b(GET|HEAD|PUT|POST|PATCH|DELETE|Get|Head|Put|Post|Patch|Delete) \"?https?://"
-    r"|dial tcp|no such host|connection (refused|reset)|deadline exceeded|i/o timeout|unexpected EOF|tls: |x509: "
+    r"|dial tcp|no such host|connection (refused|reset)|deadline exceeded|i/o timeout|unexpected EOF|tls: "
 )
 _DENIED = re.compile(r": (UNAUTHORIZED|DENIED)\b|: unexpected status code 40[13]\b")
 _REPETITION = "\nerror during command execution: "

@@ -53,10 +53,16 @@ class TooLongError(RejectedError):
 
 
 class TransientError(RegistryError):
-    """A failure that a retry may not have, after at least `wait` seconds. `is_connected`: there was a connection."""
+    """A failure that a retry may not have, after at least `wait` seconds. `is_connected`: there was a connection.
 
-    def __init__(self, message: str, *, hint: str = "", wait: float = 0, is_connected: bool = True) -> None:
+    `status` is that of the response, 0 without one.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", wait: float = 0, is_connected: bool = True, status: int = 0
+    ) -> None:
         super().__init__(message, hint=hint)
+        self.status = status
         self.wait = wait
         self.is_connected = is_connected
 
@@ -91,7 +97,7 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
     wait = rate_limit(status, response.headers, detail, time.time())
     is_limited = status == HTTPStatus.FORBIDDEN and wait > 0
     if is_limited or status in TRANSIENT or (status >= 500 and status not in PERMANENT):
-        return TransientError(message, hint=RUN_AGAIN, wait=wait)
+        return TransientError(message, hint=RUN_AGAIN, wait=wait, status=status)
     hint = ""
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         hint = login_hint(registry)

@@ -208,10 +208,15 @@ class Connection:
             response = self._send(request, authorization if _origin(request.url) == self._origin else "")
             if request.method not in ("GET", "HEAD") or not response.is_redirect:
                 return response
-            if request.stays and _origin(urljoin(request.url, response.headers["Location"])) != self._origin:
+            try:
+                target = urljoin(request.url, response.headers["Location"])
+                is_own = _origin(target) == self._origin
+            except ValueError:
+                target, is_own = "http://[", False  # `_safe_url` refuses it
+            if request.stays and not is_own:
                 return response
             response.close()
-            request = replace(request, url=self._safe_url(request.action, request.url, response.headers["Location"]))
+            request = replace(request, url=self._safe_url(request.action, request.url, target))
         raise RejectedError(f"{self.registry}: {request.action}: more than {REDIRECTS} redirects")
 
     def _send(self, request: Request, authorization: str = "") -> requests.Response:

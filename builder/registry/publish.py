@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +29,7 @@ from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import evidence, tagging, transfer
-from builder.registry.client import Manifest, Registry
+from builder.registry.client import INDEXES, Manifest, Registry
 from builder.registry.evidence import Coverage, Requirement
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import pipeline
@@ -370,6 +371,10 @@ class Publisher:
                     named[before] = named.get(before) or tagging.named_images(each.registry, before)
                 except (VerifyError, RejectedError) as error:
                     backward.append(f"{name} names an image that cannot be read: {error}")
+                    with suppress(VerifyError, RejectedError):  # its architectures count all the same
+                        index = each.registry.manifest(before)
+                        if index and index.media_type in INDEXES:
+                            named[before] = {arch: {} for arch in oci.read_platforms(index.content)}
                     continue
                 if reason := tagging.backward(named[before], images):
                     backward.append(f"{name} would move back {reason}")

@@ -21,7 +21,7 @@ from builder.registry import evidence, publish, reports, scan, signing, staging,
 from builder.registry.client import Registry
 from builder.registry.evidence import OWN, Coverage, Requirement
 from builder.registry.failures import RejectedError
-from builder.registry.parallel import look_up
+from builder.registry.parallel import CHECKS, look_up
 from builder.registry.signing import Trust
 from builder.registry.staging import Release, StagedImage, StagingArea, name_of
 from builder.registry.suite import Suite
@@ -92,7 +92,7 @@ class StatusReader:
 
     def read(self, plan: Plan) -> Iterator[Status]:
         """The status of each image, and of each cell that is not locked. Raises RegistryError, SigningError."""
-        for _, status in look_up(self._status, plan.images):
+        for _, status in look_up(self._status, plan.images, CHECKS):
             yield status
         for cell in plan.unlocked:
             yield Status(cell=cell)
@@ -165,11 +165,15 @@ class StatusReader:
         for tag, current in tagging.read_tags(registry, [other.tag for other in others]).items():
             if current != tagged:
                 notes += f", {tag} {'names another image' if current else 'missing'}"
-        # As a release signs them: the image as its cell, an index as the cell without an architecture.
+        is_expected = digest == expected if expected else _is_of_plan(registry, digest, planned)
         cell = planned.cell
+        if not is_expected:
+            with suppress(VerifyError, RejectedError):
+                if oci.read_labels(manifest.content, registry.read_blob)[0] != cell.arch:
+                    return f"another image{notes}", NONE, NONE  # signed for the cell of its own architecture, if at all
+        # As a release signs them: the image as its cell, an index as the cell without an architecture.
         signature = self._signature(registry, full, {tagged: f"{cell.axes}{cell.suffix}", digest: cell.id})
         scanned = scan.newest_scan(self.project, registry, digest)
-        is_expected = digest == expected if expected else _is_of_plan(registry, digest, planned)
         return (YES if is_expected else "another image") + notes, signature, scanned
 
     def _signature(self, registry: Registry, full: ImageRef, cells: Mapping[str, str]) -> str:

@@ -74,11 +74,11 @@ def backward(named: Mapping[str, Mapping[str, str]], images: Mapping[str, Mappin
 def named_images(registry: Registry, reference: str) -> dict[str, dict[str, str]]:
     """The labels of each image that a tag or digest names, by architecture: of an index, those of all its entries.
 
-    Empty if there is no such manifest. Raises VerifyError or RejectedError if an image cannot be read.
+    Raises VerifyError or RejectedError if an image cannot be read.
     """
     manifest = registry.manifest(reference)
     if manifest is None:
-        return {}
+        raise VerifyError(f"the manifest {reference} is missing")
     if manifest.media_type not in INDEXES:
         return dict([oci.read_labels(manifest.content, registry.read_blob)])
     images: dict[str, dict[str, str]] = {}

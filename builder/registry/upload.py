@@ -25,6 +25,7 @@ NO_CHUNKS = (
     HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED,
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
 )  # fmt: skip
+UNKNOWN = ("BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID")  # codes: the upload is gone
 # The registry's position differs from ours, or the upload is gone. docker-registry 2.8 returns 404 after half a chunk.
 LOST = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,18})", re.ASCII)
@@ -131,7 +132,7 @@ class Upload:
                     return
                 answer = self._send("PATCH", url, expect=(202, 204), headers=headers, body=body)
             except RejectedError as error:
-                if not is_last and not self._position and error.status in NO_CHUNKS:
+                if not is_last and not self._position and error.status in NO_CHUNKS and error.code not in UNKNOWN:
                     self.http.rejects_chunks.set()
                     self._begin()
                     continue

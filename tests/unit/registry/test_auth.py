@@ -109,13 +109,19 @@ def test_an_invalid_configuration(configure: Configure, config: object) -> None:
     assert "config.json" in caught.value.hint
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b"\xff"])
+@pytest.mark.parametrize("content", [b"{", b"\xff"])
 def test_a_configuration_that_is_not_json_is_named(docker_config: Path, content: bytes) -> None:
     """It counted as no login."""
     docker_config.write_bytes(content)
     with pytest.raises(RegistryError, match=re.escape(f"cannot read Docker's configuration {docker_config}")) as caught:
         credentials(HOST)
     assert caught.value.hint.endswith(f"docker login {HOST}")
+
+
+def test_an_empty_configuration_is_no_login(docker_config: Path) -> None:
+    """The docker command accepts it, too."""
+    docker_config.write_bytes(b"")
+    assert credentials(HOST) is None
 
 
 def helper(monkeypatch: pytest.MonkeyPatch, answer: Callable[[list[str], bytes], bytes]) -> None:

@@ -491,6 +491,13 @@ def test_the_clock_of_a_registry(lay: Lay, status: int, header: str, expected: d
     assert connect().clock() == expected
 
 
+@pytest.mark.parametrize(("status", "headers"), [(403, {}), (401, {}), (400, {}), (200, {"Age": "86400"})])
+def test_a_registry_may_have_no_clock(lay: Lay, status: int, headers: dict[str, str]) -> None:
+    """It may hide a repository that does not exist yet, and a cache repeats old answers."""
+    lay(lambda _: Reply(status=status, headers={"Date": "Sun, 22 Nov 2026 13:00:01 GMT", **headers}))
+    assert connect().clock() is None
+
+
 def test_referrers_and_tags_are_read_page_by_page(lay: Lay) -> None:
     def answer(sent: Sent) -> Reply:
         if sent.path.endswith("last=2"):
@@ -513,7 +520,10 @@ def test_a_list_without_an_end(lay: Lay) -> None:
     "reply",
     [
         *(Reply(status=status) for status in (400, 403, 404, 405)),
-        Reply(status=302, headers={"Location": "https://pages.example.test/"}),
+        *(
+            Reply(status=302, headers={"Location": url})
+            for url in ("https://pages.example.test/", "http://[x/", "https://other.example.test:port/")
+        ),
         Reply(body=b"<html>", headers={"Content-Type": "text/html; charset=utf-8"}),
     ],
     ids=lambda reply: str(reply.status),
@@ -530,6 +540,14 @@ def test_a_redirect_within_the_registry_is_followed(lay: Lay) -> None:
 
     lay(answer)
     assert connect().referrers(DIGEST) == [b"{}"]
+
+
+@pytest.mark.parametrize("reply", [Reply(status=500), broken()], ids=["500", "cut"])
+def test_a_failure_of_the_referrers_api_is_no_reason_for_another_list(lay: Lay, reply: Reply | Exception) -> None:
+    """That list may be old: results that say that tests failed would be missing."""
+    lay(lambda sent: reply if "/referrers/" in sent.path else Reply(headers={"Docker-Content-Digest": DIGEST}))
+    with pytest.raises(RegistryError, match="tried 3 times"):
+        connect().referrers(digest_of_bytes(b"image"))
 
 
 @pytest.mark.parametrize("has_list", [True, False])

@@ -115,6 +115,12 @@ def test_a_failing_command(
     assert str(caught.value).endswith(message)
 
 
+def test_a_colour_does_not_show_the_name_of_a_mirror(lay: Lay, service: CreatingService) -> None:
+    service.outcome, service.creates = (1, "denied by \x1b[1mmirror.example.test\x1b[0m"), False
+    with pytest.raises(RegistryError, match="denied by <mirror>"):
+        send(lay, service)
+
+
 @pytest.mark.parametrize("outcome", [outcome for outcome, _ in FAILURES])
 def test_another_machine_created_it(lay: Lay, service: CreatingService, outcome: tuple[int, str] | Exception) -> None:
     service.outcome = outcome

@@ -231,6 +231,14 @@ def test_a_registry_without_chunks_gets_the_blob_in_one_request(lay: Lay, blob: 
     assert methods(wire) == ["POST", "PUT"], "chunks are not tried again"
 
 
+def test_an_upload_that_the_registry_lost_does_not_end_the_use_of_chunks(lay: Lay, blob: Path) -> None:
+    uploads = Uploads()
+    uploads.before = once("PATCH", 1, Reply(status=404, body=errors({"code": "BLOB_UPLOAD_UNKNOWN"})))
+    wire = lay(uploads)
+    upload(blob)
+    assert methods(wire).count("PATCH") > 1
+
+
 def test_an_upload_fails_only_without_progress(lay: Lay, blob: Path) -> None:
     uploads = Uploads()
     counted = [0]
