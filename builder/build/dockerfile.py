@@ -170,7 +170,7 @@ class DockerfileBuilder(ImageProvider):
                 work.view.note(name, short_name(step[1]))
             return line
 
-        # The engine of this run and that engine's own builder, whatever builder is selected.
+        # The engine of this run, with its own buildx builder, even if another one is selected.
         environment = {**os.environ, **work.engine.address.variables, **host.proxies}
         if logins:
             environment["GPU_IMAGES_NETRC"] = logins  # on no disk

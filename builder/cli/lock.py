@@ -70,7 +70,7 @@ def lock_command(
         systems = {os_lock.request_of_cell(project.matrix, cell) for cell in chosen}
         context.say(f"{counted(len({cell.group for cell in chosen}) + len(systems), 'lock')} up to date")
         return
-    # They load the client of the engine and much else, which a check does not need.
+    # Imported here: these modules load docker-py and others, which `--check` does not need.
     from builder.build.wheel_builds import SourceBuilder  # noqa: PLC0415
     from builder.plan import budget, plan  # noqa: PLC0415
 
@@ -95,4 +95,6 @@ def lock_command(
         hints = [] if upgrade else [f"`{for_cells('builder lock --upgrade', patterns)}` chooses newer wheels"]
         hints += [] if refresh else [f"`{for_cells('builder lock --os', patterns)}` chooses newer Debian packages"]
         context.say("; ".join(["all locks unchanged", *hints]))
-    budget.check_plan(project.matrix, plan.make_plan(project, chosen).images)  # what cannot be built, says so here
+    budget.check_plan(
+        project.matrix, plan.make_plan(project, chosen).images
+    )  # an image over its budget fails here, before a build

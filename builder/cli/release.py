@@ -206,7 +206,7 @@ def stage_command(
         )
         if stamp.partition(".")[0] > day:
             context.say(
-                "the registry has a release of a later day than today: the stamp follows it, so that this is newer"
+                "the registry has a release with a later date than today: the new stamp continues from that date"
             )
         context.say(f"  -> builder release {stamp}{given('place', 'signer')}")
     if form == "github":  # also if images were left out: later jobs go on with the others

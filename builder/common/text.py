@@ -54,8 +54,8 @@ def listed(names: Sequence[str], most: int) -> str:
 
 # ---- the output of programs
 
-# Escape sequences of ECMA-48, which begin with ESC or, some of them, with one character of their own. None contains the
-# beginning of another one: without this, the time would be the square of the length.
+# Escape sequences of ECMA-48, which begin with ESC or, some of them, with one character of their own. No sequence
+# contains the start of another one: otherwise, matching would take quadratic time.
 _ESCAPES = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
     "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\\\|\x9c)"  # titles, links
@@ -64,7 +64,7 @@ _ESCAPES = re.compile(
 
 
 def printable(text: str) -> str:
-    """Foreign text that controls no terminal: without escape sequences, and with U+FFFD for what cannot be printed.
+    """External text without escape sequences. U+FFFD replaces other characters that cannot be printed.
 
     Keeps ends of lines and tabs; any other white space is a space.
     """
@@ -77,7 +77,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The start of a foreign text, `printable` and on one line."""
+    """The start of an external text, `printable` and on one line."""
     return re.sub("[\\n\\t]", " ", printable(text[:1200]))[:300]
 
 

@@ -72,7 +72,7 @@ def engine_address(environ: Mapping[str, str]) -> EngineAddress:
     ):
         raise EngineError(
             f"the Docker context {name!r} has no {', '.join(missing)}",
-            hint="builder needs the certificates of a client. Create the context again with ca, cert and key.",
+            hint="Create the context again with ca, cert and key: docker context create --help",
         )
     is_verified = has_tls and not endpoint.get("SkipTLSVerify")
     variables = {

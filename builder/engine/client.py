@@ -82,7 +82,7 @@ class Engine:
             raise NoEngineError(
                 f"no Docker Engine answers at {address.host}"
                 + (f" (selected by {address.selected_by})" if address.selected_by else ""),
-                hint="Find, or install and start one: builder engine",
+                hint="Find or install a Docker Engine: builder engine",
             ) from error
         return cls(client, address)
 

@@ -95,10 +95,11 @@ def require_installable(environ: Mapping[str, str], uid: int, release: Mapping[s
 
 
 def install_packages(packages: Sequence[str], minimum: tuple[int, int], say: Callable[[str], None]) -> None:
-    """Installs packages of this machine's release, or those of Debian's trixie if the first one is too old there.
+    """Installs packages of this machine's release, or of Debian trixie if the first one is older than `minimum`.
 
-    Reads no package sources but those of the distribution: a broken third-party source stops nothing. `say` gets a line
-    about what is installed from where, before that. Raises EngineError with the end of apt's output.
+    On Debian, reads only the distribution's own package sources, so that a broken third-party source does not fail the
+    installation. Before it installs, calls `say` with the version and its release. Raises EngineError with the end of
+    apt's output.
     """
     settings, codename = host.read_host(), host.os_release().get("VERSION_CODENAME", "")
     release = f"Debian {codename}"
@@ -108,7 +109,7 @@ def install_packages(packages: Sequence[str], minimum: tuple[int, int], say: Cal
             (folder / "lists" / "partial").mkdir(parents=True)
             (folder / "sources.list").write_text(settings.sources_list(codename))
             (folder / "preferences").write_text(PREFERENCES)
-            own = {
+            apt_options = {
                 "Dir::Etc::SourceList": folder / "sources.list",
                 "Dir::Etc::SourceParts": "-",
                 "Dir::Etc::Preferences": folder / "preferences",
@@ -116,7 +117,7 @@ def install_packages(packages: Sequence[str], minimum: tuple[int, int], say: Cal
                 "Dir::Cache::pkgcache": "",
                 "Dir::Cache::srcpkgcache": "",
             }
-            options = [word for setting, value in own.items() for word in ("-o", f"{setting}={value}")]
+            options = [word for setting, value in apt_options.items() for word in ("-o", f"{setting}={value}")]
         else:  # Ubuntu, for example
             release = "this machine's package sources"
         _apt([*options, *UPDATE])

@@ -292,7 +292,7 @@ class Fetcher(FileFetcher[Wheel]):
         self._page_locks: dict[tuple[str, str], threading.Lock] = {}
 
     def has_index(self, name: str) -> bool:
-        """Whether this machine has the address of a named index."""
+        """True if this machine has the address of the named index."""
         return name in self._settings.named
 
     def path(self, wheel: Wheel) -> Path:
@@ -331,7 +331,7 @@ class Fetcher(FileFetcher[Wheel]):
                 part.clear()
                 part.report(0)
                 raise FetchError(
-                    f"{wheel.file}: SHA-256 mismatch: {sha256[:12]}... is kept, {wheel.sha256[:12]}... is locked",
+                    f"{wheel.file}: SHA-256 mismatch: the lock has {wheel.sha256[:12]}..., the wheel {sha256[:12]}...",
                     hint=f"Build it again: builder lock --build {wheel.name}",
                 )
             return

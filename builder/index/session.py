@@ -120,7 +120,7 @@ class IndexSession(requests.Session):
             request.prepare_auth(self._login)
 
     def hint(self, error: BaseException | None, otherwise: str) -> str:
-        """What to do after a failed request: how to give the login or the authority that is missing, or `otherwise`."""
+        """A hint after a failed request: how to supply the missing login or certificate authority, or `otherwise`."""
         if (fault := certificate_fault(error)) and fault.verify_code in UNKNOWN_AUTHORITY:
             return authority_hint(self._ca_bundle)
         if not (self.settings.name and isinstance(error, requests.HTTPError) and error.response.status_code in REFUSED):
@@ -154,7 +154,7 @@ class IndexSession(requests.Session):
             raise requests.exceptions.InvalidURL from error
 
     def _is_trusted(self, url: str) -> bool:
-        """Whether the certificate of a host is not checked: trusted with all its ports, or with this one."""
+        """True if pip's `trusted-host` lists this host, with all its ports or with this one."""
         scheme, host = urlsplit(url).scheme, host_of(url)
         return any(name.lower() == host or origin_of(f"{scheme}://{name}") == origin_of(url) for name in self._trusted)
 
@@ -199,9 +199,9 @@ def certificate_fault(error: BaseException | None) -> ssl.SSLCertVerificationErr
 
 
 def authority_hint(ca_bundle: str) -> str:
-    """How to trust the authority of a server. `ca_bundle` is the file with certificates that is set now, if any."""
+    """A hint to trust a server's certificate authority. `ca_bundle` is the present file of authorities, if any."""
     hint = "Set SSL_CERT_FILE, or pip's `cert`, to a PEM file with the certificate of its authority."
-    return f"{hint} {ca_bundle}, which is set now, does not have it." if ca_bundle else hint
+    return f"{hint} The current file, {ca_bundle}, does not contain it." if ca_bundle else hint
 
 
 @contextmanager

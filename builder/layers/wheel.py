@@ -242,7 +242,7 @@ class _WheelInstaller:
         yield Entry(path=f"{info}/RECORD", mode=mode, content=out.getvalue().encode())
 
     def _is_own(self, project: str, version: str) -> bool:
-        """Whether a name and a version match the wheel's file name, except for a local version. 1.0 is 1.0.0."""
+        """Compares a name and a version with the wheel's file name. Ignores local versions; 1.0 equals 1.0.0."""
         try:
             public, own = (Version(Version(str(each)).public) for each in (version, self._version))
         except InvalidVersion:

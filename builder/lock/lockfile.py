@@ -85,10 +85,10 @@ class Lock:
     @cached_property
     def built(self) -> dict[str, LockedWheel]:
         """The wheels with a `source` by name, each after those that its build needs. Raises CycleError."""
-        every = {wheel.name: wheel for build in self.builds for wheel in build.wheels}
-        every |= {wheel.name: wheel for wheel in self.wheels}
+        wheels = {wheel.name: wheel for build in self.builds for wheel in build.wheels}
+        wheels |= {wheel.name: wheel for wheel in self.wheels}
         needs = {build.name: [wheel.name for wheel in build.wheels if wheel.source] for build in self.builds}
-        return {name: every[name] for name in TopologicalSorter(needs).static_order() if name in every}
+        return {name: wheels[name] for name in TopologicalSorter(needs).static_order() if name in wheels}
 
     @cached_property
     def by_component(self) -> dict[tuple[str, bool], list[Wheel]]:
@@ -305,11 +305,11 @@ def _faults(lock: Lock) -> Iterator[str]:
         platforms = parts[-1].removesuffix(".whl").split(".")
         if not any(platform == "any" or platform.endswith(f"_{lock.basis.platform}") for platform in platforms):
             yield f"{wheel.file} is not for {lock.basis.platform}"
-    every = [*lock.wheels, *(wheel for build in lock.builds for wheel in build.wheels)]
-    built = {wheel.name: wheel for wheel in every if wheel.source}
+    all_wheels = [*lock.wheels, *(wheel for build in lock.builds for wheel in build.wheels)]
+    built = {wheel.name: wheel for wheel in all_wheels if wheel.source}
     if sorted(built) != [build.name for build in lock.builds]:
         yield "the builds are not those of the wheels with a source"
-    elif other := next((wheel.name for wheel in every if wheel.source and wheel != built[wheel.name]), ""):
+    elif other := next((wheel.name for wheel in all_wheels if wheel.source and wheel != built[wheel.name]), ""):
         yield f"two wheels of {other} were built from source"
     else:
         try:

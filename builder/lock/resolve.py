@@ -186,9 +186,9 @@ class Resolver:
         earlier = {build.name: build for build in (self._present.builds if self._present else ())}
         builds: dict[str, LockedBuild] = {}
         built: dict[str, LockedWheel] = {}
-        left = [wheel for wheel in wheels if wheel.source]
-        while left:
-            wheel = left.pop()
+        pending = [wheel for wheel in wheels if wheel.source]
+        while pending:
+            wheel = pending.pop()
             if (other := built.setdefault(wheel.name, wheel)) != wheel:
                 versions = " and ".join(sorted(f"{each.version} ({each.sha256[:12]}...)" for each in (wheel, other)))
                 raise LockError(
@@ -197,7 +197,7 @@ class Resolver:
                 )
             if wheel.name not in builds:
                 build = builds[wheel.name] = self._builds.get(wheel.sha256) or earlier[wheel.name]
-                left += [each for each in build.wheels if each.source]
+                pending += [each for each in build.wheels if each.source]
         return tuple(builds[name] for name in sorted(builds))
 
     def reason(self, cell: Cell) -> str:
@@ -617,8 +617,8 @@ def _hint(output: str, index: IndexSettings) -> str:
         return "Only wheels are supported: pin a version that has one for this Python."
     if "but pre-releases weren't enabled" in output:
         return (
-            "No pre-release is taken that matrix.yaml does not name. To take it, add it to the `packages` of the "
-            "framework's line, such as triton==3.6.0rc1."
+            "Add the pre-release to the `packages` of the framework's line in matrix.yaml, such as triton==3.6.0rc1. "
+            "Other pre-releases are never selected."
         )
     if re.search(r"(?i)hash mismatch", output):
         return "The index serves files that do not match its hashes. Do not use it until the reason is known."

@@ -115,7 +115,7 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
         if cell.id in cells:
             raise MatrixError(f"{where}: {cell.id} is already in the matrix: delete the entry")
         cells[cell.id] = cell
-    # Whoever removes a framework gets the list of all entries to edit, not one of them after each edit.
+    # After a framework is removed, one error lists all entries to edit, instead of one entry in each run.
     unused = [
         _unused(matrix.where("budgets", number, "cells"), budget.cells, cells)
         for number, budget in enumerate(matrix.budgets)
@@ -162,7 +162,7 @@ def _unused(where: str, pattern: str, ids: Iterable[str]) -> str:
             return ""
     except UsageError as error:
         raise MatrixError(f"{where}: {error}") from error
-    # The id that is most like a pattern is that of another framework.
+    # No suggestion for a pattern with wildcards: the most similar id belongs to another framework.
     return f"{where}: {pattern!r} matches no cell{'' if set(pattern) & set('*?[{') else did_you_mean(pattern, ids)}"
 
 

@@ -35,7 +35,7 @@ COSIGN_SUFFIXES = (".sig", ".att")  # of the tags of cosign 2: signatures, signe
 MOST_FILES = 16  # of an artifact
 ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes `confirm_s` of the registry
 # Never "delete it": a registry may answer with the image itself, and deleting a manifest deletes all its tags.
-_HINT = "Another program stored it. Before you delete anything, look for other tags of the same manifest."
+_HINT = "Look for other tags of this manifest before you delete it: all its tags are deleted with it."
 
 
 class _ArtifactBlob(BaseModel, frozen=True):
@@ -297,8 +297,8 @@ def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]
             registry.put_manifest_once(fallback_tag(subject), _index([*listed, *missing]), INDEX_TYPE)
             if registry.digest_of(fallback_tag(subject)) == subject:
                 raise RegistryError(
-                    f"{registry.name}: the registry has no referrers API, and its answer for the tag "
-                    f"{fallback_tag(subject)} is the image itself: nothing can be attached to images",
+                    f"{registry.name}: the registry has no referrers API, and returns the image itself for the tag "
+                    f"{fallback_tag(subject)}: nothing can be attached to images",
                     hint="Use another registry for staging and releases, or a newer version of this one.",
                 )
         except TransientError:

@@ -120,10 +120,10 @@ class Registry:
         return self._http.send(Request(action=action, method="GET", url=url, expect=(200, 404))).status == HTTPStatus.OK
 
     def clock(self) -> datetime | None:
-        """The time by the registry: the Date header (RFC 9110, 6.6.1) of the answer for a manifest.
+        """The time of the registry's clock: the Date header (RFC 9110, 6.6.1) of the response for a manifest.
 
-        None without it, if the answer is from a cache, and if the registry refuses the request: a repository that does
-        not exist yet may be hidden.
+        None if the response has no such header or is from a cache, or if the registry refuses the request: some hide
+        repositories that do not exist yet.
         """
         request = self._manifest_request("HEAD", "reading", "latest", (200, 404, 405), headers=_ACCEPT)
         with suppress(ValueError, TypeError, RejectedError):

@@ -354,9 +354,9 @@ class Publisher:
             tagging.confirm(registry, [change for change in changes if change.name == registry.name])
 
     def _check_tags(self, publications: Sequence[_Publication]) -> None:
-        """Raises RegistryError if a tag would move to an older release or older Debian packages, or may, because its
-        image cannot be read; or if it would have no image for an architecture of the matrix, or for one that it has
-        now.
+        """Raises RegistryError if a tag would move to an older release or older Debian packages, or if the image that
+        it names now cannot be read, so that its age is unknown. Also raises it if a tag would have no image for an
+        architecture of the matrix, or for one that it has now.
         """
         backward: list[str] = []
         missing: list[str] = []
@@ -371,7 +371,7 @@ class Publisher:
                     named[before] = named.get(before) or tagging.named_images(each.registry, before)
                 except (VerifyError, RejectedError) as error:
                     backward.append(f"{name} names an image that cannot be read: {error}")
-                    with suppress(VerifyError, RejectedError):  # its architectures count all the same
+                    with suppress(VerifyError, RejectedError):  # an unreadable image still has its architectures
                         index = each.registry.manifest(before)
                         if index and index.media_type in INDEXES:
                             named[before] = {arch: {} for arch in oci.read_platforms(index.content)}
@@ -383,7 +383,7 @@ class Publisher:
                 missing.append(f"{each.targets[0].references[0]} would have no image for {arch}")
         if backward and not self.roll_back:
             raise RegistryError(
-                "nothing was pushed: these tags would move to an older release, or to older Debian packages, or may\n"
+                "nothing was pushed: these tags would move back, or the images that they name now cannot be read\n"
                 + "\n".join(f"  {line}" for line in backward),
                 hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags anyway.",
             )

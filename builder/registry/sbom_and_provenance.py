@@ -30,7 +30,7 @@ SBOM, PROVENANCE = "cyclonedx", "slsaprovenance1"
 BUILD_TYPE = "urn:gpu-images:assemble:1"
 BUILDER = "urn:gpu-images:builder"
 INDEX_PROPERTY = "gpu-images:index"  # the name of the index of a wheel
-DEFAULT_INDEX = "-"  # in place of a name, and no valid one: without it, an earlier SBOM would look like one
+DEFAULT_INDEX = "-"  # not a valid name; distinguishes the default index from an SBOM without index names
 SOURCE_PROPERTY = "gpu-images:source"  # of a wheel that was built from source: see builder.index.wheels.ORIGIN
 # The qualifier of a purl that names the source package, as syft writes it and grype reads it: NAME or NAME@VERSION.
 _UPSTREAM = "upstream"

@@ -144,8 +144,7 @@ class StatusReader:
             return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), None, NONE
 
     def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str, str]:
-        """Whether the full tag names the image `expected`, and the other tags the same; the state of its signature, and
-        its scan.
+        """The fields `released`, `signature` and `scan` of a status, compared with the image `expected`.
 
         If `expected` is empty, because neither staging nor the store has the image, compares the plan in its labels.
         """
@@ -177,7 +176,7 @@ class StatusReader:
         return (YES if is_expected else "another image") + notes, signature, scanned
 
     def _signature(self, registry: Registry, full: ImageRef, cells: Mapping[str, str]) -> str:
-        """Whether one of the trusted signers signed all of these digests, as the cells, for the full tag."""
+        """The field `signature`: YES if a trusted signer signed each digest, as its cell, for the full tag."""
         try:
             if not all(signing.has_signature(registry, digest) for digest in cells):
                 return NO

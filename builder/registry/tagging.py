@@ -20,7 +20,7 @@ from builder.matrix.tags import OCI
 from builder.registry.client import INDEXES, Manifest, Registry
 
 State = Literal["set", "moved", "unchanged"]
-AHEAD = timedelta(hours=1)  # that a machine's clock may be ahead of the registry's
+AHEAD = timedelta(hours=1)  # how far a machine's clock may be ahead of the registry's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def first_stamp(registry: Registry, day: date) -> str:
     now = registry.clock()
     if now and datetime.combine(day, time.min, UTC) > now + AHEAD:
         raise RegistryError(
-            f"a release of {day} would be in the future: the clock of {registry.name} has "
+            f"a release of {day} would be in the future: the clock of {registry.name} shows "
             f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
             hint="Correct the clock of this machine, or that of the registry, then run this again.",
         )

@@ -98,8 +98,8 @@ class Check:
 def verify_image(source: ImageSource, check: Check) -> Iterator[Finding]:
     """Findings for the configuration and for each layer, lowest first.
 
-    Without a plan and a trusted signature, only for the configuration: that is a failure already, and an unknown author
-    would choose what this machine downloads. Raises VerifyError for an invalid image.
+    Without a plan and a trusted signature, yields only the finding for the configuration, which is a failure: an
+    unknown author would choose the downloads. Raises VerifyError for an invalid image.
     """
     image = oci.read_image(source.manifest, source.read_blob)
     history = [_plain(line) for line in image.history]
@@ -200,9 +200,9 @@ def _wheels(contents: Sequence[WheelsOf | None], check: Check) -> dict[str, Whee
 
 
 def _obstacle(of: WheelsOf, wheels: Mapping[str, Wheel], fetcher: Fetcher) -> str:
-    """Why the wheels of a layer cannot be fetched on this machine; empty if they can."""
+    """The reason why a layer's wheels cannot be fetched on this machine; empty if they can."""
     if unlisted := [file for file, sha256 in of.wheels if sha256 not in wheels]:
-        return f"not rebuilt: neither the plan nor a signed SBOM has the index of {listed(unlisted, SHOWN)}"
+        return f"not rebuilt: neither the plan nor a signed SBOM names the index of {listed(unlisted, SHOWN)}"
     indexes = {wheels[sha256].index for _, sha256 in of.wheels if not wheels[sha256].source}
     if unknown := sorted(index for index in indexes if index and not fetcher.has_index(index)):
         options = " ".join(f"--index {index}=URL" for index in unknown)

@@ -129,7 +129,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         {"index": untrusted()},
         "index", "missing", "the configured mirror does not answer: the certificate of the index is not trusted "
         "(unable to get local issuer certificate). Set SSL_CERT_FILE, or pip's `cert`, to a PEM file with the "
-        "certificate of its authority. /ca.pem, which is set now, does not have it.",
+        "certificate of its authority. The current file, /ca.pem, does not contain it.",
     ),
     "not an index": ({"index": []}, "index", "missing", "the configured mirror does not have pip: check its address"),
     "no registry": ({}, "registry", "note", "connection lost: tried once"),

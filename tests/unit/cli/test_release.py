@@ -132,7 +132,7 @@ def test_nothing_is_staged_by_a_machine_whose_clock_is_ahead(
 def test_a_stamp_of_a_later_day_than_today_is_explained(stage: Run, tiny: Project) -> None:
     assert "later day" not in stage(EMBER, today=date(2026, 11, 23)).err
     result = stage(EMBER, today=date(2026, 11, 22))
-    assert "the registry has a release of a later day than today" in result.err
+    assert "the registry has a release with a later date than today" in result.err
 
 
 @pytest.mark.parametrize("option", [[], ["--images-only"]], ids=str)

@@ -215,8 +215,8 @@ def test_a_refused_login(wire: Wire, private: IndexSession, place: str, hint: st
         (
             {"ca_bundle": "/etc/ours.pem"},
             untrusted("self-signed certificate", 18),
-            "Set SSL_CERT_FILE, or pip's `cert`, to a PEM file with the certificate of its authority. /etc/ours.pem, "
-            "which is set now, does not have it.",
+            "Set SSL_CERT_FILE, or pip's `cert`, to a PEM file with the certificate of its authority. The current "
+            "file, /etc/ours.pem, does not contain it.",
         ),
         ({}, untrusted("certificate has expired", 10), "Run again. `builder doctor` checks the index."),
         ({}, untrusted("Hostname mismatch, x", 62), "Run again. `builder doctor` checks the index."),

@@ -115,7 +115,7 @@ def test_a_manifest_that_is_no_list_may_be_an_image(registry: MemoryRegistry) ->
     registry.tags[TAG] = registry.add_image({})
     with pytest.raises(VerifyError, match=f"index registry.example.test/a/b:{TAG}") as caught:
         artifacts.attached(registry, SUBJECT.digest)
-    assert caught.value.hint.startswith("Another program stored it. Before you delete anything")
+    assert caught.value.hint.startswith("Look for other tags of this manifest before you delete it")
 
 
 def test_attaching_it_again_writes_nothing(registry: MemoryRegistry) -> None:

@@ -115,7 +115,7 @@ def test_a_stamp_from_the_future_is_refused_when_it_is_made(now: str, is_future:
         return
     with pytest.raises(RegistryError, match=r"^a release of 2026-11-22 would be in the future") as caught:
         tagging.first_stamp(registry, date(2026, 11, 22))
-    assert "has 2026-11-21 " in str(caught.value)
+    assert "shows 2026-11-21 " in str(caught.value)
     assert "clock" in caught.value.hint
 
 

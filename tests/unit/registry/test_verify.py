@@ -435,7 +435,7 @@ def test_downloads_end_when_no_more_findings_are_read(fetcher: MemoryFetcher) ->
 
 OF_TINY, OF_OTHER = sha256(TINY.content), sha256(OTHER.content)
 NO_ADDRESS = "not rebuilt without the address of the index company: add --index company=URL"
-UNLISTED = f"not rebuilt: neither the plan nor a signed SBOM has the index of {OTHER.name}"
+UNLISTED = f"not rebuilt: neither the plan nor a signed SBOM names the index of {OTHER.name}"
 
 
 def test_wheels_are_fetched_from_the_indexes_that_the_sbom_names(fetcher: MemoryFetcher) -> None:
