@@ -55,9 +55,8 @@ components:
   base: {{apt: [libnss-extrausers, tini]}}
   python: {{needs: [base], packages: [pip, nvidia-ml-py]}}
   cuda: {{needs: [python]}}
-  tiny: {{needs: [cuda]}}
-  extra: {{needs: [python], packages: [tinyextra=={release}],
-          env: {{TINY_EMPTY: "", TINY_FLAGS: '--list=a,b --home=$HOME ${{HOME}} #"x" \\$PATH \\'}}}}
+  tiny: {{needs: [cuda], env: {{TINY_EMPTY: "", TINY_FLAGS: '--list=a,b --home=$HOME ${{HOME}} #"x" \\$PATH \\'}}}}
+  extra: {{needs: [python], packages: [tinyextra=={release}]}}
 variants:
   plain: []
   extra: [extra]
