@@ -77,7 +77,9 @@ def wait(
         used = now
         if idle_s >= IDLE_S:
             names = ", ".join(each.name for each in running)
-            print(f"the build used less than 1 % of a processor for {IDLE_S // 60} minutes; running: {names}", flush=True)
+            print(
+                f"the build used less than 1 % of a processor for {IDLE_S // 60} minutes; running: {names}", flush=True
+            )
             pip.kill()
             status = 1
             break
