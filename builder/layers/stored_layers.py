@@ -125,13 +125,14 @@ def check_paths(
                 continue
             if path in taken:
                 raise BuildError(f"{image_id}: /{path} is in the os layer and in {layer.name}")
-            lower, first = files.get(path, (layer, file))
-            files[path] = layer, file
+            # An equal file keeps its lower owner: a third layer must not replace it if that is the framework's.
+            lower, first = files.setdefault(path, (layer, file))
             if first != file:
                 if not (lower.may_overlap and layer.may_overlap):
                     message = f"{image_id}: {lower.name} and {layer.name} have different files for /{path}"
                     raise BuildError(message, hint=_INCOMPATIBLE)
                 overlaps.setdefault((lower.name, layer.name), []).append(f"/{path}")
+                files[path] = layer, file
     # A path that is a folder in one layer and a file in another: the higher one would replace all that is below it.
     names = {path: layer.name for path, (layer, _) in files.items()} | dict.fromkeys(taken, "the os layer")
     folders: dict[str, str] = {}

@@ -94,21 +94,25 @@ def layer_entries(
     """
     entries: dict[str, Entry] = {}
     owners: dict[str, str] = {}  # of files: wheels
+    folder_owners: dict[str, str] = {}  # the first wheel with each folder
     overlaps: dict[tuple[str, str], list[str]] = {}
     folders: set[str] = set()
     for name, file in wheels:
         for entry in install(name, file, place):
             path = entry.path
             if path in folders:
-                raise OverlapError(f"{name}: /{path} is a file, and a folder in this or an earlier wheel")
+                kind = WheelError if folder_owners.get(path) == name else OverlapError
+                raise kind(f"{name}: /{path} is a file, and a folder in {folder_owners.get(path, 'the environment')}")
             if path in owners:
                 if _is_same(entries[path], entry):
                     continue
                 overlaps.setdefault((owners[path], name), []).append(f"/{path}")
             for folder in new_folders(path, folders):
                 if folder.path in owners:
-                    raise OverlapError(f"{name}: /{folder.path} is a folder, and a file in {owners[folder.path]}")
+                    kind = WheelError if owners[folder.path] == name else OverlapError
+                    raise kind(f"{name}: /{folder.path} is a folder, and a file in {owners[folder.path]}")
                 entries[folder.path] = folder
+                folder_owners[folder.path] = name
             entries[path], owners[path] = entry, name
     for (first, second), paths in overlaps.items():
         message = f"{first} and {second} have different files for {listed(paths, 3)}"

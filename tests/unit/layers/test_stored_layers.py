@@ -126,6 +126,14 @@ def test_files_of_the_framework_the_launcher_and_cuda_are_not_replaced(
         stored_layers.check_paths("image", layers, ())
 
 
+def test_an_equal_file_between_them_does_not_let_a_file_of_the_framework_be_replaced(store: Store, make: Make) -> None:
+    """Two wheels of the variant have `ns/__init__.py`, one of them as the framework has it."""
+    layers = contents(store, make("one", {"x": "1"}), make("two", {"x": "1"}), make("three", {"x": "2"}))
+    layers = [(replace(layer, python="3.11", is_foundation=layer.name == "one"), toc) for layer, toc in layers]
+    with pytest.raises(BuildError, match="one and three have different files for /x"):
+        stored_layers.check_paths("image", layers, ())
+
+
 @pytest.mark.parametrize(
     ("fields", "is_allowed"),
     [({}, True), ({"is_foundation": True}, False), ({"python": ""}, False)],

@@ -792,7 +792,7 @@ def test_scripts_of_two_wheels_with_one_name(points: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        ("ns/x", "ns", f"/{SITE}/ns is a file, and a folder in this or an earlier wheel"),
+        ("ns/x", "ns", f"/{SITE}/ns is a file, and a folder in {NAME}"),
         ("ns", "ns/x", f"/{SITE}/ns is a folder, and a file in {NAME}"),
         ("ns", "ns/x/y", f"/{SITE}/ns is a folder, and a file in {NAME}"),
     ],
