@@ -95,6 +95,5 @@ def lock_command(
         hints = [] if upgrade else [f"`{for_cells('builder lock --upgrade', patterns)}` chooses newer wheels"]
         hints += [] if refresh else [f"`{for_cells('builder lock --os', patterns)}` chooses newer Debian packages"]
         context.say("; ".join(["all locks unchanged", *hints]))
-    budget.check_plan(
-        project.matrix, plan.make_plan(project, chosen).images
-    )  # an image over its budget fails here, before a build
+    # An image over its budget fails here, before a build.
+    budget.check_plan(project.matrix, plan.make_plan(project, chosen).images)

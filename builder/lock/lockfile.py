@@ -82,6 +82,11 @@ class Lock:
     def versions(self) -> dict[str, str]:
         return {wheel.name: wheel.version for wheel in self.wheels}
 
+    @property
+    def packages(self) -> set[str]:
+        """The names of all packages, also of those that only builds from source need."""
+        return {wheel.name for wheel in (*self.wheels, *(wheel for build in self.builds for wheel in build.wheels))}
+
     @cached_property
     def built(self) -> dict[str, LockedWheel]:
         """The wheels with a `source` by name, each after those that its build needs. Raises CycleError."""

@@ -114,9 +114,13 @@ def update(  # noqa: PLR0913  the options of the command
 
     `upgrade` chooses the newest wheels, `refresh` the newest Debian packages. `packages` are names of packages to
     choose again in the groups that have them. Raises UsageError for one that no lock has. What fails does not stop the
-    rest: see `Updated.error`.
+    rest: see `Updated.error`. Raises FileError for a lock of a newer builder, before anything is written.
     """
-    names = _known_packages(project, chosen, packages)
+    present: dict[str, Lock | None] = dict.fromkeys(project.groups)
+    for group in project.groups:
+        with suppress(LockError):  # a damaged lock is made again
+            present[group] = lockfile.read_lock(project.root, group)
+    names = _known_packages(present, chosen, packages)
     written: list[str] = []
     done: list[str] = []
     failures: dict[str, list[BuilderError]] = {}
@@ -155,7 +159,7 @@ def update(  # noqa: PLR0913  the options of the command
             done = [each for each in done if each != name and not each.startswith(f"{name} ")]
     sound = [cell for cell in chosen if cell.python not in faulty]
     changed, resolved, wheel_failures = _update_wheels(
-        project, sound, host, upgrade=upgrade, packages=names, say=say, builder=builder
+        project, present, sound, host, upgrade=upgrade, packages=names, say=say, builder=builder
     )
     failures |= {group: [error] for group, error in wheel_failures.items()}
     written = [*changed, *written]
@@ -228,7 +232,7 @@ def current_cells(project: Project) -> list[Cell]:
     return current
 
 
-def _known_packages(project: Project, chosen: Sequence[Cell], packages: Collection[str]) -> set[str]:
+def _known_packages(present: Mapping[str, Lock | None], chosen: Sequence[Cell], packages: Collection[str]) -> set[str]:
     """The canonical names of packages. Raises UsageError for one that is in no lock of the chosen groups.
 
     A group without a lock would get the versions of other groups: then those of all locks are known.
@@ -236,13 +240,9 @@ def _known_packages(project: Project, chosen: Sequence[Cell], packages: Collecti
     names: set[str] = {canonicalize_name(package) for package in packages}
     if not names:
         return names
-    versions: dict[str, Mapping[str, str]] = {}
-    for group in project.groups:
-        with suppress(LockError):  # a damaged lock is made again
-            if lock := lockfile.read_lock(project.root, group):
-                versions[group] = lock.versions
+    locked = {group: lock.packages for group, lock in present.items() if lock}
     groups = {cell.group for cell in chosen}
-    known = {name for group in versions if group in groups or groups - versions.keys() for name in versions[group]}
+    known = {name for group in locked if group in groups or groups - locked.keys() for name in locked[group]}
     if unknown := sorted(names - known):
         raise UsageError(
             f"no lock of these cells has the package {unknown[0]}{did_you_mean(unknown[0], sorted(known))}",
@@ -253,6 +253,7 @@ def _known_packages(project: Project, chosen: Sequence[Cell], packages: Collecti
 
 def _update_wheels(
     project: Project,
+    present: Mapping[str, Lock | None],
     chosen: Sequence[Cell],
     host: Host,
     *,
@@ -261,22 +262,18 @@ def _update_wheels(
     say: Callable[[str], None],
     builder: WheelBuilder | None,
 ) -> tuple[list[str], list[str], dict[str, BuilderError]]:
-    """Resolves the groups of `chosen` whose locks are out of date, or that have one of `packages`, or all to upgrade.
+    """Resolves the groups of `chosen` whose locks, in `present`, are out of date or have one of `packages`; or all.
 
     Returns the changed paths, the groups that were resolved, and the errors by group. Each group is resolved by itself,
     and prefers versions that groups of the same Python or CUDA have; to upgrade, only those of its framework: two
     frameworks that are upgraded separately would otherwise keep each other's versions forever.
     """
-    present: dict[str, Lock | None] = dict.fromkeys(project.groups)
-    for group in project.groups:
-        with suppress(LockError):  # a damaged lock is made again
-            present[group] = lockfile.read_lock(project.root, group)
     # A group is resolved as a whole, also if only some of its cells are chosen: they share the lock.
     stale = [
         group
         for group in dict.fromkeys(cell.group for cell in chosen)
         if upgrade
-        or ((lock := present[group]) and not lock.versions.keys().isdisjoint(packages))
+        or ((lock := present[group]) and not lock.packages.isdisjoint(packages))
         or lockfile.stale_reason(project.matrix, present[group], project.groups[group], project.groups[group])
     ]
     locks = [lock for group, lock in present.items() if lock and group not in stale]
@@ -299,7 +296,7 @@ def _update_wheels(
                 ):
                     preferred.setdefault(wheel.name, wheel.version)
         lock = None if upgrade else present[group]
-        if lock and not lock.versions.keys().isdisjoint(packages):
+        if lock and not lock.packages.isdisjoint(packages):
             # All is resolved, and all others keep their versions where they still fit.
             preferred |= {name: version for name, version in lock.versions.items() if name not in packages}
             lock = None

@@ -300,6 +300,13 @@ def test_lock_build_builds_what_no_place_has_any_more(
     assert [line.split()[1] for line in lines] == ["inner-2.0-py3-none-any.whl"]
 
 
+def test_a_package_that_only_a_build_needs_can_be_upgraded(chain: Project, uv: SourceUv) -> None:
+    """The hint about two versions of it printed this command, which answered that no lock has the package."""
+    lock = resolve(chain, uv, FakeBuilder(needs=CHAIN))
+    assert "inner" not in lock.versions
+    assert "inner" in lock.packages
+
+
 def test_packages_that_need_each_other_for_their_builds_are_named(chain: Project, uv: SourceUv) -> None:
     needs = {**CHAIN, "inner": ["extra"]}
     with pytest.raises(MatrixError, match="extra is needed for its own build: extra -> outer -> inner -> extra"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from builder.common.errors import IncompleteError, LockError, StaleError, UsageError
+from builder.common.errors import FileError, IncompleteError, LockError, StaleError, UsageError
 from builder.index.host import Host
 from builder.lock import lockfile, os_lock, python_lock
 from builder.lock import update as locking
@@ -421,6 +421,20 @@ def test_groups_share_the_new_version_of_one_package(tiny: Project, resolver: Fa
     update(tiny, "*-py311*", packages=["triton"])
     assert [preferred.get("triton") for preferred in resolver.preferred.values()] == [None, "10", "10"]
     assert {preferred["nvidia-ml-py"] for preferred in resolver.preferred.values()} == {"8"}
+
+
+def test_a_lock_of_a_newer_builder_ends_the_update_before_anything_is_written(
+    tiny: Project, resolver: FakeResolver
+) -> None:
+    """Also that of another group: its versions are preferred."""
+    for path in (tiny.root / "locks").glob("os-*"):
+        path.unlink()
+    lockfile.path(tiny.root, LOCKED_QUARTZ).write_text('{"format": 99}')
+    before = contents(tiny)
+    with pytest.raises(FileError, match="lock format 99"):
+        update(tiny, LOCKED)
+    assert contents(tiny) == before
+    assert list((tiny.root / "locks").glob("os-*")) == []
 
 
 def test_an_unknown_package_is_a_usage_error(tiny: Project, resolver: FakeResolver) -> None:
