@@ -33,7 +33,7 @@ SHOWN = 3  # neighbours
 TRIED = 6  # neighbours that are resolved at most: each takes a second or more
 Resolve = Callable[[Matrix, Cell], str]  # why the matrix's cell does not resolve; empty if it does
 _NUMBERS = r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}"
-_SUFFIX = r"(?:(?:a|b|rc)[0-9]{1,4})?(?:\.post[0-9]{1,4})?(?:\.dev[0-9]{1,10})?"  # as in PUBLIC_VERSION
+_SUFFIX = r"(?:(?:a|b|rc)[0-9]{1,4})?(?:\.post[0-9]{1,4})?(?:\.dev[0-9]{1,10})?"
 _COMBINATION = re.compile(
     rf"([a-z]+)-({_NUMBERS})({_SUFFIX})-(cu[0-9]{{2,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))??(?:-(arm64))?",
     re.ASCII,
@@ -78,6 +78,7 @@ def cell_of_combination(matrix: Matrix, text: str) -> Cell:
             f"invalid combination {text!r}", hint="Use e.g. pt-2.9-cu128-py311, or tf-2.20.0-cpu-py313-jupyter."
         )
     short, numbers, suffix, cuda_tag, major, minor, variant, arch = match.groups()
+    suffix = str(Version(f"0{suffix}")).removeprefix("0")  # rc01 is rc1
     version = numbers + suffix
     names = {framework.short: name for name, framework in matrix.frameworks.items()}
     if short not in names:
@@ -292,6 +293,7 @@ class Explainer:
         changed = entry.model_copy(
             update={
                 "cuda": list(dict.fromkeys([*entry.cuda, cell.cuda])),
+                "python": list(dict.fromkeys([*entry.python, cell.python])),
                 "index_on": {**entry.index_on, cell.cuda: index},
                 "arch": entry.arch if cell.arch in entry.arch_on(cell.cuda) else arch,
             }
@@ -304,6 +306,9 @@ class Explainer:
         instead = ", instead of that line" if cell.line in framework.versions else ""
         yield f"  under frameworks.{cell.framework}.versions{instead}: {matrix_line(_line_of(cell), changed)}"
         yield f"  to its `packages`: all other packages that are compiled for {build}, such as torchvision"
+        moved = [each for each in self.known if each.line == cell.line and each.framework == cell.framework]
+        if ids := sorted({each.group for each in moved if each.cuda == cell.cuda}):
+            yield f"  these cells then come from that index, too: {', '.join(ids)}"
 
     def _cuda_to_add(self, cell: Cell) -> Iterator[str]:
         if cell.cuda not in self.matrix.cuda:

@@ -243,6 +243,14 @@ def test_a_build_on_the_index_of_its_project(text: str) -> None:
     assert cells.indexes_of_packages(read, cell)["torch"].startswith("pytorch-c")
 
 
+def test_the_index_of_a_project_for_a_python_that_the_line_lacks() -> None:
+    """The printed line did not have the cell that was asked for."""
+    line = next(line for line in explained("pt-2.8-cu126-py311").add if "versions" in line)
+    assert 'python: ["3.11"]' in line
+    line = next(line for line in explained("pt-2.9-cu126-py39").add if "versions" in line)
+    assert 'python: ["3.11", "3.13", "3.9"]' in line
+
+
 @pytest.mark.parametrize("text", ["pt-2.9-cu124-py311", "pt-2.9-cu128-py311-arm64", "pt-2.15-cu128-py311"])
 def test_a_build_that_no_index_has(text: str) -> None:
     """The index of its project does not have it either, or nobody knows whether it does."""
