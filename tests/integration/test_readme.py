@@ -190,10 +190,8 @@ def test_the_documents_have_the_sections_that_are_promised() -> None:
 # ---- a copy of this repository, with a matrix.yaml of the team's own
 
 SERVICE = {
-    "prepare": "#!/bin/sh\nexit 0\n",
     "run": "#!/bin/sh\nexec sleep infinity\n",
     "check": "#!/bin/sh\nexit 0\n",
-    "ready": "#!/bin/sh\necho hello\n",
 }
 # Tests of the tool have data of their own, and take minutes; these read that of the repository.
 OF_THE_REPOSITORY = (

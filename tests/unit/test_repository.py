@@ -45,14 +45,16 @@ def of_cuda(images: tuple[PlannedImage, ...], cuda: str) -> list[PlannedImage]:
 def test_one_set_of_cuda_wheels(images: tuple[PlannedImage, ...], cuda: str) -> None:
     """Byte for byte, for all Pythons of a release: otherwise the largest layers exist twice.
 
-    On all architectures, they have the same versions.
+    On all architectures, they have the same versions. What frameworks share is in tests/integration/test_readme.py: it
+    depends on what they pin.
     """
-    files: dict[tuple[str, str, str], set[tuple[str, str]]] = defaultdict(set)
-    versions: dict[tuple[str, str], set[str]] = defaultdict(set)
+    files: dict[tuple[str, str, str, str], set[tuple[str, str]]] = defaultdict(set)
+    versions: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for image in of_cuda(images, cuda):
         for wheel in image.of_component("cuda"):
-            files[image.cell.release, wheel.name, image.cell.arch].add((wheel.file, wheel.sha256))
-            versions[image.cell.release, wheel.name].add(wheel.version)
+            cell = image.cell
+            files[cell.framework, cell.release, wheel.name, cell.arch].add((wheel.file, wheel.sha256))
+            versions[cell.framework, cell.release, wheel.name].add(wheel.version)
     assert files
     assert {name: wheels for name, wheels in files.items() if len(wheels) > 1} == {}
     assert {name: numbers for name, numbers in versions.items() if len(numbers) > 1} == {}
