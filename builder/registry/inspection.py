@@ -141,7 +141,7 @@ def repositories(project: Project, host: Host, place: StagingArea | None, regist
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Manifest:
+class _ReadManifest:
     """The fault of a manifest, empty without one, the sizes of its blobs, and the names of the manifests that it leads
     to, for messages; both by digest.
     """
@@ -196,14 +196,14 @@ class RepositoryCheck:
             return self.registry.digest_of(tag) or tag
         return tag
 
-    def _read_manifest(self, named: tuple[str, str]) -> _Manifest:
+    def _read_manifest(self, named: tuple[str, str]) -> _ReadManifest:
         reference, name = named
         blobs: Mapping[str, int] = {}
         manifests: dict[str, str] = {}
         try:
             manifest = self.registry.manifest(reference)
             if manifest is None:
-                return _Manifest(fault=f"{name}: the manifest is missing")
+                return _ReadManifest(fault=f"{name}: the manifest is missing")
             is_index = manifest.media_type in INDEXES
             if is_index:
                 manifests = {entry: f"{name}, {entry}" for entry in artifacts.entries(manifest.content, name)}
@@ -214,8 +214,8 @@ class RepositoryCheck:
                 for page in self.registry.referrers(manifest.digest) or ():
                     manifests |= {entry: f"{name}, attached {entry}" for entry in artifacts.entries(page, name)}
         except (RejectedError, VerifyError) as error:
-            return _Manifest(fault=f"{name}: {error}", blobs=blobs, manifests=manifests)
-        return _Manifest(blobs=blobs, manifests=manifests)
+            return _ReadManifest(fault=f"{name}: {error}", blobs=blobs, manifests=manifests)
+        return _ReadManifest(blobs=blobs, manifests=manifests)
 
     def _blob_fault(self, blob: tuple[str, tuple[int, str]]) -> str:
         digest, (size, name) = blob

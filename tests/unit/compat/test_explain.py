@@ -253,7 +253,7 @@ def test_the_index_of_a_project_for_a_python_that_the_line_lacks() -> None:
 
 @pytest.mark.parametrize("text", ["pt-2.9-cu124-py311", "pt-2.9-cu128-py311-arm64", "pt-2.15-cu128-py311"])
 def test_a_build_that_no_index_has(text: str) -> None:
-    """The index of its project does not have it either, or nobody knows whether it does."""
+    """The index of its project does not have it either, or facts.yaml has no entry for it."""
     catalogue = OnArm() if "arm64" in text else Stored()
     assert explained(text, catalogue=catalogue).lines[0].startswith(f"{text} does not work: ")
 
