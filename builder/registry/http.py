@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
@@ -208,15 +208,13 @@ class Connection:
             response = self._send(request, authorization if _origin(request.url) == self._origin else "")
             if request.method not in ("GET", "HEAD") or not response.is_redirect:
                 return response
-            try:
-                target = urljoin(request.url, response.headers["Location"])
-                is_own = _origin(target) == self._origin
-            except ValueError:
-                target, is_own = "http://[", False  # `_safe_url` refuses it
+            location, is_own = response.headers["Location"], False
+            with suppress(ValueError):  # `_safe_url` refuses an invalid address
+                is_own = _origin(urljoin(request.url, location)) == self._origin
             if request.stays and not is_own:
                 return response
             response.close()
-            request = replace(request, url=self._safe_url(request.action, request.url, target))
+            request = replace(request, url=self._safe_url(request.action, request.url, location))
         raise RejectedError(f"{self.registry}: {request.action}: more than {REDIRECTS} redirects")
 
     def _send(self, request: Request, authorization: str = "") -> requests.Response:
